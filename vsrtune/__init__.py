@@ -1,0 +1,3 @@
+"""vsrtune: tunes KVM hosts that run virtual routers, and undoes it exactly."""
+
+__version__ = "0.1.0"

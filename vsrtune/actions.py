@@ -1,0 +1,211 @@
+"""What can be changed on a host: targets, values, and the change of one to another.
+
+Every target identifies its object so tightly (start times, ifindex, pid of the
+domain) that a later object of the same name is never mistaken for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from vsrtune.codec import decode, encode
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Sched, ThreadKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pin made through libvirt: the thread's affinity, and the raw text of the
+    cgroup's ``cpuset.cpus`` (None when there is no cpuset controller), which libvirt
+    rewrites on the way and undo restores to the letter."""
+
+    cpus: CpuSet
+    cpuset: str | None
+
+    def __str__(self) -> str:
+        return f"CPUs {self.cpus}"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadAffinity:
+    """``sched_setaffinity`` on one thread. Value: CpuSet."""
+
+    kind: ClassVar[str] = "thread-affinity"
+    guest: str
+    thread: ThreadKey
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: {self.label} (tid {self.thread.tid}) affinity"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSched:
+    """``sched_setattr`` on one thread. Value: Sched."""
+
+    kind: ClassVar[str] = "thread-sched"
+    guest: str
+    thread: ThreadKey
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: {self.label} (tid {self.thread.tid}) scheduling"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCgroup:
+    """The cgroup of one thread, moved through ``cgroup.threads``. Value: str, the
+    path below /sys/fs/cgroup. Writing keeps the thread's affinity where the new
+    cgroup allows it."""
+
+    kind: ClassVar[str] = "thread-cgroup"
+    guest: str
+    thread: ThreadKey
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: {self.label} (tid {self.thread.tid}) cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupDir:
+    """A threaded cgroup of our own. Value: bool, whether it exists."""
+
+    kind: ClassVar[str] = "cgroup-dir"
+    guest: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: cgroup {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class VcpuPin:
+    """``virDomainPinVcpuFlags(LIVE)``. Value: Pin. ``uuid`` names the domain,
+    ``thread`` the vcpu thread whose affinity is read back."""
+
+    kind: ClassVar[str] = "vcpu-pin"
+    guest: str
+    uuid: str
+    vcpu: int
+    thread: ThreadKey
+
+    def __str__(self) -> str:
+        return f"{self.guest}: vcpu {self.vcpu} pin"
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorPin:
+    """``virDomainPinEmulator(LIVE)``. Value: Pin. ``thread`` is QEMU's main thread."""
+
+    kind: ClassVar[str] = "emulator-pin"
+    guest: str
+    uuid: str
+    thread: ThreadKey
+
+    def __str__(self) -> str:
+        return f"{self.guest}: emulator pin"
+
+
+@dataclass(frozen=True, slots=True)
+class TxQueueLen:
+    """``txqueuelen`` of a macvtap or tap device: the length of each of its rings.
+    Value: int, 1..32767. ``ifindex`` guards against a new device of the same name."""
+
+    kind: ClassVar[str] = "txqueuelen"
+    guest: str
+    device: str
+    ifindex: int
+
+    def __str__(self) -> str:
+        return f"{self.guest}: {self.device} txqueuelen"
+
+
+Target = (
+    ThreadAffinity | ThreadSched | ThreadCgroup | CgroupDir | VcpuPin | EmulatorPin | TxQueueLen
+)
+Value = CpuSet | Sched | Pin | str | int | bool
+
+VALUE_TYPES: dict[str, type] = {
+    ThreadAffinity.kind: CpuSet,
+    ThreadSched.kind: Sched,
+    ThreadCgroup.kind: str,
+    CgroupDir.kind: bool,
+    VcpuPin.kind: Pin,
+    EmulatorPin.kind: Pin,
+    TxQueueLen.kind: int,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Change ``target`` from ``before`` to ``after``, because of ``reason``."""
+
+    target: Target
+    before: Value
+    after: Value
+    reason: str
+
+    def inverse(self) -> Action:
+        """The action that takes this one back."""
+        return Action(self.target, self.after, self.before, "undo: " + self.reason)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON; ``from_data`` gives an equal Action."""
+        return cast(dict[str, Any], encode(self))
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Action:
+        """Read ``to_data`` output. Raises VsrtuneError naming the bad field."""
+        target = decode_target(data.get("target"))
+        return cls(
+            target,
+            decode_value(target, data.get("before"), "$.before"),
+            decode_value(target, data.get("after"), "$.after"),
+            decode(str, data.get("reason"), "$.reason"),
+        )
+
+
+def decode_target(data: Any) -> Target:
+    """Read an encoded target. Raises VsrtuneError naming the bad field."""
+    return cast(Target, decode(cast(Any, Target), data, "$.target"))
+
+
+def decode_value(target: Target, data: Any, where: str) -> Value:
+    """Read an encoded value: its type follows from the target, because a CPU list
+    and a path are both text. Raises VsrtuneError naming the bad field."""
+    return cast(Value, decode(VALUE_TYPES[target.kind], data, where))
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A setting that is left as it is, and why. ``held`` marks one that an operator
+    changed after us, and that is therefore drift although nothing will be written."""
+
+    guest: str
+    subject: str
+    reason: str
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something a policy asks for that cannot be done on this host; the guest it
+    concerns gets no action at all. ``hint`` says what to write instead."""
+
+    guest: str
+    policy: str
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ``plan`` prints and ``apply`` executes, in order."""
+
+    actions: tuple[Action, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

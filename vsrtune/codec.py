@@ -1,0 +1,128 @@
+"""JSON for frozen dataclasses: exact round trip, errors that name the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> Any:
+    """Turn a frozen value into what ``json.dumps`` accepts.
+
+    A dataclass with a ``kind`` class variable carries it, so that a union of
+    such classes can be read back.
+    """
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out: dict[str, Any] = {}
+        kind = getattr(type(value), "kind", None)
+        if isinstance(kind, str):
+            out["kind"] = kind
+        for field in dataclasses.fields(value):
+            out[field.name] = encode(getattr(value, field.name))
+        return out
+    if isinstance(value, (tuple, list)):
+        return [encode(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): encode(v) for k, v in value.items()}
+    return value
+
+
+def decode(cls: type[T], data: Any, where: str = "$") -> T:
+    """Build ``cls`` from what ``json.loads`` gave; VsrtuneError names the path."""
+    return typing.cast(T, _decode(cls, data, where))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fail(where: str, want: str, got: Any) -> VsrtuneError:
+    return VsrtuneError(f"expected {want}, found {type(got).__name__}", where=where)
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _decode_union(typing.get_args(hint), data, where)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise _fail(where, "a list", data)
+        item = typing.get_args(hint)[0]
+        return tuple(_decode(item, v, f"{where}[{i}]") for i, v in enumerate(data))
+    if hint is CpuSet:
+        if not isinstance(data, str):
+            raise _fail(where, "a CPU list", data)
+        return CpuSet.parse(data)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(data)
+        except ValueError:
+            raise VsrtuneError(f"{data!r} is not a {hint.__name__}", where=where) from None
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _decode_dataclass(hint, data, where)
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if hint in (int, float, str, bool):
+        if type(data) is not hint:
+            raise _fail(where, hint.__name__, data)
+        return data
+    raise VsrtuneError(f"no JSON form for {hint!r}", where=where)
+
+
+def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None:
+        if type(None) in options:
+            return None
+        raise _fail(where, "a value", data)
+    options = tuple(o for o in options if o is not type(None))
+    if isinstance(data, dict) and "kind" in data:
+        for option in options:
+            if getattr(option, "kind", None) == data["kind"]:
+                return _decode(option, data, where)
+        raise VsrtuneError(f"unknown kind {data['kind']!r}", where=where)
+    # Scalars are told apart by their exact type; CpuSet is last because it is
+    # written as text and a plain str option must not be shadowed by it.
+    for option in options:
+        if option in (int, float, str, bool) and type(data) is option:
+            return data
+    last: VsrtuneError | None = None
+    for option in options:
+        try:
+            return _decode(option, data, where)
+        except VsrtuneError as error:
+            last = error
+    raise last if last is not None else _fail(where, "a value", data)
+
+
+def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise _fail(where, cls.__name__, data)
+    hints = _hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        path = f"{where}.{field.name}"
+        if field.name in data:
+            values[field.name] = _decode(hints[field.name], data[field.name], path)
+        elif (
+            field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ):
+            raise VsrtuneError("missing", where=path)
+    unknown = set(data) - set(values) - {"kind"}
+    if unknown:
+        raise VsrtuneError(f"unknown field {sorted(unknown)[0]!r}", where=where)
+    return cls(**values)

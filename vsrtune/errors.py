@@ -1,0 +1,67 @@
+"""Errors an operator can meet: what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Lasting(Enum):
+    """Whether trying again later can help."""
+
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+
+
+class VsrtuneError(Exception):
+    """Base of every error that reaches an operator.
+
+    ``what`` is one sentence, ``where`` names the file, thread, device or
+    guest, ``hint`` says what to do next. ``lasting`` tells the daemon whether
+    a later pass may succeed.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        lasting: Lasting = Lasting.PERMANENT,
+    ) -> None:
+        super().__init__(what, where, hint)
+        self.what = what
+        self.where = where
+        self.hint = hint
+        self.lasting = lasting
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class PolicyError(VsrtuneError):
+    """A policy file that cannot be used; nothing is applied."""
+
+    exit_code = 2
+
+
+class ObserveError(VsrtuneError):
+    """A reader could not read its part of the host."""
+
+
+class WriteError(VsrtuneError):
+    """A setting could not be written, or did not read back as written."""
+
+
+class StaleError(WriteError):
+    """The host changed between plan and apply."""
+
+
+class VanishedError(WriteError):
+    """The thread, device or guest is gone: a normal event while tuning."""
+
+
+class JournalError(VsrtuneError):
+    """The journal cannot be read or written; then the host is not written."""

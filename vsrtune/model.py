@@ -1,0 +1,286 @@
+"""The observed host as frozen values: what the planner sees, and nothing else.
+
+A thread is keyed by pid, tid and start time, so that a reused tid is never
+taken for the thread it replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from vsrtune.codec import decode, encode
+from vsrtune.cpuset import CpuSet
+
+SNAPSHOT_VERSION = 1
+
+
+class Role(Enum):
+    """What a thread does for its guest."""
+
+    VCPU = "vcpu"
+    VHOST = "vhost"
+    EMULATOR = "emulator"
+    IOTHREAD = "iothread"
+    WORKER = "worker"
+
+
+class WorkerKind(Enum):
+    """How the kernel runs a vhost worker (DESIGN.md rule 10: decided per thread)."""
+
+    KTHREAD = "kthread"
+    TASK = "task"
+
+
+class Confidence(Enum):
+    """How sure the mapping of a vhost worker to an interface and queue is."""
+
+    EXACT = "exact"  # seen transmitting on that interface
+    ORDER = "order"  # creation order equals descriptor order, counts agree
+    UNCERTAIN = "uncertain"  # counts agree, but hotplug may have changed the order
+    NONE = "none"  # not mapped
+
+    @property
+    def usable(self) -> bool:
+        """True when a per-interface setting may rely on it."""
+        return self in (Confidence.EXACT, Confidence.ORDER)
+
+
+class SchedClass(Enum):
+    """Scheduling classes (sched(7)), with the kernel's policy numbers in POLICY_NUMBERS."""
+
+    OTHER = "other"
+    FIFO = "fifo"
+    RR = "rr"
+    BATCH = "batch"
+    IDLE = "idle"
+    DEADLINE = "deadline"
+
+
+POLICY_NUMBERS = {
+    SchedClass.OTHER: 0,
+    SchedClass.FIFO: 1,
+    SchedClass.RR: 2,
+    SchedClass.BATCH: 3,
+    SchedClass.IDLE: 5,
+    SchedClass.DEADLINE: 6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sched:
+    """Scheduling parameters as ``sched_getattr(2)`` gives them; times in nanoseconds."""
+
+    cls: SchedClass = SchedClass.OTHER
+    priority: int = 0
+    nice: int = 0
+    reset_on_fork: bool = False
+    runtime_ns: int = 0
+    deadline_ns: int = 0
+    period_ns: int = 0
+
+    def __str__(self) -> str:
+        match self.cls:
+            case SchedClass.FIFO | SchedClass.RR:
+                text = f"{self.cls.value}:{self.priority}"
+            case SchedClass.DEADLINE:
+                text = f"deadline:{self.runtime_ns}/{self.deadline_ns}/{self.period_ns}ns"
+            case _:
+                text = self.cls.value + (f" nice {self.nice}" if self.nice else "")
+        return text + (" reset-on-fork" if self.reset_on_fork else "")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ThreadKey:
+    """Identity of a thread. ``start_time`` is field 22 of /proc/TID/stat, in clock ticks."""
+
+    pid: int
+    tid: int
+    start_time: int
+
+    def __str__(self) -> str:
+        return f"{self.tid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread of a guest.
+
+    ``index`` is the vcpu or iothread number. ``interface`` (host device) and
+    ``queue`` are set for mapped vhost workers. ``pin`` is libvirt's own view of
+    the pin, for vcpus and the emulator's main thread of libvirt guests.
+    ``cpuset_cpus`` is the raw text of the cgroup's ``cpuset.cpus`` ("" when
+    unset), ``cpuset_effective`` the CPUs it yields; both None without a
+    cpuset controller. ``cgroup`` is the path below /sys/fs/cgroup.
+    """
+
+    key: ThreadKey
+    name: str
+    role: Role
+    sched: Sched
+    affinity: CpuSet
+    last_cpu: int
+    cpu_ns: int
+    cgroup: str
+    cpuset_cpus: str | None = None
+    cpuset_effective: CpuSet | None = None
+    index: int | None = None
+    worker: WorkerKind | None = None
+    interface: str | None = None
+    queue: int | None = None
+    confidence: Confidence | None = None
+    pin: CpuSet | None = None
+
+
+class NicKind(Enum):
+    """How a guest's interface is attached to the host."""
+
+    MACVTAP = "macvtap"
+    BRIDGE = "tap+bridge"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One NIC of a guest. ``target`` is the host device, ``lower`` the chain of
+    lower devices from the attachment down to the physical (or last visible) one,
+    ``queues`` the number of tap queues open, ``ring_drops`` frames dropped because
+    the ring was full (macvtap rx_dropped)."""
+
+    target: str
+    ifindex: int
+    kind: NicKind
+    mac: str
+    model: str
+    vhost: bool
+    queues: int
+    txqueuelen: int
+    ring_drops: int
+    lower: tuple[str, ...]
+    alias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A running guest. ``source`` is ``libvirt`` or ``qemu``; policies name the
+    latter as ``qemu:NAME``. ``cpuset`` problems and the like stand in ``problems``."""
+
+    name: str
+    uuid: str
+    source: str
+    pid: int
+    start_time: int
+    threads: tuple[Thread, ...]
+    interfaces: tuple[Interface, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ref(self) -> str:
+        """The name a policy uses: ``NAME``, or ``qemu:NAME`` for plain QEMU."""
+        return f"qemu:{self.name}" if self.source == "qemu" else self.name
+
+    def by_role(self, role: Role) -> tuple[Thread, ...]:
+        """Threads of a role in index, then creation order."""
+        found = [t for t in self.threads if t.role is role]
+        return tuple(
+            sorted(found, key=lambda t: (t.index or 0, t.key.start_time, t.key.tid))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A CPU that is present. ``siblings`` are its SMT siblings, itself included."""
+
+    id: int
+    online: bool
+    isolated: bool
+    siblings: CpuSet
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Irq:
+    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth."""
+
+    number: int
+    name: str
+    affinity: CpuSet
+    effective: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A lower device. ``rx_cpus`` are the CPUs on which its receive SoftIRQ was
+    seen to run, None when nothing was seen."""
+
+    name: str
+    ifindex: int
+    driver: str
+    node: int
+    txqueuelen: int
+    threaded_napi: bool
+    rps_cpus: CpuSet
+    irqs: tuple[Irq, ...] = ()
+    rx_cpus: CpuSet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Other software that changes the same settings (irqbalance, TuneD, stalld...)."""
+
+    name: str
+    pid: int | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling."""
+
+    boot_id: str
+    kernel: str
+    clock_ticks: int
+    cpus: tuple[Cpu, ...]
+    nics: tuple[Nic, ...]
+    sched_rt_runtime_us: int
+    sched_rt_period_us: int
+    neighbours: tuple[Neighbour, ...] = ()
+
+    @property
+    def online(self) -> CpuSet:
+        """CPUs that are online."""
+        return CpuSet(c.id for c in self.cpus if c.online)
+
+    def nic(self, name: str) -> Nic | None:
+        """The lower device of that name."""
+        return next((n for n in self.nics if n.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reader that failed; the rest of the snapshot stands."""
+
+    reader: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole observation. Guests are sorted by (source, name)."""
+
+    host: Host
+    guests: tuple[Guest, ...]
+    problems: tuple[Problem, ...] = ()
+    version: int = SNAPSHOT_VERSION
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """JSON text; ``from_json`` gives an equal Snapshot."""
+        return json.dumps(encode(self), indent=indent, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """Read ``to_json`` output. Raises VsrtuneError naming the bad field."""
+        data: Any = json.loads(text)
+        return decode(cls, data)
