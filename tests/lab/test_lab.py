@@ -1,0 +1,65 @@
+"""Boots real KVM hosts and runs tests/lab/inside on each of them.
+
+One boot serves many tests, because under emulation a boot costs more than a test.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from labreport import read_report
+
+LAB = Path(__file__).parent / "lab"
+
+
+@dataclass(frozen=True)
+class Boot:
+    """A lab of the matrix: its release, and what it is given."""
+
+    release: str
+    name: str
+    options: tuple[str, ...]
+    timeout: int = 1500
+
+    @property
+    def id(self) -> str:
+        return f"{self.release}-{self.name}"
+
+
+VETH = ("--cpus", "3", "--guests", "2", "--guest-name", "vr1", "--guest-name", "vr 2.ü",
+        "--plain-qemu")  # fmt: skip
+E1000E = ("--cpus", "3", "--guests", "1", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
+MATRIX = [
+    Boot(release, name, options)
+    for release in ("bookworm", "trixie")
+    for name, options in (("veth", VETH), ("e1000e", E1000E))
+]
+
+
+@pytest.mark.parametrize("boot", MATRIX, ids=lambda boot: boot.id)
+def test_inside(boot: Boot, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("building and booting a lab needs root")
+    command = [
+        str(LAB), "run", "--release", boot.release, *boot.options,
+        "--share", str(tmp_path), "--timeout", str(boot.timeout), "--",
+        "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
+        "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
+        "/mnt/tests/lab/inside",
+    ]  # fmt: skip
+    with capfd.disabled():
+        print(f"\n== lab {boot.id}: {' '.join(boot.options)}", flush=True)
+        status = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stdout, stderr=sys.stderr, check=False
+        ).returncode
+    report = tmp_path / "junit.xml"
+    assert report.exists(), f"the lab ended with status {status} before its tests reported"
+    counts = read_report(boot.id, report)
+    assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
+    assert status == 0, f"the lab ended with status {status}"
+    assert counts["passed"] > 0, "no test ran"
