@@ -1,0 +1,1 @@
+"""The lab: real KVM hosts with libvirt routers, emulated, one per run."""

@@ -1,0 +1,128 @@
+"""The command line of the lab."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from . import cache, guests, hosttools, image, progress, session
+from .errors import LabError
+from .options import Options
+from .releases import RELEASES
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return _dispatch(_parser().parse_args())
+    except LabError as error:
+        progress.error(str(error), error.hint)
+        return 125
+    except subprocess.TimeoutExpired as expired:
+        progress.error(f"{expired.cmd[0]} did not end within {expired.timeout:.0f} s")
+        return 125
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def _terminated(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _dispatch(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "clean":
+        cache.clean()
+        return 0
+    if arguments.verb == "build":
+        for name in [arguments.release] if arguments.release else RELEASES:
+            built = image.get(RELEASES[name])
+            progress.step(f"{name}: {built.place}")
+        return 0
+    options = _options(arguments)
+    hosttools.ensure(hosttools.BOOT)
+    disk = image.get(RELEASES[options.release])
+    package = None
+    return session.run(options, disk, package)
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    command = tuple(getattr(arguments, "command", ()))
+    vcpus = arguments.queues if arguments.vcpus is None else arguments.vcpus
+    if vcpus < arguments.queues:
+        # Linux enables no more queue pairs than it has CPUs.
+        raise LabError(f"--queues {arguments.queues} needs at least as many --vcpus")
+    if max(arguments.guests, len(arguments.guest_name)) > guests.MAX_GUESTS:
+        raise LabError(f"at most {guests.MAX_GUESTS} guests")
+    share = arguments.share
+    if share is not None and not share.is_dir():
+        raise LabError(f"--share: {share} is not a directory")
+    return Options(
+        release=arguments.release,
+        cpus=arguments.cpus,
+        guests=max(arguments.guests, len(arguments.guest_name)),
+        guest_names=tuple(arguments.guest_name),
+        vcpus=vcpus,
+        queues=arguments.queues,
+        nic=arguments.nic,
+        plain_qemu=arguments.plain_qemu,
+        install=not arguments.no_install,
+        share=None if share is None else share.resolve(),
+        timeout=getattr(arguments, "timeout", 0),
+        quiet_failure=getattr(arguments, "quiet_failure", False),
+        command=command,
+        mode=arguments.verb,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lab", description="Real KVM hosts with virtual routers, emulated. See README.md."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="build|run|shell|clean")
+
+    build = verbs.add_parser("build", help="make the images ahead of time")
+    build.add_argument("--release", choices=RELEASES, help="default: all")
+
+    topology = argparse.ArgumentParser(add_help=False)
+    add = topology.add_argument
+    add("--release", choices=RELEASES, default="bookworm")
+    add("--cpus", type=_count, default=3, metavar="N", help="CPUs of the lab host (3)")
+    add("--guests", type=_count_or_none, default=1, metavar="N", help="libvirt routers (1)")
+    add("--guest-name", action="append", default=[], metavar="NAME", help="instead of vr1, vr2, ...; repeatable")
+    add("--vcpus", type=_count, metavar="N", help="of each router (as many as queues)")
+    add("--queues", type=_count, default=1, metavar="N", help="queue pairs of each router NIC (1)")
+    add("--nic", choices=("veth", "e1000e"), default="veth", help="lower devices p0 and p1")
+    add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
+    add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
+    add("--no-install", action="store_true", help="do not install the working tree")
+
+    run = verbs.add_parser("run", parents=[topology], help="run a command in a lab")
+    run.add_argument("--timeout", type=_count, default=900, metavar="S", help="of the command (900)")
+    run.add_argument("--quiet-failure", action="store_true", help="no logs when the command fails")
+    run.add_argument("command", nargs="+", metavar="CMD", help="after --, with its arguments")
+    verbs.add_parser("shell", parents=[topology], help="a root shell in a lab")
+    verbs.add_parser("clean", help="remove all cached images and packages")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _count_or_none(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The routers of a lab: addresses, libvirt domains, the plain QEMU unit."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from .options import Options
+
+GEN_MAC = "02:76:72:ff:00:00"
+SINK_MAC = "02:76:72:ff:00:01"
+
+# The plain one comes after any libvirt guest.
+_PLAIN_INDEX = 200
+MAX_GUESTS = 100
+MEMORY_MIB = 160
+
+_KERNEL = "/boot/router-vmlinux"
+_INITRD = "/run/lab/router.cpio"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """Router `index`: 10.10.index.0/24 on eth0, 10.20.index.0/24 on eth1."""
+
+    index: int
+    name: str
+    kind: str  # libvirt | qemu
+    vcpus: int
+    queues: int
+
+    def mac(self, nic: int) -> str:
+        return f"02:76:72:00:{self.index:02x}:{nic:02x}"
+
+    @property
+    def kernel_arguments(self) -> str:
+        """Addresses of both NICs, and what makes an emulated boot short.
+
+        The sink's second address, .100, is the one measured traffic goes to: no
+        host answers there, so nothing comes back.
+        """
+        i = self.index
+        return (
+            f"nic={self.mac(0)},10.10.{i}.1/24,{GEN_MAC},10.10.{i}.2"
+            f" nic={self.mac(1)},10.20.{i}.1/24,{SINK_MAC},10.20.{i}.2,10.20.{i}.100"
+            " console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 ipv6.disable=1"
+            " tsc=reliable no_timer_check nokaslr net.ifnames=0 8250.nr_uarts=1"
+            " i8042.noaux i8042.nokbd random.trust_cpu=on cryptomgr.notests"
+        )
+
+    def row(self) -> str:
+        """A line of /run/lab/guests; the name is last, for it may hold anything."""
+        return "\t".join((str(self.index), self.kind, self.mac(0), self.mac(1), self.name))
+
+
+def of(options: Options) -> list[Guest]:
+    count = max(options.guests, len(options.guest_names))
+    names = list(options.guest_names)
+    names += [f"vr{index}" for index in range(len(names) + 1, count + 1)]
+    guests = [
+        Guest(index, name, "libvirt", options.vcpus, options.queues)
+        for index, name in enumerate(names, start=1)
+    ]
+    if options.plain_qemu:
+        guests.append(Guest(_PLAIN_INDEX, "pq1", "qemu", options.vcpus, options.queues))
+    return guests
+
+
+def domain(guest: Guest) -> str:
+    queues = f" queues='{guest.queues}'" if guest.queues > 1 else ""
+    interfaces = "\n".join(
+        f"""\
+    <interface type='direct'>
+      <mac address='{guest.mac(nic)}'/>
+      <source dev='p{nic}' mode='bridge'/>
+      <model type='virtio'/>
+      <driver name='vhost'{queues}/>
+      <rom enabled='no'/>
+    </interface>"""
+        for nic in (0, 1)
+    )
+    return f"""\
+<domain type='kvm'>
+  <name>{escape(guest.name)}</name>
+  <memory unit='MiB'>{MEMORY_MIB}</memory>
+  <vcpu>{guest.vcpus}</vcpu>
+  <os>
+    <type arch='x86_64' machine='pc'>hvm</type>
+    <kernel>{_KERNEL}</kernel>
+    <initrd>{_INITRD}</initrd>
+    <cmdline>{escape(guest.kernel_arguments)}</cmdline>
+  </os>
+  <features><acpi/><apic/></features>
+  <cpu mode='host-passthrough'/>
+  <on_crash>destroy</on_crash>
+  <devices>
+    <controller type='usb' model='none'/>
+{interfaces}
+    <serial type='file'><source path='/var/log/libvirt/qemu/router{guest.index}.log'/></serial>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+"""
+
+
+def plain_launcher(guest: Guest) -> str:
+    """A script that makes two macvtaps and becomes QEMU, as a user would by hand."""
+    lines = ["#!/bin/bash", "set -eu"]
+    for nic in (0, 1):
+        device = f"{guest.name}-{nic}"
+        lines += [
+            f"ip link del {device} 2>/dev/null || true",
+            f"ip link add link p{nic} name {device} address {guest.mac(nic)} type macvtap mode bridge",
+            f"ip link set {device} up",
+            f"read -r index </sys/class/net/{device}/ifindex",
+            'until [ -c "/dev/tap$index" ]; do sleep 0.1; done',
+        ]
+        lines += [f'exec {10 + nic * guest.queues + queue}<>"/dev/tap$index"' for queue in range(guest.queues)]
+    command = ["qemu-system-x86_64", "-accel", "kvm", "-name", guest.name, "-machine", "pc"]
+    command += ["-cpu", "host", "-m", str(MEMORY_MIB), "-smp", str(guest.vcpus)]
+    command += ["-nodefaults", "-display", "none", "-serial", f"file:/run/lab/log/{guest.name}"]
+    command += ["-qmp", f"unix:/run/{guest.name}.qmp,server=on,wait=off"]
+    command += ["-kernel", _KERNEL, "-initrd", _INITRD, "-append", guest.kernel_arguments]
+    for nic in (0, 1):
+        first = 10 + nic * guest.queues
+        fds = [str(first + queue) for queue in range(guest.queues)]
+        which = f"fds={':'.join(fds)}" if guest.queues > 1 else f"fd={fds[0]}"
+        command += ["-netdev", f"tap,id=net{nic},vhost=on,{which}"]
+        device = f"virtio-net-pci,netdev=net{nic},mac={guest.mac(nic)},romfile="
+        if guest.queues > 1:
+            device += f",mq=on,vectors={2 * guest.queues + 2}"
+        command += ["-device", device]
+    lines.append("exec " + shlex.join(command))
+    return "\n".join(lines) + "\n"
+
+
+def plain_unit(guest: Guest) -> str:
+    return f"""\
+[Unit]
+Description=Router {guest.name}, started without libvirt
+
+[Service]
+ExecStart=/bin/bash /run/lab/{guest.name}-launcher
+ExecStopPost=-/bin/sh -c 'ip link del {guest.name}-0; ip link del {guest.name}-1'
+"""

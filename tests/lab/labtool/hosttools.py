@@ -1,0 +1,73 @@
+"""Programs of the machine the tool runs on, installed when they are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from . import progress
+from .errors import LabError
+
+_APT_TIMEOUT = 1200
+
+# Program, or file, and the Debian package it comes in.
+IMAGE = {
+    "mmdebstrap": "mmdebstrap",
+    "mke2fs": "e2fsprogs",
+    "zstd": "zstd",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+}
+BOOT = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "setpriv": "util-linux",
+    "/bin/busybox": "busybox-static",
+}
+PACKAGE = {
+    "dpkg-buildpackage": "dpkg-dev",
+    "dh": "debhelper",
+    "dh_python3": "dh-python",
+    "py3versions": "python3-all",
+    "/usr/share/perl5/Debian/Debhelper/Buildsystem/pybuild.pm": "dh-python",
+    "/usr/lib/python3/dist-packages/setuptools": "python3-setuptools",
+    "/usr/lib/python3/dist-packages/build": "pybuild-plugin-pyproject",
+    "/usr/lib/python3/dist-packages/installer": "pybuild-plugin-pyproject",
+    "/usr/lib/python3/dist-packages/pip": "python3-pip",
+}
+
+
+def ensure(needed: dict[str, str]) -> None:
+    missing = sorted({package for what, package in needed.items() if not _present(what)})
+    if not missing:
+        return
+    command = f"apt-get install --no-install-recommends {' '.join(missing)}"
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise LabError(f"missing on this machine: {', '.join(missing)}", hint=f"run: {command}")
+    progress.step(f"installing on this machine: {' '.join(missing)}")
+    if not _apt("install", *missing):
+        # A fresh machine has no package lists, an old one has stale ones.
+        _apt("update")
+        if not _apt("install", *missing):
+            raise LabError(f"'{command}' failed", hint="run it by hand and see why")
+
+
+def _present(what: str) -> bool:
+    if what.startswith("/"):
+        return Path(what).exists()
+    return shutil.which(what) is not None
+
+
+def _apt(verb: str, *packages: str) -> bool:
+    options = ["-y", "-q", "--no-install-recommends"] if verb == "install" else ["-q"]
+    done = subprocess.run(
+        ["apt-get", *options, verb, *packages],
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_APT_TIMEOUT,
+    )
+    if done.returncode != 0:
+        progress.block(f"apt-get {verb}", (done.stdout + done.stderr).splitlines()[-15:])
+    return done.returncode == 0

@@ -1,0 +1,126 @@
+"""One emulated machine: its QEMU command line and its process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+from .guests import MEMORY_MIB
+from .image import Image
+from .options import Options
+
+_PORTS = ("lab.ctl", "lab.out", "lab.err")
+
+_KERNEL_ARGUMENTS = (
+    "root=/dev/vda console=ttyS0 quiet loglevel=4 net.ifnames=0 mitigations=off audit=0"
+    " apparmor=0 nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
+    " 8250.nr_uarts=1 i8042.noaux i8042.nokbd"
+    " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
+)
+
+
+class Machine:
+    """A running lab. Use as a context manager: leaving it ends the process."""
+
+    def __init__(self, options: Options, image: Image, control: Path, share: Path, tests: Path):
+        # AF_UNIX paths are short; `control` is in the system's temporary directory.
+        self._run = control.parent
+        self.serial = self._run / "serial.log"
+        self.ports: dict[str, socket.socket] = {}
+        self._listeners = {}
+        for name in _PORTS:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(self._run / name))
+            listener.listen(1)
+            self._listeners[name] = listener
+        self._command = _command(options, image, self._run, control, share, tests)
+        self._interactive = options.mode == "shell"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = (self._run / "qemu.log").open("wb")
+
+    def __enter__(self) -> Machine:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=None if self._interactive else subprocess.DEVNULL,
+            stdout=None if self._interactive else self._log,
+            stderr=self._log,
+            # Ctrl-C is for the tool, which then ends QEMU in its own time.
+            start_new_session=not self._interactive,
+        )
+        for name, listener in self._listeners.items():
+            listener.settimeout(0.2)
+            while name not in self.ports and self.alive():
+                try:
+                    self.ports[name] = listener.accept()[0]
+                except TimeoutError:
+                    continue
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        for connection in (*self.ports.values(), *self._listeners.values()):
+            connection.close()
+        self._log.close()
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait(self, seconds: float) -> None:
+        assert self._process is not None
+        self._process.wait(seconds)
+
+    def serial_tail(self, lines: int) -> list[str]:
+        text = ""
+        for path in (self._run / "qemu.log", self.serial):
+            if path.exists():
+                text += path.read_text(errors="replace")
+        return [line.rstrip() for line in text.splitlines()][-lines:]
+
+
+def _command(
+    options: Options, image: Image, run: Path, control: Path, share: Path, tests: Path
+) -> list[str]:
+    guests = options.guests + options.plain_qemu
+    command = ["setpriv", "--pdeathsig", "KILL", "--"]
+    command += ["qemu-system-x86_64", "-name", "vsrtune-lab", "-nodefaults", "-no-user-config"]
+    # TCG emulates AMD's SVM, so KVM inside is the real one. Five-level page tables
+    # only make its software page walks longer.
+    command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
+    command += ["-machine", "pc,vmport=off,hpet=off", "-smp", str(options.cpus)]
+    command += ["-m", str(2560 + guests * (MEMORY_MIB + 160))]
+    command += ["-display", "none", "-no-reboot", "-serial", f"file:{run / 'serial.log'}"]
+    command += ["-kernel", str(image.vmlinux), "-initrd", str(run / "boot.cpio")]
+    command += ["-append", _KERNEL_ARGUMENTS]
+    snapshot = "off" if options.mode == "bake" else "on"
+    drive = f"file={image.disk},format=raw,if=none,id=disk,cache=unsafe,snapshot={snapshot}"
+    command += ["-drive", drive, "-device", "virtio-blk-pci,drive=disk"]
+    command += ["-device", "virtio-rng-pci"]
+    for tag, path, extra in (
+        ("control", control, ",readonly=on"),
+        ("tests", tests, ",readonly=on"),
+        ("share", share, ""),
+    ):
+        command += ["-fsdev", f"local,id={tag},path={path},security_model=none{extra}"]
+        command += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+    command += ["-device", "virtio-serial-pci"]
+    for name in _PORTS:
+        command += ["-chardev", f"socket,id={name},path={run / name}"]
+        command += ["-device", f"virtserialport,chardev={name},name={name}"]
+    if options.mode == "shell":
+        command += ["-chardev", "stdio,id=console,signal=off", "-device", "virtconsole,chardev=console"]
+    if options.nic == "e1000e":
+        command += _nics()
+    return command
+
+
+def _nics() -> list[str]:
+    """Four e1000e, the first two and the last two joined by a hub each."""
+    arguments = []
+    for number in range(4):
+        net = f"hubport,id=net{number},hubid={number // 2}"
+        device = f"e1000e,netdev=net{number},mac=52:54:00:1a:b0:{number:02x},romfile="
+        arguments += ["-netdev", net, "-device", device]
+    return arguments

@@ -1,0 +1,25 @@
+"""What one run of the lab is asked to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    release: str
+    cpus: int = 3
+    guests: int = 1
+    guest_names: tuple[str, ...] = ()
+    vcpus: int = 1
+    queues: int = 1
+    nic: str = "veth"
+    plain_qemu: bool = False
+    install: bool = True
+    share: Path | None = None
+    timeout: int = 900
+    quiet_failure: bool = False
+    command: tuple[str, ...] = ()
+    # run: the command; shell: a console; bake: part of building an image.
+    mode: str = "run"

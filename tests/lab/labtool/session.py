@@ -1,0 +1,191 @@
+"""One run: prepare what the machine is given, boot it, relay what it says."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+from . import cpio, guests, progress
+from .errors import BootFailure
+from .image import Image
+from .machine import Machine
+from .options import Options
+
+_LAB = Path(__file__).resolve().parent.parent
+_TESTS = _LAB.parent
+
+_BOOT_TIMEOUT = 420
+# The agent stops the command in time; this is for a lab that no longer can.
+_GRACE = 30
+_TAIL = 150
+TIMED_OUT = 124
+
+
+def run(options: Options, image: Image, package: Path | None) -> int:
+    """Boot, run the command, return its status. A failed boot is tried once more."""
+    try:
+        return _attempt(options, image, package)
+    except BootFailure as failure:
+        progress.error(str(failure))
+        progress.step("booting once more")
+        return _attempt(options, image, package)
+
+
+def _attempt(options: Options, image: Image, package: Path | None) -> int:
+    with tempfile.TemporaryDirectory(prefix="vsrtune-lab-") as name:
+        work = Path(name)
+        control = work / "control"
+        _prepare(control, options, package)
+        boot = image.boot_modules.read_bytes() + _script_archive("boot-init", work)
+        (work / "boot.cpio").write_bytes(boot)
+        (control / "router.cpio").write_bytes(
+            image.router_modules.read_bytes() + _script_archive("router-init", work)
+        )
+        share = options.share
+        if share is None:
+            share = work / "share"
+            share.mkdir()
+        progress.step(f"booting {options.release}, {options.cpus} CPUs")
+        with Machine(options, image, control, share, _TESTS) as machine:
+            return _Conversation(machine, options).hold()
+
+
+def _script_archive(script: str, work: Path) -> bytes:
+    archive = cpio.Archive()
+    archive.file("init", (_LAB / "inlab" / script).read_bytes(), 0o755)
+    target = work / f"{script}.cpio"
+    archive.write(target)
+    return target.read_bytes()
+
+
+def _prepare(control: Path, options: Options, package: Path | None) -> None:
+    """Fill the share that the lab copies to /run/lab before systemd starts."""
+    shutil.copytree(_LAB / "inlab", control)
+    (control / "domains").mkdir()
+    routers = guests.of(options)
+    (control / "guests").write_text("".join(f"{guest.row()}\n" for guest in routers))
+    for guest in routers:
+        if guest.kind == "libvirt":
+            (control / "domains" / f"{guest.index}.xml").write_text(guests.domain(guest))
+        else:
+            (control / f"{guest.name}-launcher").write_text(guests.plain_launcher(guest))
+            (control / f"{guest.name}.service").write_text(guests.plain_unit(guest))
+    if package is not None:
+        shutil.copy(package, control)
+    (control / "command").write_text("exec " + shlex.join(options.command) + "\n")
+    (columns, rows) = shutil.get_terminal_size()
+    settings = {
+        "MODE": options.mode,
+        "NIC": options.nic,
+        "PACKAGE": "" if package is None else package.name,
+        "TIMEOUT": str(options.timeout),
+        "QUIET": str(int(options.quiet_failure)),
+        "GEN_MAC": guests.GEN_MAC,
+        "SINK_MAC": guests.SINK_MAC,
+        "ROWS": str(rows),
+        "COLUMNS": str(columns),
+        "TERM": os.environ.get("TERM", "dumb"),
+    }
+    lines = (f"LAB_{name}={shlex.quote(value)}\n" for name, value in settings.items())
+    (control / "config").write_text("".join(lines))
+
+
+class _Conversation:
+    """What the agent reports, and the command's output, until there is a status."""
+
+    def __init__(self, machine: Machine, options: Options) -> None:
+        self._machine = machine
+        self._options = options
+        self._ready = False
+        self._status: int | None = None
+        self._journal: list[str] = []
+        self._partial = b""
+        self._deadline = time.monotonic() + _BOOT_TIMEOUT
+
+    def hold(self) -> int:
+        with selectors.DefaultSelector() as selector:
+            for name, port in self._machine.ports.items():
+                selector.register(port, selectors.EVENT_READ, name)
+            while self._status is None:
+                self._check_time_and_process(selector)
+                for key, _ in selector.select(timeout=1.0):
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._receive(key.data, key.fileobj, selector)
+            # The agent reports only after every byte has passed the ports.
+            while ready := selector.select(timeout=0):
+                for key, _ in ready:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._receive(key.data, key.fileobj, selector)
+        if self._options.mode == "bake":
+            self._machine.wait(60)
+        if self._status != 0 and self._options.mode == "run":
+            self._explain(self._status)
+        return self._status
+
+    def _receive(self, name: str, port: socket.socket, selector: selectors.BaseSelector) -> None:
+        data = port.recv(1 << 16)
+        if not data:
+            selector.unregister(port)
+        elif name == "lab.ctl":
+            (*lines, self._partial) = (self._partial + data).split(b"\n")
+            for line in lines:
+                self._report(line.decode(errors="replace"))
+        else:
+            _write(1 if name == "lab.out" else 2, data)
+
+    def _report(self, line: str) -> None:
+        (verb, _, text) = line.partition(" ")
+        match verb:
+            case "step" | "note":
+                progress.step(text)
+            case "ready":
+                self._ready = True
+                self._deadline = time.monotonic() + self._options.timeout + _GRACE
+                if self._options.mode == "run":
+                    progress.step("running " + shlex.join(self._options.command))
+            case "fail":
+                self._boot_failure(f"the lab did not come up: {text}")
+            case "journal":
+                self._journal.append(text)
+            case "exit":
+                self._status = int(text)
+
+    def _check_time_and_process(self, selector: selectors.BaseSelector) -> None:
+        late = time.monotonic() > self._deadline and self._options.mode != "shell"
+        if self._machine.alive() and not late:
+            return
+        if not self._machine.alive() and selector.select(timeout=0):
+            return
+        if not self._ready:
+            what = f"not ready after {_BOOT_TIMEOUT} s" if late else "QEMU ended"
+            self._boot_failure(f"the lab did not come up: {what}")
+        if self._options.mode == "shell":
+            self._status = 0
+            return
+        progress.error("the lab hangs" if late else "the lab ended before the command did")
+        self._status = TIMED_OUT if late else 125
+
+    def _boot_failure(self, text: str) -> None:
+        progress.block("serial log", self._machine.serial_tail(_TAIL))
+        raise BootFailure(text)
+
+    def _explain(self, status: int) -> None:
+        if self._options.quiet_failure:
+            return
+        if status == TIMED_OUT:
+            progress.error(f"the command was stopped after {self._options.timeout} s")
+        progress.block("serial log", self._machine.serial_tail(_TAIL))
+        if self._journal:
+            progress.block("journalctl -b", self._journal[-_TAIL:])
+        progress.step(f"the command exited with status {status}")
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
