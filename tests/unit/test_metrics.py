@@ -1,0 +1,166 @@
+"""metrics.py: the exposition, and that docs/metrics.md tells the same."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shell_samples as samples
+from prometheus_client.parser import text_string_to_metric_families
+from vsrtune import metrics
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Sched, SchedClass
+from vsrtune.state import BUCKETS, GuestState, State, Totals
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+def tuned_state(name: str = "vr1") -> State:
+    guest = samples.guest(name)
+    emulator, vcpu, worker = guest.threads
+    vcpu = replace(vcpu, sched=Sched(SchedClass.FIFO, 10), affinity=CpuSet([1]))
+    guest = replace(guest, threads=(emulator, vcpu, worker))
+    return State(
+        snapshot=samples.snapshot(guest),
+        guests=(GuestState(guest.ref, guest.source, tuned=True, drift=2, held=1),),
+        totals=Totals(
+            passes=2, writes=5, duration_sum=0.3, durations=(1, 0, 1) + (0,) * (len(BUCKETS) - 2)
+        ),
+        policies=1,
+        last_pass=1700000000.0,
+    )
+
+
+def samples_of(state: State) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found = {}
+    for family in text_string_to_metric_families(metrics.exposition(state)):
+        for sample in family.samples:
+            found[sample.name, frozenset(sample.labels.items())] = sample.value
+    return found
+
+
+def value(state: State, name: str, **labels: str) -> float:
+    matching = [
+        v
+        for (n, have), v in samples_of(state).items()
+        if n == name and frozenset(labels.items()) <= have
+    ]
+    assert len(matching) == 1, f"{name}{labels}: {len(matching)} samples"
+    return matching[0]
+
+
+def test_worker_cpu_time_is_labelled_with_its_interface() -> None:
+    got = value(
+        tuned_state(),
+        "vsrtune_thread_cpu_seconds_total",
+        domain="vr1",
+        role="vhost",
+        target_device="macvtap100",
+        queue="0",
+        tid="102",
+        vcpu="",
+    )
+    assert got == 1.5
+
+
+def test_class_priority_and_cpus_of_a_vcpu() -> None:
+    state = tuned_state()
+    assert value(state, "vsrtune_thread_priority", vcpu="0") == 10
+    assert value(state, "vsrtune_thread_allowed_cpus", vcpu="0") == 1
+    assert value(state, "vsrtune_thread_info", vcpu="0", **{"class": "fifo", "cpus": "1"}) == 1
+
+
+def test_interface_guest_and_daemon_series() -> None:
+    state = tuned_state()
+    assert value(state, "vsrtune_interface_queue_length_frames", target_device="macvtap100") == 500
+    assert value(state, "vsrtune_interface_ring_drops_total", domain="vr1") == 7
+    assert value(state, "vsrtune_domain_tuned", domain="vr1", source="libvirt") == 1
+    assert value(state, "vsrtune_domain_drift_settings", domain="vr1") == 2
+    assert value(state, "vsrtune_domain_held_settings", domain="vr1") == 1
+    assert value(state, "vsrtune_writes_total") == 5
+    assert value(state, "vsrtune_policy_reload_success") == 1
+    assert value(state, "vsrtune_reconcile_duration_seconds_count") == 2
+    assert value(state, "vsrtune_reconcile_duration_seconds_bucket", le="0.05") == 1
+    assert value(state, "vsrtune_reconcile_duration_seconds_bucket", le="0.25") == 2
+
+
+@pytest.mark.parametrize("name", ["vr 1.ü", 'say "hi"\\', "line\nbreak", "bad\udcff"])
+def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
+    shown = name.encode("utf-8", "backslashreplace").decode()
+    assert value(tuned_state(name), "vsrtune_domain_tuned", domain=shown) == 1
+
+
+def test_before_the_first_pass_every_family_is_announced() -> None:
+    text = metrics.exposition(State())
+    for family in metrics.FAMILIES.values():
+        assert f"# HELP {family.exposed} " in text
+
+
+def test_names_follow_the_conventions() -> None:
+    for family in metrics.FAMILIES.values():
+        assert re.fullmatch(r"vsrtune_[a-z_]+", family.exposed)
+        assert not re.search(r"_(total|info|count|sum|bucket)$", family.name)
+        assert not re.search(r"(milli|micro|nano|minutes|percent)", family.name)
+        assert family.help.endswith(".")
+        if family.kind != "counter":
+            assert not family.exposed.endswith("_total")
+
+
+def test_documentation_lists_exactly_these_metrics() -> None:
+    rows = {}
+    for line in DOCS.read_text().splitlines():
+        cells = [c.strip() for c in line.strip("|").split("|")]
+        if cells[0].startswith("`vsrtune_"):
+            rows[cells[0].strip("`")] = tuple(cells[1:])
+    expected = {
+        f.exposed: (
+            "gauge" if f.kind == "info" else f.kind,
+            " ".join(f"`{label}`" for label in f.labels),
+            f.help,
+        )
+        for f in metrics.FAMILIES.values()
+    }
+    assert rows == expected
+
+
+def test_a_scrape_sees_the_latest_update_and_only_whole_ones() -> None:
+    served = metrics.Metrics()
+    done = threading.Event()
+
+    def flip() -> None:
+        states = [replace(tuned_state(), policies=n) for n in (1, 2)]
+        while not done.is_set():
+            for state in states:
+                served.update(state)
+
+    writer = threading.Thread(target=flip)
+    writer.start()
+    try:
+        for _ in range(50):
+            by_name = {f.name: f for f in served.collect()}
+            assert by_name["vsrtune_policies"].samples[0].value in (0, 1, 2)
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_serves_over_http_and_says_when_the_address_is_taken() -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    served = metrics.Metrics()
+    served.update(tuned_state("vr 1.ü"))
+    served.serve("127.0.0.1", port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert 'domain="vr 1.ü"' in answer.read().decode()
+    with pytest.raises(VsrtuneError) as caught:
+        metrics.Metrics().serve("127.0.0.1", port)
+    assert str(port) in caught.value.where
+    assert "--metrics" in caught.value.hint

@@ -1,0 +1,5 @@
+"""``python3 -m vsrtune``."""
+
+from vsrtune.cli import main
+
+main()

@@ -1,0 +1,106 @@
+"""The ``vsrtune`` command: finds the subcommand, turns errors into exit codes.
+
+Subcommands live in cli_*.py and are imported when they are called, not before.
+They return their exit code; only ``main`` exits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from vsrtune import __version__
+from vsrtune.errors import VsrtuneError
+
+# name: (module, attribute, short help). The help stands here so that `vsrtune --help`
+# need not import the modules.
+COMMANDS = {
+    "show": ("cli_show", "show", "Show guests, threads, interfaces, CPUs and interrupts."),
+    "plan": ("cli_plan", "plan", "Show what the policies would change, and why."),
+    "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
+    "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),
+    "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
+    "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
+    "policy": ("cli_policy", "policy", "Check policy files; print their schema."),
+    "daemon": ("cli_daemon", "daemon", "Keep the host tuned until stopped, then undo."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(f"vsrtune.{module}"), attribute)
+        return found if isinstance(found, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="vsrtune %(version)s")
+def cli() -> None:
+    """Tune KVM hosts that run virtual routers, and undo it exactly.
+
+    \b
+    vsrtune show     what runs where now
+    vsrtune plan     what the policies in /etc/vsrtune/policies would change
+    vsrtune apply    do it once; `systemctl start vsrtune` keeps doing it
+    vsrtune undo     take everything back
+    """
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = cli.main(list(args), prog_name="vsrtune", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except VsrtuneError as error:
+        complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone. Python flushes once more at exit: let
+        # that go nowhere instead of printing a second error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"vsrtune: error: {where}{error.strerror or error}\n")
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def complain(error: VsrtuneError) -> None:
+    """Print an error, or each of the errors it stands for, on standard error."""
+    for one in getattr(error, "errors", None) or (error,):
+        where = f"{one.where}: " if one.where else ""
+        sys.stderr.write(f"vsrtune: error: {where}{one.what}\n")
+        if one.hint:
+            sys.stderr.write(f"vsrtune: hint: {one.hint}\n")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of guests may hold what the locale cannot print.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))

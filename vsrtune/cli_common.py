@@ -1,0 +1,120 @@
+"""Options and helpers that several subcommands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vsrtune.actions import Target, Value
+    from vsrtune.model import Snapshot
+    from vsrtune.policy import Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+POLICY_DIR = Path("/etc/vsrtune/policies")
+JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
+URI = "qemu:///system"
+
+_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+policies_option = click.option(
+    "--policies",
+    "policy_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    default=(POLICY_DIR,),
+    show_default=True,
+    envvar="VSRTUNE_POLICIES",
+    help="Directory with policy files (*.yaml); may be given several times.",
+)
+journal_option = click.option(
+    "--journal",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=JOURNAL,
+    show_default=True,
+    envvar="VSRTUNE_JOURNAL",
+    help="Where the changes and their original values are written down.",
+)
+root_option = click.option(
+    "--root",
+    type=_DIRECTORY,
+    envvar="VSRTUNE_ROOT",
+    help="Look at a host recorded with `vsrtune record` instead of this one.",
+)
+trace_option = click.option(
+    "--trace",
+    "trace_seconds",
+    type=click.FloatRange(0, 60),
+    default=0.0,
+    show_default=True,
+    envvar="VSRTUNE_TRACE",
+    help="Watch transmissions for this many seconds to see which worker serves which interface.",
+)
+uri_option = click.option(
+    "--connect", "uri", default=URI, show_default=True, envvar="VSRTUNE_CONNECT",
+    help="The libvirt connection.",
+)  # fmt: skip
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Apply option decorators in the order in which help should list them."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
+    """This host, or the recorded one under ``root``."""
+    from vsrtune.observe import Observer, live_observer
+
+    if root is None:
+        return live_observer(uri).observe(trace_seconds)
+    from vsrtune.rootfs import DirRoot
+    from vsrtune.virt import RecordedVirt
+
+    host = DirRoot(root)
+    return Observer(host, RecordedVirt(host)).observe()
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def ours(journal: Path, root: Path | None) -> Mapping[Target, Value]:
+    """What vsrtune last wrote on this host; nothing is ours on a recorded one."""
+    if root is not None:
+        return {}
+    from vsrtune.journal import read_entries
+
+    return {e.target: e.written for e in read_entries(journal, boot_id())}
+
+
+def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
+    """The policies; says on standard error when there are none."""
+    from vsrtune.policy_files import load_dirs
+
+    policies = load_dirs(dirs)
+    if not policies:
+        click.echo(f"vsrtune: {no_policies(dirs)}", err=True)
+    return policies
+
+
+def no_policies(dirs: tuple[Path, ...]) -> str:
+    """What to do when there is no policy."""
+    places = ", ".join(str(d) for d in dirs)
+    return (
+        f"no policy in {places}, so no guest is tuned; "
+        "write one as vsrtune-policy(5) shows, and try it with `vsrtune plan`"
+    )

@@ -1,0 +1,138 @@
+"""``vsrtune daemon``: puts the parts of the daemon together and runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vsrtune.cli_common import journal_option, options, policies_option, uri_option
+
+METRICS = "127.0.0.1:9178"
+
+
+class Address(click.ParamType):
+    """``HOST:PORT``, ``[IPV6]:PORT`` or ``off``; (host, port) or None."""
+
+    name = "address"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int] | None:
+        text = str(value)
+        if text == "off":
+            return None
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            self.fail(f"{text!r} is not HOST:PORT or off", param, ctx)
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@click.command()
+@options(
+    policies_option,
+    click.option(
+        "--metrics",
+        type=Address(),
+        default=METRICS,
+        show_default=True,
+        envvar="VSRTUNE_METRICS",
+        help="Where to serve Prometheus metrics, or off.",
+    ),
+    click.option(
+        "--interval",
+        type=click.FloatRange(min=1),
+        default=10.0,
+        show_default=True,
+        envvar="VSRTUNE_INTERVAL",
+        help="Look at the host at least this often, in seconds.",
+    ),
+    click.option(
+        "--trace",
+        "trace_seconds",
+        type=click.FloatRange(0, 10),
+        default=0.25,
+        show_default=True,
+        envvar="VSRTUNE_TRACE",
+        help="Watch transmissions this long while a worker's interface is uncertain.",
+    ),
+    click.option(
+        "--on-stop",
+        type=click.Choice(["restore", "keep"]),
+        default="restore",
+        show_default=True,
+        envvar="VSRTUNE_ON_STOP",
+        help="Put the host back when stopped, or leave it tuned.",
+    ),
+    journal_option,
+    uri_option,
+    click.option("--verbose", is_flag=True, envvar="VSRTUNE_VERBOSE", help="Log every event."),
+)
+def daemon(
+    policy_dirs: tuple[Path, ...],
+    metrics: tuple[str, int] | None,
+    interval: float,
+    trace_seconds: float,
+    on_stop: str,
+    journal: Path,
+    uri: str,
+    verbose: bool,
+) -> int:
+    """Keep the host tuned until stopped, then put it back.
+
+    Guests that start later are tuned when libvirt announces them, or within the
+    interval. SIGHUP (systemctl reload vsrtune) reads the policies again; wrong ones
+    are reported and the older ones stay in force.
+
+    \b
+    Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing was
+    changed).
+    """
+    from vsrtune import log
+    from vsrtune.cli_common import boot_id, no_policies
+    from vsrtune.policy_files import load_dirs
+
+    policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
+    log.setup(verbose)
+    if not policies:
+        log.LOGGER.warning("%s", no_policies(policy_dirs))
+
+    from vsrtune import events, sdnotify
+    from vsrtune.daemon import Daemon, Timing
+    from vsrtune.errors import VsrtuneError
+    from vsrtune.journal import Journal
+    from vsrtune.metrics import Metrics
+    from vsrtune.observe import live_observer
+    from vsrtune.reconcile import Reconciler
+    from vsrtune.sysops import LiveSysOps
+
+    notifier = sdnotify.from_environment()
+    with Journal.open(journal, boot_id()) as opened:
+        served = Metrics()
+        if metrics is not None:
+            try:
+                served.serve(*metrics)
+            except VsrtuneError as error:
+                # Tuning matters more than watching it.
+                log.LOGGER.error("%s", error)
+        can_listen = events.register()
+        reconciler = Reconciler(
+            live_observer(uri),
+            LiveSysOps(libvirt_uri=uri),
+            opened,
+            policies,
+            trace=trace_seconds,
+            pulse=notifier.ping,
+        )
+        running = Daemon(
+            reconciler,
+            lambda: load_dirs(policy_dirs),
+            notifier,
+            publish=served.update,
+            timing=Timing(interval=interval),
+            keep=on_stop == "keep",
+        )
+        running.install_signals()
+        if can_listen:
+            events.LibvirtEvents(uri, running.mark_dirty).start()
+        return running.run()

@@ -1,0 +1,85 @@
+"""``vsrtune plan`` and ``vsrtune verify``: look, compare, change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vsrtune import report
+from vsrtune.cli_common import (
+    journal_option,
+    json_option,
+    load_policies,
+    observe,
+    options,
+    ours,
+    policies_option,
+    root_option,
+    trace_option,
+    uri_option,
+)
+
+
+@click.command()
+@options(policies_option, json_option, root_option, trace_option, journal_option, uri_option)
+def plan(
+    policy_dirs: tuple[Path, ...],
+    as_json: bool,
+    root: Path | None,
+    trace_seconds: float,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Show what the policies would change, and why.
+
+    Lists every change, every setting that is left as it is with the reason, and what
+    is refused. `vsrtune apply` carries out exactly this plan.
+
+    \b
+    Exit codes: 0 a plan could be made, 2 a policy is wrong or refused.
+    """
+    from vsrtune import plan_json, planner, render
+
+    policies = load_policies(policy_dirs)
+    snapshot = observe(root, uri, trace_seconds)
+    # An operator who asks for a plan asks for the policies: pins set by hand since
+    # the last apply are in it, as they are after `systemctl reload vsrtune`.
+    made = planner.plan(snapshot, policies, ours(journal, root), reassert=True)
+    if as_json:
+        click.echo(plan_json.dumps(made, snapshot.host.boot_id))
+    else:
+        render.show(report.plan_tables(made))
+    return 2 if made.refusals else 0
+
+
+@click.command()
+@options(policies_option, root_option, trace_option, journal_option, uri_option)
+def verify(
+    policy_dirs: tuple[Path, ...],
+    root: Path | None,
+    trace_seconds: float,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Exit 1 when the host is not what the policies say.
+
+    Names every setting that differs, those included that an operator changed by hand
+    and that the daemon therefore leaves alone.
+
+    \b
+    Exit codes: 0 no difference, 1 differences, 2 a policy is wrong or refused.
+    """
+    from vsrtune import planner
+
+    policies = load_policies(policy_dirs)
+    snapshot = observe(root, uri, trace_seconds)
+    made = planner.plan(snapshot, policies, ours(journal, root))
+    lines = report.drift_lines(made.actions, made.skipped)
+    for line in lines:
+        click.echo(line)
+    for refusal in made.refusals:
+        click.echo(f"{refusal.guest}: refused ({refusal.policy}): {refusal.reason}", err=True)
+    if made.refusals:
+        return 2
+    return 1 if lines else 0

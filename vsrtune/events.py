@@ -1,0 +1,127 @@
+"""libvirt's events as one flag: something about the guests may have changed.
+
+The thread here never looks at the host and never changes it. It calls
+``dirty(reason)`` and keeps the connection alive; the daemon's next pass does
+the work. Losing events is therefore harmless: the interval rescan finds the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from vsrtune.log import LOGGER
+
+# Seconds between attempts to reach a libvirt daemon that is away.
+RETRY = 5.0
+# Keep-alive probes notice a peer that vanished without closing (virConnectSetKeepAlive).
+KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
+
+# What may change a guest's threads, devices or pins (libvirt-domain.h). There is no
+# event for vcpu hotplug; the rescan covers it.
+EVENTS = (
+    "VIR_DOMAIN_EVENT_ID_LIFECYCLE",
+    "VIR_DOMAIN_EVENT_ID_DEVICE_ADDED",
+    "VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED",
+    "VIR_DOMAIN_EVENT_ID_TUNABLE",
+)
+
+
+def register() -> bool:
+    """Make this process able to receive events; False without the libvirt library.
+
+    Must come before the first connection of the process (virEventRegisterDefaultImpl).
+    """
+    try:
+        import libvirt
+    except ImportError:
+        return False
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    libvirt.virEventRegisterDefaultImpl()
+    return True
+
+
+class LibvirtEvents(threading.Thread):
+    """Listens on ``uri`` from ``start`` to ``stop``; needs ``register`` first.
+
+    ``dirty`` is called from this thread.
+    """
+
+    def __init__(self, uri: str, dirty: Callable[[str], None]) -> None:
+        super().__init__(name="libvirt-events", daemon=True)
+        self._uri = uri
+        self._dirty = dirty
+        self._stopping = threading.Event()
+        self._closed = threading.Event()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it is a daemon thread and need not be joined."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Connect, listen, and start again when the connection is lost."""
+        import libvirt
+
+        # The timer bounds one turn of the loop, so that stop and a lost connection are seen.
+        libvirt.virEventAddTimeout(1000, lambda _timer, _opaque: None, None)
+        away = False
+        while not self._stopping.is_set():
+            try:
+                connection = self._connect(libvirt)
+            except libvirt.libvirtError as error:
+                if not away:
+                    LOGGER.info("no events from libvirt at %s: %s", self._uri, error)
+                away = True
+                self._turn_for(libvirt, RETRY)
+                continue
+            if away:
+                LOGGER.info("listening to libvirt at %s again", self._uri)
+            away = False
+            self._dirty("libvirt connected")
+            while not (self._stopping.is_set() or self._closed.is_set()):
+                self._turn(libvirt)
+            away = not self._stopping.is_set()
+            if away:
+                LOGGER.info("libvirt at %s closed the connection", self._uri)
+                self._dirty("libvirt disconnected")
+            self._release(libvirt, connection)
+
+    def _turn(self, libvirt: Any) -> None:
+        try:
+            libvirt.virEventRunDefaultImpl()
+        except libvirt.libvirtError as error:
+            LOGGER.warning("libvirt's event loop: %s", error)
+            self._stopping.wait(1.0)
+
+    def _turn_for(self, libvirt: Any, seconds: float) -> None:
+        """Keep the loop turning: other connections of this process rely on it."""
+        for _ in range(max(1, round(seconds))):
+            if not self._stopping.is_set():
+                self._turn(libvirt)
+
+    def _connect(self, libvirt: Any) -> Any:
+        connection = libvirt.openReadOnly(self._uri)
+        self._closed.clear()
+        connection.registerCloseCallback(lambda *_: self._closed.set(), None)
+        connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
+        for name in EVENTS:
+            connection.domainEventRegisterAny(
+                None, getattr(libvirt, name), self._callback(name), None
+            )
+        return connection
+
+    def _release(self, libvirt: Any, connection: Any) -> None:
+        try:
+            connection.unregisterCloseCallback()
+            connection.close()
+        except libvirt.libvirtError:
+            pass  # already gone with its daemon
+
+    def _callback(self, name: str) -> Callable[..., None]:
+        short = name.removeprefix("VIR_DOMAIN_EVENT_ID_").lower().replace("_", "-")
+
+        def changed(_connection: Any, domain: Any, *_: Any) -> None:
+            self._dirty(f"{short} of {domain.name()}")
+
+        return changed

@@ -1,0 +1,75 @@
+"""Logging: structured journald fields under systemd, plain lines on stderr elsewhere.
+
+Call sites pass fields with ``extra=fields(guest="vr1", ...)``; they become
+``VSRTUNE_GUEST=vr1`` and can be selected with ``journalctl VSRTUNE_GUEST=vr1``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+LOGGER = logging.getLogger("vsrtune")
+
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+
+
+def fields(**values: object) -> dict[str, Any]:
+    """``extra=`` for a log call; None values are left out."""
+    return {"vsrtune": {k: str(v) for k, v in values.items() if v is not None}}
+
+
+def priority(level: int) -> int:
+    """The syslog priority of a logging level."""
+    return next((number for floor, number in _PRIORITIES if level >= floor), 7)
+
+
+class JournalHandler(logging.Handler):
+    """Sends records with their fields to journald; ``send`` is systemd.journal.send."""
+
+    def __init__(self, send: Callable[..., object]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            extra = {f"VSRTUNE_{k.upper()}": v for k, v in getattr(record, "vsrtune", {}).items()}
+            self._send(
+                self.format(record),
+                PRIORITY=str(priority(record.levelno)),
+                SYSLOG_IDENTIFIER="vsrtune",
+                **extra,
+            )
+        except Exception:  # the standard contract of logging handlers
+            self.handleError(record)
+
+
+def _on_journal() -> bool:
+    """True when stderr is the journal's own stream (systemd.exec(5), JOURNAL_STREAM)."""
+    stream = os.environ.get("JOURNAL_STREAM")
+    if not stream:
+        return False
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return stream == f"{status.st_dev}:{status.st_ino}"
+
+
+def setup(verbose: bool = False) -> None:
+    """Attach the one handler that suits this process to the ``vsrtune`` logger."""
+    handler: logging.Handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("vsrtune: %(levelname)s: %(message)s"))
+    if _on_journal():
+        try:
+            from systemd import journal
+        except ImportError:
+            pass
+        else:
+            handler = JournalHandler(journal.send)
+    LOGGER.handlers[:] = [handler]
+    LOGGER.setLevel(logging.DEBUG if verbose else logging.INFO)
+    LOGGER.propagate = False

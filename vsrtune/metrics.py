@@ -1,0 +1,250 @@
+"""Prometheus metrics of the daemon: the latest State, never a look at the host.
+
+FAMILIES is the list that docs/metrics.md explains; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vsrtune import __version__
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Guest, SchedClass, Thread
+from vsrtune.state import BUCKETS, State
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_THREAD = ("domain", "role", "vcpu", "target_device", "queue", "tid")
+_INTERFACE = ("domain", "target_device")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric family. ``name`` is without the ``_total`` and ``_info`` suffixes."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def exposed(self) -> str:
+        """The name as it appears in the exposition."""
+        suffix = {"counter": "_total", "info": "_info"}.get(self.kind, "")
+        return f"vsrtune_{self.name}{suffix}"
+
+
+FAMILIES = {
+    f.name: f
+    for f in (
+        Family("build", "info", ("version",), "Version of vsrtune."),
+        Family(
+            "thread_cpu_seconds", "counter", _THREAD, "CPU time the thread has used, in seconds."
+        ),
+        Family(
+            "thread",
+            "info",
+            (*_THREAD, "class", "cpus", "mapping"),
+            "Scheduling class and allowed CPUs of the thread, and how sure its interface is.",
+        ),
+        Family(
+            "thread_priority", "gauge", _THREAD, "Real-time priority of the thread, 0 when none."
+        ),
+        Family("thread_allowed_cpus", "gauge", _THREAD, "Number of CPUs the thread may run on."),
+        Family("thread_last_cpu", "gauge", _THREAD, "CPU on which the thread last ran."),
+        Family(
+            "interface_queue_length_frames",
+            "gauge",
+            _INTERFACE,
+            "Length of each ring of the host device (txqueuelen), in frames.",
+        ),
+        Family(
+            "interface_ring_drops",
+            "counter",
+            _INTERFACE,
+            "Frames for the guest that were dropped because the ring was full.",
+        ),
+        Family(
+            "domain_tuned", "gauge", ("domain", "source"), "1 when the guest is as its policy says."
+        ),
+        Family(
+            "domain_drift_settings",
+            "gauge",
+            ("domain", "source"),
+            "Settings of the guest that differ from its policy.",
+        ),
+        Family(
+            "domain_held_settings",
+            "gauge",
+            ("domain", "source"),
+            "Settings an operator changed by hand, left alone until the next reload.",
+        ),
+        Family("policies", "gauge", (), "Number of policies in use."),
+        Family(
+            "policy_reload_success",
+            "gauge",
+            (),
+            "1 when the policies were read without error last time, 0 when older ones are kept.",
+        ),
+        Family(
+            "reconcile_duration_seconds",
+            "histogram",
+            (),
+            "Time a pass over the host takes, in seconds.",
+        ),
+        Family(
+            "reconcile_last_timestamp_seconds",
+            "gauge",
+            (),
+            "When the last pass ended, in seconds since the epoch.",
+        ),
+        Family("reconcile_errors", "counter", (), "Passes that ended with an error."),
+        Family("writes", "counter", (), "Settings written to the host."),
+        Family("write_errors", "counter", (), "Settings that could not be written."),
+        Family(
+            "corrections",
+            "counter",
+            (),
+            "Settings written again because something else had changed them.",
+        ),
+    )
+}
+
+
+class Metrics:
+    """Holds the latest State and gives it to scrapes; ``update`` may race with them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = State()
+
+    def update(self, state: State) -> None:
+        """Replace what the next scrape reports."""
+        with self._lock:
+            self._state = state
+
+    def describe(self) -> list[Any]:
+        """Nothing to check at registration: names are fixed in FAMILIES."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The families of the latest State (prometheus_client's collector interface)."""
+        with self._lock:
+            state = self._state
+        return iter(families(state))
+
+    def registry(self) -> CollectorRegistry:
+        """A registry of our own: no process or platform metrics in between."""
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
+        registry.register(self)  # type: ignore[arg-type]
+        return registry
+
+    def serve(self, host: str, port: int) -> None:
+        """Answer scrapes in a thread of its own. Raises VsrtuneError when it cannot listen."""
+        from prometheus_client import start_http_server
+
+        try:
+            start_http_server(port, host, self.registry())
+        except OSError as error:
+            raise VsrtuneError(
+                f"cannot serve metrics: {error.strerror or error}",
+                where=f"{host}:{port}",
+                hint="choose another address with --metrics, or --metrics off",
+            ) from None
+
+
+def exposition(state: State) -> str:
+    """The text a scrape of ``state`` would get."""
+    from prometheus_client import generate_latest
+
+    metrics = Metrics()
+    metrics.update(state)
+    return generate_latest(metrics.registry()).decode()
+
+
+def families(state: State) -> list[Any]:
+    """All metric families, those without samples included."""
+    out = {name: _empty(family) for name, family in FAMILIES.items()}
+    out["build"].add_metric([], {"version": __version__})
+    if state.snapshot is not None:
+        for guest in state.snapshot.guests:
+            _add_guest(out, guest)
+    for one in state.guests:
+        labels = [_label(one.ref), one.source]
+        out["domain_tuned"].add_metric(labels, float(one.tuned))
+        out["domain_drift_settings"].add_metric(labels, one.drift)
+        out["domain_held_settings"].add_metric(labels, one.held)
+    totals = state.totals
+    out["policies"].add_metric([], state.policies)
+    out["policy_reload_success"].add_metric([], float(state.reload_success))
+    out["reconcile_last_timestamp_seconds"].add_metric([], state.last_pass)
+    out["reconcile_errors"].add_metric([], totals.pass_errors)
+    out["writes"].add_metric([], totals.writes)
+    out["write_errors"].add_metric([], totals.write_errors)
+    out["corrections"].add_metric([], totals.corrections)
+    buckets, count = [], 0
+    for bound, number in zip((*map(str, BUCKETS), "+Inf"), totals.durations, strict=True):
+        count += number
+        buckets.append((bound, count))
+    out["reconcile_duration_seconds"].add_metric([], buckets, totals.duration_sum)
+    return list(out.values())
+
+
+def _empty(family: Family) -> Any:
+    from prometheus_client import core
+
+    make = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+        "info": core.InfoMetricFamily,
+    }[family.kind]
+    labels = () if family.kind == "info" else family.labels
+    return make(f"vsrtune_{family.name}", family.help, labels=labels)
+
+
+def _add_guest(out: dict[str, Any], guest: Guest) -> None:
+    domain = _label(guest.ref)
+    for thread in guest.threads:
+        values = _thread_labels(domain, thread)
+        out["thread_cpu_seconds"].add_metric(values, thread.cpu_ns / 1e9)
+        real_time = thread.sched.cls in (SchedClass.FIFO, SchedClass.RR)
+        out["thread_priority"].add_metric(values, thread.sched.priority if real_time else 0)
+        out["thread_allowed_cpus"].add_metric(values, len(thread.affinity))
+        out["thread_last_cpu"].add_metric(values, thread.last_cpu)
+        out["thread"].add_metric(
+            [],
+            {
+                **dict(zip(_THREAD, values, strict=True)),
+                "class": thread.sched.cls.value,
+                "cpus": str(thread.affinity),
+                "mapping": thread.confidence.value if thread.confidence is not None else "",
+            },
+        )
+    for interface in guest.interfaces:
+        values = [domain, _label(interface.target)]
+        out["interface_queue_length_frames"].add_metric(values, interface.txqueuelen)
+        out["interface_ring_drops"].add_metric(values, interface.ring_drops)
+
+
+def _thread_labels(domain: str, thread: Thread) -> list[str]:
+    vcpu = thread.index if thread.role.value == "vcpu" else None
+    return [
+        domain,
+        thread.role.value,
+        "" if vcpu is None else str(vcpu),
+        _label(thread.interface or ""),
+        "" if thread.queue is None else str(thread.queue),
+        str(thread.key.tid),
+    ]
+
+
+def _label(text: str) -> str:
+    """Label values must be UTF-8: bytes that are not (os.fsdecode) are shown escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,267 @@
+"""Snapshots, plans and results as tables of text, for any way of showing them.
+
+Pure: what is said stands here, how it looks stands in render.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vsrtune.actions import Action, Plan, Skipped, Target
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Confidence, Guest, Host, Interface, Nic, Role, Snapshot, Thread
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: a title, the column heads and as many texts in every row.
+
+    ``tone`` is ``plain``, ``good``, ``warn`` or ``bad``, for those who show colours.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    tone: str = "plain"
+
+
+def thread_label(thread: Thread) -> str:
+    """``vcpu 0``, ``iothread 1``, ``vhost macvtap0/0``, ``emulator``."""
+    if thread.role is Role.VHOST:
+        return f"vhost {thread.interface}/{thread.queue}" if thread.interface else "vhost ?"
+    return thread.role.value if thread.index is None else f"{thread.role.value} {thread.index}"
+
+
+def cpu_list(cpus: CpuSet | None) -> str:
+    """A CPU list, or a dash when there is none."""
+    return str(cpus) if cpus else NOTHING
+
+
+def short_cgroup(path: str) -> str:
+    """The cgroup below the machine's scope, where guests differ; else the whole path."""
+    parts = [p for p in path.split("/") if p]
+    for i, part in enumerate(parts):
+        if part.endswith(".scope"):
+            return "/".join(parts[i + 1 :]) or part
+    return path or "/"
+
+
+def seconds(nanoseconds: int) -> str:
+    """CPU time in seconds with two decimals."""
+    return f"{nanoseconds / 1e9:.2f}"
+
+
+def snapshot_tables(snapshot: Snapshot) -> list[Table]:
+    """Everything ``vsrtune show`` prints, guests first."""
+    tables: list[Table] = []
+    for guest in snapshot.guests:
+        tables += guest_tables(guest)
+    if not snapshot.guests:
+        tables.append(Table("Guests", ("none is running on this host",)))
+    tables += host_tables(snapshot.host)
+    problems: list[tuple[str, ...]] = [(p.reader, p.what) for p in snapshot.problems]
+    problems += [(g.ref, text) for g in snapshot.guests for text in g.problems]
+    if problems:
+        tables.append(Table("Problems", ("where", "what"), problems, "warn"))
+    return tables
+
+
+def guest_tables(guest: Guest) -> list[Table]:
+    """The threads and the interfaces of one guest."""
+    threads = Table(
+        f"Guest {guest.ref} (pid {guest.pid})",
+        ("tid", "thread", "mapped", "class", "CPUs", "last", "cpuset", "cgroup", "CPU s", "name"),
+    )
+    order = (Role.VCPU, Role.VHOST, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
+    for role in order:
+        threads.rows.extend(_thread_row(t) for t in guest.by_role(role))
+    tables = [threads]
+    if guest.interfaces:
+        tables.append(
+            Table(
+                f"Interfaces of {guest.ref}",
+                (
+                    "device",
+                    "kind",
+                    "model",
+                    "vhost",
+                    "MAC",
+                    "lower",
+                    "txqueuelen",
+                    "queues",
+                    "ring drops",
+                ),
+                [_interface_row(i) for i in guest.interfaces],
+            )
+        )
+    return tables
+
+
+def _thread_row(thread: Thread) -> tuple[str, ...]:
+    return (
+        str(thread.key.tid),
+        thread_label(thread),
+        thread.confidence.value if thread.confidence is not None else NOTHING,
+        str(thread.sched),
+        str(thread.affinity),
+        str(thread.last_cpu),
+        cpu_list(thread.cpuset_effective),
+        short_cgroup(thread.cgroup),
+        seconds(thread.cpu_ns),
+        thread.name,
+    )
+
+
+def _interface_row(interface: Interface) -> tuple[str, ...]:
+    return (
+        interface.target,
+        interface.kind.value,
+        interface.model or NOTHING,
+        "yes" if interface.vhost else "no",
+        interface.mac,
+        " > ".join(interface.lower) or NOTHING,
+        str(interface.txqueuelen),
+        str(interface.queues),
+        str(interface.ring_drops),
+    )
+
+
+def host_tables(host: Host) -> list[Table]:
+    """CPUs, NICs with their interrupts, and neighbours."""
+    cpus = Table(
+        f"CPUs (kernel {host.kernel}, real-time {throttling(host)})",
+        ("CPU", "online", "isolated", "siblings", "node"),
+        [
+            (
+                str(c.id),
+                "yes" if c.online else "no",
+                "yes" if c.isolated else "no",
+                str(c.siblings),
+                str(c.node),
+            )
+            for c in host.cpus
+        ],
+    )
+    tables = [cpus]
+    if host.nics:
+        nics = Table(
+            "NICs and where their packets arrive",
+            ("NIC", "driver", "interrupt", "name", "CPUs allowed", "CPU used"),
+        )
+        for nic in host.nics:
+            nics.rows.extend(_nic_rows(nic))
+        tables.append(nics)
+    if host.neighbours:
+        tables.append(
+            Table(
+                "Neighbours that change the same settings",
+                ("name", "pid", "what it does"),
+                [
+                    (n.name, NOTHING if n.pid is None else str(n.pid), n.detail)
+                    for n in host.neighbours
+                ],
+                "warn",
+            )
+        )
+    return tables
+
+
+def throttling(host: Host) -> str:
+    """The real-time throttling limit in words."""
+    if host.sched_rt_runtime_us < 0:
+        return "not throttled"
+    return f"limited to {100 * host.sched_rt_runtime_us / host.sched_rt_period_us:g} %"
+
+
+def _nic_rows(nic: Nic) -> list[tuple[str, ...]]:
+    if nic.irqs:
+        return [
+            (nic.name, nic.driver, str(i.number), i.name, str(i.affinity), cpu_list(i.effective))
+            for i in nic.irqs
+        ]
+    how = "threaded NAPI" if nic.threaded_napi else "no interrupt of its own"
+    return [(nic.name, nic.driver, NOTHING, how, cpu_list(nic.rps_cpus), cpu_list(nic.rx_cpus))]
+
+
+def plan_tables(plan: Plan) -> list[Table]:
+    """Everything ``vsrtune plan`` prints."""
+    tables: list[Table] = []
+    if plan.actions:
+        rows = [_action_row(a) for a in plan.actions]
+        heads = ("guest", "setting", "now", "then", "because")
+        tables.append(Table(_count(len(rows), "change"), heads, rows, "good"))
+    if plan.refusals:
+        rows = [(r.guest, r.policy, r.reason, r.hint) for r in plan.refusals]
+        tables.append(Table("Refused", ("guest", "policy", "because", "instead"), rows, "bad"))
+    if plan.warnings:
+        tables.append(Table("Warnings", ("warning",), [(w,) for w in plan.warnings], "warn"))
+    if plan.skipped:
+        skipped = [_skipped_row(s) for s in plan.skipped]
+        tables.append(Table("Left as it is", ("guest", "setting", "because"), skipped))
+    if plan.notes:
+        tables.append(Table("Notes", ("note",), [(n,) for n in plan.notes]))
+    if not plan.actions and not plan.refusals:
+        tables.insert(0, Table("Nothing to change", ()))
+    return tables
+
+
+def _action_row(action: Action) -> tuple[str, ...]:
+    guest, setting = split_target(action.target)
+    before, after = value_text(action.before), value_text(action.after)
+    return (guest, setting, before, after, action.reason)
+
+
+def _skipped_row(skipped: Skipped) -> tuple[str, ...]:
+    return (skipped.guest, skipped.subject, ("HELD: " if skipped.held else "") + skipped.reason)
+
+
+def split_target(target: Target) -> tuple[str, str]:
+    """The guest a target belongs to and the rest of its name."""
+    return target.guest, str(target).removeprefix(f"{target.guest}: ")
+
+
+def value_text(value: object) -> str:
+    """A value of a target as an operator reads it."""
+    if isinstance(value, bool):
+        return "exists" if value else "absent"
+    if isinstance(value, CpuSet):
+        return f"CPUs {value}"
+    return str(value)
+
+
+def action_line(action: Action) -> str:
+    """One action on one line, without its reason."""
+    return f"{action.target}: {value_text(action.before)} -> {value_text(action.after)}"
+
+
+def failure_line(action: Action, error: VsrtuneError) -> str:
+    """One failed action on one line."""
+    return f"{action.target}: {error}"
+
+
+def mapping_is_weak(thread: Thread) -> bool:
+    """True when a worker's interface is not known by observation."""
+    return thread.role is Role.VHOST and thread.confidence is not Confidence.EXACT
+
+
+def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[str]:
+    """One line for every setting that is not what the policies say."""
+    lines = [
+        f"{a.target}: is {value_text(a.before)}, the policy says {value_text(a.after)}"
+        for a in actions
+    ]
+    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held]
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def status_line(tuned: int, drift: int, extra: Sequence[str] = ()) -> str:
+    """The STATUS= line: ``2 guests tuned, 1 drift``."""
+    return ", ".join([f"{_count(tuned, 'guest')} tuned", f"{drift} drift", *extra])

@@ -1,0 +1,58 @@
+"""What the daemon knows after a pass, frozen, for metrics and the STATUS line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vsrtune.model import Snapshot
+
+# Upper bounds of the pass duration histogram, seconds.
+BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GuestState:
+    """One guest after a pass. ``drift`` counts settings that differ from the policy,
+    ``held`` those of them that an operator changed and that we leave alone."""
+
+    ref: str
+    source: str
+    tuned: bool
+    drift: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the daemon started. ``durations`` has one count for each bound in
+    BUCKETS, and one for longer passes."""
+
+    passes: int = 0
+    pass_errors: int = 0
+    writes: int = 0
+    write_errors: int = 0
+    corrections: int = 0
+    duration_sum: float = 0.0
+    durations: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The latest state; a scrape reads this and never the host."""
+
+    snapshot: Snapshot | None = None
+    guests: tuple[GuestState, ...] = ()
+    totals: Totals = field(default_factory=Totals)
+    policies: int = 0
+    reload_success: bool = True
+    last_pass: float = 0.0  # seconds since the epoch
+
+    @property
+    def tuned(self) -> int:
+        """Number of guests that are as their policies say."""
+        return sum(g.tuned for g in self.guests)
+
+    @property
+    def drift(self) -> int:
+        """Number of settings that are not as the policies say."""
+        return sum(g.drift for g in self.guests)
