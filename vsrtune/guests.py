@@ -1,0 +1,385 @@
+"""One guest from its QEMU process: threads with their roles, interfaces, workers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vsrtune.cgroup import CpusetReader, libvirt_role
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import ObserveError
+from vsrtune.model import Guest, Interface, Role, Thread, ThreadKey, WorkerKind
+from vsrtune.net import NetReader
+from vsrtune.proc import (
+    QemuProcess,
+    RawThread,
+    parse_fdinfo_iff,
+    read_links,
+    read_thread,
+    read_threads,
+    worker_owner,
+)
+from vsrtune.rootfs import HostRoot
+from vsrtune.virt import DomainText, parse_interfaces
+from vsrtune.workers import UNMAPPED, Assignment, Slot, age, assign
+
+# Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1".
+_VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
+_IOTHREAD_NAME = re.compile(r"IO .*?(\d*)", re.ASCII)
+
+_MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
+_TUN_FD = "/dev/net/tun"
+_VHOST_NET_FD = "/dev/vhost-net"
+# Descriptors whose owner gets a worker of the same name as a NIC's.
+_OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
+
+# A monitor that was busy is left in peace for so long.
+_QMP_RETRY_SECONDS = 60.0
+
+NO_VCPUS = (
+    "vcpu threads are not known: start QEMU with -name NAME,debug-threads=on, "
+    "or with a monitor of ours, -qmp unix:PATH,server=on,wait=off"
+)
+NOT_LISTED = "started by libvirt, which does not list it now: its pins are not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One NIC with a host device. ``cold`` when it stands on QEMU's command line."""
+
+    target: str
+    mac: str
+    model: str
+    alias: str
+    vhost: bool
+    queues: int
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Open descriptors that matter: ``taps`` number to device, in number order, and
+    how many are vhost's."""
+
+    taps: Mapping[int, str]
+    vhost_net: int
+    vhost_other: int
+
+    def queues(self, device: str) -> int:
+        """Queues of ``device`` that this process holds open."""
+        return sum(1 for name in self.taps.values() if name == device)
+
+
+class VcpuFinder:
+    """vcpu threads of plain QEMUs that do not name them, asked through QMP.
+
+    An answer is kept while the process has the same threads, so that a monitor is
+    not disturbed at every pass.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
+        self._failed: dict[tuple[int, int], tuple[float, str]] = {}
+
+    def find(
+        self, root: HostRoot, process: QemuProcess, tids: frozenset[int]
+    ) -> tuple[dict[int, int], str]:
+        """tid to vcpu number, and a problem ("" when they are known)."""
+        if not process.args.qmp:
+            return {}, NO_VCPUS
+        identity = (process.pid, process.start_time)
+        known = self._known.get(identity)
+        if known is not None and known[0] == tids:
+            return known[1], ""
+        failed = self._failed.get(identity)
+        if failed is not None and self._clock() < failed[0]:
+            return {}, failed[1]
+        problem = ""
+        for socket in process.args.qmp:
+            try:
+                vcpus = root.qmp_vcpus(process.pid, socket)
+            except ObserveError as error:
+                problem = f"vcpu threads are not known: {error}"
+                continue
+            answer = {tid: index for index, tid in vcpus.items() if tid in tids}
+            self._known[identity] = (tids, answer)
+            return answer, ""
+        self._failed[identity] = (self._clock() + _QMP_RETRY_SECONDS, problem)
+        return {}, problem
+
+    def forget_all_but(self, alive: set[tuple[int, int]]) -> None:
+        """Drop what is kept of processes that are gone, given as (pid, start time)."""
+        self._known = {k: v for k, v in self._known.items() if k in alive}
+        self._failed = {k: v for k, v in self._failed.items() if k in alive}
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReader:
+    """Reads guests in one pass. ``workers`` are the vhost kernel threads by owner,
+    ``seen`` tells on which (device, ifindex) a worker was seen transmitting."""
+
+    root: HostRoot
+    net: NetReader
+    cpusets: CpusetReader
+    online: CpuSet
+    workers: Mapping[int, Sequence[int]]
+    seen: Callable[[ThreadKey], tuple[str, int] | None]
+    vcpus: VcpuFinder
+
+    def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
+        """The guest; None when its process ended meanwhile. Raises OSError when it
+        cannot be looked into, ObserveError for unreadable domain XML."""
+        try:
+            raw = read_threads(self.root, process.pid)
+            descriptors = self._descriptors(process.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if not any(t.key.tid == process.pid for t in raw):
+            return None
+        raw += self._kernel_workers(raw)
+        libvirt = domain is not None or process.args.libvirt
+        roles, problems = self._roles(process, raw, libvirt)
+        if libvirt and domain is None:
+            problems.append(NOT_LISTED)
+        backends = _backends(process, domain, descriptors)
+        interfaces, slots = self._interfaces(backends)
+        mapped = assign(
+            [t.key for t in raw if roles[t.key][0] is Role.VHOST],
+            slots,
+            first_vcpu=min(
+                (t.key for t in raw if roles[t.key][0] is Role.VCPU), key=age, default=None
+            ),
+            others=descriptors.vhost_other,
+            seen=self._seen(raw),
+        )
+        if mapped.problem:
+            problems.append(mapped.problem)
+        return Guest(
+            name=_name(process, domain),
+            uuid=domain.uuid if domain is not None else process.args.uuid,
+            source="libvirt" if libvirt else "qemu",
+            pid=process.pid,
+            start_time=process.start_time,
+            threads=tuple(
+                self._thread(t, *roles[t.key], mapped.workers.get(t.key), domain) for t in raw
+            ),
+            interfaces=interfaces,
+            problems=tuple(problems),
+        )
+
+    def _descriptors(self, pid: int) -> Descriptors:
+        taps: dict[int, str] = {}
+        links = read_links(self.root, pid)
+        for number, link in links.items():
+            device: str | None = None
+            macvtap = _MACVTAP_FD.fullmatch(link)
+            if macvtap is not None:
+                device = self.net.by_ifindex(int(macvtap[1]))
+            elif link == _TUN_FD:
+                try:
+                    device = parse_fdinfo_iff(self.root.read(f"/proc/{pid}/fdinfo/{number}"))
+                except OSError:
+                    continue
+            if device:
+                taps[number] = device
+        kinds = list(links.values())
+        return Descriptors(
+            taps, kinds.count(_VHOST_NET_FD), sum(kinds.count(k) for k in _OTHER_VHOST_FDS)
+        )
+
+    def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
+        found = []
+        for owner in threads:
+            for tid in self.workers.get(owner.key.tid, ()):
+                worker = read_thread(self.root, tid, tid)
+                if worker is not None and worker_owner(worker.name) == owner.key.tid:
+                    found.append(worker)
+        return found
+
+    def _roles(
+        self, process: QemuProcess, threads: Sequence[RawThread], libvirt: bool
+    ) -> tuple[dict[ThreadKey, tuple[Role, int | None]], list[str]]:
+        tids = frozenset(t.key.tid for t in threads)
+        roles = {t.key: _role(t, process.pid, tids, libvirt) for t in threads}
+        if any(role is Role.VCPU for role, _ in roles.values()):
+            return roles, []
+        if libvirt:
+            # Asking a monitor that is libvirt's would taint the domain.
+            return roles, ["vcpu threads are not known: neither cgroups nor names tell"]
+        own = frozenset(t.key.tid for t in threads if t.key.pid == process.pid)
+        numbers, problem = self.vcpus.find(self.root, process, own)
+        for thread in threads:
+            if thread.key.tid in numbers:
+                roles[thread.key] = (Role.VCPU, numbers[thread.key.tid])
+        return roles, [problem] if problem else []
+
+    def _interfaces(self, backends: Sequence[Backend]) -> tuple[tuple[Interface, ...], list[Slot]]:
+        interfaces = []
+        slots = []
+        for backend in backends:
+            device = self.net.device(backend.target)
+            if device is None:
+                continue
+            try:
+                interface = Interface(
+                    target=backend.target,
+                    ifindex=device.ifindex,
+                    kind=self.net.kind(device),
+                    mac=backend.mac,
+                    model=backend.model,
+                    vhost=backend.vhost,
+                    queues=backend.queues,
+                    txqueuelen=self.net.txqueuelen(device),
+                    ring_drops=self.net.ring_drops(device),
+                    lower=self.net.lower_chain(backend.target),
+                    alias=backend.alias,
+                )
+            except FileNotFoundError:
+                continue
+            interfaces.append(interface)
+            if backend.vhost:
+                slots += [
+                    Slot(interface.target, interface.ifindex, queue, backend.cold)
+                    for queue in range(backend.queues)
+                ]
+        return tuple(interfaces), slots
+
+    def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, tuple[str, int]]:
+        found = {}
+        for thread in threads:
+            device = self.seen(thread.key)
+            if device is not None:
+                found[thread.key] = device
+        return found
+
+    def _thread(
+        self,
+        raw: RawThread,
+        role: Role,
+        index: int | None,
+        assignment: Assignment | None,
+        domain: DomainText | None,
+    ) -> Thread:
+        vhost = role is Role.VHOST
+        known = (assignment or UNMAPPED) if vhost else None
+        slot = known.slot if known is not None else None
+        cgroup = raw.cgroup
+        return Thread(
+            key=raw.key,
+            name=raw.name,
+            role=role,
+            sched=raw.sched,
+            # /proc shows the whole mask; sched_getaffinity(2) what of it is online.
+            affinity=raw.affinity & self.online,
+            last_cpu=raw.last_cpu,
+            cpu_ns=raw.cpu_ns,
+            cgroup=cgroup or "",
+            cpuset_cpus=self.cpusets.raw(cgroup) if cgroup is not None else None,
+            cpuset_effective=self.cpusets.effective(cgroup) if cgroup is not None else None,
+            index=index,
+            worker=(WorkerKind.KTHREAD if raw.kthread else WorkerKind.TASK) if vhost else None,
+            interface=slot.interface if slot is not None else None,
+            queue=slot.queue if slot is not None else None,
+            confidence=known.confidence if known is not None else None,
+            pin=_pin(domain, role, index),
+        )
+
+
+def _role(
+    thread: RawThread, pid: int, tids: frozenset[int], libvirt: bool
+) -> tuple[Role, int | None]:
+    if worker_owner(thread.name) in tids:
+        return Role.VHOST, None
+    if thread.key.tid == pid:
+        return Role.EMULATOR, None
+    placed = libvirt_role(thread.cgroup) if libvirt else None
+    if placed is not None and placed[1] is not None:
+        return Role.VCPU if placed[0] == "vcpu" else Role.IOTHREAD, placed[1]
+    vcpu = _VCPU_NAME.fullmatch(thread.name)
+    if vcpu is not None:
+        return Role.VCPU, int(vcpu[1])
+    iothread = _IOTHREAD_NAME.fullmatch(thread.name)
+    if iothread is not None:
+        return Role.IOTHREAD, int(iothread[1]) if iothread[1] else None
+    return Role.WORKER, None
+
+
+def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | None:
+    if domain is None:
+        return None
+    if role is Role.EMULATOR:
+        return domain.emulator_pin
+    if role is Role.VCPU:
+        return next((p.cpus for p in domain.vcpu_pins if p.vcpu == index), None)
+    return None
+
+
+def _name(process: QemuProcess, domain: DomainText | None) -> str:
+    if domain is not None:
+        return domain.name
+    return process.args.name or process.args.uuid or f"pid-{process.pid}"
+
+
+def _backends(
+    process: QemuProcess, domain: DomainText | None, descriptors: Descriptors
+) -> list[Backend]:
+    """NICs in the order in which QEMU made them."""
+    if domain is None:
+        return _command_line_backends(process, descriptors)
+    order = {netdev.id: n for n, netdev in enumerate(process.args.netdevs)}
+    cold = []
+    hot = []
+    for found in parse_interfaces(domain.live_xml):
+        position = order.get(found.netdev)
+        netdev = process.args.netdevs[position] if position is not None else None
+        # An alias is given again after an unplug; then the descriptor of the command
+        # line is closed, or belongs to another device.
+        same = netdev is not None and (
+            not netdev.fds or descriptors.taps.get(netdev.fds[0]) == found.target
+        )
+        backend = Backend(
+            target=found.target,
+            mac=found.mac,
+            model=found.model,
+            alias=found.alias,
+            vhost=netdev.vhost if netdev is not None and same else found.vhost,
+            queues=descriptors.queues(found.target) or 1,
+            cold=same,
+        )
+        if position is not None and same:
+            cold.append((position, backend))
+        else:
+            hot.append(backend)
+    return [backend for _, backend in sorted(cold, key=lambda c: c[0])] + hot
+
+
+def _command_line_backends(process: QemuProcess, descriptors: Descriptors) -> list[Backend]:
+    backends: list[Backend] = []
+    devices = list(dict.fromkeys(descriptors.taps.values()))
+    named = {n.ifname for n in process.args.netdevs} | {
+        descriptors.taps.get(n.fds[0]) for n in process.args.netdevs if n.fds
+    }
+    # QEMU opened these itself under names of the kernel's choice, in order.
+    unnamed = iter([d for d in devices if d not in named])
+    for netdev in process.args.netdevs:
+        device: str | None
+        if netdev.fds:
+            device = descriptors.taps.get(netdev.fds[0])
+        else:
+            device = netdev.ifname or next(unnamed, None)
+        if device is not None and device in devices:
+            devices.remove(device)
+            queues = descriptors.queues(device)
+            backends.append(
+                Backend(device, netdev.mac, netdev.model, netdev.device, netdev.vhost, queues, True)
+            )
+    spare = descriptors.vhost_net - sum(b.queues for b in backends if b.vhost)
+    for device in devices:
+        queues = descriptors.queues(device)
+        vhost = spare >= queues
+        spare -= queues if vhost else 0
+        backends.append(Backend(device, "", "", "", vhost, queues, False))
+    return backends

@@ -1,0 +1,66 @@
+"""CPUs and kernel settings of the host."""
+
+from __future__ import annotations
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Cpu
+from vsrtune.rootfs import HostRoot
+
+CPU_DIR = "/sys/devices/system/cpu"
+NODE_DIR = "/sys/devices/system/node"
+
+
+def read_cpus(root: HostRoot) -> tuple[Cpu, ...]:
+    """CPUs that are present, in order. Raises OSError when sysfs is not there.
+
+    ``isolated`` joins isolcpus= with the isolated partitions of cgroup v2.
+    """
+    online = CpuSet.parse(root.read(f"{CPU_DIR}/online"))
+    present = CpuSet.parse(root.read(f"{CPU_DIR}/present"))
+    isolated = _optional(root, f"{CPU_DIR}/isolated") | _optional(
+        root, "/sys/fs/cgroup/cpuset.cpus.isolated"
+    )
+    nodes = _nodes(root)
+    smt = _text(root, f"{CPU_DIR}/smt/active") != "0"
+    return tuple(
+        Cpu(
+            id=cpu,
+            online=cpu in online,
+            isolated=cpu in isolated,
+            siblings=_siblings(root, cpu) if smt and cpu in online else CpuSet([cpu]),
+            node=nodes.get(cpu, 0),
+        )
+        for cpu in present
+    )
+
+
+def _siblings(root: HostRoot, cpu: int) -> CpuSet:
+    found = _optional(root, f"{CPU_DIR}/cpu{cpu}/topology/thread_siblings_list")
+    return found | CpuSet([cpu])
+
+
+def _nodes(root: HostRoot) -> dict[int, int]:
+    """NUMA node of each CPU; empty on kernels without NUMA."""
+    try:
+        names = root.listdir(NODE_DIR)
+    except OSError:
+        return {}
+    nodes = {}
+    for name in names:
+        number = name.removeprefix("node")
+        if name.startswith("node") and number.isdecimal():
+            for cpu in _optional(root, f"{NODE_DIR}/{name}/cpulist"):
+                nodes[cpu] = int(number)
+    return nodes
+
+
+def _optional(root: HostRoot, path: str) -> CpuSet:
+    text = _text(root, path)
+    return CpuSet() if text == "(null)" else CpuSet.parse(text)
+
+
+def _text(root: HostRoot, path: str) -> str:
+    try:
+        return root.read(path).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,53 @@
+"""Interrupts of network cards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Irq
+from vsrtune.rootfs import HostRoot
+
+_LINE = re.compile(r"\s*(\d+):((?:\s+\d+)*)\s+(.*)", re.ASCII)
+# What stands last when no driver has requested the interrupt: "49152-edge".
+_NO_ACTION = re.compile(r"\d+-\w*|\S*Level|\S*Edge")
+
+
+def parse_interrupts(text: str) -> dict[int, str]:
+    """Names by interrupt number, from /proc/interrupts (kernel ``show_interrupts``:
+    two blanks stand before the names of the actions, which are joined by ", ")."""
+    names: dict[int, str] = {}
+    for line in text.splitlines()[1:]:
+        match = _LINE.match(line)
+        if match is not None:
+            name = match[3].rstrip().rpartition("  ")[2].strip()
+            names[int(match[1])] = "" if _NO_ACTION.fullmatch(name) else name
+    return names
+
+
+def read_names(root: HostRoot) -> dict[int, str]:
+    """Names by interrupt number. Raises OSError."""
+    return parse_interrupts(root.read("/proc/interrupts"))
+
+
+def read_irqs(root: HostRoot, numbers: Iterable[int], names: Mapping[int, str]) -> tuple[Irq, ...]:
+    """The interrupts of one card that a driver has requested, in number order.
+
+    ``effective`` falls back to ``smp_affinity_list`` on kernels without
+    CONFIG_GENERIC_IRQ_EFFECTIVE_AFF_MASK.
+    """
+    irqs = []
+    for number in sorted(numbers):
+        if not names.get(number):
+            continue
+        try:
+            affinity = CpuSet.parse(root.read(f"/proc/irq/{number}/smp_affinity_list"))
+        except OSError:
+            continue
+        try:
+            effective = CpuSet.parse(root.read(f"/proc/irq/{number}/effective_affinity_list"))
+        except OSError:
+            effective = affinity
+        irqs.append(Irq(number, names[number], affinity, effective))
+    return tuple(irqs)

@@ -1,0 +1,278 @@
+"""Network devices from sysfs: what a guest's interface stands on."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.irq import read_irqs
+from vsrtune.model import Nic, NicKind
+from vsrtune.rootfs import HostRoot
+
+CLASS = "/sys/class/net"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One network device.
+
+    ``path`` is its directory in /sys/devices, ``names`` what stands in it.
+    """
+
+    name: str
+    ifindex: int
+    devtype: str
+    path: str
+    names: frozenset[str]
+
+    @property
+    def lowers(self) -> tuple[str, ...]:
+        """Devices directly below, in this network namespace."""
+        return tuple(sorted(n.removeprefix("lower_") for n in self.names if n.startswith("lower_")))
+
+    @property
+    def tun(self) -> bool:
+        """Whether it is a tun or tap device (drivers/net/tun.c adds tun_flags)."""
+        return "tun_flags" in self.names
+
+    @property
+    def hardware(self) -> str | None:
+        """Directory of the device behind it; None for virtual devices."""
+        if "device" not in self.names:
+            return None
+        return posixpath.dirname(posixpath.dirname(self.path))
+
+
+def parse_uevent(text: str) -> dict[str, str]:
+    """Read a uevent file: KEY=VALUE lines."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {key: value for key, equals, value in pairs if equals}
+
+
+class NetReader:
+    """Reads each device once. Devices that vanish meanwhile are not there."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._devices: dict[str, Device | None] = {}
+        self._by_ifindex: dict[int, str] | None = None
+
+    def names(self) -> list[str]:
+        """All devices of this network namespace. Raises OSError."""
+        # bonding_masters is a file of the class, not a device.
+        return [n for n in self._root.listdir(CLASS) if n != "bonding_masters"]
+
+    def device(self, name: str) -> Device | None:
+        """The device of that name; None when there is none."""
+        if name not in self._devices:
+            self._devices[name] = self._read(name)
+        return self._devices[name]
+
+    def by_ifindex(self, ifindex: int) -> str | None:
+        """The name of the device with that index; None when there is none."""
+        if self._by_ifindex is None:
+            self._by_ifindex = {}
+            for name in self.names():
+                number = self._number(f"{CLASS}/{name}/ifindex")
+                if number is not None:
+                    self._by_ifindex[number] = name
+        return self._by_ifindex.get(ifindex)
+
+    def txqueuelen(self, device: Device) -> int:
+        """``tx_queue_len``: for taps the length of each ring. Raises OSError."""
+        return int(self._root.read(f"{device.path}/tx_queue_len"))
+
+    def ring_drops(self, device: Device) -> int:
+        """Frames to the guest that found the ring full.
+
+        macvtap counts them as rx_dropped (``tap_handle_frame``), tun as tx_dropped
+        (``tun_net_xmit``). Raises OSError.
+        """
+        counter = "tx_dropped" if device.tun else "rx_dropped"
+        return int(self._root.read(f"{device.path}/statistics/{counter}"))
+
+    def kind(self, device: Device) -> NicKind:
+        """How a guest's host device is attached."""
+        if device.devtype == "macvtap":
+            return NicKind.MACVTAP
+        if device.tun and "brport" in device.names:
+            return NicKind.BRIDGE
+        return NicKind.OTHER
+
+    def lower_chain(self, name: str) -> tuple[str, ...]:
+        """Devices below a guest's host device, nearest first, down to the physical
+        ones; several stand side by side below a bridge or bond.
+
+        A chain that leaves this network namespace ends there.
+        """
+        chain: list[str] = []
+        visited = {name}
+        self._descend(name, True, visited, chain)
+        return tuple(chain)
+
+    def _descend(self, name: str, end: bool, visited: set[str], chain: list[str]) -> None:
+        device = self.device(name)
+        if device is None:
+            return
+        below, ends = self._below(device, end)
+        for lower in below:
+            if lower not in visited:
+                visited.add(lower)
+                chain.append(lower)
+                self._descend(lower, ends, visited, chain)
+
+    def _below(self, device: Device, end: bool) -> tuple[tuple[str, ...], bool]:
+        """Devices directly below. ``end`` says that the device is an end of a link (a
+        guest's tap, the far end of a veth), so that a bridge it is in lies below it
+        and not above; the second result says so of the devices returned."""
+        if end:
+            master = self._master(device)
+            if master is not None:
+                return (master,), False
+        ports = self._ports(device)
+        if ports or device.lowers:
+            return ports or device.lowers, False
+        if device.tun or "device" in device.names:
+            return (), False
+        peer = self._veth_peer(device)
+        return ((peer,) if peer is not None else ()), True
+
+    def _master(self, device: Device) -> str | None:
+        """The bridge, or the Open vSwitch, that the device is a port of."""
+        try:
+            master = self._root.readlink(f"{device.path}/master").rpartition("/")[2]
+        except OSError:
+            return None
+        return master if "brport" in device.names or master == "ovs-system" else None
+
+    def _ports(self, device: Device) -> tuple[str, ...]:
+        """Ports of a bridge that lead out of the host: all but the guests' taps."""
+        if "bridge" not in device.names and device.name != "ovs-system":
+            return ()
+        ports = []
+        for name in device.lowers:
+            port = self.device(name)
+            if port is not None and not port.tun:
+                ports.append(name)
+        return tuple(ports)
+
+    def _veth_peer(self, device: Device) -> str | None:
+        """The other end of a veth when it is in this namespace.
+
+        ``iflink`` of a veth is its peer's index in the *peer's* namespace, so the
+        device of that index here is the peer only when it points back.
+        """
+        link = self._number(f"{device.path}/iflink")
+        if link is None or link == device.ifindex or device.devtype:
+            return None
+        name = self.by_ifindex(link)
+        peer = self.device(name) if name is not None else None
+        if peer is None or "device" in peer.names or peer.devtype:
+            return None
+        back = self._number(f"{peer.path}/iflink")
+        return name if back == device.ifindex else None
+
+    def nic(
+        self,
+        name: str,
+        irq_names: Callable[[], Mapping[int, str]],
+        rx_cpus: Callable[[str, int], CpuSet | None],
+    ) -> Nic | None:
+        """A lower device with its interrupts; None when it is gone.
+
+        ``irq_names`` is called only for hardware; ``rx_cpus(name, ifindex)`` gives
+        what was seen of its receive SoftIRQ.
+        """
+        device = self.device(name)
+        if device is None:
+            return None
+        hardware = device.hardware
+        numbers = self._irq_numbers(hardware) if hardware is not None else ()
+        try:
+            return Nic(
+                name=name,
+                ifindex=device.ifindex,
+                driver=self._driver(device, hardware),
+                node=self._node(hardware),
+                txqueuelen=self.txqueuelen(device),
+                threaded_napi=self._number(f"{device.path}/threaded") not in (None, 0),
+                rps_cpus=self._rps(device),
+                irqs=read_irqs(self._root, numbers, irq_names()) if numbers else (),
+                rx_cpus=rx_cpus(name, device.ifindex),
+            )
+        except FileNotFoundError:
+            return None
+
+    def _driver(self, device: Device, hardware: str | None) -> str:
+        """Driver of the hardware, else the kind of virtual device ("" for veth,
+        of which sysfs does not tell)."""
+        if hardware is None:
+            return device.devtype
+        try:
+            return self._root.readlink(f"{hardware}/driver").rpartition("/")[2]
+        except OSError:
+            return device.devtype
+
+    def _node(self, hardware: str | None) -> int:
+        """NUMA node, -1 when the device belongs to none."""
+        if hardware is None:
+            return -1
+        for path in (hardware, posixpath.dirname(hardware)):
+            node = self._number(f"{path}/numa_node")
+            if node is not None:
+                return node
+        return -1
+
+    def _irq_numbers(self, hardware: str) -> tuple[int, ...]:
+        """MSI vectors, else the one pin interrupt. A virtio device's are its PCI
+        parent's (KERNEL: drivers/virtio/virtio_pci_common.c)."""
+        parent = posixpath.dirname(hardware)
+        virtio = posixpath.basename(hardware).startswith("virtio")
+        for path in (parent,) if virtio else (hardware,):
+            try:
+                listed = self._root.listdir(f"{path}/msi_irqs")
+            except OSError:
+                number = self._number(f"{path}/irq")
+                return (number,) if number else ()
+            return tuple(int(n) for n in listed if n.isdecimal())
+        return ()
+
+    def _rps(self, device: Device) -> CpuSet:
+        """CPUs of all receive queues' ``rps_cpus``."""
+        cpus = CpuSet()
+        try:
+            queues = self._root.listdir(f"{device.path}/queues")
+        except OSError:
+            return cpus
+        for queue in queues:
+            if queue.startswith("rx-"):
+                try:
+                    mask = self._root.read(f"{device.path}/queues/{queue}/rps_cpus")
+                except OSError:
+                    continue
+                cpus = cpus | CpuSet.from_mask(mask)
+        return cpus
+
+    def _number(self, path: str) -> int | None:
+        try:
+            return int(self._root.read(path))
+        except (OSError, ValueError):
+            return None
+
+    def _read(self, name: str) -> Device | None:
+        try:
+            link = self._root.readlink(f"{CLASS}/{name}")
+            path = posixpath.normpath(posixpath.join(CLASS, link))
+            uevent = parse_uevent(self._root.read(f"{path}/uevent"))
+            names = frozenset(self._root.listdir(path))
+        except OSError:
+            return None
+        return Device(
+            name=name,
+            ifindex=int(uevent.get("IFINDEX", "0")),
+            devtype=uevent.get("DEVTYPE", ""),
+            path=path,
+            names=names,
+        )

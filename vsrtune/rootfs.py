@@ -1,0 +1,209 @@
+"""The only opener of /proc, /sys and /sys/fs/cgroup: of this host, or of a recorded one."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from vsrtune.codec import decode
+from vsrtune.errors import ObserveError
+from vsrtune.model import POLICY_NUMBERS, Sched, SchedClass
+
+INDEX = "index.json"
+
+# __NR_sched_getattr; architectures not named here use asm-generic's number.
+_SCHED_GETATTR = {"x86_64": 315, "i686": 352, "armv7l": 381, "ppc64le": 356, "s390x": 346}
+_SCHED_GETATTR_GENERIC = 275
+
+_SCHED_FLAG_RESET_ON_FORK = 0x01
+_CLASSES = {number: cls for cls, number in POLICY_NUMBERS.items()}
+
+
+class HostRoot(Protocol):
+    """What readers may ask of a host. Paths are absolute, as on that host."""
+
+    def read(self, path: str) -> str:
+        """The whole text; bytes that are not UTF-8 become ``\\xNN``. OSError as from open."""
+        ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names. OSError as from os.listdir."""
+        ...
+
+    def readlink(self, path: str) -> str:
+        """Where a symbolic link points. OSError as from os.readlink."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether the path is there."""
+        ...
+
+    def sched_attr(self, tid: int) -> Sched:
+        """``sched_getattr(2)`` of one thread. OSError: ESRCH when it is gone, EOPNOTSUPP
+        when its class is not one of the model's (sched_ext)."""
+        ...
+
+    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+        """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. Raises ObserveError."""
+        ...
+
+
+class _SchedAttr(ctypes.Structure):
+    """``struct sched_attr`` (include/uapi/linux/sched/types.h), version 0."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("policy", ctypes.c_uint32),
+        ("flags", ctypes.c_uint64),
+        ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32),
+        ("runtime", ctypes.c_uint64),
+        ("deadline", ctypes.c_uint64),
+        ("period", ctypes.c_uint64),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def sched_getattr(tid: int) -> Sched:
+    """Scheduling class and parameters of a thread of this host.
+
+    The times are kept for DEADLINE only: from 6.12 on the kernel reports a fair
+    thread's slice in the runtime field, which is no parameter of its class.
+    Raises OSError: ESRCH when the thread is gone, EOPNOTSUPP for a class that the
+    model does not know (sched_ext).
+    """
+    number = _SCHED_GETATTR.get(platform.machine(), _SCHED_GETATTR_GENERIC)
+    attr = _SchedAttr()
+    size = ctypes.c_uint(ctypes.sizeof(attr))
+    zero = ctypes.c_uint(0)
+    if _libc.syscall(ctypes.c_long(number), ctypes.c_int(tid), ctypes.byref(attr), size, zero):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"sched_getattr of {tid}")
+    cls = _CLASSES.get(attr.policy)
+    if cls is None:
+        raise OSError(errno.EOPNOTSUPP, f"unknown policy {attr.policy}", f"thread {tid}")
+    timed = cls is SchedClass.DEADLINE
+    return Sched(
+        cls=cls,
+        priority=attr.priority,
+        nice=attr.nice,
+        reset_on_fork=bool(attr.flags & _SCHED_FLAG_RESET_ON_FORK),
+        runtime_ns=attr.runtime if timed else 0,
+        deadline_ns=attr.deadline if timed else 0,
+        period_ns=attr.period if timed else 0,
+    )
+
+
+class LiveRoot:
+    """This host."""
+
+    def read(self, path: str) -> str:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall().decode("utf-8", "backslashreplace")
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(_text(os.fsencode(name)) for name in os.listdir(path))
+
+    def readlink(self, path: str) -> str:
+        return _text(os.readlink(os.fsencode(path)))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def sched_attr(self, tid: int) -> Sched:
+        return sched_getattr(tid)
+
+    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+        # Imported here: asyncio and the QMP library are slow to load, and most
+        # hosts never need them.
+        from vsrtune.qmp import query_vcpus
+
+        # The path is as QEMU sees it, which may be inside a container.
+        seen = f"root{socket}" if socket.startswith("/") else f"cwd/{socket}"
+        return query_vcpus(f"/proc/{pid}/{seen}")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class DirRoot:
+    """A recorded host: a directory with ``proc/...``, ``sys/...`` and so on.
+
+    ``index.json``, when present, holds what a plain file cannot: ``links``
+    (path to target), ``listings`` (path to names), ``errors`` (path to errno
+    name) and ``absent`` paths. A tree written by hand needs none: directories
+    are then listed as they are. ``sched_attr/TID.json`` and ``qmp/PID.json``
+    hold the answers that are not files on a host.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        index: Mapping[str, Any] = {}
+        file = self.path / INDEX
+        if file.exists():
+            index = json.loads(file.read_text("utf-8"))
+        self._links: Mapping[str, str] = index.get("links", {})
+        self._listings: Mapping[str, list[str]] = index.get("listings", {})
+        self._errors: Mapping[str, str] = index.get("errors", {})
+
+    def _at(self, path: str) -> Path:
+        return self.path / path.lstrip("/")
+
+    def _check(self, path: str) -> None:
+        name = self._errors.get(path)
+        if name is not None:
+            code = getattr(errno, name)
+            raise OSError(code, os.strerror(code), path)
+
+    def read(self, path: str) -> str:
+        self._check(path)
+        try:
+            return _text(self._at(path).read_bytes())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+
+    def listdir(self, path: str) -> list[str]:
+        self._check(path)
+        if path in self._listings:
+            return sorted(self._listings[path])
+        try:
+            return sorted(os.listdir(self._at(path)))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+
+    def readlink(self, path: str) -> str:
+        self._check(path)
+        if path in self._links:
+            return self._links[path]
+        code = errno.EINVAL if self._at(path).exists() else errno.ENOENT
+        raise OSError(code, os.strerror(code), path)
+
+    def exists(self, path: str) -> bool:
+        if self._errors.get(path) == "ENOENT":
+            return False
+        return path in self._links or path in self._listings or self._at(path).exists()
+
+    def sched_attr(self, tid: int) -> Sched:
+        path = f"/sched_attr/{tid}.json"
+        try:
+            return decode(Sched, json.loads(self.read(path)))
+        except FileNotFoundError:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), path) from None
+
+    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+        try:
+            data = json.loads(self.read(f"/qmp/{pid}.json"))
+        except FileNotFoundError:
+            raise ObserveError("not recorded", where=socket) from None
+        if "error" in data:
+            raise ObserveError(data["error"], where=socket)
+        return {int(index): tid for index, tid in data["vcpus"].items()}

@@ -1,0 +1,129 @@
+"""What a trace has shown, remembered until the next boot: /run/vsrtune/seen.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vsrtune.codec import decode, encode
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.model import ThreadKey
+
+DEFAULT_PATH = Path("/run/vsrtune/seen.json")
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A vhost worker seen transmitting on a device."""
+
+    key: ThreadKey
+    device: str
+    ifindex: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNic:
+    """CPUs seen to run a lower device's receive SoftIRQ."""
+
+    nic: str
+    ifindex: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The file's content."""
+
+    boot_id: str
+    workers: tuple[SeenWorker, ...] = ()
+    nics: tuple[SeenNic, ...] = ()
+    version: int = _VERSION
+
+
+def parse(text: str, boot_id: str) -> Seen:
+    """Read the file's text. Text that is damaged, of another version or of another
+    boot counts as empty: it can be traced again."""
+    try:
+        seen = decode(Seen, json.loads(text))
+    except (ValueError, VsrtuneError):
+        return Seen(boot_id)
+    usable = seen.boot_id == boot_id and seen.version == _VERSION
+    return seen if usable else Seen(boot_id)
+
+
+class SeenMemory:
+    """Observations that outlive a trace. With ``path`` None they are kept in memory,
+    beginning with ``text``."""
+
+    def __init__(self, path: Path | None = DEFAULT_PATH, text: str = "") -> None:
+        self.path = path
+        self.seen = Seen("")
+        self._text = text
+
+    def load(self, boot_id: str) -> None:
+        """Read the file again: another process may have traced since."""
+        if self.path is not None:
+            try:
+                self.seen = parse(self.path.read_text("utf-8", "replace"), boot_id)
+            except OSError:
+                self.seen = Seen(boot_id)
+        elif self.seen.boot_id != boot_id:
+            self.seen = parse(self._text, boot_id)
+
+    def worker(self, key: ThreadKey) -> tuple[str, int] | None:
+        """(device, ifindex) on which the worker was last seen; None when never."""
+        found = next((w for w in self.seen.workers if w.key == key), None)
+        return (found.device, found.ifindex) if found is not None else None
+
+    def rx_cpus(self, nic: str, ifindex: int) -> CpuSet | None:
+        """CPUs on which the device was last seen receiving; None when never."""
+        found = (n for n in self.seen.nics if (n.nic, n.ifindex) == (nic, ifindex))
+        return next((n.cpus for n in found), None)
+
+    def remember(
+        self,
+        workers: Iterable[SeenWorker],
+        nics: Iterable[SeenNic],
+        alive: Iterable[ThreadKey],
+    ) -> None:
+        """Merge, newest winning, and forget workers that are not ``alive``. Raises
+        ObserveError when the file cannot be replaced; memory is updated anyway."""
+        living = set(alive)
+        by_key = {w.key: w for w in self.seen.workers if w.key in living}
+        by_key.update((w.key, w) for w in workers)
+        by_nic = {(n.nic, n.ifindex): n for n in self.seen.nics}
+        by_nic.update(((n.nic, n.ifindex), n) for n in nics)
+        self.seen = replace(
+            self.seen,
+            workers=tuple(w for _, w in sorted(by_key.items())),
+            nics=tuple(n for _, n in sorted(by_nic.items())),
+        )
+        if self.path is not None:
+            try:
+                _replace(self.path, json.dumps(encode(self.seen), ensure_ascii=False))
+            except OSError as error:
+                raise ObserveError(
+                    f"cannot remember what was traced: {error.strerror}", where=str(self.path)
+                ) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

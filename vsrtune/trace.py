@@ -1,0 +1,214 @@
+"""Who transmits and where frames are received, counted by the kernel for a moment.
+
+A tracefs instance of our own with hist triggers: the kernel counts, nothing is
+copied per frame, and the tracing of others is left alone. Guest transmission
+runs in its vhost worker (``tap_sendmsg`` -> ``dev_queue_xmit`` for macvtap, so
+``net:net_dev_queue`` fires; ``tun_sendmsg`` -> ``netif_receive_skb`` for a tap),
+and every frame of a lower device passes ``net:netif_receive_skb`` on the CPU of
+its receive SoftIRQ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, ObserveError
+
+TRACEFS = "/sys/kernel/tracing"
+PREFIX = "vsrtune-"
+
+# kernel/events/hist: one write to "trigger" is at most a page.
+_MAX_FILTER = 3000
+_ENTRIES = 4096
+
+# A CPU counts as receiving with this share of a device's frames, once this many
+# were seen: below, chance decides.
+MIN_FRAMES = 50
+MIN_SHARE = 0.10
+
+_ENTRY = re.compile(r"\{\s*(.*?)\s*\}\s*hitcount:\s*(\d+)")
+# 5.14 renamed the CPU key; older kernels know only "cpu".
+_CPU_KEYS = ("common_cpu", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What to watch: guests' macvtaps, guests' taps, and the lower devices."""
+
+    macvtaps: tuple[str, ...] = ()
+    taps: tuple[str, ...] = ()
+    lowers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """Frames counted: ``sent`` by (device, tid) from a guest, ``received`` by
+    (lower device, CPU)."""
+
+    sent: Mapping[tuple[str, int], int]
+    received: Mapping[tuple[str, int], int]
+
+
+def parse_hist(text: str) -> list[tuple[dict[str, str], int]]:
+    """Entries of a tracefs ``hist`` file: their keys, and the hit count."""
+    entries = []
+    for match in _ENTRY.finditer(text):
+        keys: dict[str, str] = {}
+        for part in re.split(r"\s*,\s+", match[1]):
+            key, _, value = part.partition(":")
+            keys[key.strip()] = value.strip()
+        entries.append((keys, int(match[2])))
+    return entries
+
+
+def count_by(text: str, field: str) -> dict[tuple[str, int], int]:
+    """Hit counts by (device, ``field``), of the entries that have that key. The CPU
+    key is found by either of its names."""
+    fields = _CPU_KEYS if field in _CPU_KEYS else (field,)
+    counts: dict[tuple[str, int], int] = {}
+    for keys, hits in parse_hist(text):
+        number = next((keys[f] for f in fields if f in keys), None)
+        if "name" in keys and number is not None and number.isdecimal():
+            key = (keys["name"], int(number))
+            counts[key] = counts.get(key, 0) + hits
+    return counts
+
+
+def rx_cpus(received: Mapping[tuple[str, int], int], device: str) -> CpuSet | None:
+    """CPUs that carry a tenth or more of the device's frames; None below 50 frames."""
+    by_cpu = {cpu: hits for (name, cpu), hits in received.items() if name == device}
+    total = sum(by_cpu.values())
+    if total < MIN_FRAMES:
+        return None
+    return CpuSet(cpu for cpu, hits in by_cpu.items() if hits >= MIN_SHARE * total)
+
+
+def sender_device(
+    sent: Mapping[tuple[str, int], int], tid: int, devices: Iterable[str]
+) -> tuple[str, int] | None:
+    """The guest's device on which a worker transmitted most, with its frames."""
+    wanted = set(devices)
+    found = [(hits, name) for (name, t), hits in sent.items() if t == tid and name in wanted]
+    if not found:
+        return None
+    hits, name = max(found)
+    return name, hits
+
+
+class Tracer:
+    """Runs one short trace at a time in an instance named after this process."""
+
+    def __init__(self, tracefs: str = TRACEFS, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._instances = f"{tracefs}/instances"
+        self._sleep = sleep
+
+    def trace(self, devices: Devices, seconds: float) -> Traced:
+        """Count for ``seconds``. The instance is gone afterwards, whatever happened.
+
+        Raises ObserveError when tracefs is absent, locked down or refuses.
+        """
+        instance = f"{self._instances}/{PREFIX}{os.getpid()}"
+        try:
+            self.remove_stale()
+            os.mkdir(instance)
+        except OSError as error:
+            raise ObserveError(
+                f"tracing is unavailable: {error.strerror}",
+                where=self._instances,
+                hint="mount tracefs there, run as root, and see whether the kernel is "
+                "locked down (/sys/kernel/security/lockdown)",
+            ) from error
+        try:
+            return self._count(instance, devices, seconds)
+        except OSError as error:
+            raise ObserveError(
+                f"tracing failed: {error.strerror}",
+                where=str(error.filename or instance),
+                lasting=Lasting.TRANSIENT,
+            ) from error
+        finally:
+            _remove(instance)
+
+    def remove_stale(self) -> None:
+        """Remove instances that a crashed process of ours left. Raises OSError when
+        there is no tracefs."""
+        for name in os.listdir(self._instances):
+            pid = name.removeprefix(PREFIX)
+            ours = name.startswith(PREFIX) and pid.isdecimal()
+            if ours and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
+                _remove(f"{self._instances}/{name}")
+
+    def _count(self, instance: str, devices: Devices, seconds: float) -> Traced:
+        # Nothing is recorded in the ring buffers, so the memory may go at once.
+        with contextlib.suppress(OSError):
+            _write(f"{instance}/buffer_size_kb", "4")
+        queue = f"{instance}/events/net/net_dev_queue"
+        receive = f"{instance}/events/net/netif_receive_skb"
+        if devices.macvtaps:
+            _trigger(queue, "common_pid", devices.macvtaps)
+        if devices.taps:
+            _trigger(receive, "common_pid", devices.taps)
+        if devices.lowers:
+            _cpu_trigger(receive, devices.lowers)
+        self._sleep(seconds)
+        sent: dict[tuple[str, int], int] = {}
+        received: dict[tuple[str, int], int] = {}
+        if devices.macvtaps:
+            sent |= count_by(_read(f"{queue}/hist"), "common_pid")
+        if devices.taps or devices.lowers:
+            text = _read(f"{receive}/hist")
+            sent |= count_by(text, "common_pid")
+            received |= count_by(text, "common_cpu")
+        return Traced(sent, received)
+
+
+def _trigger(event: str, field: str, names: Iterable[str]) -> None:
+    condition = " || ".join(f'name == "{name}"' for name in sorted(names))
+    suffix = f" if {condition}" if len(condition) <= _MAX_FILTER else ""
+    _write(f"{event}/trigger", f"hist:keys=name,{field}:size={_ENTRIES}{suffix}")
+
+
+def _cpu_trigger(event: str, names: Iterable[str]) -> None:
+    for last, field in zip((False, True), _CPU_KEYS, strict=True):
+        try:
+            _trigger(event, field, names)
+            return
+        except OSError:
+            if last:
+                raise
+
+
+def _remove(instance: str) -> None:
+    for trigger in _triggers(instance):
+        with contextlib.suppress(OSError):
+            for line in _read(trigger).splitlines():
+                if line and not line.startswith("#"):
+                    _write(trigger, "!" + line.removesuffix(" [active]"))
+    with contextlib.suppress(OSError):
+        os.rmdir(instance)
+
+
+def _triggers(instance: str) -> Iterator[str]:
+    for event in ("net_dev_queue", "netif_receive_skb"):
+        yield f"{instance}/events/net/{event}/trigger"
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="backslashreplace") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    # Not open(path, "w"): opening a trigger file with O_TRUNC removes the triggers
+    # that are there already (event_trigger_regex_open).
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

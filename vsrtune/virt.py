@@ -1,0 +1,219 @@
+"""libvirt: which domains run, their XML, and libvirt's own view of the pins."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vsrtune.codec import decode
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, ObserveError
+from vsrtune.rootfs import HostRoot
+
+DEFAULT_URI = "qemu:///system"
+
+
+@dataclass(frozen=True, slots=True)
+class VcpuPinText:
+    """libvirt's pin of one vcpu."""
+
+    vcpu: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class DomainText:
+    """One running domain as libvirt describes it. ``emulator_pin`` is None when
+    libvirt does not tell."""
+
+    name: str
+    uuid: str
+    live_xml: str
+    vcpu_pins: tuple[VcpuPinText, ...] = ()
+    emulator_pin: CpuSet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DomainInterface:
+    """One ``<interface>`` that has a host device. ``vhost`` is what the XML asks for;
+    the QEMU command line says what it got."""
+
+    target: str
+    mac: str
+    model: str
+    alias: str
+    vhost: bool
+
+    @property
+    def netdev(self) -> str:
+        """The id of its back end on QEMU's command line (``qemuBuildHostNetProps``)."""
+        return f"host{self.alias}"
+
+
+class VirtSource(Protocol):
+    """Where running domains come from."""
+
+    def domains(self) -> tuple[DomainText, ...]:
+        """All running domains. Raises ObserveError when libvirt does not answer."""
+        ...
+
+
+def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
+    """NICs of a live domain XML in its order. Raises ObserveError when it is not XML."""
+    try:
+        tree = ET.fromstring(xml)
+    except ET.ParseError as error:
+        raise ObserveError(f"domain XML cannot be read: {error}") from error
+    found = []
+    for element in tree.iterfind("./devices/interface"):
+        target = _attribute(element, "target", "dev")
+        # vhost-user, user-mode and passed-through NICs have no host device.
+        if target and element.get("type") != "vhostuser":
+            model = _attribute(element, "model", "type")
+            driver = _attribute(element, "driver", "name")
+            found.append(
+                DomainInterface(
+                    target=target,
+                    mac=_attribute(element, "mac", "address").lower(),
+                    model=model,
+                    alias=_attribute(element, "alias", "name"),
+                    # libvirt uses vhost for virtio unless told driver name='qemu'.
+                    vhost=model.startswith("virtio") and driver != "qemu",
+                )
+            )
+    return tuple(found)
+
+
+def _attribute(element: ET.Element, child: str, name: str) -> str:
+    found = element.find(child)
+    return found.get(name, "") if found is not None else ""
+
+
+class LibvirtSource:
+    """A read-only connection to libvirt, opened when first needed and again after
+    it broke."""
+
+    def __init__(self, uri: str = DEFAULT_URI) -> None:
+        self.uri = uri
+        self._connection: Any = None
+
+    def domains(self) -> tuple[DomainText, ...]:
+        libvirt = self._library()
+        for last in (False, True):
+            fresh = self._connection is None
+            try:
+                connection = self._connected(libvirt)
+                active = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+                texts = [_domain_text(libvirt, domain) for domain in active]
+                return tuple(text for text in texts if text is not None)
+            except libvirt.libvirtError as error:
+                self.close()
+                # A connection kept from an earlier pass may have died since then.
+                if fresh or last:
+                    raise ObserveError(
+                        f"libvirt does not answer: {error.get_error_message()}",
+                        where=self.uri,
+                        hint="see systemctl status libvirtd virtqemud",
+                        lasting=Lasting.TRANSIENT,
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Drop the connection; the next call opens a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # A dead connection cannot be closed properly, and need not be.
+            with contextlib.suppress(self._library().libvirtError):
+                connection.close()
+
+    def _library(self) -> Any:
+        try:
+            return importlib.import_module("libvirt")
+        except ImportError:
+            raise ObserveError(
+                "the Python library libvirt is not installed",
+                where=self.uri,
+                hint="install python3-libvirt if this host runs libvirt guests",
+            ) from None
+
+    def _connected(self, libvirt: Any) -> Any:
+        if self._connection is not None and self._connection.isAlive():
+            return self._connection
+        self.close()
+        # Without this the library writes every error to stderr as well.
+        libvirt.registerErrorHandler(_ignore, None)
+        self._connection = libvirt.openReadOnly(self.uri)
+        return self._connection
+
+
+def _ignore(_context: Any, _error: Any) -> None:
+    return None
+
+
+def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
+    try:
+        return DomainText(
+            name=domain.name(),
+            uuid=domain.UUIDString().lower(),
+            live_xml=domain.XMLDesc(0),
+            vcpu_pins=tuple(
+                VcpuPinText(vcpu, _cpus(row))
+                for vcpu, row in enumerate(domain.vcpuPinInfo(libvirt.VIR_DOMAIN_AFFECT_LIVE))
+            ),
+            emulator_pin=_emulator_pin(libvirt, domain),
+        )
+    except libvirt.libvirtError as error:
+        gone = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
+        if error.get_error_code() in gone:
+            # It ended between the listing and now.
+            return None
+        raise
+
+
+def _emulator_pin(libvirt: Any, domain: Any) -> CpuSet | None:
+    row = domain.emulatorPinInfo(libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    return _cpus(row) if isinstance(row, (tuple, list)) else None
+
+
+def _cpus(row: Sequence[bool]) -> CpuSet:
+    return CpuSet(cpu for cpu, used in enumerate(row) if used)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDomains:
+    """``libvirt/domains.json`` of a recorded host; the XML texts stand beside it as
+    ``libvirt/N.xml``, N counting from 0. ``error`` is set when libvirt did not answer."""
+
+    error: str | None
+    domains: tuple[DomainText, ...]
+
+
+class RecordedVirt:
+    """The domains of a recorded host."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+
+    def domains(self) -> tuple[DomainText, ...]:
+        try:
+            text = self._root.read("/libvirt/domains.json")
+        except FileNotFoundError:
+            return ()
+        recorded = decode(RecordedDomains, json.loads(text))
+        if recorded.error is not None:
+            raise ObserveError(recorded.error)
+        return tuple(
+            DomainText(
+                domain.name,
+                domain.uuid,
+                self._root.read(f"/libvirt/{number}.xml"),
+                domain.vcpu_pins,
+                domain.emulator_pin,
+            )
+            for number, domain in enumerate(recorded.domains)
+        )
