@@ -1,0 +1,79 @@
+"""Which CPUs serve the interrupts of the NICs below a guest (``cpus.irq: auto``).
+
+A guest thread there competes with the SoftIRQ that feeds it (Abeni et al.,
+section 3.2), so these CPUs are kept free of vcpu and vhost threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Guest, Host, Interface, Nic
+
+
+@dataclass(frozen=True, slots=True)
+class IrqChoice:
+    """The CPUs, and a sentence per device saying which rule gave which."""
+
+    cpus: CpuSet
+    notes: tuple[str, ...]
+
+
+def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
+    """The union over the guest's lower devices.
+
+    Per device, the first rule that yields CPUs: the effective CPUs of its
+    interrupts together with its RPS CPUs; its RPS CPUs; the CPUs where its
+    receive SoftIRQ was seen; the lowest CPU that is online. Empty when the
+    guest has no interface on a lower device.
+    """
+    cpus = CpuSet()
+    notes: list[str] = []
+    told: set[str] = set()
+    for interface in guest.interfaces:
+        device = _serving(host, interface)
+        if device is None or device in told:
+            continue
+        told.add(device)
+        found, rule = _device(host, host.nic(device))
+        cpus |= found
+        notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
+    if not told:
+        notes.append(f"{guest.ref}: no lower device, so no interrupt CPUs")
+    return IrqChoice(cpus, tuple(notes))
+
+
+def lower_nics(host: Host, guest: Guest) -> tuple[Nic, ...]:
+    """The observed lower devices of the guest, each once, nearest first."""
+    names = dict.fromkeys(name for i in guest.interfaces for name in i.lower)
+    return tuple(nic for nic in map(host.nic, names) if nic is not None)
+
+
+def _serving(host: Host, interface: Interface) -> str | None:
+    """The device of the chain that has interrupts, else the lowest one."""
+    for name in reversed(interface.lower):
+        nic = host.nic(name)
+        if nic is not None and nic.irqs:
+            return name
+    return interface.lower[-1] if interface.lower else None
+
+
+def _device(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
+    online = host.online
+    fallback = CpuSet([online.first()]) if online else CpuSet()
+    if nic is None:
+        return fallback, "the device was not observed, the first online CPU is taken"
+    rps = nic.rps_cpus & online
+    also = f" and its RPS CPUs {rps}" if rps else ""
+    served = CpuSet(c for irq in nic.irqs for c in irq.effective) & online
+    if served:
+        numbers = ", ".join(str(irq.number) for irq in nic.irqs)
+        return served | rps, f"where its interrupts ({numbers}) are served{also}"
+    threaded = ", its threaded NAPI may run elsewhere" if nic.threaded_napi else ""
+    if rps:
+        return rps, f"it has no interrupts, its RPS CPUs{threaded}"
+    seen = (nic.rx_cpus or CpuSet()) & online
+    if seen:
+        return seen, f"it has no interrupts, where its receive SoftIRQ was seen{threaded}"
+    return fallback, f"it has no interrupts, the first online CPU is taken{threaded}"

@@ -1,0 +1,219 @@
+"""Turns chosen CPUs and scheduling rules into ordered actions and skips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vsrtune.actions import (
+    Action,
+    CgroupDir,
+    EmulatorPin,
+    Pin,
+    Skipped,
+    Target,
+    ThreadCgroup,
+    ThreadSched,
+    TxQueueLen,
+    Value,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import NicKind, Role, Sched, SchedClass, Thread, ThreadKey
+from vsrtune.policy import SchedRule
+from vsrtune.policy_yaml import dotted
+from vsrtune.wishes import Context, PinWish, Wishes, label, rule_for
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The CPUs a thread gets, and why when they were chosen here."""
+
+    cpus: CpuSet
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Phases:
+    """Actions by phase. Their order (see planner) is the order of the fields."""
+
+    dirs: list[Action] = field(default_factory=list)
+    moves: list[Action] = field(default_factory=list)
+    vhost_pins: list[Action] = field(default_factory=list)
+    vcpu_pins: list[Action] = field(default_factory=list)
+    emulator_pins: list[Action] = field(default_factory=list)
+    vhost_lowered: list[Action] = field(default_factory=list)
+    vcpu_lowered: list[Action] = field(default_factory=list)
+    vcpu_raised: list[Action] = field(default_factory=list)
+    vhost_raised: list[Action] = field(default_factory=list)
+    queues: list[Action] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def actions(self) -> tuple[Action, ...]:
+        """All actions in order. A vhost worker is lowered before and raised after
+        the vcpus, so that it never stands above them in between."""
+        return (
+            *self.dirs,
+            *self.moves,
+            *self.vhost_pins,
+            *self.vcpu_pins,
+            *self.emulator_pins,
+            *self.vhost_lowered,
+            *self.vcpu_lowered,
+            *self.vcpu_raised,
+            *self.vhost_raised,
+            *self.queues,
+        )
+
+    def skip(self, guest: str, subject: str, reason: str, held: bool = False) -> None:
+        """Record a setting that is left as it is."""
+        self.skipped.append(Skipped(guest, subject, reason, held))
+
+
+def build(
+    context: Context,
+    all_wishes: Sequence[Wishes],
+    chosen: Mapping[ThreadKey, Chosen],
+    phases: Phases,
+) -> None:
+    """Fill ``phases`` with everything asked of the guests that are not refused."""
+    claimed: dict[int, str] = {}
+    for wish in all_wishes:
+        phases.skipped += wish.skipped
+        _moves(context, wish, phases)
+        for pin in wish.pins:
+            into = phases.vcpu_pins if pin.thread.role is Role.VCPU else phases.vhost_pins
+            _pin(wish, pin, chosen, into, phases)
+        if wish.emulator is not None:
+            _pin(wish, wish.emulator, chosen, phases.emulator_pins, phases)
+        for role in (Role.VCPU, Role.VHOST):
+            _scheduling(context, wish, role, chosen, phases)
+        _queues(wish, claimed, phases)
+
+
+def level(sched: Sched) -> int:
+    """How urgent a thread is: its realtime priority, 0 for the ordinary classes."""
+    return sched.priority if sched.cls in (SchedClass.FIFO, SchedClass.RR) else 0
+
+
+def _moves(context: Context, wish: Wishes, phases: Phases) -> None:
+    ref = wish.guest.ref
+    existing = {t.cgroup for t in wish.guest.threads}
+    for path in dict.fromkeys(wish.moves.values()):
+        target = CgroupDir(ref, path)
+        wish.asked.add(target)
+        if path not in existing and context.ours.get(target) is not True:
+            reason = "room for the vhost workers, out of reach of emulatorpin"
+            phases.dirs.append(Action(target, False, True, reason))
+    for thread, path in wish.moves.items():
+        move = ThreadCgroup(ref, thread.key, label(thread))
+        wish.asked.add(move)
+        if thread.cgroup == path:
+            phases.skip(ref, f"{label(thread)} cgroup", "already out of the emulator cgroup")
+            continue
+        reason = "so that the emulator's CPUs do not bind this worker"
+        phases.moves.append(Action(move, thread.cgroup, path, reason))
+
+
+def pin_values(thread: Thread, target: Target, cpus: CpuSet) -> tuple[Value, Value]:
+    """Before and after of giving ``cpus`` to a thread."""
+    if isinstance(target, VcpuPin | EmulatorPin):
+        cpuset = None if thread.cpuset_cpus is None else str(cpus)
+        return Pin(thread.affinity, thread.cpuset_cpus), Pin(cpus, cpuset)
+    return thread.affinity, cpus
+
+
+def _pin(
+    wish: Wishes,
+    pin: PinWish,
+    chosen: Mapping[ThreadKey, Chosen],
+    into: list[Action],
+    phases: Phases,
+) -> None:
+    subject = f"{label(pin.thread)} CPUs"
+    pick = chosen.get(pin.thread.key)
+    if pick is None:
+        phases.skip(wish.guest.ref, subject, "its cgroup allows no housekeeping CPU")
+        return
+    if pin.thread.affinity == pick.cpus:
+        phases.skip(wish.guest.ref, subject, f"already as asked: CPUs {pick.cpus}")
+        return
+    auto = f" auto, {pick.why}" if pick.why else f" {pick.cpus}"
+    reason = f"{dotted(pin.keys)}:{auto} ({wish.policy.at(*pin.keys)})"
+    before, after = pin_values(pin.thread, pin.target, pick.cpus)
+    into.append(Action(pin.target, before, after, reason))
+
+
+def _scheduling(
+    context: Context,
+    wish: Wishes,
+    role: Role,
+    chosen: Mapping[ThreadKey, Chosen],
+    phases: Phases,
+) -> None:
+    ref = wish.guest.ref
+    rule = rule_for(wish.policy, role)
+    threads = wish.guest.by_role(role)
+    if rule is None:
+        for thread in threads:
+            phases.skip(ref, f"{label(thread)} scheduling", "not asked by the policy")
+        return
+    reason = f"scheduler.{role.value} ({wish.policy.at('scheduler', role.value)})"
+    for thread in threads:
+        target = ThreadSched(ref, thread.key, label(thread))
+        wish.asked.add(target)
+        why_not = _why_not(context, thread, rule, chosen)
+        if why_not is not None:
+            phases.skip(ref, f"{label(thread)} scheduling", why_not)
+            continue
+        action = Action(target, thread.sched, rule.sched, reason)
+        if level(rule.sched) < level(thread.sched):
+            into = phases.vcpu_lowered if role is Role.VCPU else phases.vhost_lowered
+        else:
+            into = phases.vcpu_raised if role is Role.VCPU else phases.vhost_raised
+        into.append(action)
+
+
+def _why_not(
+    context: Context, thread: Thread, rule: SchedRule, chosen: Mapping[ThreadKey, Chosen]
+) -> str | None:
+    """The reason why a thread's scheduling is left alone, None when it is not."""
+    if thread.sched == rule.sched:
+        return f"already as asked: {rule.sched}"
+    if thread.sched.cls is SchedClass.DEADLINE:
+        return "someone else gave the thread class deadline; it is left alone"
+    pick = chosen.get(thread.key)
+    cpus = pick.cpus if pick is not None else thread.affinity
+    both = cpus & context.irq
+    if rule.realtime and both:
+        return f"it may run on interrupt CPU {both}, where it would starve packet reception"
+    return None
+
+
+def _queues(wish: Wishes, claimed: dict[int, str], phases: Phases) -> None:
+    ref = wish.guest.ref
+    length = wish.policy.macvtap_queue
+    if length is None:
+        phases.skip(ref, "macvtap queue", "not asked by the policy")
+        return
+    if not any(i.kind is NicKind.MACVTAP for i in wish.guest.interfaces):
+        phases.skip(ref, "macvtap queue", "the guest has no macvtap interface")
+    for interface in wish.guest.interfaces:
+        subject = f"{interface.target} queue"
+        target = TxQueueLen(ref, interface.target, interface.ifindex)
+        if interface.kind is not NicKind.MACVTAP:
+            phases.skip(
+                ref,
+                subject,
+                "no macvtap: in front of a tap's ring stands a qdisc that txqueuelen changes too",
+            )
+            continue
+        wish.asked.add(target)
+        other = claimed.setdefault(interface.ifindex, ref)
+        if other != ref:
+            phases.skip(ref, subject, f"the device is shared, its queue goes with {other}")
+        elif interface.txqueuelen == length:
+            phases.skip(ref, subject, f"already as asked: {length}")
+        else:
+            reason = f"queue.macvtap ({wish.policy.at('queue', 'macvtap')})"
+            phases.queues.append(Action(target, interface.txqueuelen, length, reason))

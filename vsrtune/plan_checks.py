@@ -1,0 +1,161 @@
+"""The planner's invariants, checked on every plan before anyone sees it.
+
+Runs the plan on a model of the host, action by action. A plan that breaks an
+invariant is a mistake in the planner: it is not shown and not executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vsrtune.actions import (
+    Action,
+    CgroupDir,
+    EmulatorPin,
+    Plan,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    TxQueueLen,
+    Value,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
+from vsrtune.projection import after
+from vsrtune.wishes import pinned_cpus
+
+_PHASE = {
+    CgroupDir.kind: 0,
+    ThreadCgroup.kind: 1,
+    ThreadAffinity.kind: 2,
+    VcpuPin.kind: 2,
+    EmulatorPin.kind: 2,
+    ThreadSched.kind: 3,
+    TxQueueLen.kind: 4,
+}
+_GUEST_WORK = (Role.VCPU, Role.VHOST)
+
+
+class PlanError(VsrtuneError):
+    """A plan that breaks an invariant; a mistake in vsrtune, not of the operator."""
+
+
+def check(
+    snapshot: Snapshot,
+    plan: Plan,
+    irq: CpuSet,
+    pinned: Mapping[ThreadKey, CpuSet],
+    ours: Mapping[Target, Value],
+) -> None:
+    """Raise PlanError when ``plan`` breaks an invariant of the planner.
+
+    ``irq`` are the interrupt CPUs of all managed guests, ``pinned`` the CPUs of
+    every vcpu and vhost thread whose CPUs the policies ask for.
+    """
+    _threads_off_interrupts(snapshot, irq, pinned)
+    _housekeeping(snapshot, pinned)
+    _order(plan)
+    refused = {r.guest for r in plan.refusals}
+    seen: set[Target] = set()
+    dirs = {t.path for t, v in ours.items() if isinstance(t, CgroupDir) and v is True}
+    dirs |= {t.cgroup for g in snapshot.guests for t in g.threads}
+    state = snapshot
+    for action in plan.actions:
+        if action.target in seen:
+            raise _broken(action, "the plan has a second action for this target")
+        seen.add(action.target)
+        if action.target.guest in refused:
+            raise _broken(action, "the guest is refused and yet gets an action")
+        if action.before == action.after:
+            raise _broken(action, "the action changes nothing")
+        if isinstance(action.target, CgroupDir):
+            dirs.add(action.target.path)
+        _step(state, action, irq, dirs)
+        state = after(state, action)
+
+
+def _broken(action: Action | None, what: str) -> PlanError:
+    return PlanError(
+        f"internal error, the plan is not used: {what}",
+        where=str(action.target) if action is not None else "",
+        hint="please report it with the output of `vsrtune record`",
+    )
+
+
+def _threads_off_interrupts(
+    snapshot: Snapshot, irq: CpuSet, pinned: Mapping[ThreadKey, CpuSet]
+) -> None:
+    for key, cpus in pinned.items():
+        if not cpus or not cpus <= snapshot.host.online:
+            raise _broken(None, f"thread {key} would get CPUs {cpus or 'none'}")
+        if cpus & irq:
+            raise _broken(None, f"thread {key} would run on interrupt CPU {cpus & irq}")
+
+
+def _housekeeping(snapshot: Snapshot, pinned: Mapping[ThreadKey, CpuSet]) -> None:
+    taken = CpuSet(c for cpus in pinned.values() for c in cpus)
+    if pinned and snapshot.host.online <= taken:
+        raise _broken(None, f"no housekeeping CPU is left, CPUs {taken} are all pinned to")
+
+
+def _order(plan: Plan) -> None:
+    phases = [_PHASE[a.target.kind] for a in plan.actions]
+    if phases != sorted(phases):
+        raise _broken(None, "its actions are out of order")
+
+
+def _find(snapshot: Snapshot, key: ThreadKey) -> tuple[Guest, Thread] | None:
+    for guest in snapshot.guests:
+        for thread in guest.threads:
+            if thread.key == key:
+                return guest, thread
+    return None
+
+
+def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
+    target = action.target
+    if isinstance(target, CgroupDir | TxQueueLen):
+        return
+    found = _find(state, target.thread)
+    if found is None:
+        raise _broken(action, "the thread is not in the snapshot")
+    guest, thread = found
+    if isinstance(target, ThreadCgroup):
+        if action.before != thread.cgroup or action.after not in dirs:
+            raise _broken(action, f"no cgroup {action.after} to move to at that point")
+    elif isinstance(target, ThreadSched):
+        _sched_step(action, thread, irq)
+    else:
+        _pin_step(action, guest, thread, irq)
+
+
+def _sched_step(action: Action, thread: Thread, irq: CpuSet) -> None:
+    if action.before != thread.sched or thread.sched.cls is SchedClass.DEADLINE:
+        raise _broken(action, f"the thread is {thread.sched} at that point")
+    wanted = action.after
+    if not isinstance(wanted, Sched) or wanted.cls is SchedClass.DEADLINE:
+        raise _broken(action, "class deadline is not planned for")
+    if wanted.cls in (SchedClass.FIFO, SchedClass.RR):
+        if not wanted.reset_on_fork:
+            raise _broken(action, "realtime without reset-on-fork")
+        if thread.affinity & irq:
+            raise _broken(action, f"realtime on interrupt CPU {thread.affinity & irq}")
+
+
+def _pin_step(action: Action, guest: Guest, thread: Thread, irq: CpuSet) -> None:
+    before, cpus = pinned_cpus(action.before), pinned_cpus(action.after)
+    if before != thread.affinity or not cpus:
+        raise _broken(action, f"the thread has CPUs {thread.affinity} at that point")
+    if thread.role in _GUEST_WORK and cpus & irq:
+        raise _broken(action, f"interrupt CPU {cpus & irq}")
+    if isinstance(action.target, ThreadAffinity):
+        effective = thread.cpuset_effective
+        if effective is not None and not cpus <= effective:
+            raise _broken(action, f"its cgroup allows {effective} only at that point")
+    if isinstance(action.target, EmulatorPin) and thread.cpuset_cpus is not None:
+        beside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == thread.cgroup]
+        if beside and not before <= cpus:
+            raise _broken(action, "it would narrow vhost workers that share the cgroup")

@@ -1,0 +1,110 @@
+"""What a plan allows but an operator should know: priority orders that starve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
+from vsrtune.plan_build import level
+from vsrtune.wishes import label, main_thread
+
+_REALTIME = (SchedClass.FIFO, SchedClass.RR)
+
+
+def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str, ...]:
+    """Warnings about ``result``, the snapshot as the plan leaves it; ``managed`` are
+    the refs of the guests with a policy that was not refused."""
+    guests = [g for g in result.guests if g.ref in managed]
+    out: list[str] = []
+    for guest in guests:
+        out += _order(guest)
+        out += _starved_emulator(guest)
+        out += _on_interrupts(guest, irq)
+    out += _between_guests(guests)
+    out += _unthrottled(result.host, guests)
+    return tuple(out)
+
+
+def _realtime(threads: Iterable[Thread]) -> list[Thread]:
+    return [t for t in threads if t.sched.cls in _REALTIME]
+
+
+def _order(guest: Guest) -> list[str]:
+    """vhost above vcpu fills the guest with frames it has no time to route; vcpu
+    above vhost keeps routed frames from leaving (Abeni et al., section 3.3)."""
+    above: dict[str, CpuSet] = {"vhost": CpuSet(), "vcpu": CpuSet()}
+    for vcpu in guest.by_role(Role.VCPU):
+        for vhost in guest.by_role(Role.VHOST):
+            shared = vcpu.affinity & vhost.affinity
+            if SchedClass.DEADLINE in (vcpu.sched.cls, vhost.sched.cls) or not shared:
+                continue
+            if level(vhost.sched) > level(vcpu.sched):
+                above["vhost"] |= shared
+            elif level(vcpu.sched) > level(vhost.sched):
+                above["vcpu"] |= shared
+    out: list[str] = []
+    if above["vhost"]:
+        out.append(
+            f"{guest.ref}: vhost stands above vcpu on CPU {above['vhost']}: the worst order "
+            "there is, in overload the guest receives frames it never gets to route; "
+            "give both the same priority"
+        )
+    if above["vcpu"]:
+        out.append(
+            f"{guest.ref}: vcpu stands above vhost on CPU {above['vcpu']}: in overload routed "
+            "frames wait in the guest; the same priority for both forwards more"
+        )
+    return out
+
+
+def _starved_emulator(guest: Guest) -> list[str]:
+    main = main_thread(guest)
+    busy = CpuSet(c for t in _realtime(guest.threads) for c in t.affinity)
+    if main is None or not busy or not main.affinity <= busy:
+        return []
+    text = (
+        f"{guest.ref}: the emulator runs on CPU {main.affinity} only, beside realtime "
+        "threads that may starve it; use cpus.emulator: auto"
+    )
+    return [text]
+
+
+def _on_interrupts(guest: Guest, irq: CpuSet) -> list[str]:
+    return [
+        f"{guest.ref}: {label(t)} is {t.sched} and may run on interrupt CPU "
+        f"{t.affinity & irq}, where it starves packet reception"
+        for t in _realtime(guest.threads)
+        if t.role in (Role.VCPU, Role.VHOST) and t.affinity & irq
+    ]
+
+
+def _between_guests(guests: Sequence[Guest]) -> list[str]:
+    """Guests that share a CPU at unequal priorities: the higher starves the lower."""
+    on: dict[int, list[tuple[str, Sched]]] = {}
+    for guest in guests:
+        for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
+            if len(thread.affinity) == 1 and thread.sched.cls is not SchedClass.DEADLINE:
+                on.setdefault(thread.affinity.first(), []).append((guest.ref, thread.sched))
+    out: list[str] = []
+    for cpu, here in sorted(on.items()):
+        levels: dict[str, set[int]] = {}
+        for ref, sched in here:
+            levels.setdefault(ref, set()).add(level(sched))
+        if len(levels) > 1 and len(set.union(*levels.values())) > 1:
+            names = ", ".join(sorted(levels))
+            out.append(
+                f"CPU {cpu} is shared by {names} at unequal priorities: "
+                "the lower one gets only what the higher leaves"
+            )
+    return out
+
+
+def _unthrottled(host: Host, guests: Sequence[Guest]) -> list[str]:
+    if host.sched_rt_runtime_us != -1 or not any(_realtime(g.threads) for g in guests):
+        return []
+    text = (
+        "realtime throttling is off (sched_rt_runtime_us = -1): "
+        "a realtime thread that never sleeps takes its CPU for good"
+    )
+    return [text]

@@ -1,0 +1,319 @@
+"""Snapshot and policies to a Plan, without touching the host.
+
+Invariants (checked by plan_checks on every plan, before it is returned):
+
+- No vcpu or vhost thread is put on an interrupt CPU of any managed guest.
+- At least one housekeeping CPU is left: online, no pinned vcpu or vhost thread.
+- Widen before narrow: a vhost worker leaves the emulator's cgroup before the
+  emulator is narrowed; no thread is asked for CPUs outside its cpuset.
+- No thread becomes fifo or rr while it may run on an interrupt CPU.
+- A refused guest gets no action; no target gets two.
+
+Actions come in this order, and in reverse they undo the plan: our cgroup, moves
+into it, CPUs (vhost, vcpu, emulator), scheduling (what is lowered first; vhost
+before vcpu downwards, after vcpu upwards), queue lengths. So at every point no
+thread is realtime on an interrupt CPU that was not so before, and no worker
+stands above its vcpu on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vsrtune import plan_checks, plan_warnings
+from vsrtune.actions import Plan, Refusal, Skipped, Target, Value
+from vsrtune.cpuset import CpuSet
+from vsrtune.irq_choice import interrupt_cpus, lower_nics
+from vsrtune.model import Guest, NicKind, Snapshot, ThreadKey
+from vsrtune.placement import Occupant, Seat, place
+from vsrtune.plan_build import Chosen, Phases, build
+from vsrtune.policy import Policy
+from vsrtune.policy_match import assign
+from vsrtune.projection import project
+from vsrtune.wishes import (
+    Context,
+    PinWish,
+    Wishes,
+    check_online,
+    pinned_cpus,
+    settled,
+    wishes,
+)
+
+
+def plan(
+    snapshot: Snapshot,
+    policies: Sequence[Policy],
+    ours: Mapping[Target, Value] | None = None,
+    reassert: bool = False,
+) -> Plan:
+    """What to change so that the host is as the policies ask.
+
+    ``ours`` is what was last written (from the journal): it keeps placements
+    stable and tells an operator's later pin from other drift. A pin that an
+    operator changed is held, not rewritten, unless ``reassert``. Raises
+    PlanError when the result breaks an invariant.
+    """
+    return _make(snapshot, policies, ours, reassert).plan
+
+
+def released(
+    snapshot: Snapshot, policies: Sequence[Policy], ours: Mapping[Target, Value]
+) -> frozenset[Target]:
+    """Targets of ``ours`` that no policy asks for any more, on guests that run.
+
+    The caller undoes these after a reload. Targets of refused guests are not
+    among them: a mistake in a policy must not untune its guest.
+    """
+    made = _make(snapshot, policies, ours, False)
+    running = {g.ref for g in snapshot.guests}
+    refused = {r.guest for r in made.plan.refusals}
+    return frozenset(t for t in ours if t.guest in running - refused and t not in made.asked)
+
+
+@dataclass(slots=True)
+class _Made:
+    plan: Plan
+    asked: set[Target]
+
+
+@dataclass(slots=True)
+class _State:
+    """Guests that are still to be planned for, and what is said on the way."""
+
+    pairs: list[tuple[Guest, Policy]]
+    refusals: list[Refusal]
+    notes: list[str]
+    skipped: list[Skipped]
+    irq: CpuSet = field(default_factory=CpuSet)
+
+
+def _make(
+    snapshot: Snapshot,
+    policies: Sequence[Policy],
+    ours: Mapping[Target, Value] | None,
+    reassert: bool,
+) -> _Made:
+    ours = {} if ours is None else ours
+    assigned = assign(snapshot.guests, policies)
+    state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
+    _choose_interrupts(snapshot, state)
+    context = Context(snapshot.host, state.irq, ours, reassert)
+    asked = _wishes(context, state)
+    asked = _without_queue_quarrels(asked, state)
+    asked = _with_housekeeping(context, asked, state)
+    asked, chosen = _choose_or_refuse(context, snapshot, asked, state)
+    phases = Phases(skipped=state.skipped)
+    build(context, asked, chosen, phases)
+    made = Plan(
+        phases.actions(),
+        tuple(phases.skipped),
+        tuple(state.refusals),
+        (),
+        tuple(state.notes),
+    )
+    pinned = {pin.thread.key: chosen[pin.thread.key].cpus for w in asked for pin in w.pins}
+    plan_checks.check(snapshot, made, state.irq, pinned, ours)
+    result = project(snapshot, made)
+    told = plan_warnings.warnings(result, [w.guest.ref for w in asked], state.irq)
+    final = Plan(made.actions, made.skipped, made.refusals, told, made.notes)
+    return _Made(final, {t for w in asked for t in w.asked})
+
+
+def _choose_interrupts(snapshot: Snapshot, state: _State) -> None:
+    """The interrupt CPUs of all managed guests, guest by guest; one whose NICs are
+    served by the last CPUs that are free of interrupts is refused."""
+    host = snapshot.host
+    kept: list[tuple[Guest, Policy]] = []
+    for guest, policy in state.pairs:
+        needs = policy.pins or policy.realtime or policy.emulator is not None
+        out = Wishes(guest, policy)
+        if isinstance(policy.irq, CpuSet):
+            cpus = policy.irq
+            check_online(host, out, ("cpus", "irq"), cpus)
+            state.notes.append(
+                f"{guest.ref}: interrupt CPUs {cpus} from {policy.at('cpus', 'irq')}"
+            )
+        else:
+            choice = interrupt_cpus(host, guest)
+            cpus = choice.cpus
+            state.notes += choice.notes
+        together = (state.irq | cpus) & host.online
+        full = bool(host.online) and host.online <= together
+        if full and (needs or policy.irq is not None):
+            others = "" if host.online <= cpus else " together with the other guests' NICs"
+            out.refuse(
+                ("cpus", "irq"),
+                f"the interrupts of its NICs are served on every online CPU{others}, "
+                "so no CPU is left for its threads",
+                "move the interrupts to fewer CPUs, or name cpus.irq by hand",
+            )
+        state.refusals += out.refusals
+        if not out.refusals:
+            kept.append((guest, policy))
+            if not full:
+                state.irq = together
+    state.pairs = kept
+
+
+def _wishes(context: Context, state: _State) -> list[Wishes]:
+    kept: list[Wishes] = []
+    for guest, policy in state.pairs:
+        wish = wishes(context, guest, policy)
+        state.refusals += wish.refusals
+        if not wish.refusals:
+            kept.append(wish)
+    return kept
+
+
+def _without_queue_quarrels(asked: list[Wishes], state: _State) -> list[Wishes]:
+    """Two guests may share one macvtap; then they must ask for the same length."""
+    first: dict[int, Wishes] = {}
+    kept: list[Wishes] = []
+    for wish in asked:
+        length = wish.policy.macvtap_queue
+        for interface in wish.guest.interfaces:
+            if length is None or interface.kind is not NicKind.MACVTAP:
+                continue
+            other = first.setdefault(interface.ifindex, wish)
+            if other.policy.macvtap_queue != length:
+                wish.refuse(
+                    ("queue", "macvtap"),
+                    f"{interface.target} is shared with {other.guest.ref}, for which "
+                    f"{other.policy.at('queue', 'macvtap')} asks {other.policy.macvtap_queue}",
+                    "ask the same length for both guests",
+                )
+        state.refusals += wish.refusals
+        if not wish.refusals:
+            kept.append(wish)
+    return kept
+
+
+def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> list[Wishes]:
+    """Refuse the guest whose lists take the last CPU without pinned threads."""
+    taken = CpuSet()
+    kept: list[Wishes] = []
+    for wish in asked:
+        by_hand = CpuSet(c for p in wish.pins if p.cpus is not None for c in p.cpus)
+        if by_hand and context.online <= taken | by_hand:
+            _refuse_all_pinned(context, wish, state)
+        else:
+            taken |= by_hand
+            kept.append(wish)
+    return kept
+
+
+def _choose_or_refuse(
+    context: Context, snapshot: Snapshot, asked: list[Wishes], state: _State
+) -> tuple[list[Wishes], dict[ThreadKey, Chosen]]:
+    """CPUs for every wish. Narrow cgroups can force auto onto the last free CPU too;
+    then the last guest that pins is refused and the rest is chosen again."""
+    while True:
+        chosen = _choose(context, snapshot, asked)
+        pinned = CpuSet(c for w in asked for p in w.pins for c in chosen[p.thread.key].cpus)
+        if not pinned or not context.online <= pinned:
+            return asked, chosen
+        last = [w for w in asked if w.pins][-1]
+        _refuse_all_pinned(context, last, state)
+        asked = [w for w in asked if w is not last]
+
+
+def _refuse_all_pinned(context: Context, wish: Wishes, state: _State) -> None:
+    keys = next((p.keys for p in wish.pins if p.cpus is not None), wish.pins[0].keys)
+    wish.refuse(
+        keys,
+        f"CPUs {context.online} would all carry pinned threads and no housekeeping "
+        "CPU would be left",
+        "leave one CPU to everything else",
+    )
+    state.refusals += wish.refusals
+
+
+def _choose(
+    context: Context, snapshot: Snapshot, asked: Sequence[Wishes]
+) -> dict[ThreadKey, Chosen]:
+    """CPUs for every wish: lists as written, auto by placement, then emulators."""
+    chosen: dict[ThreadKey, Chosen] = {}
+    occupants = _occupants(context, snapshot, asked)
+    seats: list[Seat] = []
+    by_hand = CpuSet()
+    for wish in asked:
+        for pin in wish.pins:
+            if pin.cpus is not None:
+                chosen[pin.thread.key] = Chosen(pin.cpus)
+                by_hand |= pin.cpus
+                occupants.append(Occupant(wish.guest.ref, pin.thread.role, pin.cpus))
+    spare = _spare(context, by_hand, occupants)
+    for wish in asked:
+        seats += [_seat(context, wish, pin, spare) for pin in wish.pins if pin.cpus is None]
+    cpus = {c.id: c for c in context.host.cpus}
+    placed = place(seats, occupants, cpus)
+    chosen |= {key: Chosen(CpuSet([p.cpu]), p.why) for key, p in placed.items()}
+    pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
+    elsewhere = CpuSet(c for o in occupants for c in o.cpus)
+    for wish in asked:
+        if wish.emulator is not None:
+            pick = _housekeepers(context, wish.emulator, pinned, elsewhere)
+            if pick is not None:
+                chosen[wish.emulator.thread.key] = pick
+    return chosen
+
+
+def _occupants(context: Context, snapshot: Snapshot, asked: Sequence[Wishes]) -> list[Occupant]:
+    planned = {(w.guest.pid, w.guest.start_time) for w in asked}
+    out = [o for w in asked for o in w.occupants]
+    for guest in snapshot.guests:
+        if (guest.pid, guest.start_time) not in planned:
+            out += settled(guest, iter(guest.threads), context.online)
+    return out
+
+
+def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> CpuSet:
+    """The CPU that auto leaves free when no interrupt CPU keeps house: not asked
+    for by hand, least occupied, not isolated, lowest."""
+    if context.irq:
+        return CpuSet()
+    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
+    free = context.online - by_hand
+    return CpuSet(
+        sorted(
+            free,
+            key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c),
+        )[:1]
+    )
+
+
+def _seat(context: Context, wish: Wishes, pin: PinWish, spare: CpuSet) -> Seat:
+    allowed = pin.allowed - spare or pin.allowed
+    previous: int | None = None
+    for cpus in (pinned_cpus(context.ours.get(pin.target)), pin.thread.affinity):
+        if cpus is not None and len(cpus) == 1 and cpus <= allowed:
+            previous = cpus.first()
+            break
+    nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
+    return Seat(
+        pin.thread.key,
+        wish.guest.ref,
+        pin.thread.role,
+        pin.number,
+        allowed,
+        previous,
+        nodes,
+    )
+
+
+def _housekeepers(
+    context: Context, pin: PinWish, pinned: CpuSet, elsewhere: CpuSet
+) -> Chosen | None:
+    """CPUs for an emulator: as written, else those without pinned vcpu or vhost
+    threads, without the isolated and the interrupt CPUs when others remain."""
+    if pin.cpus is not None:
+        return Chosen(pin.cpus)
+    pool = pin.allowed - pinned - elsewhere or pin.allowed - pinned
+    if not pool:
+        return None
+    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
+    pool = pool - isolated or pool
+    pool = pool - context.irq or pool
+    return Chosen(pool, "housekeeping CPUs")

@@ -1,0 +1,300 @@
+"""Policy files: YAML text to a frozen Policy, every error with its line.
+
+A policy says what one guest, or the guests a glob names, should look like.
+``None`` means unset: what the key governs is left alone. What depends on the
+host (CPUs that exist, vcpus a guest has) is the planner's to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import PolicyError, VsrtuneError
+from vsrtune.model import Sched, SchedClass
+from vsrtune.policy_messages import line_of, structural
+from vsrtune.policy_yaml import KeyPath, dotted, read, shown
+
+
+class Auto(Enum):
+    """The CPUs are chosen by the planner."""
+
+    AUTO = "auto"
+
+
+AUTO = Auto.AUTO
+
+CpuChoice = CpuSet | Auto
+VcpuMap = tuple[tuple[int, CpuSet], ...]
+VhostMap = tuple[tuple[str, CpuSet], ...]
+
+
+class PolicyErrors(PolicyError):
+    """All errors of one or more policy files, in ``errors``."""
+
+    def __init__(self, errors: Iterable[PolicyError]) -> None:
+        self.errors = tuple(errors)
+        count = len(self.errors)
+        super().__init__(f"{count} error{'' if count == 1 else 's'} in policy files")
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedRule:
+    """A scheduling class to set; ``priority`` is 0 for class other."""
+
+    cls: SchedClass
+    priority: int = 0
+
+    @property
+    def sched(self) -> Sched:
+        """The parameters to write. Realtime classes are reset on fork, so that a
+        thread QEMU starts later does not inherit them (sched(7))."""
+        return Sched(self.cls, self.priority, reset_on_fork=self.realtime)
+
+    @property
+    def realtime(self) -> bool:
+        """True for fifo and rr."""
+        return self.cls in (SchedClass.FIFO, SchedClass.RR)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy file. ``lines`` gives the line of every key path."""
+
+    path: str
+    guest: str
+    irq: CpuChoice | None = None
+    vcpu: CpuChoice | VcpuMap | None = None
+    vhost: CpuChoice | VhostMap | None = None
+    emulator: CpuChoice | None = None
+    vcpu_sched: SchedRule | None = None
+    vhost_sched: SchedRule | None = None
+    macvtap_queue: int | None = None
+    lines: tuple[tuple[KeyPath, int], ...] = ()
+
+    def at(self, *keys: str) -> str:
+        """``file:line`` of a key, or of the nearest key above it that is written."""
+        return f"{self.path}:{line_of(dict(self.lines), keys)}"
+
+    @property
+    def pins(self) -> bool:
+        """True when the policy gives CPUs to vcpu or vhost threads."""
+        return self.vcpu is not None or self.vhost is not None
+
+    @property
+    def realtime(self) -> bool:
+        """True when the policy gives a realtime class to any thread."""
+        rules = (self.vcpu_sched, self.vhost_sched)
+        return any(rule is not None and rule.realtime for rule in rules)
+
+
+def parse(text: str, path: str) -> Policy:
+    """Read one policy file's text; ``path`` is used in messages and ``Policy.path``.
+
+    Raises PolicyErrors with every error found.
+    """
+    document = read(text, path)
+    if document.data is None and not document.errors:
+        document.errors.append(
+            PolicyError("the file holds no policy", where=f"{path}:1", hint="write guest: NAME")
+        )
+    if document.data is None:
+        raise PolicyErrors(document.errors)
+    if not isinstance(document.data, dict):
+        document.errors.append(
+            PolicyError(
+                f"the file holds {shown(document.data)}, not a mapping",
+                where=f"{path}:1",
+                hint="write keys such as guest: NAME",
+            )
+        )
+        raise PolicyErrors(document.errors)
+    document.data = _without_nulls(document.data)
+    broken = structural(document, path)
+    reader = _Reader(document.lines, path, {keys for keys, _ in broken})
+    policy = reader.policy(document.data)
+    errors = [*document.errors, *(error for _, error in broken), *reader.errors]
+    if errors:
+        raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
+    return policy
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    """A key without a value is unset, as when all below it is commented out."""
+    return {
+        key: _without_nulls(value) if isinstance(value, dict) else value
+        for key, value in data.items()
+        if value is not None
+    }
+
+
+def literal(pattern: str) -> str | None:
+    """The one name a guest pattern stands for, or None when it is a glob.
+
+    ``[*]``, ``[?]`` and ``[[]`` stand for the character between the brackets.
+    """
+    out: list[str] = []
+    rest = pattern
+    while rest:
+        if len(rest) >= 3 and rest[0] == "[" and rest[1] in "*?[" and rest[2] == "]":
+            out.append(rest[1])
+            rest = rest[3:]
+        elif rest[0] in "*?[":
+            return None
+        else:
+            out.append(rest[0])
+            rest = rest[1:]
+    return "".join(out)
+
+
+def _unclosed(pattern: str) -> bool:
+    """True when a [ has no ] that ends it (fnmatch would take it literally)."""
+    position = pattern.find("[")
+    while position >= 0:
+        start = position + 1
+        if pattern[start : start + 1] == "!":
+            start += 1
+        end = pattern.find("]", start + 1)
+        if end < 0:
+            return True
+        position = pattern.find("[", end + 1)
+    return False
+
+
+class _Reader:
+    """Turns data that fits the schema into a Policy and judges what the schema
+    cannot; keys in ``broken`` were judged already and are passed over."""
+
+    def __init__(self, lines: dict[KeyPath, int], path: str, broken: set[KeyPath]) -> None:
+        self.lines = lines
+        self.path = path
+        self.broken = broken
+        self.errors: list[PolicyError] = []
+
+    def policy(self, data: dict[str, Any]) -> Policy:
+        policy = Policy(
+            path=self.path,
+            guest=self.guest(data),
+            irq=self.cpus(data, "cpus", "irq"),
+            vcpu=self.vcpu(data),
+            vhost=self.vhost(data),
+            emulator=self.cpus(data, "cpus", "emulator"),
+            vcpu_sched=self.sched(data, "vcpu"),
+            vhost_sched=self.sched(data, "vhost"),
+            macvtap_queue=self.get(data, "queue", "macvtap"),
+            lines=tuple(self.lines.items()),
+        )
+        self.irq_overlap(policy)
+        return policy
+
+    def get(self, data: Any, *keys: str) -> Any:
+        """The value at a key path; None when unset or already found broken."""
+        for depth, key in enumerate(keys, 1):
+            if keys[:depth] in self.broken or not isinstance(data, dict):
+                return None
+            data = data.get(key)
+        return data
+
+    def fail(self, keys: KeyPath, what: str, hint: str) -> None:
+        where = f"{self.path}:{line_of(self.lines, keys)}"
+        self.errors.append(PolicyError(f"{dotted(keys)}: {what}", where=where, hint=hint))
+
+    def guest(self, data: Any) -> str:
+        text = self.get(data, "guest")
+        if text is None:
+            return ""
+        if text == "qemu:":
+            self.fail(("guest",), "no name follows qemu:", "write qemu:NAME or qemu:*")
+        if _unclosed(text):
+            self.fail(("guest",), "a [ has no closing ]", "write [[] for the character [ itself")
+        return str(text)
+
+    def cpus(self, data: Any, *keys: str) -> CpuChoice | None:
+        value = self.get(data, *keys)
+        if isinstance(value, str) and value.strip() == "auto":
+            return AUTO
+        return self.cpu_list(value, keys)
+
+    def cpu_list(self, value: Any, keys: KeyPath) -> CpuSet | None:
+        if value is None or isinstance(value, dict):
+            return None
+        try:
+            return CpuSet.parse(str(value))
+        except VsrtuneError as error:
+            self.fail(keys, error.what, error.hint or "write CPUs as 1-2,5")
+            return None
+
+    def vcpu(self, data: Any) -> CpuChoice | VcpuMap | None:
+        value = self.get(data, "cpus", "vcpu")
+        if not isinstance(value, dict):
+            return self.cpus(data, "cpus", "vcpu")
+        found: list[tuple[int, CpuSet]] = []
+        for key in value:
+            keys = ("cpus", "vcpu", key)
+            cpus = self.cpu_list(self.get(data, *keys), keys)
+            if cpus is not None:
+                found.append((int(key), cpus))
+        return tuple(sorted(found, key=lambda item: item[0]))
+
+    def vhost(self, data: Any) -> CpuChoice | VhostMap | None:
+        value = self.get(data, "cpus", "vhost")
+        if not isinstance(value, dict):
+            return self.cpus(data, "cpus", "vhost")
+        found: dict[str, CpuSet] = {}
+        for key in value:
+            keys = ("cpus", "vhost", key)
+            cpus = self.cpu_list(self.get(data, *keys), keys)
+            name = key.lower() if ":" in key else key
+            if name in found:
+                self.fail(keys, "this MAC address stands here twice", "keep one of the two")
+            elif cpus is not None:
+                found[name] = cpus
+        return tuple(found.items())
+
+    def sched(self, data: Any, role: str) -> SchedRule | None:
+        keys = ("scheduler", role)
+        name = self.get(data, *keys, "class")
+        if name is None:
+            return None
+        cls = SchedClass(name)
+        here = (*keys, "priority")
+        priority = self.get(data, *here)
+        if cls is SchedClass.OTHER:
+            if priority is not None:
+                self.fail(here, "class other has no priority", "remove it, or write class: fifo")
+            return SchedRule(cls)
+        if priority is None:
+            if here not in self.broken:
+                self.fail(keys, f"class {name} needs a priority", "add priority: 10 (1 to 99)")
+            return None
+        return SchedRule(cls, priority)
+
+    def irq_overlap(self, policy: Policy) -> None:
+        """CPUs given by hand to both interrupts and threads need no host to be wrong."""
+        if not isinstance(policy.irq, CpuSet):
+            return
+        for keys, cpus in by_hand(policy):
+            both = cpus & policy.irq
+            if both:
+                self.fail(
+                    keys,
+                    f"CPU {both} is an interrupt CPU (cpus.irq {policy.irq})",
+                    "choose CPUs outside cpus.irq, or change cpus.irq",
+                )
+
+
+def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
+    """The CPU lists for vcpu and vhost threads that the policy writes out."""
+    found: list[tuple[KeyPath, CpuSet]] = []
+    for role, choice in (("vcpu", policy.vcpu), ("vhost", policy.vhost)):
+        if isinstance(choice, CpuSet):
+            found.append((("cpus", role), choice))
+        elif isinstance(choice, tuple):
+            found += [(("cpus", role, str(key)), cpus) for key, cpus in choice]
+    return found

@@ -1,0 +1,131 @@
+"""Policy files on disk: reads directories, reports the errors of all files together."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vsrtune.errors import PolicyError
+from vsrtune.model import Snapshot
+from vsrtune.planner import plan
+from vsrtune.policy import Policy, PolicyErrors, parse
+from vsrtune.policy_yaml import MAX_BYTES
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def read_policy(path: Path) -> Policy:
+    """Read one file. Raises PolicyErrors, for a file that cannot be read too."""
+    try:
+        # Opening a FIFO or device of that name would wait or worse.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise PolicyErrors([_error(path, "this is no regular file", "name a policy file")])
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or "unknown reason"
+        raise PolicyErrors(
+            [_error(path, f"the file cannot be read: {reason}", "check its name and its rights")]
+        ) from None
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if len(raw) <= MAX_BYTES:
+            line = raw.count(b"\n", 0, error.start) + 1
+            raise PolicyErrors(
+                [_error(path, "the text is not UTF-8", "save the file as UTF-8", line)]
+            ) from None
+        # Cut in the middle of a character: parse reports the size.
+        text = raw.decode("utf-8", "replace")
+    return parse(text, str(path))
+
+
+def load(paths: Iterable[Path]) -> tuple[Policy, ...]:
+    """Read policy files.
+
+    Raises PolicyErrors with every error of every file; two files that write the
+    same ``guest`` are an error that names both.
+    """
+    policies, errors = _read_all(paths)
+    if errors:
+        raise PolicyErrors(errors)
+    return tuple(policies)
+
+
+def files_in(dirs: Sequence[Path]) -> list[Path]:
+    """The policy files of the directories: ``*.yaml`` and ``*.yml``, not hidden.
+
+    A file in a later directory replaces one of the same name in an earlier
+    directory; a directory that does not exist holds none. Raises PolicyErrors
+    for one that cannot be listed.
+    """
+    found: dict[str, Path] = {}
+    for directory in dirs:
+        try:
+            entries = sorted(directory.iterdir())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = error.strerror or "unknown reason"
+            raise PolicyErrors(
+                [
+                    PolicyError(
+                        f"the directory cannot be listed: {reason}",
+                        where=str(directory),
+                        hint="check its rights",
+                    )
+                ]
+            ) from None
+        for entry in entries:
+            if entry.suffix in SUFFIXES and not entry.name.startswith("."):
+                found[entry.name] = entry
+    return [found[name] for name in sorted(found)]
+
+
+def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
+    """Read all policies of the directories, as ``files_in`` finds and ``load`` reads them."""
+    return load(files_in(dirs))
+
+
+def check(paths: Iterable[Path], snapshot: Snapshot | None = None) -> list[PolicyError]:
+    """Every error of the files (a directory stands for its files), empty when good.
+
+    With a snapshot, what that host refuses is an error too.
+    """
+    files: list[Path] = []
+    for path in paths:
+        files += files_in([path]) if path.is_dir() else [path]
+    policies, errors = _read_all(files)
+    if snapshot is not None and not errors:
+        for refusal in plan(snapshot, policies, reassert=True).refusals:
+            what = f"{refusal.guest}: {refusal.reason}"
+            errors.append(PolicyError(what, where=refusal.policy, hint=refusal.hint))
+    return errors
+
+
+def _error(path: Path, what: str, hint: str, line: int = 1) -> PolicyError:
+    return PolicyError(what, where=f"{path}:{line}", hint=hint)
+
+
+def _read_all(paths: Iterable[Path]) -> tuple[list[Policy], list[PolicyError]]:
+    policies: list[Policy] = []
+    errors: list[PolicyError] = []
+    first: dict[str, Policy] = {}
+    for path in paths:
+        try:
+            policy = read_policy(path)
+        except PolicyErrors as error:
+            errors += error.errors
+            continue
+        other = first.setdefault(policy.guest, policy)
+        if other is not policy:
+            errors.append(
+                PolicyError(
+                    f"guest: {policy.guest!r} is the guest of {other.at('guest')} too",
+                    where=policy.at("guest"),
+                    hint="keep one policy per guest",
+                )
+            )
+        policies.append(policy)
+    return policies, errors

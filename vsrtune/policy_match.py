@@ -1,0 +1,87 @@
+"""Which policy a guest gets: exact names win over globs, two equals are an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from vsrtune.actions import Refusal, Skipped
+from vsrtune.model import Guest
+from vsrtune.policy import Policy, literal
+
+PLAIN_QEMU = "qemu:"
+
+
+class Match(Enum):
+    """How a policy names a guest."""
+
+    NONE = 0
+    GLOB = 1
+    EXACT = 2
+
+
+def match(pattern: str, guest: Guest) -> Match:
+    """How ``pattern`` names ``guest``.
+
+    ``qemu:`` patterns name plain QEMU processes only, all others libvirt guests
+    only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name.
+    """
+    if pattern.startswith(PLAIN_QEMU) != (guest.source == "qemu"):
+        return Match.NONE
+    pattern = pattern.removeprefix(PLAIN_QEMU)
+    name = literal(pattern)
+    if name is not None:
+        exact = name == guest.name or (guest.uuid != "" and name.lower() == guest.uuid.lower())
+        return Match.EXACT if exact else Match.NONE
+    return Match.GLOB if fnmatchcase(guest.name, pattern) else Match.NONE
+
+
+@dataclass(slots=True)
+class Assignment:
+    """Guests with their policy, in the snapshot's order, and what to say of the rest."""
+
+    pairs: list[tuple[Guest, Policy]] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
+    """Give every guest the policy that names it; two that name it equally well refuse it."""
+    out = Assignment()
+    used: set[str] = set()
+    for guest in guests:
+        ranked = [(match(p.guest, guest), p) for p in policies]
+        best = max((m.value for m, _ in ranked), default=0)
+        chosen = [p for m, p in ranked if m.value == best and best > 0]
+        used |= {p.path for m, p in ranked if m is not Match.NONE}
+        if not chosen:
+            out.skipped.append(Skipped(guest.ref, "all settings", "no policy names this guest"))
+        elif len(chosen) > 1:
+            out.refusals.append(_ambiguous(guest, chosen))
+        else:
+            out.pairs.append((guest, chosen[0]))
+            out.notes += [
+                f"{guest.ref}: {chosen[0].path} names it exactly and wins over "
+                f"{p.path} ({p.guest!r})"
+                for m, p in ranked
+                if m is Match.GLOB and best == Match.EXACT.value
+            ]
+    out.notes += [
+        f"{p.at('guest')}: no running guest matches {p.guest!r}"
+        for p in policies
+        if p.path not in used
+    ]
+    return out
+
+
+def _ambiguous(guest: Guest, chosen: Sequence[Policy]) -> Refusal:
+    places = " and ".join(f"{p.at('guest')} ({p.guest!r})" for p in chosen)
+    return Refusal(
+        guest.ref,
+        chosen[0].at("guest"),
+        f"{len(chosen)} policies name this guest: {places}",
+        "keep one, or name the guest exactly in the one that shall win over a glob",
+    )

@@ -1,0 +1,117 @@
+"""Structural errors of a policy, found by JSON Schema and told in our own words.
+
+The texts of the jsonschema library differ between versions, so only the kind of
+a failure and its place are taken from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vsrtune.errors import PolicyError
+from vsrtune.policy_schema import schema
+from vsrtune.policy_yaml import Document, KeyPath, dotted, shown
+
+DEADLINE_HINT = "write fifo, rr or other"
+
+_TYPES = {
+    "integer": "a whole number",
+    "string": "text",
+    "object": "a mapping",
+}
+
+
+def structural(document: Document, path: str) -> list[tuple[KeyPath, PolicyError]]:
+    """What is wrong with the structure: (key path, error) in the order of lines."""
+    import jsonschema
+    from jsonschema.validators import extend
+
+    base = jsonschema.Draft202012Validator
+    # JSON Schema takes 10.0 for an integer; a policy does not.
+    checker = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    make: Any = extend  # the stubs leave it untyped
+    validator = make(base, type_checker=checker)(schema())
+    found: list[tuple[KeyPath, int, PolicyError]] = []
+    for error in validator.iter_errors(document.data):
+        where = tuple(str(p) for p in error.absolute_path)
+        told = _tell(str(error.validator), error.instance, dict(error.schema), where)
+        for keys, what, hint in told:
+            line = line_of(document.lines, keys)
+            name = f"{dotted(keys)}: " if keys else ""
+            problem = PolicyError(name + what, where=f"{path}:{line}", hint=hint)
+            found.append((keys, line, problem))
+    found.sort(key=lambda item: (item[1], item[0], item[2].what))
+    return [(keys, problem) for keys, _, problem in found]
+
+
+def line_of(lines: dict[KeyPath, int], keys: KeyPath) -> int:
+    """The line of a key path, or of the nearest one above it that has a line."""
+    while keys:
+        if keys in lines:
+            return lines[keys]
+        keys = keys[:-1]
+    return 1
+
+
+def _tell(
+    kind: str, value: Any, part: dict[str, Any], where: KeyPath
+) -> Iterator[tuple[KeyPath, str, str]]:
+    hint = f"write {part['x-expects']}" if "x-expects" in part else ""
+    match kind:
+        case "additionalProperties":
+            yield from _extra_keys(value, part, where)
+        case "type":
+            wanted = part["type"] if isinstance(part["type"], list) else [part["type"]]
+            names = " or ".join(_TYPES[t] for t in wanted)
+            yield where, f"{shown(value)} stands where {names} is expected", hint
+        case "required":
+            for key in part["required"]:
+                if key not in value:
+                    below = part["properties"][key]
+                    yield where, f"the key {key!r} is missing", f"add {key}: with {_need(below)}"
+        case "minimum" if where == ("queue", "macvtap") and value == 0:
+            yield where, "0 would make the device drop every frame", f"{hint}, or leave it out"
+        case "minimum":
+            yield where, f"{shown(value)} is below {part['minimum']}", hint
+        case "maximum":
+            yield where, f"{shown(value)} is above {part['maximum']}", hint
+        case "enum" if value == "deadline":
+            yield where, "class deadline is not supported by this version", DEADLINE_HINT
+        case "enum":
+            yield where, f"{shown(value)} is not accepted", _suggest(value, part["enum"], hint)
+        case "pattern":
+            yield where, f"{shown(value)} is not a CPU list", hint
+        case "minLength" | "minProperties":
+            yield where, "it is empty", hint
+        case "maxLength":
+            yield where, f"the text is longer than {part['maxLength']} characters", hint
+        case _:
+            yield where, f"{shown(value)} is not accepted", hint
+
+
+def _need(part: dict[str, Any]) -> str:
+    return str(part.get("x-expects", "a value"))
+
+
+def _suggest(value: Any, accepted: list[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(str(value), accepted, 1)
+    return f"did you mean {close[0]}? {otherwise}" if close else otherwise
+
+
+def _extra_keys(
+    value: dict[str, Any], part: dict[str, Any], where: KeyPath
+) -> Iterator[tuple[KeyPath, str, str]]:
+    known = list(part.get("properties", {}))
+    patterns = list(part.get("patternProperties", {}))
+    for key in value:
+        if key in known or any(re.search(p, key) for p in patterns):
+            continue
+        here = (*where, key)
+        if "x-keys" in part:
+            yield here, "this key does not fit here", f"the keys are {part['x-keys']}"
+        else:
+            accepted = f"the keys here are {', '.join(known)}"
+            yield here, "unknown key", _suggest(key, known, accepted)

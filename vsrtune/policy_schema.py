@@ -1,0 +1,162 @@
+"""The JSON Schema of a policy file, as data (draft 2020-12).
+
+Beyond the standard keywords a subschema carries ``x-expects``, what to write
+instead, and ``x-keys``, what the keys of a free mapping are; validators ignore
+both, the error messages and the reference are made from them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from vsrtune.cpuset import MAX_CPU
+
+SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
+MAX_QUEUE = 32767
+MAX_PRIORITY = 99
+
+_RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
+_CPU_LIST = rf"{_RANGE}(\s*,\s*{_RANGE})*"
+MAC_PATTERN = r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"
+DEVICE_PATTERN = r"^[^/:\s]{1,15}$"
+
+
+def _cpus(description: str, *, auto: bool, **more: Any) -> dict[str, Any]:
+    """A CPU number or a CPU list, or ``auto`` where that has a meaning. The keywords
+    of each type apply to that type only, so no ``anyOf`` hides where an error is."""
+    expects = "a CPU number or a CPU list such as 1-2,5"
+    choice = f"auto|{_CPU_LIST}" if auto else _CPU_LIST
+    return {
+        "description": description,
+        "type": ["integer", "string"],
+        "minimum": 0,
+        "maximum": MAX_CPU,
+        "pattern": rf"^\s*({choice})\s*$",
+        "x-expects": f"auto, {expects}" if auto else expects,
+        **more,
+    }
+
+
+def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> dict[str, Any]:
+    value = _cpus("The CPUs of this thread.", auto=False)
+    schema = _cpus(description, auto=True)
+    return schema | {
+        "type": ["integer", "string", "object"],
+        "minProperties": 1,
+        "patternProperties": {key: value for key in keys},
+        "additionalProperties": False,
+        "x-keys": key_text,
+        "x-expects": f"{schema['x-expects']}, or a mapping such as {expects}",
+    }
+
+
+def _scheduler(role: str) -> dict[str, Any]:
+    return {
+        "description": f"Scheduling of the guest's {role} threads.",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["class"],
+        "x-expects": "{class: fifo, priority: 10} or {class: other}",
+        "properties": {
+            "class": {
+                "description": "other (the ordinary scheduler, nice 0), or fifo or rr "
+                "(realtime, sched(7)); realtime threads are set to reset-on-fork.",
+                "enum": ["other", "fifo", "rr"],
+                "x-expects": "other, fifo or rr",
+            },
+            "priority": {
+                "description": "Realtime priority; required with fifo and rr, not allowed "
+                "with other. Equal priorities of vcpu and vhost measured best "
+                "(Abeni et al., section 3.3).",
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_PRIORITY,
+                "x-expects": f"a whole number from 1 to {MAX_PRIORITY}",
+            },
+        },
+    }
+
+
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": SCHEMA_ID,
+    "title": "vsrtune policy",
+    "description": "How the threads and queues of the guests that `guest` names are tuned. "
+    "A key that is not written is unset: what it governs is left alone.",
+    "type": "object",
+    "required": ["guest"],
+    "additionalProperties": False,
+    "x-expects": "keys such as guest: NAME",
+    "properties": {
+        "guest": {
+            "description": "libvirt name, UUID, or glob of names (*, ?, [abc]); a literal *, ? or "
+            "[ is written [*], [?], [[]. qemu:NAME means plain QEMU processes.",
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 255,
+            "x-expects": "the guest's name, UUID or glob as text, in quotes where YAML needs them",
+        },
+        "cpus": {
+            "description": "Which CPUs serve what.",
+            "type": "object",
+            "additionalProperties": False,
+            "x-expects": "keys such as vcpu: auto",
+            "properties": {
+                "irq": _cpus(
+                    "CPUs that serve the interrupts of the NICs below the guest; no vcpu or "
+                    "vhost thread is put there. Unset is auto: the CPUs are read from the host.",
+                    auto=True,
+                ),
+                "vcpu": _cpu_map(
+                    "CPUs of the vcpu threads: auto (one CPU each while CPUs last), one list "
+                    "for all, or a mapping from vcpu number to CPUs.",
+                    ["^(0|[1-9][0-9]{0,3})$"],
+                    "vcpu numbers, such as {0: 1, 1: 2}",
+                    "{0: 1, 1: 2}",
+                ),
+                "vhost": _cpu_map(
+                    "CPUs of the vhost-net workers: auto, one list for all, or a mapping from "
+                    "the interface's host device or MAC address to CPUs.",
+                    [MAC_PATTERN, DEVICE_PATTERN],
+                    "host devices or MAC addresses, such as {macvtap0: 2} or "
+                    "{52:54:00:12:34:56: 2}",
+                    "{macvtap0: 2}",
+                ),
+                "emulator": _cpus(
+                    "CPUs of QEMU's other threads: auto (housekeeping CPUs, those without "
+                    "pinned vcpu or vhost threads) or a list.",
+                    auto=True,
+                ),
+            },
+        },
+        "scheduler": {
+            "description": "Scheduling classes of the guest's threads.",
+            "type": "object",
+            "additionalProperties": False,
+            "x-expects": "keys such as vcpu: {class: fifo, priority: 10}",
+            "properties": {"vcpu": _scheduler("vcpu"), "vhost": _scheduler("vhost")},
+        },
+        "queue": {
+            "description": "Lengths of the queues between host and guest.",
+            "type": "object",
+            "additionalProperties": False,
+            "x-expects": "keys such as macvtap: 500",
+            "properties": {
+                "macvtap": {
+                    "description": "txqueuelen of the guest's macvtap devices, in frames: the "
+                    "length of each of its rings. 0 would drop every frame.",
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MAX_QUEUE,
+                    "x-expects": f"a whole number from 1 to {MAX_QUEUE}",
+                }
+            },
+        },
+    },
+}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a policy file, a fresh copy."""
+    return copy.deepcopy(SCHEMA)

@@ -1,0 +1,134 @@
+"""What a snapshot looks like after actions: the planner's model of the host.
+
+Used to check plans before they leave the planner, and by tests; it knows only
+what the kernel and libvirt do to the fields that plans depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from vsrtune.actions import (
+    Action,
+    CgroupDir,
+    EmulatorPin,
+    Pin,
+    Plan,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    TxQueueLen,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Guest, Interface, Sched, Snapshot, Thread
+
+
+def project(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    """The snapshot after every action of the plan."""
+    return project_actions(snapshot, plan.actions)
+
+
+def project_actions(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
+    """The snapshot after the actions, in their order."""
+    for action in actions:
+        snapshot = after(snapshot, action)
+    return snapshot
+
+
+def undo_actions(plan: Plan) -> tuple[Action, ...]:
+    """The actions that take the whole plan back."""
+    return tuple(action.inverse() for action in reversed(plan.actions))
+
+
+def after(snapshot: Snapshot, action: Action) -> Snapshot:
+    """The snapshot after one action."""
+    match action.target, action.after:
+        case (ThreadAffinity(thread=key), CpuSet() as cpus):
+            return _threads(snapshot, lambda g, t: replace(t, affinity=cpus) if t.key == key else t)
+        case (ThreadSched(thread=key), Sched() as sched):
+            return _threads(snapshot, lambda g, t: replace(t, sched=sched) if t.key == key else t)
+        case (ThreadCgroup(thread=key), str() as cgroup):
+            return _threads(snapshot, lambda g, t: _move(g, t, cgroup) if t.key == key else t)
+        case (VcpuPin(thread=key), Pin() as pin):
+            return _threads(snapshot, lambda g, t: _pinned(g, t, pin) if t.key == key else t)
+        case (EmulatorPin(thread=key), Pin() as pin):
+            return _threads(snapshot, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
+        case (TxQueueLen(ifindex=ifindex), int() as length):
+            return _interfaces(
+                snapshot, lambda i: replace(i, txqueuelen=length) if i.ifindex == ifindex else i
+            )
+        case (CgroupDir(), bool()):
+            return snapshot
+    raise TypeError(f"{action.target.kind} does not take {action.after!r}")
+
+
+def scope_limit(guest: Guest, cgroup: str) -> CpuSet | None:
+    """The CPUs that a cgroup beside ``cgroup`` gets when its own ``cpuset.cpus`` is
+    unset, seen on a thread in such a cgroup; None when no thread shows it."""
+    parent = cgroup.rpartition("/")[0]
+    for thread in guest.threads:
+        if thread.cgroup.rpartition("/")[0] == parent and thread.cpuset_cpus == "":
+            return thread.cpuset_effective
+    return None
+
+
+def _threads(snapshot: Snapshot, change: Callable[[Guest, Thread], Thread]) -> Snapshot:
+    guests = tuple(
+        replace(g, threads=tuple(change(g, t) for t in g.threads)) for g in snapshot.guests
+    )
+    return replace(snapshot, guests=guests)
+
+
+def _interfaces(snapshot: Snapshot, change: Callable[[Interface], Interface]) -> Snapshot:
+    guests = tuple(
+        replace(g, interfaces=tuple(change(i) for i in g.interfaces)) for g in snapshot.guests
+    )
+    return replace(snapshot, guests=guests)
+
+
+def _effective(guest: Guest, thread: Thread, cpuset: str | None) -> CpuSet | None:
+    if cpuset is None:
+        return thread.cpuset_effective
+    if cpuset == "":
+        return scope_limit(guest, thread.cgroup)
+    return CpuSet.parse(cpuset)
+
+
+def _pinned(guest: Guest, thread: Thread, pin: Pin) -> Thread:
+    return replace(
+        thread,
+        affinity=pin.cpus,
+        pin=pin.cpus,
+        cpuset_cpus=pin.cpuset,
+        cpuset_effective=_effective(guest, thread, pin.cpuset),
+    )
+
+
+def _with_main(guest: Guest, thread: Thread, pin: Pin, pid: int, tid: int) -> Thread:
+    """Writing the emulator's cpuset moves every thread in its cgroup."""
+    if thread.key.tid == tid and thread.key.pid == pid:
+        return _pinned(guest, thread, pin)
+    main = next((t for t in guest.threads if t.key.tid == tid and t.key.pid == pid), None)
+    if main is None or pin.cpuset is None or thread.cgroup != main.cgroup:
+        return thread
+    return replace(_pinned(guest, thread, pin), pin=thread.pin)
+
+
+def _move(guest: Guest, thread: Thread, cgroup: str) -> Thread:
+    """A thread takes the cpuset of the cgroup it is moved to; its affinity is kept."""
+    there = next((t for t in guest.threads if t.cgroup == cgroup), None)
+    if there is not None:
+        return replace(
+            thread,
+            cgroup=cgroup,
+            cpuset_cpus=there.cpuset_cpus,
+            cpuset_effective=there.cpuset_effective,
+        )
+    return replace(
+        thread,
+        cgroup=cgroup,
+        cpuset_cpus="",
+        cpuset_effective=scope_limit(guest, thread.cgroup),
+    )

@@ -1,0 +1,399 @@
+"""What a policy asks of one guest's threads on this host, before CPUs are chosen.
+
+Judges everything that needs the host but not the other guests: CPUs that exist,
+vcpus and interfaces the guest has, threads that are held or must be left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vsrtune.actions import (
+    EmulatorPin,
+    Pin,
+    Refusal,
+    Skipped,
+    Target,
+    ThreadAffinity,
+    Value,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Guest, Host, Interface, Role, SchedClass, Thread
+from vsrtune.placement import Occupant
+from vsrtune.policy import AUTO, Auto, Policy, SchedRule, by_hand
+from vsrtune.policy_yaml import KeyPath, dotted
+from vsrtune.projection import scope_limit
+
+EMULATOR_CGROUP = "emulator"
+OWN_CGROUP = "vsrtune"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all guests share: ``irq`` are the interrupt CPUs of all managed guests."""
+
+    host: Host
+    irq: CpuSet
+    ours: Mapping[Target, Value]
+    reassert: bool
+
+    @property
+    def online(self) -> CpuSet:
+        """CPUs that are online."""
+        return self.host.online
+
+
+@dataclass(frozen=True, slots=True)
+class PinWish:
+    """CPUs for one thread. ``cpus`` None means auto; ``allowed`` is what the
+    thread's cgroup lets it have."""
+
+    thread: Thread
+    target: Target
+    cpus: CpuSet | None
+    keys: KeyPath
+    allowed: CpuSet
+    number: int
+
+
+@dataclass(slots=True)
+class Wishes:
+    """Everything asked of one guest, and what will not be done."""
+
+    guest: Guest
+    policy: Policy
+    pins: list[PinWish] = field(default_factory=list)
+    emulator: PinWish | None = None
+    moves: dict[Thread, str] = field(default_factory=dict)
+    occupants: list[Occupant] = field(default_factory=list)
+    asked: set[Target] = field(default_factory=set)
+    skipped: list[Skipped] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def skip(self, subject: str, reason: str, held: bool = False) -> None:
+        """Record a setting that is left as it is."""
+        self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
+
+    def refuse(self, keys: KeyPath, reason: str, hint: str) -> None:
+        """Record something that cannot be done; the guest gets no action."""
+        text = f"{dotted(keys)}: {reason}" if keys else reason
+        self.refusals.append(Refusal(self.guest.ref, self.policy.at(*keys), text, hint))
+
+
+def label(thread: Thread) -> str:
+    """What messages call a thread: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
+    if thread.role is Role.VCPU:
+        return f"vcpu {thread.index}"
+    if thread.role is not Role.VHOST:
+        return str(thread.role.value)
+    if thread.interface is None or not mapped(thread):
+        return f"vhost {thread.key.tid}"
+    return f"vhost {thread.interface}/{thread.queue or 0}"
+
+
+def mapped(thread: Thread) -> bool:
+    """True when a per-interface setting may rely on the worker's interface."""
+    return thread.confidence is not None and thread.confidence.usable
+
+
+def pin_target(guest: Guest, thread: Thread) -> Target:
+    """How a thread's CPUs are set: through libvirt where it has a call for it."""
+    if guest.source == "libvirt" and thread.role is Role.VCPU and thread.index is not None:
+        return VcpuPin(guest.ref, guest.uuid, thread.index, thread.key)
+    if guest.source == "libvirt" and thread.role is Role.EMULATOR:
+        return EmulatorPin(guest.ref, guest.uuid, thread.key)
+    return ThreadAffinity(guest.ref, thread.key, label(thread))
+
+
+def pinned_cpus(value: Value | None) -> CpuSet | None:
+    """The CPUs of a pin or affinity value."""
+    if isinstance(value, Pin):
+        return value.cpus
+    return value if isinstance(value, CpuSet) else None
+
+
+def rule_for(policy: Policy, role: Role) -> SchedRule | None:
+    """The scheduling the policy asks for a role."""
+    return policy.vcpu_sched if role is Role.VCPU else policy.vhost_sched
+
+
+def main_thread(guest: Guest) -> Thread | None:
+    """QEMU's main thread."""
+    found = guest.by_role(Role.EMULATOR)
+    return next((t for t in found if t.key.tid == guest.pid), found[0] if found else None)
+
+
+def settled(guest: Guest, threads: Iterator[Thread], online: CpuSet) -> list[Occupant]:
+    """Occupants for threads that stay where they are; one that may run everywhere
+    occupies nothing."""
+    roles = (Role.VCPU, Role.VHOST)
+    return [
+        Occupant(guest.ref, t.role, t.affinity & online)
+        for t in threads
+        if t.role in roles and not online <= t.affinity
+    ]
+
+
+def wishes(context: Context, guest: Guest, policy: Policy) -> Wishes:
+    """Everything ``policy`` asks of ``guest``'s threads."""
+    out = Wishes(guest, policy)
+    _check_threads_known(out)
+    _check_lists(context, out)
+    _check_vcpu_numbers(out)
+    named = _vhost_keys(out)
+    _moves(out)
+    for role in (Role.VCPU, Role.VHOST):
+        for number, thread in enumerate(guest.by_role(role)):
+            _thread(context, out, thread, number, named)
+    _emulator(context, out)
+    _check_realtime(context, out)
+    return out
+
+
+def _check_threads_known(out: Wishes) -> None:
+    wants = out.policy.pins or out.policy.vcpu_sched or out.policy.vhost_sched
+    if wants and not out.guest.by_role(Role.VCPU):
+        seen = "; ".join(out.guest.problems) or "no reason was reported"
+        out.refuse(
+            (),
+            f"no vcpu thread of this guest was found ({seen})",
+            "see `vsrtune doctor`",
+        )
+
+
+def _check_lists(context: Context, out: Wishes) -> None:
+    """Lists written by hand must name CPUs that are online and, for vcpu and vhost
+    threads, no interrupt CPU of any managed guest."""
+    lists = by_hand(out.policy)
+    for keys, cpus in lists:
+        both = cpus & context.irq
+        if both:
+            out.refuse(
+                keys,
+                f"CPU {both} serves interrupts of a NIC below a managed guest",
+                f"choose from CPUs {context.online - context.irq}, or write cpus.irq by hand",
+            )
+    if isinstance(out.policy.emulator, CpuSet):
+        lists.append((("cpus", "emulator"), out.policy.emulator))
+    for keys, cpus in lists:
+        check_online(context.host, out, keys, cpus)
+
+
+def check_online(host: Host, out: Wishes, keys: KeyPath, cpus: CpuSet) -> bool:
+    """Refuse CPUs that do not exist or are offline; True when all are online."""
+    present = CpuSet(c.id for c in host.cpus)
+    hint = f"choose from the online CPUs {host.online}"
+    if cpus - present:
+        out.refuse(keys, f"CPU {cpus - present} does not exist on this host", hint)
+    offline = (cpus & present) - host.online
+    if offline:
+        out.refuse(keys, f"CPU {offline} is offline", hint)
+    return cpus <= host.online
+
+
+def _check_vcpu_numbers(out: Wishes) -> None:
+    if not isinstance(out.policy.vcpu, tuple):
+        return
+    have = {t.index for t in out.guest.by_role(Role.VCPU)}
+    for number, _ in out.policy.vcpu:
+        if number not in have and have:
+            listed = ", ".join(str(n) for n in sorted(n for n in have if n is not None))
+            out.refuse(
+                ("cpus", "vcpu", str(number)),
+                f"the guest has no vcpu {number}",
+                f"its vcpus are {listed}",
+            )
+
+
+def _vhost_keys(out: Wishes) -> dict[str, tuple[str, CpuSet]]:
+    """Interface -> (key, CPUs) of a vhost mapping."""
+    named: dict[str, tuple[str, CpuSet]] = {}
+    if not isinstance(out.policy.vhost, tuple):
+        return named
+    for key, cpus in out.policy.vhost:
+        keys = ("cpus", "vhost", key)
+        interface = _interface(out.guest, key)
+        if interface is None:
+            have = ", ".join(f"{i.target} ({i.mac})" for i in out.guest.interfaces) or "none"
+            out.refuse(keys, "the guest has no such interface", f"its interfaces are: {have}")
+        elif interface.target in named:
+            first = named[interface.target][0]
+            out.refuse(keys, f"{first} names the same interface", "keep one of the two")
+        else:
+            named[interface.target] = (key, cpus)
+            if not interface.vhost:
+                out.skip(f"vhost {interface.target} CPUs", "the interface does not use vhost-net")
+    return named
+
+
+def _interface(guest: Guest, key: str) -> Interface | None:
+    return next((i for i in guest.interfaces if key in (i.target, i.mac.lower())), None)
+
+
+def _moves(out: Wishes) -> None:
+    """vhost workers leave libvirt's emulator cgroup as soon as CPUs are asked for
+    them or for the emulator, so that no emulatorpin reaches them."""
+    if out.guest.source != "libvirt":
+        return
+    if out.policy.vhost is None and out.policy.emulator is None:
+        return
+    for thread in out.guest.by_role(Role.VHOST):
+        parent, _, name = thread.cgroup.rpartition("/")
+        if thread.cpuset_cpus is None or name not in (EMULATOR_CGROUP, OWN_CGROUP):
+            continue
+        if thread.sched.cls is not SchedClass.DEADLINE:
+            out.moves[thread] = f"{parent}/{OWN_CGROUP}"
+
+
+def _allowed(context: Context, out: Wishes, thread: Thread) -> CpuSet:
+    """CPUs that the thread's cgroup lets it have once the plan has run.
+
+    libvirt rewrites the cpuset of vcpus and emulator, and a moved worker gets the
+    scope's, so for these only the cgroup above is a limit; where no thread shows
+    that limit none is assumed, and a wrong guess fails on writing (EINVAL).
+    """
+    rewritten = out.guest.source == "libvirt" and (
+        thread.role is not Role.VHOST or thread in out.moves
+    )
+    if thread.cpuset_cpus is None:
+        limit = None
+    elif rewritten:
+        limit = scope_limit(out.guest, thread.cgroup)
+    else:
+        limit = thread.cpuset_effective
+    return context.online if limit is None else context.online & limit
+
+
+def _held(context: Context, thread: Thread, target: Target) -> CpuSet | None:
+    """What we wrote, when an operator has pinned the thread through libvirt since."""
+    wrote = pinned_cpus(context.ours.get(target))
+    if context.reassert or wrote is None or thread.affinity == wrote:
+        return None
+    return wrote if thread.pin is not None and thread.pin == thread.affinity else None
+
+
+def _asked(
+    policy: Policy, thread: Thread, named: Mapping[str, tuple[str, CpuSet]]
+) -> tuple[CpuSet | Auto | None, KeyPath]:
+    choice = policy.vcpu if thread.role is Role.VCPU else policy.vhost
+    keys: KeyPath = ("cpus", thread.role.value)
+    if not isinstance(choice, tuple):
+        return choice, keys
+    if thread.role is Role.VCPU:
+        cpus = dict(policy.vcpu if isinstance(policy.vcpu, tuple) else ()).get(thread.index or 0)
+        return cpus, (*keys, str(thread.index))
+    found = named.get(thread.interface or "") if mapped(thread) else None
+    return (None, keys) if found is None else (found[1], (*keys, found[0]))
+
+
+def _thread(
+    context: Context,
+    out: Wishes,
+    thread: Thread,
+    number: int,
+    named: Mapping[str, tuple[str, CpuSet]],
+) -> None:
+    subject = f"{label(thread)} CPUs"
+    choice, keys = _asked(out.policy, thread, named)
+    wish = _wish(context, out, thread, choice, keys, number, subject)
+    if wish is None:
+        out.occupants += settled(out.guest, iter([thread]), context.online)
+    else:
+        out.pins.append(wish)
+
+
+def _wish(
+    context: Context,
+    out: Wishes,
+    thread: Thread,
+    choice: CpuSet | Auto | None,
+    keys: KeyPath,
+    number: int,
+    subject: str,
+) -> PinWish | None:
+    target = pin_target(out.guest, thread)
+    if choice is None:
+        if thread.role is Role.VHOST and not mapped(thread) and isinstance(out.policy.vhost, tuple):
+            # What an earlier, surer mapping wrote stays asked for.
+            out.asked.add(target)
+            sure = thread.confidence.value if thread.confidence is not None else "none"
+            out.skip(subject, f"which interface it serves is not known (confidence {sure})")
+        else:
+            out.skip(subject, "not asked by the policy")
+        return None
+    out.asked.add(target)
+    if thread.sched.cls is SchedClass.DEADLINE:
+        out.skip(subject, "someone else gave the thread class deadline; it is left alone")
+        return None
+    held = _held(context, thread, target)
+    if held is not None and (choice is AUTO or choice != thread.affinity):
+        out.skip(
+            subject,
+            f"held by the operator on CPUs {thread.affinity}, we had set {held}; "
+            "a reload takes it back",
+            held=True,
+        )
+        return None
+    allowed = _allowed(context, out, thread)
+    cpus = choice if isinstance(choice, CpuSet) else None
+    if cpus is not None and not cpus <= allowed and cpus <= context.online:
+        out.refuse(
+            keys,
+            f"the cgroup of {label(thread)} allows CPUs {allowed or 'none'} only",
+            "choose among them, or widen the cgroup above the guest",
+        )
+    usable = allowed if thread.role is Role.EMULATOR else allowed - context.irq
+    if cpus is None and not usable and thread.role is not Role.EMULATOR:
+        out.refuse(
+            keys,
+            f"no CPU is left for {label(thread)}: its cgroup allows {allowed or 'none'}, "
+            f"interrupts are served on {context.irq}",
+            "widen the cgroup above the guest, or move the interrupts",
+        )
+        return None
+    return PinWish(thread, target, cpus, keys, usable if cpus is None else allowed, number)
+
+
+def _emulator(context: Context, out: Wishes) -> None:
+    subject = "emulator CPUs"
+    choice = out.policy.emulator
+    if choice is None:
+        out.skip(subject, "not asked by the policy")
+        return
+    thread = main_thread(out.guest)
+    if thread is None:
+        out.skip(subject, "QEMU's main thread was not found")
+        return
+    staying = [
+        t
+        for t in out.guest.by_role(Role.VHOST)
+        if t.cgroup == thread.cgroup and t.cpuset_cpus is not None and t not in out.moves
+    ]
+    if staying and out.guest.source == "libvirt":
+        out.asked.add(pin_target(out.guest, thread))
+        names = ", ".join(label(t) for t in staying)
+        out.skip(subject, f"{names} cannot be moved out of its cgroup and would be narrowed too")
+        return
+    out.emulator = _wish(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
+
+
+def _check_realtime(context: Context, out: Wishes) -> None:
+    """A realtime thread on an interrupt CPU starves the SoftIRQ that feeds it; a
+    policy that leaves its threads where they are must not make them realtime there."""
+    for role in (Role.VCPU, Role.VHOST):
+        rule = rule_for(out.policy, role)
+        choice = out.policy.vcpu if role is Role.VCPU else out.policy.vhost
+        if rule is None or not rule.realtime or choice is not None:
+            continue
+        for thread in out.guest.by_role(role):
+            both = thread.affinity & context.irq
+            if both and thread.sched.cls is not SchedClass.DEADLINE:
+                out.refuse(
+                    ("scheduler", role.value),
+                    f"{label(thread)} may run on interrupt CPU {both}, where class "
+                    f"{rule.cls.value} would starve packet reception",
+                    f"add cpus: {{{role.value}: auto}}",
+                )
+                break
