@@ -63,6 +63,10 @@ def cli() -> None:
 
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of guests may hold what the locale cannot print.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(list(args), prog_name="vsrtune", standalone_mode=False)
         sys.stdout.flush()
@@ -99,8 +103,4 @@ def complain(error: VsrtuneError) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    for stream in (sys.stdout, sys.stderr):
-        # Names of guests may hold what the locale cannot print.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))

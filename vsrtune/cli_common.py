@@ -76,15 +76,13 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
     """This host, or the recorded one under ``root``."""
-    from vsrtune.observe import Observer, live_observer
+    if root is not None:
+        from vsrtune.record import replay
 
-    if root is None:
-        return live_observer(uri).observe(trace_seconds)
-    from vsrtune.rootfs import DirRoot
-    from vsrtune.virt import RecordedVirt
+        return replay(root)
+    from vsrtune.observe import live_observer
 
-    host = DirRoot(root)
-    return Observer(host, RecordedVirt(host)).observe()
+    return live_observer(uri).observe(trace_seconds)
 
 
 def boot_id() -> str:

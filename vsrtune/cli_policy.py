@@ -26,29 +26,18 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not.
     """
+    from vsrtune import policy_files
     from vsrtune.cli import complain
-    from vsrtune.errors import PolicyError
-    from vsrtune.policy import parse
 
-    if not files:
-        from vsrtune.policy_files import load_dirs
-
-        for good in load_dirs(policy_dirs):
-            click.echo(f"{good.path}: good")
-        return 0
-    bad = 0
-    for path in files:
-        try:
-            parse(path.read_text(encoding="utf-8"), str(path))
-        except PolicyError as error:
-            complain(error)
-            bad += 1
-        except UnicodeDecodeError as error:
-            complain(PolicyError(f"not UTF-8 text: {error.reason}", where=str(path)))
-            bad += 1
-        else:
+    paths = files or policy_files.files_in(policy_dirs)
+    errors = policy_files.check(paths)
+    for error in errors:
+        complain(error)
+    bad = {error.where.rpartition(":")[0] for error in errors}
+    for path in paths:
+        if str(path) not in bad:
             click.echo(f"{path}: good")
-    return 2 if bad else 0
+    return 2 if errors else 0
 
 
 @policy.command()

@@ -41,15 +41,16 @@ def show(
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@options(uri_option)
-def record(directory: Path, uri: str) -> None:
-    """Save what vsrtune sees of this host in DIRECTORY.
+@click.option("--note", default="", help="A remark to keep with the recording.")
+@options(trace_option, uri_option)
+def record(directory: Path, note: str, trace_seconds: float, uri: str) -> None:
+    """Save what vsrtune sees of this host in DIRECTORY, which must be new or empty.
 
     `vsrtune show --root DIRECTORY` and `vsrtune plan --root DIRECTORY` then work on
-    any machine. Read the files before you pass them on: they name guests, devices
-    and MAC addresses.
+    any machine. MAC addresses and UUIDs are replaced; names of guests and devices are
+    kept, so read the files before you pass them on.
     """
     from vsrtune.record import record as save
 
-    save(directory, uri)
-    click.echo(f"Recorded in {directory}.")
+    seen = save(directory, uri, trace_seconds=trace_seconds, note=note)
+    click.echo(f"Recorded {len(seen.guests)} guests in {directory}.")

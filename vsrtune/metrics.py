@@ -52,12 +52,15 @@ FAMILIES = {
             "Scheduling class and allowed CPUs of the thread, and how sure its interface is.",
         ),
         Family(
-            "thread_priority", "gauge", _THREAD, "Real-time priority of the thread, 0 when none."
+            "thread_scheduling_priority",
+            "gauge",
+            _THREAD,
+            "Real-time priority of the thread, 0 when none.",
         ),
         Family("thread_allowed_cpus", "gauge", _THREAD, "Number of CPUs the thread may run on."),
         Family("thread_last_cpu", "gauge", _THREAD, "CPU on which the thread last ran."),
         Family(
-            "interface_queue_length_frames",
+            "interface_queue_length",
             "gauge",
             _INTERFACE,
             "Length of each ring of the host device (txqueuelen), in frames.",
@@ -69,16 +72,16 @@ FAMILIES = {
             "Frames for the guest that were dropped because the ring was full.",
         ),
         Family(
-            "domain_tuned", "gauge", ("domain", "source"), "1 when the guest is as its policy says."
+            "guest_tuned", "gauge", ("domain", "source"), "1 when the guest is as its policy says."
         ),
         Family(
-            "domain_drift_settings",
+            "guest_drift",
             "gauge",
             ("domain", "source"),
             "Settings of the guest that differ from its policy.",
         ),
         Family(
-            "domain_held_settings",
+            "guest_held",
             "gauge",
             ("domain", "source"),
             "Settings an operator changed by hand, left alone until the next reload.",
@@ -177,9 +180,9 @@ def families(state: State) -> list[Any]:
             _add_guest(out, guest)
     for one in state.guests:
         labels = [_label(one.ref), one.source]
-        out["domain_tuned"].add_metric(labels, float(one.tuned))
-        out["domain_drift_settings"].add_metric(labels, one.drift)
-        out["domain_held_settings"].add_metric(labels, one.held)
+        out["guest_tuned"].add_metric(labels, float(one.tuned))
+        out["guest_drift"].add_metric(labels, one.drift)
+        out["guest_held"].add_metric(labels, one.held)
     totals = state.totals
     out["policies"].add_metric([], state.policies)
     out["policy_reload_success"].add_metric([], float(state.reload_success))
@@ -215,7 +218,9 @@ def _add_guest(out: dict[str, Any], guest: Guest) -> None:
         values = _thread_labels(domain, thread)
         out["thread_cpu_seconds"].add_metric(values, thread.cpu_ns / 1e9)
         real_time = thread.sched.cls in (SchedClass.FIFO, SchedClass.RR)
-        out["thread_priority"].add_metric(values, thread.sched.priority if real_time else 0)
+        out["thread_scheduling_priority"].add_metric(
+            values, thread.sched.priority if real_time else 0
+        )
         out["thread_allowed_cpus"].add_metric(values, len(thread.affinity))
         out["thread_last_cpu"].add_metric(values, thread.last_cpu)
         out["thread"].add_metric(
@@ -229,7 +234,7 @@ def _add_guest(out: dict[str, Any], guest: Guest) -> None:
         )
     for interface in guest.interfaces:
         values = [domain, _label(interface.target)]
-        out["interface_queue_length_frames"].add_metric(values, interface.txqueuelen)
+        out["interface_queue_length"].add_metric(values, interface.txqueuelen)
         out["interface_ring_drops"].add_metric(values, interface.ring_drops)
 
 

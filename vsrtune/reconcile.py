@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from vsrtune import executor, planner, report
-from vsrtune.actions import Action, CgroupDir, Plan, Target, TxQueueLen
+from vsrtune.actions import Action, CgroupDir, Plan, Target, TxQueueLen, Value
 from vsrtune.backoff import Backoff, SaidOnce
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import Snapshot
+from vsrtune.model import Confidence, Role, Snapshot
 from vsrtune.policy import Policy
-from vsrtune.rewind import rewind
+from vsrtune.policy_match import assign
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 from vsrtune.sysops import SysOps
 
@@ -58,17 +58,21 @@ class Reconciler:
         self._clock = clock
         self._backoff = Backoff()
         self._said = SaidOnce()
+        # Failures already logged, by guest, until the guest succeeds.
+        self._known: dict[str, set[tuple[Target, str]]] = {}
         self._snapshot: Snapshot | None = None
         self.policies = policies
         self.state = State(policies=len(policies))
 
     def recover(self) -> None:
         """Resolve what a crash left in the journal, before the first pass."""
+        if self._journal.discarded:
+            LOGGER.info("forgot %d settings of before this host booted", self._journal.discarded)
         result = executor.recover(self._ops, self._journal)
+        self._log_result(result, "finished after a crash")
         entries = self._journal.entries()
         if entries:
             LOGGER.info("adopted %d settings of an earlier run", len(entries))
-        self._log_result(result, "put back after an unfinished write")
 
     def run(self, *, settle: bool = False, reassert: bool = False) -> bool:
         """One pass; True when something was written.
@@ -80,6 +84,7 @@ class Reconciler:
         begin = self._clock()
         if reassert:
             self._backoff.clear()
+            self._known.clear()
         wrote = False
         try:
             wrote = self._run(settle, reassert)
@@ -108,27 +113,24 @@ class Reconciler:
         snapshot = self._observe()
         self._forget_gone(snapshot)
         wrote = False
-        if settle and self._take_back_unwanted(snapshot):
+        if settle and self._release(snapshot):
             wrote = True
             snapshot = self._observe()
         ours = self._journal.ours()
         plan = planner.plan(snapshot, self.policies, ours, reassert)
         self._log_plan(plan)
-        pending: dict[str, int] = {}
-        for guest, actions in by_guest(plan).items():
-            written, left_over = self._apply(guest, actions, ours)
-            wrote = wrote or written
-            pending[guest] = left_over
+        done, pending = self._apply(plan)
+        again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
+        self._count(writes=len(done), corrections=again)
         self._snapshot = snapshot
         self._publish(snapshot, plan, pending)
-        return wrote
+        return wrote or bool(done)
 
     def _observe(self) -> Snapshot:
         known = self._snapshot
-        weak = known is None or any(
-            report.mapping_is_weak(t) for g in known.guests for t in g.threads
-        )
-        snapshot = self._observer.observe(self._trace if weak else 0.0)
+        snapshot = self._observer.observe(self._trace if known is None else 0.0)
+        if known is not None and self._trace > 0 and worth_tracing(known, snapshot):
+            snapshot = self._observer.observe(self._trace)
         self._pulse()
         for problem in snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
@@ -162,65 +164,58 @@ class Reconciler:
                     "forgot %s: it no longer exists", target, extra=fields(guest=target.guest)
                 )
 
-    def _take_back_unwanted(self, snapshot: Snapshot) -> bool:
-        """Undo what no policy asks for now; True when there was such a thing."""
-        entries = self._journal.entries()
-        if not entries:
+    def _release(self, snapshot: Snapshot) -> bool:
+        """Undo what no policy asks for any more; True when there was such a thing."""
+        released = planner.released(snapshot, self.policies, self._journal.ours())
+        if not released:
             return False
-        untuned = rewind(snapshot, {e.target: e.original for e in entries})
-        wanted = {a.target for a in planner.plan(untuned, self.policies, {}).actions}
-        seen = {g.ref for g in snapshot.guests} | {g.name for g in snapshot.guests}
-        unwanted = {e.target for e in entries if e.target not in wanted and e.target.guest in seen}
-        if not unwanted:
-            return False
-        result = executor.undo(self._ops, self._journal, unwanted.__contains__)
+        result = executor.undo(self._ops, self._journal, released.__contains__)
         self._log_result(result, "put back, no policy asks for it")
         return True
 
-    def _apply(
-        self, guest: str, actions: tuple[Action, ...], ours: Mapping[Target, object]
-    ) -> tuple[bool, int]:
-        """Apply the changes of one guest: whether anything was written, and how many
-        settings are still not as the policy says."""
+    def _apply(self, plan: Plan) -> tuple[tuple[Action, ...], dict[str, int]]:
+        """Apply the plan but for guests that must wait after a failure: the actions
+        done, and for each guest how many settings are still not as its policy says."""
+        wanted: dict[str, set[tuple[Target, Value]]] = {}
+        for action in plan.actions:
+            wanted.setdefault(action.target.guest, set()).add((action.target, action.after))
+        signatures = {guest: frozenset(changes) for guest, changes in wanted.items()}
+        now = self._clock()
+        waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
+        due = tuple(a for a in plan.actions if a.target.guest not in waiting)
+        pending = {guest: len(signatures[guest]) for guest in waiting}
+        if not due:
+            return (), pending
         self._pulse()
-        signature = frozenset((a.target, a.after) for a in actions)
-        if self._backoff.blocked(guest, signature, self._clock()):
-            return False, len(actions)
-        try:
-            result = executor.apply(Plan(actions=actions), self._ops, self._journal)
-        except VsrtuneError as error:
-            self._count(write_errors=1)
-            self._backoff.failed(guest, signature, [error], self._clock())
-            if self._said.new((guest, str(error))):
-                LOGGER.error("%s: %s", guest, error, extra=fields(guest=guest, error=error))
-            return False, len(actions)
+        result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
         self._log_result(result, "")
-        if result.failed:
-            errors = [error for _, error in result.failed]
-            self._backoff.failed(guest, signature, errors, self._clock())
-            self._count(write_errors=len(errors))
-            return bool(result.done), len(actions)
-        self._backoff.succeeded(guest)
-        again = sum(a.target in ours for a in result.done)
-        self._count(writes=len(result.done), corrections=again)
-        return bool(result.done), 0
+        errors: dict[str, list[VsrtuneError]] = {}
+        for action, error in result.failed:
+            errors.setdefault(action.target.guest, []).append(error)
+        for guest in {a.target.guest for a in due}:
+            if guest in errors:
+                self._backoff.failed(guest, signatures[guest], errors[guest], self._clock())
+                pending[guest] = len(signatures[guest])
+            else:
+                self._backoff.succeeded(guest)
+                self._known.pop(guest, None)
+        self._count(write_errors=len(result.failed))
+        return result.done, pending
 
     # -- counting and saying
 
     def _publish(self, snapshot: Snapshot, plan: Plan, pending: Mapping[str, int]) -> None:
-        written = {e.target.guest for e in self._journal.entries()}
-        refused = {r.guest for r in plan.refusals}
+        matched = {g.ref for g, _ in assign(snapshot.guests, self.policies).pairs}
+        unable = {r.guest for r in plan.refusals} | set(pending)
         guests = []
         for guest in snapshot.guests:
-            names = {guest.ref, guest.name} if guest.source == "libvirt" else {guest.ref}
-            held = sum(s.held for s in plan.skipped if s.guest in names)
-            waiting = sum(n for name, n in pending.items() if name in names)
+            held = sum(s.held for s in plan.skipped if s.guest == guest.ref)
             guests.append(
                 GuestState(
                     guest.ref,
                     guest.source,
-                    tuned=bool(names & written) and not waiting and not names & refused,
-                    drift=held + waiting,
+                    tuned=guest.ref in matched - unable,
+                    drift=held + pending.get(guest.ref, 0),
                     held=held,
                 )
             )
@@ -283,7 +278,9 @@ class Reconciler:
                 ),
             )
         for action, error in result.failed:
-            if self._said.new((action.target, str(error))):
+            known = self._known.setdefault(action.target.guest, set())
+            if (action.target, str(error)) not in known:
+                known.add((action.target, str(error)))
                 LOGGER.error(
                     "%s",
                     report.failure_line(action, error),
@@ -293,9 +290,14 @@ class Reconciler:
             LOGGER.warning("left alone: %s", left)
 
 
-def by_guest(plan: Plan) -> dict[str, tuple[Action, ...]]:
-    """The plan's actions per guest, in order: one guest's failure is not another's."""
-    groups: dict[str, list[Action]] = {}
-    for action in plan.actions:
-        groups.setdefault(action.target.guest, []).append(action)
-    return {guest: tuple(actions) for guest, actions in groups.items()}
+def worth_tracing(before: Snapshot, now: Snapshot) -> bool:
+    """Whether watching transmissions can make the mapping of some worker surer: one that
+    is of no use yet, or one known by order only that has worked since ``before``."""
+    used = {t.key: t.cpu_ns for g in before.guests for t in g.threads}
+    for guest in now.guests:
+        for thread in guest.by_role(Role.VHOST):
+            if thread.confidence is None or thread.confidence is Confidence.EXACT:
+                continue
+            if not thread.confidence.usable or thread.cpu_ns > used.get(thread.key, -1):
+                return True
+    return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from vsrtune.actions import Action, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError
-from vsrtune.model import Confidence, Guest, Host, Interface, Nic, Role, Snapshot, Thread
+from vsrtune.model import Guest, Host, Interface, Nic, Role, Snapshot, Thread
 
 NOTHING = "-"
 
@@ -241,11 +241,6 @@ def action_line(action: Action) -> str:
 def failure_line(action: Action, error: VsrtuneError) -> str:
     """One failed action on one line."""
     return f"{action.target}: {error}"
-
-
-def mapping_is_weak(thread: Thread) -> bool:
-    """True when a worker's interface is not known by observation."""
-    return thread.role is Role.VHOST and thread.confidence is not Confidence.EXACT
 
 
 def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import shell_samples as samples
 from prometheus_client.parser import text_string_to_metric_families
+
 from vsrtune import metrics
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError
@@ -38,7 +39,8 @@ def tuned_state(name: str = "vr1") -> State:
 
 def samples_of(state: State) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     found = {}
-    for family in text_string_to_metric_families(metrics.exposition(state)):
+    text = metrics.exposition(state)
+    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
         for sample in family.samples:
             found[sample.name, frozenset(sample.labels.items())] = sample.value
     return found
@@ -70,18 +72,18 @@ def test_worker_cpu_time_is_labelled_with_its_interface() -> None:
 
 def test_class_priority_and_cpus_of_a_vcpu() -> None:
     state = tuned_state()
-    assert value(state, "vsrtune_thread_priority", vcpu="0") == 10
+    assert value(state, "vsrtune_thread_scheduling_priority", vcpu="0") == 10
     assert value(state, "vsrtune_thread_allowed_cpus", vcpu="0") == 1
     assert value(state, "vsrtune_thread_info", vcpu="0", **{"class": "fifo", "cpus": "1"}) == 1
 
 
 def test_interface_guest_and_daemon_series() -> None:
     state = tuned_state()
-    assert value(state, "vsrtune_interface_queue_length_frames", target_device="macvtap100") == 500
+    assert value(state, "vsrtune_interface_queue_length", target_device="macvtap100") == 500
     assert value(state, "vsrtune_interface_ring_drops_total", domain="vr1") == 7
-    assert value(state, "vsrtune_domain_tuned", domain="vr1", source="libvirt") == 1
-    assert value(state, "vsrtune_domain_drift_settings", domain="vr1") == 2
-    assert value(state, "vsrtune_domain_held_settings", domain="vr1") == 1
+    assert value(state, "vsrtune_guest_tuned", domain="vr1", source="libvirt") == 1
+    assert value(state, "vsrtune_guest_drift", domain="vr1") == 2
+    assert value(state, "vsrtune_guest_held", domain="vr1") == 1
     assert value(state, "vsrtune_writes_total") == 5
     assert value(state, "vsrtune_policy_reload_success") == 1
     assert value(state, "vsrtune_reconcile_duration_seconds_count") == 2
@@ -92,7 +94,7 @@ def test_interface_guest_and_daemon_series() -> None:
 @pytest.mark.parametrize("name", ["vr 1.ü", 'say "hi"\\', "line\nbreak", "bad\udcff"])
 def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
     shown = name.encode("utf-8", "backslashreplace").decode()
-    assert value(tuned_state(name), "vsrtune_domain_tuned", domain=shown) == 1
+    assert value(tuned_state(name), "vsrtune_guest_tuned", domain=shown) == 1
 
 
 def test_before_the_first_pass_every_family_is_announced() -> None:

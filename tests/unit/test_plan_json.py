@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from vsrtune import plan_json
 from vsrtune.actions import (
     Action,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shell_samples as samples
+
 from vsrtune import render, report
 from vsrtune.actions import Action, Pin, Plan, Refusal, Skipped, TxQueueLen, VcpuPin
 from vsrtune.cpuset import CpuSet

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from vsrtune import sdnotify
 
 

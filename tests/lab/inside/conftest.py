@@ -1,0 +1,105 @@
+"""What this lab has; every test begins and ends on an untuned host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+NET = Path("/sys/class/net")
+
+
+def nic_irqs() -> list[int]:
+    """Interrupts of the NICs below the routers; none with veth."""
+    found = []
+    for device in ("p0", "p1"):
+        directory = NET / device / "device" / "msi_irqs"
+        if directory.is_dir():
+            found += [int(entry.name) for entry in directory.iterdir()]
+    return sorted(found)
+
+
+@pytest.fixture(scope="session")
+def guests() -> list[LabGuest]:
+    """Every router of the lab."""
+    if not labhelp.GUESTS.exists():
+        pytest.skip("not inside a lab: no /run/lab/guests")
+    found = labhelp.lab_guests()
+    for guest in found:
+        if not guest.runs:
+            labhelp.start_guest(guest)
+    return found
+
+
+@pytest.fixture(scope="session")
+def libvirt_guest(guests: list[LabGuest]) -> LabGuest:
+    """The first router that libvirt manages."""
+    for guest in guests:
+        if guest.kind == "libvirt":
+            return guest
+    pytest.skip("no libvirt guest in this lab")
+
+
+@pytest.fixture(scope="session")
+def second_guest(guests: list[LabGuest]) -> LabGuest:
+    """Another router that libvirt manages."""
+    found = [g for g in guests if g.kind == "libvirt"]
+    if len(found) < 2:
+        pytest.skip("only one libvirt guest in this lab")
+    return found[1]
+
+
+@pytest.fixture(scope="session")
+def plain_guest(guests: list[LabGuest]) -> LabGuest:
+    """The router started without libvirt."""
+    for guest in guests:
+        if guest.kind == "qemu":
+            return guest
+    pytest.skip("no plain QEMU guest in this lab")
+
+
+@pytest.fixture(scope="session")
+def irq_cpus() -> set[int]:
+    """The CPUs where packets arrive. Real interrupts are all put on CPU 0, so that
+    CPUs are left for the guests; veth delivers where the generator runs, on CPU 0."""
+    if labhelp.lab_cpus() < 3:
+        pytest.skip("needs 3 CPUs: one for interrupts and two for guests")
+    cpus = {0}
+    for irq in nic_irqs():
+        path = Path(f"/proc/irq/{irq}")
+        (path / "smp_affinity_list").write_text("0")
+        cpus |= labhelp.cpu_list((path / "effective_affinity_list").read_text())
+    return cpus
+
+
+@pytest.fixture(autouse=True)
+def untuned(guests: list[LabGuest]) -> Iterator[None]:
+    """Nothing of ours on the host, before and after."""
+    labhelp.reset()
+    yield
+    labhelp.reset()
+
+
+@pytest.fixture
+def restored(untuned: None) -> Iterator[None]:
+    """The test fails when the host is not byte for byte what it was.
+
+    Reads with hoststate, not with the package under test, after the daemon's stop.
+    """
+    before = hoststate.capture()
+    yield
+    labhelp.reset()
+    changed = hoststate.differences(before, hoststate.capture())
+    assert changed == [], "\n".join(["not restored:", *changed])
+
+
+@pytest.fixture
+def tuned(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> set[int]:
+    """The daemon runs with a policy for every guest; the CPUs of the interrupts."""
+    labhelp.write_policies("auto")
+    labhelp.start()
+    return irq_cpus

@@ -1,0 +1,285 @@
+"""What the tests inside the lab share: the lab's guests, commands, waiting, policies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hoststate
+
+POLICIES = Path("/etc/vsrtune/policies")
+JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
+DROPIN = Path("/run/systemd/system/vsrtune.service.d")
+GUESTS = Path("/run/lab/guests")
+
+PRIORITY = 10
+QUEUE = 300
+
+TUNED = f"""\
+guest: "{{guest}}"
+cpus:
+  irq: {{irq}}
+  vcpu: auto
+  vhost: auto
+scheduler:
+  vcpu: {{{{class: fifo, priority: {PRIORITY}}}}}
+  vhost: {{{{class: fifo, priority: {PRIORITY}}}}}
+queue:
+  macvtap: {QUEUE}
+"""
+
+
+@dataclass(frozen=True)
+class LabGuest:
+    """A router of this lab, as the lab lists it."""
+
+    index: int
+    kind: str
+    macs: tuple[str, str]
+    name: str
+
+    @property
+    def ref(self) -> str:
+        """The name a policy uses."""
+        return f"qemu:{self.name}" if self.kind == "qemu" else self.name
+
+    @property
+    def pid(self) -> int:
+        """Its QEMU process; AssertionError when it does not run."""
+        found = [pid for pid, name in hoststate.qemus().items() if name == self.name]
+        assert len(found) == 1, f"{self.name}: {len(found)} QEMU processes"
+        return found[0]
+
+    @property
+    def runs(self) -> bool:
+        return self.name in hoststate.qemus().values()
+
+    def device(self, nic: int) -> str:
+        """The host device of its NIC, by MAC."""
+        devices = [
+            entry.name
+            for entry in Path("/sys/class/net").iterdir()
+            if (entry / "address").read_text().strip() == self.macs[nic]
+        ]
+        assert len(devices) == 1, f"{self.name} NIC {nic}: {devices}"
+        return devices[0]
+
+    def vcpus(self) -> dict[int, int]:
+        """vcpu number -> tid, as QEMU itself says (QMP query-cpus-fast)."""
+        if self.kind == "libvirt":
+            text = hoststate.virsh(
+                "qemu-monitor-command", self.name, '{"execute": "query-cpus-fast"}'
+            )
+            answer = json.loads(text)
+        else:
+            answer = qmp(f"/run/{self.name}.qmp", "query-cpus-fast")
+        return {cpu["cpu-index"]: cpu["thread-id"] for cpu in answer["return"]}
+
+    def workers(self) -> list[int]:
+        """Thread ids of its vhost workers."""
+        return hoststate.vhost_workers(self.pid)
+
+    def data_plane(self) -> list[int]:
+        """Threads that carry packets: vcpus and workers."""
+        return [*self.vcpus().values(), *self.workers()]
+
+
+def qmp(path: str, command: str) -> Any:
+    """One QMP command on QEMU's own socket."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30)
+        sock.connect(path)
+        stream = sock.makefile("rw", encoding="utf-8")
+        stream.readline()
+        for execute in ("qmp_capabilities", command):
+            stream.write(json.dumps({"execute": execute}) + "\n")
+            stream.flush()
+            while "return" not in (answer := json.loads(stream.readline())):
+                assert "error" not in answer, answer
+        return answer
+
+
+def lab_guests() -> list[LabGuest]:
+    """Every router of this lab."""
+    guests = []
+    for line in GUESTS.read_text("utf-8").splitlines():
+        index, kind, mac0, mac1, name = line.split("\t")
+        guests.append(LabGuest(int(index), kind, (mac0, mac1), name))
+    return guests
+
+
+def sh(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command; with ``check`` a failure shows what the command said."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if check:
+        assert done.returncode == 0, (
+            f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+    return done
+
+
+def vsrtune(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the installed vsrtune."""
+    return sh("/usr/bin/vsrtune", *words, check=check)
+
+
+def show(*words: str) -> dict[str, Any]:
+    """``vsrtune show --json``."""
+    found: dict[str, Any] = json.loads(vsrtune("show", "--json", *words).stdout)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 90) -> Any:
+    """Poll until ``condition`` gives something true; its value. Fails with ``what``."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}\n{daemon_log()}"
+        time.sleep(0.3)
+
+
+def daemon_log(lines: int = 40) -> str:
+    """The last lines the daemon logged."""
+    return sh("journalctl", "-u", "vsrtune", "-n", str(lines), "--no-pager", check=False).stdout
+
+
+def write_policies(irq: int | str, guests: tuple[str, ...] = ("*", "qemu:*")) -> None:
+    """One policy file for each guest pattern."""
+    POLICIES.mkdir(parents=True, exist_ok=True)
+    for number, guest in enumerate(guests):
+        (POLICIES / f"test{number}.yaml").write_text(TUNED.format(guest=guest, irq=irq))
+
+
+def clear_policies() -> None:
+    """No policy at all."""
+    for path in POLICIES.glob("*.yaml"):
+        path.unlink()
+
+
+def start() -> None:
+    """Start the daemon; returns when it is READY."""
+    done = sh("systemctl", "start", "vsrtune", check=False)
+    assert done.returncode == 0, done.stderr + daemon_log()
+
+
+def stop() -> None:
+    """Stop the daemon; returns when it has restored the host."""
+    sh("systemctl", "stop", "vsrtune")
+
+
+def main_pid() -> int:
+    """The daemon's process; 0 when there is none."""
+    return int(sh("systemctl", "show", "-P", "MainPID", "vsrtune").stdout)
+
+
+def status_text() -> str:
+    """What the daemon says of itself to systemd."""
+    return sh("systemctl", "show", "-P", "StatusText", "vsrtune").stdout.strip()
+
+
+def set_environment(**variables: str) -> None:
+    """Environment of the next start of the service; none clears it."""
+    shutil.rmtree(DROPIN, ignore_errors=True)
+    if variables:
+        DROPIN.mkdir(parents=True)
+        lines = "".join(f"Environment={k}={v}\n" for k, v in variables.items())
+        (DROPIN / "test.conf").write_text(f"[Service]\n{lines}")
+    sh("systemctl", "daemon-reload")
+
+
+def reset() -> None:
+    """An untuned host: no daemon, nothing of ours left, no policy."""
+    sh("systemctl", "stop", "vsrtune", check=False)
+    sh("systemctl", "reset-failed", "vsrtune", check=False)
+    if DROPIN.exists():
+        set_environment()
+    vsrtune("undo")
+    clear_policies()
+
+
+def text(path: str) -> str:
+    """A small file of /proc or /sys."""
+    return Path(path).read_text().strip()
+
+
+def cpu_list(text: str) -> set[int]:
+    """CPU numbers of a list such as 0-2,5."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def mask(tid: int) -> set[int]:
+    """CPUs the kernel lets a thread run on."""
+    return cpu_list(hoststate.status_field(tid, "Cpus_allowed_list"))
+
+
+def run_ns(tid: int) -> int:
+    """Time a thread has run, in nanoseconds (/proc/TID/schedstat)."""
+    return int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])
+
+
+def untuned_lines(guest: LabGuest, irq: set[int]) -> list[str]:
+    """What is not as TUNED says; empty when the guest is tuned."""
+    lines = []
+    for tid in guest.data_plane():
+        if mask(tid) & irq:
+            lines.append(f"{guest.name} {tid}: mask {mask(tid)} has the interrupts' CPUs {irq}")
+        sched = hoststate.sched(tid)
+        if not sched.startswith(f"policy=1 flags=1 nice=0 priority={PRIORITY} "):
+            lines.append(f"{guest.name} {tid}: {sched}")
+    for nic in (0, 1):
+        device = guest.device(nic)
+        length = Path(f"/sys/class/net/{device}/tx_queue_len").read_text().strip()
+        if length != str(QUEUE):
+            lines.append(f"{guest.name} {device}: queue {length}")
+    return lines
+
+
+def start_guest(guest: LabGuest) -> None:
+    """Start a router and wait until it forwards."""
+    sh("lab-guest", "start", guest.name)
+
+
+def stop_guest(guest: LabGuest) -> None:
+    """Stop a router the hard way."""
+    sh("lab-guest", "stop", guest.name)
+    wait_for(lambda: not guest.runs, f"{guest.name} is gone")
+
+
+SENDER = """
+import socket, sys
+device, mac, count = sys.argv[1], bytes.fromhex(sys.argv[2].replace(":", "")), int(sys.argv[3])
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+sock.bind((device, 0))
+frame = mac + bytes.fromhex("020000000001") + b"\\x88\\xb5" + bytes(46)
+for _ in range(count):
+    sock.send(frame)
+"""
+
+
+def send_frames(nic: int, mac: str, count: int) -> None:
+    """Send frames that the guest receives on one NIC and drops: an ethertype for
+    local experiments (IEEE 802), so nothing is forwarded or answered."""
+    space, device = (("gen", "g0"), ("sink", "s0"))[nic]
+    sh(
+        "nsenter", f"--net=/run/netns/{space}",
+        "python3", "-c", SENDER, device, mac, str(count),
+    )  # fmt: skip
+
+
+def lab_cpus() -> int:
+    """CPUs of the lab host."""
+    return os.cpu_count() or 1

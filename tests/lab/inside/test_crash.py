@@ -1,0 +1,67 @@
+"""A killed daemon, and a crash after each of several writes, leave no trace behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+
+def test_killed_daemon_is_restarted_and_still_restores(
+    tuned: set[int], guests: list[LabGuest]
+) -> None:
+    first = labhelp.main_pid()
+    os.kill(first, signal.SIGKILL)
+    labhelp.wait_for(
+        lambda: (
+            labhelp.main_pid() not in (0, first)
+            and labhelp.sh("systemctl", "is-active", "vsrtune", check=False).stdout == "active\n"
+        ),
+        "systemd started the daemon again",
+    )
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, tuned) == []
+
+
+@pytest.mark.parametrize("writes", [1, 2, 4, 7, 11])
+def test_crash_after_a_write_then_undo(
+    restored: None, guests: list[LabGuest], writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labhelp.write_policies("auto")
+    monkeypatch.setenv("VSRTUNE_CRASH_AFTER_WRITE", str(writes))
+    crashed = labhelp.vsrtune("apply", check=False)
+    assert crashed.returncode != 0
+    assert labhelp.JOURNAL.stat().st_size > 0
+    monkeypatch.delenv("VSRTUNE_CRASH_AFTER_WRITE")
+    labhelp.vsrtune("undo")
+
+
+@pytest.mark.parametrize("writes", [1, 5])
+def test_crash_after_a_write_then_start(
+    restored: None,
+    guests: list[LabGuest],
+    irq_cpus: set[int],
+    writes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labhelp.write_policies("auto")
+    monkeypatch.setenv("VSRTUNE_CRASH_AFTER_WRITE", str(writes))
+    assert labhelp.vsrtune("apply", check=False).returncode != 0
+    monkeypatch.delenv("VSRTUNE_CRASH_AFTER_WRITE")
+    labhelp.start()
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, irq_cpus) == []
+
+
+def test_crash_while_undoing_then_undo(
+    restored: None, guests: list[LabGuest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.vsrtune("apply")
+    monkeypatch.setenv("VSRTUNE_CRASH_AFTER_WRITE", "3")
+    assert labhelp.vsrtune("undo", check=False).returncode != 0
+    monkeypatch.delenv("VSRTUNE_CRASH_AFTER_WRITE")
+    labhelp.vsrtune("undo")

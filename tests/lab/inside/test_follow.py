@@ -1,0 +1,190 @@
+"""The daemon follows the host: guests come and go, policies change, libvirt restarts."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+
+def scrape() -> list[str]:
+    with urllib.request.urlopen("http://127.0.0.1:9178/metrics", timeout=30) as answer:
+        lines: list[str] = answer.read().decode().splitlines()
+    return lines
+
+
+def test_guest_started_later_is_tuned_and_forgotten_when_destroyed(
+    guests: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    """With the interval far away, only libvirt's event can have told the daemon."""
+    guest = [g for g in guests if g.kind == "libvirt"][-1]
+    labhelp.stop_guest(guest)
+    labhelp.write_policies("auto")
+    labhelp.set_environment(VSRTUNE_INTERVAL="3600")
+    labhelp.start()
+    labhelp.start_guest(guest)
+    labhelp.wait_for(
+        lambda: labhelp.untuned_lines(guest, irq_cpus) == [], f"{guest.name} is tuned by its event"
+    )
+    labhelp.stop_guest(guest)
+    labhelp.wait_for(
+        lambda: not any(f'domain="{guest.name}"' in line for line in scrape()),
+        "the destroyed guest has left the metrics",
+    )
+    labhelp.stop()
+    assert "error" not in labhelp.daemon_log(20).lower()
+    labhelp.start_guest(guest)
+
+
+def test_plain_guest_started_later_is_found_by_rescan(
+    plain_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    labhelp.stop_guest(plain_guest)
+    labhelp.write_policies("auto")
+    labhelp.set_environment(VSRTUNE_INTERVAL="2")
+    labhelp.start()
+    labhelp.start_guest(plain_guest)
+    labhelp.wait_for(
+        lambda: labhelp.untuned_lines(plain_guest, irq_cpus) == [], "the rescan tuned it"
+    )
+
+
+def test_broken_policy_at_start_changes_nothing(restored: None, guests: list[LabGuest]) -> None:
+    before = hoststate.capture()
+    labhelp.write_policies("auto", ("*",))
+    (labhelp.POLICIES / "broken.yaml").write_text("guest: vr1\nqueue: {macvtap: 0}\n")
+    assert labhelp.sh("systemctl", "start", "vsrtune", check=False).returncode != 0
+    shown = labhelp.sh("systemctl", "show", "-P", "ExecMainStatus", "vsrtune").stdout
+    assert shown.strip() == "2"
+    assert "broken.yaml:2" in labhelp.daemon_log()
+    assert hoststate.differences(before, hoststate.capture()) == []
+
+
+def test_broken_policy_on_reload_keeps_the_old_one(tuned: set[int], guests: list[LabGuest]) -> None:
+    broken = labhelp.POLICIES / "broken.yaml"
+    broken.write_text("guest: other\nqueues: 7\n")
+    assert labhelp.sh("systemctl", "reload", "vsrtune", check=False).returncode != 0
+    labhelp.wait_for(
+        lambda: "vsrtune_policy_reload_success 0.0" in scrape(), "the metric shows the failure"
+    )
+    assert "older policies are kept" in labhelp.status_text()
+    assert "broken.yaml:2" in labhelp.daemon_log()
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, tuned) == []
+    broken.unlink()
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    labhelp.wait_for(
+        lambda: "vsrtune_policy_reload_success 1.0" in scrape(), "the next reload is good"
+    )
+
+
+def test_reload_follows_a_changed_policy_and_takes_back_what_it_drops(
+    tuned: set[int], libvirt_guest: LabGuest
+) -> None:
+    first = labhelp.POLICIES / "test0.yaml"
+    text = first.read_text().partition("scheduler:")[0] + "queue:\n  macvtap: 200\n"
+    first.write_text(text)
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    queue = f"/sys/class/net/{libvirt_guest.device(0)}/tx_queue_len"
+    labhelp.wait_for(lambda: labhelp.text(queue) == "200", "the new queue length is set")
+    labhelp.wait_for(
+        lambda: all(
+            hoststate.sched(tid).startswith("policy=0 flags=0 ")
+            for tid in libvirt_guest.data_plane()
+        ),
+        "the class no policy asks for is taken back",
+    )
+    assert all(not labhelp.mask(tid) & tuned for tid in libvirt_guest.data_plane())
+    first.unlink()
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    labhelp.wait_for(lambda: labhelp.text(queue) == "500", "without policy: restored")
+
+
+def test_libvirtd_restart_is_survived(
+    guests: list[LabGuest], libvirt_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.set_environment(VSRTUNE_INTERVAL="3600")
+    labhelp.start()
+    daemon = labhelp.main_pid()
+    labhelp.sh("systemctl", "restart", "libvirtd")
+    labhelp.stop_guest(libvirt_guest)
+    labhelp.start_guest(libvirt_guest)
+    labhelp.wait_for(
+        lambda: labhelp.untuned_lines(libvirt_guest, irq_cpus) == [], "events arrive again"
+    )
+    assert labhelp.main_pid() == daemon
+
+
+def test_metrics_tell_every_thread_and_interface(tuned: set[int], guests: list[LabGuest]) -> None:
+    labhelp.wait_for(
+        lambda: sum(line.startswith("vsrtune_guest_tuned{") and line.endswith(" 1.0")
+                    for line in scrape()) == len(guests),
+        "every guest is shown as tuned",
+    )  # fmt: skip
+    lines = scrape()
+    for guest in guests:
+        label = f'domain="{guest.ref}"'
+        for tid in guest.data_plane():
+            cpu = [
+                line for line in lines
+                if line.startswith("vsrtune_thread_cpu_seconds_total{")
+                and label in line and f'tid="{tid}"' in line
+            ]  # fmt: skip
+            assert len(cpu) == 1
+        for nic in (0, 1):
+            device = f'target_device="{guest.device(nic)}"'
+            (length,) = [
+                line for line in lines
+                if line.startswith("vsrtune_interface_queue_length{") and device in line
+            ]  # fmt: skip
+            assert length.endswith(f" {labhelp.QUEUE}.0")
+            assert any(
+                line.startswith("vsrtune_interface_ring_drops_total{") and device in line
+                for line in lines
+            )
+            assert any(
+                line.startswith("vsrtune_thread_cpu_seconds_total{")
+                and 'role="vhost"' in line and device in line
+                for line in lines
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("guest: vr1\n", 0),
+        ("guest: vr1\nqueue: {macvtap: 0}\n", 2),
+        ("guest: vr1\nqueues: {}\n", 2),
+        ("guest: [\n", 2),
+        ("", 2),
+    ],
+)
+def test_policy_check_exit_codes(tmp_path, text: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    done = labhelp.vsrtune("policy", "check", str(path), check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    if code:
+        assert f"{path}:" in done.stderr
+
+
+def test_verify_tells_drift_by_exit_code(
+    restored: None, guests: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.vsrtune("apply")
+    assert labhelp.vsrtune("verify").returncode == 0
+    tid = guests[0].vcpus()[0]
+    ours = ",".join(map(str, sorted(labhelp.mask(tid))))
+    labhelp.sh("chrt", "-o", "-p", "0", str(tid))
+    drift = labhelp.vsrtune("verify", check=False)
+    assert drift.returncode == 1
+    assert f"tid {tid}" in drift.stdout
+    labhelp.vsrtune("apply")
+    assert labhelp.vsrtune("verify").returncode == 0
+    assert ",".join(map(str, sorted(labhelp.mask(tid)))) == ours

@@ -1,0 +1,77 @@
+"""Pins through libvirt: virsh shows them, an operator's own pins win until reload."""
+
+from __future__ import annotations
+
+import hoststate
+import labhelp
+from labhelp import LabGuest
+
+
+def virsh_vcpu_pin(guest: LabGuest, vcpu: int) -> set[int]:
+    """What `virsh vcpupin` says of one vcpu."""
+    for line in hoststate.virsh("vcpupin", guest.name).splitlines():
+        number, cpus = line.split()
+        if int(number) == vcpu:
+            return labhelp.cpu_list(cpus)
+    raise AssertionError(f"virsh vcpupin does not list vcpu {vcpu}")
+
+
+def test_virsh_shows_the_pins_in_force(tuned: set[int], libvirt_guest: LabGuest) -> None:
+    for vcpu, tid in libvirt_guest.vcpus().items():
+        assert virsh_vcpu_pin(libvirt_guest, vcpu) == labhelp.mask(tid)
+
+
+def test_emulatorpin_does_not_reach_the_workers(tuned: set[int], libvirt_guest: LabGuest) -> None:
+    masks = {tid: labhelp.mask(tid) for tid in libvirt_guest.workers()}
+    labhelp.sh("virsh", "emulatorpin", libvirt_guest.name, "0", "--live")
+    assert labhelp.mask(libvirt_guest.pid) == {0}
+    assert {tid: labhelp.mask(tid) for tid in libvirt_guest.workers()} == masks
+    labhelp.sh("virsh", "emulatorpin", libvirt_guest.name, f"0-{labhelp.lab_cpus() - 1}", "--live")
+
+
+def test_an_operators_pin_is_held_then_reasserted(tuned: set[int], libvirt_guest: LabGuest) -> None:
+    tid = libvirt_guest.vcpus()[0]
+    ours = labhelp.mask(tid)
+    (irq,) = sorted(tuned)[:1]
+    labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", str(irq), "--live")
+    labhelp.wait_for(
+        lambda: not labhelp.status_text().endswith(" 0 drift"), "the pin is counted as drift"
+    )
+    assert labhelp.mask(tid) == {irq}
+    assert labhelp.vsrtune("verify", check=False).returncode == 1
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    labhelp.wait_for(lambda: labhelp.mask(tid) == ours, "the reload put the pin back")
+    labhelp.wait_for(lambda: labhelp.status_text().endswith(" 0 drift"), "no drift is left")
+
+
+def test_an_operators_pin_survives_stop(
+    untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    before = hoststate.capture()
+    labhelp.write_policies("auto")
+    labhelp.start()
+    tid = libvirt_guest.vcpus()[0]
+    (irq,) = sorted(irq_cpus)[:1]
+    labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", str(irq), "--live")
+    labhelp.wait_for(
+        lambda: not labhelp.status_text().endswith(" 0 drift"), "the pin is counted as drift"
+    )
+    labhelp.stop()
+    assert labhelp.mask(tid) == {irq}
+    assert "left alone" in labhelp.daemon_log()
+    every = f"0-{labhelp.lab_cpus() - 1}"
+    labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", every, "--live")
+    changed = hoststate.differences(before, hoststate.capture())
+    assert [line for line in changed if "cpuset.cpus:" not in line] == []
+
+
+def test_drift_by_hand_is_found_and_corrected(tuned: set[int], guests: list[LabGuest]) -> None:
+    guest = guests[-1]
+    tid = guest.workers()[0]
+    ours = labhelp.mask(tid)
+    labhelp.sh("taskset", "-pc", f"0-{labhelp.lab_cpus() - 1}", str(tid))
+    labhelp.wait_for(lambda: labhelp.mask(tid) == ours, "the daemon corrected the affinity")
+    labhelp.sh("chrt", "-o", "-p", "0", str(tid))
+    labhelp.wait_for(
+        lambda: hoststate.sched(tid).startswith("policy=1 flags=1 "), "the class is corrected"
+    )

@@ -1,0 +1,89 @@
+"""The main job: tuned after start, byte for byte restored after stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hoststate
+import labhelp
+from labhelp import LabGuest
+
+
+def test_start_tunes_every_guest_and_stop_restores_every_value(
+    tuned: set[int], guests: list[LabGuest]
+) -> None:
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, tuned) == []
+    assert f"{len(guests)} guest" in labhelp.status_text()
+    assert labhelp.JOURNAL.exists()
+    labhelp.stop()
+    for guest in guests:
+        for tid in guest.data_plane():
+            assert hoststate.sched(tid).startswith("policy=0 flags=0 nice=0 priority=0 ")
+
+
+def test_packets_leave_the_interrupt_cpu_to_the_nic(
+    tuned: set[int], guests: list[LabGuest]
+) -> None:
+    for guest in guests:
+        done = labhelp.sh("lab-traffic", "--guest", guest.name, "--rate", "2000", "--seconds", "1")
+        assert json.loads(done.stdout)["forwarded"] > 0
+        for tid in guest.data_plane():
+            assert hoststate.last_cpu(tid) not in tuned, f"{guest.name} {hoststate.comm(tid)}"
+
+
+def test_apply_does_what_plan_showed_and_undo_takes_it_back(
+    restored: None, guests: list[LabGuest], irq_cpus: set[int], tmp_path: Path
+) -> None:
+    labhelp.write_policies("auto")
+    stored = tmp_path / "plan.json"
+    stored.write_text(labhelp.vsrtune("plan", "--json").stdout)
+    labhelp.vsrtune("apply", "--plan", str(stored))
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, irq_cpus) == []
+    assert labhelp.vsrtune("verify").stdout == ""
+    again = json.loads(labhelp.vsrtune("plan", "--json").stdout)
+    assert again["actions"] == []
+    assert again["skipped"], "doing nothing needs its reasons"
+
+    stale = labhelp.vsrtune("apply", "--plan", str(stored), check=False)
+    assert stale.returncode == 1
+    assert "vsrtune: error:" in stale.stderr
+    assert "Traceback" not in stale.stderr
+
+    labhelp.vsrtune("undo")
+    assert "othing to undo" in labhelp.vsrtune("undo").stdout
+
+
+def test_a_daemon_adopts_what_apply_did(
+    restored: None, guests: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.vsrtune("apply")
+    labhelp.start()
+    refused = labhelp.vsrtune("apply", check=False)
+    assert refused.returncode == 1
+    assert "systemctl reload vsrtune" in refused.stderr
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, irq_cpus) == []
+
+
+def test_without_a_policy_nothing_is_touched(guests: list[LabGuest]) -> None:
+    before = hoststate.capture()
+    labhelp.start()
+    assert "0 guests tuned" in labhelp.status_text()
+    assert hoststate.differences(before, hoststate.capture()) == []
+    assert "vsrtune-policy(5)" in labhelp.daemon_log()
+
+
+def test_keep_leaves_the_host_tuned_until_undo(
+    restored: None, guests: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.set_environment(VSRTUNE_ON_STOP="keep")
+    labhelp.start()
+    labhelp.stop()
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, irq_cpus) == []
+    labhelp.vsrtune("undo")

@@ -1,0 +1,396 @@
+"""reconcile.py and daemon.py with the real planner, executor and journal, on a host
+in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.daemon import Daemon, Timing
+from vsrtune.errors import Lasting, PolicyError, WriteError
+from vsrtune.journal import Journal
+from vsrtune.model import Confidence, Role, Sched, SchedClass, Thread
+from vsrtune.policy import Policy, parse
+from vsrtune.reconcile import Reconciler
+from vsrtune.state import State
+
+POLICY = """\
+guest: "*"
+cpus: {vcpu: 1, vhost: 2}
+scheduler:
+  vcpu: {class: fifo, priority: 7}
+  vhost: {class: fifo, priority: 7}
+queue: {macvtap: 300}
+"""
+FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)
+
+
+def policies(text: str = POLICY) -> tuple[Policy, ...]:
+    return (parse(text, "test.yaml"),)
+
+
+def thread(host: FakeHost, role: Role, guest: int = 0) -> Thread:
+    (found,) = host.snapshot.guests[guest].by_role(role)
+    return found
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def passes(host: FakeHost, journal: Journal, clock: Clock) -> Reconciler:
+    return Reconciler(host, host, journal, policies(), trace=0.5, clock=clock)
+
+
+class TestPass:
+    def test_tunes_as_the_policy_says_and_then_has_nothing_to_do(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        assert passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert thread(host, Role.VHOST).affinity == CpuSet([2])
+        assert thread(host, Role.VCPU).sched == FIFO
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
+        assert not passes.run()
+        (state,) = passes.state.guests
+        assert (state.tuned, state.drift) == (True, 0)
+        assert passes.state.totals.passes == 2
+
+    def test_stop_gives_back_the_very_same_host(self, host: FakeHost, passes: Reconciler) -> None:
+        before = host.snapshot
+        passes.run()
+        assert host.snapshot != before
+        assert passes.stop()
+        assert host.snapshot == before
+        assert host.dirs == set()
+
+    def test_no_policy_means_no_write(self, host: FakeHost, passes: Reconciler) -> None:
+        passes.policies = ()
+        assert not passes.run(settle=True)
+        assert host.writes == 0
+        assert passes.state.tuned == 0
+
+    def test_guest_started_later_is_tuned_and_a_destroyed_one_forgotten(
+        self, host: FakeHost, passes: Reconciler, journal: Journal
+    ) -> None:
+        passes.run()
+        host.start(samples.guest("vr 2.ü", pid=200))
+        passes.run()
+        assert {e.target.guest for e in journal.entries()} == {"vr1", "vr 2.ü"}
+        assert passes.state.tuned == 2
+        host.destroy("vr1")
+        host.dirs = {d for d in host.dirs if "vr1" not in d}
+        passes.run()
+        assert "vr1" not in {
+            e.target.guest for e in journal.entries() if e.target.kind != "cgroup-dir"
+        }
+        assert [g.ref for g in passes.state.guests] == ["vr 2.ü"]
+
+    def test_guest_missing_because_its_reader_failed_is_not_forgotten(
+        self, host: FakeHost, passes: Reconciler, journal: Journal
+    ) -> None:
+        passes.run()
+        whole = host.snapshot
+        hidden = replace(whole, guests=())
+        host.observe = lambda trace_seconds=0.0: hidden  # type: ignore[method-assign]
+        passes.run(settle=True)
+        assert {e.target.guest for e in journal.entries()} == {"vr1"}
+        assert host.snapshot == whole
+
+    def test_drift_is_corrected_and_counted(self, host: FakeHost, passes: Reconciler) -> None:
+        passes.run()
+        host.change("vhost", affinity=samples.ALL)
+        passes.run()
+        assert thread(host, Role.VHOST).affinity == CpuSet([2])
+        assert passes.state.totals.corrections == 1
+
+    def test_operators_pin_is_held_until_a_reload(
+        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        passes.run()
+        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]), cpuset_cpus="3",
+                    cpuset_effective=CpuSet([3]))  # fmt: skip
+        for _ in range(3):
+            passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([3])
+        (state,) = passes.state.guests
+        assert (state.drift, state.held) == (1, 1)
+        warned = [
+            r for r in caplog.records if r.levelname == "WARNING" and "left alone" in r.message
+        ]
+        assert len(warned) == 1
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert passes.state.drift == 0
+
+    def test_what_a_new_policy_drops_is_taken_back(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.run()
+        passes.policies = policies('guest: "*"\ncpus: {vcpu: 1}\nqueue: {macvtap: 200}\n')
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).sched == Sched()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert thread(host, Role.VHOST).affinity == samples.ALL
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 200
+        passes.policies = ()
+        passes.run(settle=True)
+        assert host.snapshot == samples.snapshot()
+
+    def test_failed_guest_is_put_back_and_tried_again_later_and_later(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
+        passes.run()
+        assert host.snapshot == samples.snapshot()
+        assert passes.state.tuned == 0
+        assert passes.state.drift > 0
+        tried = passes.state.totals.write_errors
+        passes.run()
+        assert passes.state.totals.write_errors == tried
+        waits = []
+        for _ in range(4):
+            wait = passes.next_try()
+            assert wait is not None
+            waits.append(wait)
+            clock.now += wait
+            passes.run()
+        assert waits == [1.0, 2.0, 4.0, 8.0]
+        said = [r for r in caplog.records if "busy" in r.message]
+        assert len(said) == 1
+        host.fail.clear()
+        clock.now += 60
+        passes.run()
+        assert passes.state.tuned == 1
+        assert passes.next_try() is None
+
+    def test_one_guests_failure_is_not_anothers(self, host: FakeHost, passes: Reconciler) -> None:
+        host.start(samples.guest("vr2", pid=200))
+        real = host.write
+
+        def write(target, value):  # type: ignore[no-untyped-def]
+            if target.guest == "vr1" and target.kind == "thread-sched":
+                raise WriteError("not permitted")
+            real(target, value)
+
+        host.write = write  # type: ignore[method-assign]
+        passes.run()
+        assert {g.ref: g.tuned for g in passes.state.guests} == {"vr1": False, "vr2": True}
+
+    def test_failing_observation_is_counted_and_survived(
+        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        host.fail_observe = PolicyError("no luck")
+        passes.run()
+        passes.run()
+        assert passes.state.totals.pass_errors == 2
+        assert len([r for r in caplog.records if "no luck" in r.message]) == 1
+        host.fail_observe = None
+        assert passes.run()
+
+    def test_traces_only_while_that_can_teach_something(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.run()
+        assert host.traces == [0.5]
+        host.traces.clear()
+        passes.run()
+        assert host.traces == [0.0], "an idle worker cannot be seen transmitting"
+        host.traces.clear()
+        host.change("vhost", cpu_ns=2_000_000_000)
+        passes.run()
+        assert host.traces == [0.0, 0.5], "it has worked: a trace may see it"
+        host.traces.clear()
+        host.change("vhost", cpu_ns=3_000_000_000, confidence=Confidence.EXACT)
+        passes.run()
+        assert host.traces == [0.0]
+
+
+class FakeNotifier:
+    """Records what the service manager would hear."""
+
+    watchdog_seconds: float | None = 30.0
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def ready(self) -> None:
+        self.heard.append("READY")
+
+    def reloading(self) -> None:
+        self.heard.append("RELOADING")
+
+    def stopping(self) -> None:
+        self.heard.append("STOPPING")
+
+    def status(self, text: str) -> None:
+        self.heard.append(f"STATUS {text}")
+
+    def ping(self) -> None:
+        self.heard.append("PING")
+
+    def states(self) -> list[str]:
+        return [h for h in self.heard if h.isupper() and h != "PING"]
+
+
+class Running:
+    """A daemon in a thread, steered like the real one by its flags."""
+
+    def __init__(self, host: FakeHost, journal: Journal, *, keep: bool = False) -> None:
+        self.notifier = FakeNotifier()
+        self.load: Callable[[], tuple[Policy, ...]] = policies
+        self.states: list[State] = []
+        self.daemon = Daemon(
+            Reconciler(host, host, journal, policies()),
+            lambda: self.load(),
+            self.notifier,
+            publish=self.states.append,
+            timing=Timing(interval=600, debounce=0.01, gap=0.01),
+            keep=keep,
+        )
+        self.code: int | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        self.until(lambda: "READY" in self.notifier.heard)
+
+    def _run(self) -> None:
+        self.code = self.daemon.run()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, self.notifier.heard
+            time.sleep(0.005)
+
+    def stop(self) -> int | None:
+        self.daemon.ask_stop()
+        self.thread.join(20)
+        return self.code
+
+
+@pytest.fixture
+def running(host: FakeHost, journal: Journal) -> Iterator[Running]:
+    daemon = Running(host, journal)
+    yield daemon
+    daemon.stop()
+
+
+class TestLoop:
+    def test_ready_comes_after_the_first_pass_and_stop_restores(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        status = running.notifier.heard.index("STATUS 1 guest tuned, 0 drift")
+        assert status < running.notifier.heard.index("READY")
+        assert running.stop() == 0
+        assert host.snapshot == samples.snapshot()
+        assert running.notifier.states() == ["READY", "STOPPING"]
+
+    def test_event_leads_to_a_pass_long_before_the_interval(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        host.start(samples.guest("vr2", pid=200))
+        running.daemon.mark_dirty("started vr2")
+        running.until(lambda: running.states[-1].tuned == 2)
+
+    def test_storm_of_events_is_a_few_passes(self, host: FakeHost, running: Running) -> None:
+        before = running.states[-1].totals.passes
+        for _ in range(500):
+            running.daemon.mark_dirty("storm")
+        running.until(lambda: running.states[-1].totals.passes > before)
+        time.sleep(0.3)
+        assert running.states[-1].totals.passes - before < 10
+
+    def test_broken_policy_on_reload_keeps_the_old_one_and_says_so(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        tuned = host.snapshot
+
+        def broken() -> tuple[Policy, ...]:
+            raise PolicyError("unknown key", where="p.yaml:3")
+
+        running.load = broken
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        assert host.snapshot == tuned
+        assert not running.states[-1].reload_success
+        assert any("older policies are kept" in h for h in running.notifier.heard)
+        assert running.notifier.states() == ["READY", "RELOADING", "READY"]
+        running.load = policies
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 3)
+        assert running.states[-1].reload_success
+
+    def test_reload_takes_the_new_policy(self, host: FakeHost, running: Running) -> None:
+        running.load = lambda: policies('guest: "*"\nqueue: {macvtap: 123}\n')
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
+        assert thread(host, Role.VCPU).affinity == samples.ALL
+
+    def test_idle_daemon_pings_and_does_not_look(
+        self, host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(FakeNotifier, "watchdog_seconds", 0.06)
+        daemon = Running(host, journal)
+        daemon.until(lambda: len(daemon.states) == 2)  # the pass, and the look after it
+        pings = daemon.notifier.heard.count("PING")
+        daemon.until(lambda: daemon.notifier.heard.count("PING") > pings + 5)
+        assert len(daemon.states) == 2
+        daemon.stop()
+
+
+def test_keep_leaves_the_host_tuned_and_the_journal_in_place(
+    host: FakeHost, journal: Journal
+) -> None:
+    daemon = Running(host, journal, keep=True)
+    tuned = host.snapshot
+    assert daemon.stop() == 0
+    assert host.snapshot == tuned
+    assert journal.entries()
+
+
+def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, samples.BOOT) as first:
+        Reconciler(host, host, first, policies()).run()
+    # No stop: the process is gone, its lock with it.
+    with Journal.open(path, samples.BOOT) as second:
+        daemon = Running(host, second)
+        assert daemon.states[0].tuned == 1
+        daemon.stop()
+    assert host.snapshot == samples.snapshot()
+
+
+def test_stop_that_cannot_restore_says_so(host: FakeHost, journal: Journal) -> None:
+    daemon = Running(host, journal)
+    host.fail["thread-sched"] = WriteError("not permitted")
+    assert daemon.stop() == 1
+    assert journal.entries()
