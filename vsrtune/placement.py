@@ -4,15 +4,18 @@ Pins are tight, one thread on one CPU, because threads that may move bounce
 between CPUs in overload (Abeni et al., section 3.2). While free CPUs last every
 thread gets its own; then CPUs are shared.
 
-Two passes, so that guests that come and go move the others as little as possible:
+Three passes, so that guests that come and go move the others as little as possible:
 
-1. A thread keeps the CPU it had when that is allowed and nobody else holds it.
+1. A thread keeps the CPU it had when that is allowed.
 2. Every other thread, vcpus first, takes the CPU with the lowest ``rank``.
+3. While some thread would have less company elsewhere, even after its move, it
+   moves; the last in order first. A thread that is alone never does, so planning
+   again changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
@@ -20,17 +23,23 @@ from vsrtune.model import Cpu, Role, ThreadKey
 
 ROLE_ORDER = (Role.VCPU, Role.VHOST)
 
-Rank = tuple[int, int, int, int, int, int, int, int]
+Rank = tuple[int, int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A vcpu or vhost thread whose CPUs are settled: asked for by hand, held by
-    an operator, or of a guest that is not managed."""
+    """A vcpu or vhost thread whose CPUs are settled: asked for by hand (``reserves``
+    them), held by an operator, or of a guest that is not managed."""
 
     guest: str
     role: Role
     cpus: CpuSet
+    reserves: bool = False
+
+    @property
+    def tight(self) -> bool:
+        """True when the thread cannot move away to make room."""
+        return len(self.cpus) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +70,65 @@ class Placed:
     why: str
 
 
+class _Board:
+    """Who is on which CPU while placing."""
+
+    def __init__(self, occupants: Sequence[Occupant], cpus: Mapping[int, Cpu]) -> None:
+        self.cpus = cpus
+        self.on: dict[int, list[Occupant]] = {cpu: [] for cpu in cpus}
+        self.taken: dict[ThreadKey, int] = {}
+        for occupant in occupants:
+            for cpu in occupant.cpus:
+                self.on.setdefault(cpu, []).append(occupant)
+
+    def settle(self, seat: Seat, cpu: int) -> None:
+        self.taken[seat.thread] = cpu
+        self.on[cpu].append(Occupant(seat.guest, seat.role, CpuSet([cpu])))
+
+    def leave(self, seat: Seat) -> None:
+        cpu = self.taken.pop(seat.thread)
+        self.on[cpu].remove(Occupant(seat.guest, seat.role, CpuSet([cpu])))
+
+    def load(self, cpu: int) -> int:
+        """Threads that are bound to a CPU or have it reserved."""
+        return sum(1 for o in self.on[cpu] if o.tight or o.reserves)
+
+    def best(self, seat: Seat, among: Iterable[int]) -> int:
+        return min(among, key=lambda c: rank(seat, c, self.on, self.cpus))
+
+
 def place(
     seats: Sequence[Seat], occupants: Sequence[Occupant], cpus: Mapping[int, Cpu]
 ) -> dict[ThreadKey, Placed]:
     """Place every seat; the result depends on the arguments alone, not on their order."""
-    on: dict[int, list[Occupant]] = {cpu: [] for cpu in cpus}
-    for occupant in occupants:
-        for cpu in occupant.cpus:
-            on.setdefault(cpu, []).append(occupant)
+    board = _Board(occupants, cpus)
     ordered = sorted(seats, key=lambda s: s.order)
-    taken: dict[ThreadKey, int] = {}
-
-    def settle(seat: Seat, cpu: int) -> None:
-        taken[seat.thread] = cpu
-        on[cpu].append(Occupant(seat.guest, seat.role, CpuSet([cpu])))
-
     for seat in ordered:
-        before = seat.previous
-        if before is not None and before in seat.allowed and not on[before]:
-            settle(seat, before)
+        if seat.previous is not None and seat.previous in seat.allowed:
+            board.settle(seat, seat.previous)
     for seat in ordered:
-        if seat.thread not in taken:
-            settle(seat, min(seat.allowed, key=lambda c: rank(seat, c, on, cpus)))
-    return {s.thread: Placed(taken[s.thread], _why(s, on[taken[s.thread]])) for s in ordered}
+        if seat.thread not in board.taken:
+            board.settle(seat, board.best(seat, seat.allowed))
+    while _spread(board, ordered):
+        pass
+    return {
+        s.thread: Placed(board.taken[s.thread], _why(s, board.on[board.taken[s.thread]]))
+        for s in ordered
+    }
+
+
+def _spread(board: _Board, ordered: Sequence[Seat]) -> bool:
+    """Move threads to emptier CPUs; True when one moved. Every move lowers the sum
+    of the squared loads, so this comes to an end."""
+    moved = False
+    for seat in reversed(ordered):
+        load = board.load(board.taken[seat.thread])
+        emptier = [c for c in seat.allowed if board.load(c) + 1 < load]
+        if emptier:
+            board.leave(seat)
+            board.settle(seat, board.best(seat, emptier))
+            moved = True
+    return moved
 
 
 def rank(
@@ -91,21 +136,23 @@ def rank(
 ) -> Rank:
     """The lowest rank is the best CPU. In this order:
 
-    1. fewest threads already there (0: the CPU is free)
-    2. fewest threads of other guests: share with one's own first
-    3. fewest vcpus: two vhost workers share better than a worker and the vcpu
+    1. fewest threads bound to it (0: the CPU is free)
+    2. fewest threads that may run there among other CPUs
+    3. fewest threads of other guests: share with one's own first
+    4. fewest vcpus: two vhost workers share better than a worker and the vcpu
        both depend on (Abeni et al., section 4.1)
-    4. CPUs isolated at boot first: nothing else is scheduled there
-    5. the NUMA node of the guest's NICs first
-    6. fewest threads on the SMT siblings
-    7. the CPU it had before first
-    8. the lowest number
+    5. CPUs isolated at boot first: nothing else is scheduled there
+    6. the NUMA node of the guest's NICs first
+    7. fewest threads on the SMT siblings
+    8. the CPU it had before first
+    9. the lowest number
     """
     here = on[cpu]
     info = cpus[cpu]
     siblings = sum(len(on.get(s, ())) for s in info.siblings if s != cpu)
     return (
-        len(here),
+        sum(1 for o in here if o.tight),
+        sum(1 for o in here if not o.tight),
         sum(1 for o in here if o.guest != seat.guest),
         sum(1 for o in here if o.role is Role.VCPU),
         0 if info.isolated else 1,

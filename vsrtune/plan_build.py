@@ -39,11 +39,11 @@ class Phases:
 
     dirs: list[Action] = field(default_factory=list)
     moves: list[Action] = field(default_factory=list)
+    vhost_lowered: list[Action] = field(default_factory=list)
+    vcpu_lowered: list[Action] = field(default_factory=list)
     vhost_pins: list[Action] = field(default_factory=list)
     vcpu_pins: list[Action] = field(default_factory=list)
     emulator_pins: list[Action] = field(default_factory=list)
-    vhost_lowered: list[Action] = field(default_factory=list)
-    vcpu_lowered: list[Action] = field(default_factory=list)
     vcpu_raised: list[Action] = field(default_factory=list)
     vhost_raised: list[Action] = field(default_factory=list)
     queues: list[Action] = field(default_factory=list)
@@ -55,11 +55,11 @@ class Phases:
         return (
             *self.dirs,
             *self.moves,
+            *self.vhost_lowered,
+            *self.vcpu_lowered,
             *self.vhost_pins,
             *self.vcpu_pins,
             *self.emulator_pins,
-            *self.vhost_lowered,
-            *self.vcpu_lowered,
             *self.vcpu_raised,
             *self.vhost_raised,
             *self.queues,

@@ -24,18 +24,20 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
+from vsrtune.plan_build import level
 from vsrtune.projection import after
 from vsrtune.wishes import pinned_cpus
 
 _PHASE = {
     CgroupDir.kind: 0,
     ThreadCgroup.kind: 1,
-    ThreadAffinity.kind: 2,
-    VcpuPin.kind: 2,
-    EmulatorPin.kind: 2,
-    ThreadSched.kind: 3,
-    TxQueueLen.kind: 4,
+    ThreadAffinity.kind: 3,
+    VcpuPin.kind: 3,
+    EmulatorPin.kind: 3,
+    ThreadSched.kind: 4,
+    TxQueueLen.kind: 5,
 }
+_LOWERING = 2
 _GUEST_WORK = (Role.VCPU, Role.VHOST)
 
 
@@ -102,9 +104,16 @@ def _housekeeping(snapshot: Snapshot, pinned: Mapping[ThreadKey, CpuSet]) -> Non
 
 
 def _order(plan: Plan) -> None:
-    phases = [_PHASE[a.target.kind] for a in plan.actions]
+    phases = [_phase(a) for a in plan.actions]
     if phases != sorted(phases):
         raise _broken(None, "its actions are out of order")
+
+
+def _phase(action: Action) -> int:
+    before, wanted = action.before, action.after
+    if isinstance(before, Sched) and isinstance(wanted, Sched) and level(wanted) < level(before):
+        return _LOWERING
+    return _PHASE[action.target.kind]
 
 
 def _find(snapshot: Snapshot, key: ThreadKey) -> tuple[Guest, Thread] | None:

@@ -33,16 +33,10 @@ def _realtime(threads: Iterable[Thread]) -> list[Thread]:
 def _order(guest: Guest) -> list[str]:
     """vhost above vcpu fills the guest with frames it has no time to route; vcpu
     above vhost keeps routed frames from leaving (Abeni et al., section 3.3)."""
-    above: dict[str, CpuSet] = {"vhost": CpuSet(), "vcpu": CpuSet()}
-    for vcpu in guest.by_role(Role.VCPU):
-        for vhost in guest.by_role(Role.VHOST):
-            shared = vcpu.affinity & vhost.affinity
-            if SchedClass.DEADLINE in (vcpu.sched.cls, vhost.sched.cls) or not shared:
-                continue
-            if level(vhost.sched) > level(vcpu.sched):
-                above["vhost"] |= shared
-            elif level(vcpu.sched) > level(vhost.sched):
-                above["vcpu"] |= shared
+    above = {
+        "vhost": _covered(guest, Role.VCPU, Role.VHOST),
+        "vcpu": _covered(guest, Role.VHOST, Role.VCPU),
+    }
     out: list[str] = []
     if above["vhost"]:
         out.append(
@@ -58,9 +52,22 @@ def _order(guest: Guest) -> list[str]:
     return out
 
 
+def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
+    """CPUs of the ``lower`` threads that have none without a more urgent ``higher`` one."""
+    out = CpuSet()
+    for thread in guest.by_role(lower):
+        if thread.sched.cls is SchedClass.DEADLINE:
+            continue
+        more = [t for t in guest.by_role(higher) if level(t.sched) > level(thread.sched)]
+        if thread.affinity <= CpuSet(c for t in more for c in t.affinity):
+            out |= thread.affinity
+    return out
+
+
 def _starved_emulator(guest: Guest) -> list[str]:
     main = main_thread(guest)
-    busy = CpuSet(c for t in _realtime(guest.threads) for c in t.affinity)
+    bound = [t for t in _realtime(guest.threads) if len(t.affinity) == 1]
+    busy = CpuSet(t.affinity.first() for t in bound)
     if main is None or not busy or not main.affinity <= busy:
         return []
     text = (

@@ -10,10 +10,10 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 - A refused guest gets no action; no target gets two.
 
 Actions come in this order, and in reverse they undo the plan: our cgroup, moves
-into it, CPUs (vhost, vcpu, emulator), scheduling (what is lowered first; vhost
-before vcpu downwards, after vcpu upwards), queue lengths. So at every point no
-thread is realtime on an interrupt CPU that was not so before, and no worker
-stands above its vcpu on the way.
+into it, scheduling that is lowered (vhost, vcpu), CPUs (vhost, vcpu, emulator),
+scheduling that is raised (vcpu, vhost), queue lengths. So on the way, there and
+back, no thread is realtime on a CPU where it is not so at either end, and no
+worker stands above its vcpu that does not at either end.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _choose(
             if pin.cpus is not None:
                 chosen[pin.thread.key] = Chosen(pin.cpus)
                 by_hand |= pin.cpus
-                occupants.append(Occupant(wish.guest.ref, pin.thread.role, pin.cpus))
+                occupants.append(Occupant(wish.guest.ref, pin.thread.role, pin.cpus, True))
     spare = _spare(context, by_hand, occupants)
     for wish in asked:
         seats += [_seat(context, wish, pin, spare) for pin in wish.pins if pin.cpus is None]
@@ -251,10 +251,11 @@ def _choose(
     placed = place(seats, occupants, cpus)
     chosen |= {key: Chosen(CpuSet([p.cpu]), p.why) for key, p in placed.items()}
     pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
-    elsewhere = CpuSet(c for o in occupants for c in o.cpus)
+    pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
+    roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned
     for wish in asked:
         if wish.emulator is not None:
-            pick = _housekeepers(context, wish.emulator, pinned, elsewhere)
+            pick = _housekeepers(context, wish.emulator, pinned, roaming)
             if pick is not None:
                 chosen[wish.emulator.thread.key] = pick
     return chosen
@@ -303,17 +304,21 @@ def _seat(context: Context, wish: Wishes, pin: PinWish, spare: CpuSet) -> Seat:
     )
 
 
-def _housekeepers(
-    context: Context, pin: PinWish, pinned: CpuSet, elsewhere: CpuSet
-) -> Chosen | None:
+def _housekeepers(context: Context, pin: PinWish, pinned: CpuSet, roaming: CpuSet) -> Chosen | None:
     """CPUs for an emulator: as written, else those without pinned vcpu or vhost
-    threads, without the isolated and the interrupt CPUs when others remain."""
+    threads, without the isolated and the interrupt CPUs when others remain. Where
+    threads of the ``roaming`` CPUs may turn up on all of these, an interrupt CPU
+    is the quieter place."""
     if pin.cpus is not None:
         return Chosen(pin.cpus)
-    pool = pin.allowed - pinned - elsewhere or pin.allowed - pinned
+    pool = pin.allowed - pinned
     if not pool:
         return None
     isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
-    pool = pool - isolated or pool
-    pool = pool - context.irq or pool
+    quiet = pool - roaming
+    if quiet:
+        pool = quiet - isolated or quiet
+        pool = pool - context.irq or pool
+    else:
+        pool = pool & context.irq or pool
     return Chosen(pool, "housekeeping CPUs")

@@ -65,13 +65,14 @@ def _tell(
             yield from _extra_keys(value, part, where)
         case "type":
             wanted = part["type"] if isinstance(part["type"], list) else [part["type"]]
-            names = " or ".join(_TYPES[t] for t in wanted)
+            *most, last = (_TYPES[t] for t in wanted)
+            names = f"{', '.join(most)} or {last}" if most else last
             yield where, f"{shown(value)} stands where {names} is expected", hint
         case "required":
             for key in part["required"]:
                 if key not in value:
                     below = part["properties"][key]
-                    yield where, f"the key {key!r} is missing", f"add {key}: with {_need(below)}"
+                    yield where, f"the key {key!r} is missing", f"add it: {_need(below)}"
         case "minimum" if where == ("queue", "macvtap") and value == 0:
             yield where, "0 would make the device drop every frame", f"{hint}, or leave it out"
         case "minimum":
@@ -85,7 +86,7 @@ def _tell(
         case "pattern":
             yield where, f"{shown(value)} is not a CPU list", hint
         case "minLength" | "minProperties":
-            yield where, "it is empty", hint
+            yield where, "the value is empty", hint
         case "maxLength":
             yield where, f"the text is longer than {part['maxLength']} characters", hint
         case _:

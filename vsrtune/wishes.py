@@ -143,7 +143,7 @@ def wishes(context: Context, guest: Guest, policy: Policy) -> Wishes:
     _check_lists(context, out)
     _check_vcpu_numbers(out)
     named = _vhost_keys(out)
-    _moves(out)
+    _moves(out, named)
     for role in (Role.VCPU, Role.VHOST):
         for number, thread in enumerate(guest.by_role(role)):
             _thread(context, out, thread, number, named)
@@ -232,15 +232,15 @@ def _interface(guest: Guest, key: str) -> Interface | None:
     return next((i for i in guest.interfaces if key in (i.target, i.mac.lower())), None)
 
 
-def _moves(out: Wishes) -> None:
+def _moves(out: Wishes, named: Mapping[str, tuple[str, CpuSet]]) -> None:
     """vhost workers leave libvirt's emulator cgroup as soon as CPUs are asked for
     them or for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
         return
-    if out.policy.vhost is None and out.policy.emulator is None:
-        return
     for thread in out.guest.by_role(Role.VHOST):
         parent, _, name = thread.cgroup.rpartition("/")
+        if out.policy.emulator is None and _asked(out.policy, thread, named)[0] is None:
+            continue
         if thread.cpuset_cpus is None or name not in (EMULATOR_CGROUP, OWN_CGROUP):
             continue
         if thread.sched.cls is not SchedClass.DEADLINE:

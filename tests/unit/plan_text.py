@@ -1,0 +1,56 @@
+"""Plans as the golden files of tests/plans show them: one readable YAML form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from vsrtune.actions import Action, Pin, Plan, Value
+from vsrtune.cpuset import CpuSet
+
+
+def plan_yaml(plan: Plan) -> str:
+    """The whole plan."""
+    skipped = [
+        f"{s.guest}: {s.subject}: {s.reason}" + (" [held]" if s.held else "") for s in plan.skipped
+    ]
+    refusals = [f"{r.guest}: {r.policy}: {r.reason}; {r.hint}" for r in plan.refusals]
+    return (
+        actions_yaml(plan.actions)
+        + _texts("skipped", skipped)
+        + _texts("refusals", refusals)
+        + _texts("warnings", plan.warnings)
+        + _texts("notes", plan.notes)
+    )
+
+
+def actions_yaml(actions: Iterable[Action]) -> str:
+    """Actions alone, as undo.yaml holds them."""
+    lines = ["actions:"]
+    for action in actions:
+        lines += [
+            f"- set: {_quote(action.target)}",
+            f"  from: {_value(action.before)}",
+            f"  to: {_value(action.after)}",
+            f"  why: {_quote(action.reason)}",
+        ]
+    return "\n".join(lines if len(lines) > 1 else ["actions: []"]) + "\n"
+
+
+def _texts(name: str, texts: Iterable[str]) -> str:
+    lines = [f"- {_quote(t)}" for t in texts]
+    return "\n".join([f"{name}:", *lines] if lines else [f"{name}: []"]) + "\n"
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, Pin):
+        cpuset = "null" if value.cpuset is None else _quote(value.cpuset)
+        return f"{{cpus: {_quote(value.cpus)}, cpuset: {cpuset}}}"
+    if isinstance(value, CpuSet):
+        return f"{{cpus: {_quote(value)}}}"
+    return json.dumps(value) if isinstance(value, bool | int) else _quote(value)
+
+
+def _quote(value: Any) -> str:
+    return json.dumps(str(value), ensure_ascii=False)
