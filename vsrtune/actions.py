@@ -1,12 +1,14 @@
 """What can be changed on a host: targets, values, and the change of one to another.
 
 Every target identifies its object so tightly (start times, ifindex, pid of the
-domain) that a later object of the same name is never mistaken for it.
+domain) that a later object of the same name is never mistaken for it. A thread's
+``label`` is for readers only and no part of its identity: it changes when a worker's
+interface becomes known.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from vsrtune.codec import decode, encode
@@ -15,13 +17,24 @@ from vsrtune.model import Sched, ThreadKey
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadMask:
+    """The affinity of one thread that shares the cgroup of a pinned one."""
+
+    thread: ThreadKey
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """A pin made through libvirt: the thread's affinity, and the raw text of the
     cgroup's ``cpuset.cpus`` (None when there is no cpuset controller), which libvirt
-    rewrites on the way and undo restores to the letter."""
+    rewrites on the way and undo restores to the letter. ``others``: threads of the
+    same cgroup with another affinity, which a rewrite of the cpuset may lose (6.1
+    always loses it); carried for undo and not part of the comparison."""
 
     cpus: CpuSet
     cpuset: str | None
+    others: tuple[ThreadMask, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"CPUs {self.cpus}"
@@ -34,7 +47,7 @@ class ThreadAffinity:
     kind: ClassVar[str] = "thread-affinity"
     guest: str
     thread: ThreadKey
-    label: str
+    label: str = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.guest}: {self.label} (tid {self.thread.tid}) affinity"
@@ -47,7 +60,7 @@ class ThreadSched:
     kind: ClassVar[str] = "thread-sched"
     guest: str
     thread: ThreadKey
-    label: str
+    label: str = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.guest}: {self.label} (tid {self.thread.tid}) scheduling"
@@ -62,7 +75,7 @@ class ThreadCgroup:
     kind: ClassVar[str] = "thread-cgroup"
     guest: str
     thread: ThreadKey
-    label: str
+    label: str = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.guest}: {self.label} (tid {self.thread.tid}) cgroup"

@@ -10,14 +10,19 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "codec", "cpuset", "errors", "model", "placement", "plan_checks",
-    "planner", "policy", "policy_schema", "report", "stats", "workers",
+    "__init__", "actions", "codec", "cpuset", "errors", "irq_choice", "model", "placement",
+    "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_match",
+    "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
+    "stats", "wishes", "workers",
 }  # fmt: skip
 READERS = {
-    "_vendor", "cgroup", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
+    "_vendor", "cgroup", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
     "rootfs", "seen", "trace", "virt",
 }  # fmt: skip
-WRITERS = {"errnos", "executor", "journal", "libvirt_pins", "sched_syscalls", "sysops"}
+WRITERS = {
+    "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
+    "libvirt_pins", "sched_syscalls", "sysops",
+}  # fmt: skip
 # These hold tables and syscall wrappers and change nothing by themselves.
 SHARED_EDGE = {"errnos", "sched_syscalls"}
 PURE_LIBRARIES = {"jsonschema", "ruamel"}

@@ -1,0 +1,58 @@
+"""The errno table: every row has a reason, and the ones that matter say the right thing."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from vsrtune.errnos import _COMMON, _TABLE, Operation, classify, name, write_error
+from vsrtune.errors import Lasting, VanishedError, WriteError
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_every_errno_has_a_verdict_with_a_reason(operation: Operation) -> None:
+    for number in errno.errorcode:
+        verdict = classify(operation, number)
+        assert verdict.reason
+        assert isinstance(verdict.lasting, Lasting)
+
+
+def test_rows_are_sentences_that_can_be_put_after_because() -> None:
+    for verdict in [*_TABLE.values(), *_COMMON.values()]:
+        assert verdict.reason[0].islower() or verdict.reason.startswith(("CPU", "DEADLINE"))
+        assert not verdict.reason.endswith(".") and not verdict.hint.endswith(".")
+
+
+@pytest.mark.parametrize("operation", [Operation.AFFINITY, Operation.SCHED, Operation.THREADS])
+def test_esrch_is_a_vanished_thread(operation: Operation) -> None:
+    error = write_error(operation, OSError(errno.ESRCH, ""), "vr1: vcpu 0")
+    assert isinstance(error, VanishedError) and error.where == "vr1: vcpu 0"
+
+
+@pytest.mark.parametrize(
+    ("operation", "number", "lasting", "word"),
+    [
+        (Operation.SCHED, errno.EPERM, Lasting.PERMANENT, "RT_GROUP_SCHED"),
+        (Operation.DEADLINE, errno.EPERM, Lasting.TRANSIENT, "has not run"),
+        (Operation.DEADLINE, errno.EBUSY, Lasting.PERMANENT, "bandwidth"),
+        (Operation.AFFINITY, errno.EINVAL, Lasting.PERMANENT, "cpuset"),
+        (Operation.AFFINITY, errno.EBUSY, Lasting.PERMANENT, "DEADLINE"),
+        (Operation.THREADS, errno.EOPNOTSUPP, Lasting.PERMANENT, "threaded"),
+        (Operation.RMDIR, errno.EBUSY, Lasting.TRANSIENT, "still in it"),
+        (Operation.TXQUEUELEN, errno.ENOMEM, Lasting.TRANSIENT, "memory"),
+    ],
+)
+def test_what_operators_read(
+    operation: Operation, number: int, lasting: Lasting, word: str
+) -> None:
+    error = write_error(operation, OSError(number, ""), "vr1", "value")
+    assert type(error) is WriteError
+    assert error.lasting is lasting
+    assert word in str(error) and name(number) in str(error)
+    assert error.hint
+
+
+def test_an_errno_without_a_row_is_permanent_and_named() -> None:
+    error = write_error(Operation.CPUSET, OSError(errno.EXDEV, ""), "vr1")
+    assert error.lasting is Lasting.PERMANENT and "EXDEV" in str(error)

@@ -1,0 +1,347 @@
+"""The executor on a host that behaves: plans, undo, drift, vanishing objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_kernel import (
+    BOOT,
+    KERNELS,
+    LIBVIRT,
+    OURS,
+    UUID,
+    FakeKernel,
+    failing_at,
+    key,
+    make_host,
+    make_plan,
+    replan,
+)
+
+from vsrtune.actions import (
+    Action,
+    CgroupDir,
+    EmulatorPin,
+    Pin,
+    Plan,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    TxQueueLen,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, StaleError
+from vsrtune.executor import apply, recover, undo
+from vsrtune.journal import Journal
+from vsrtune.model import Sched, SchedClass
+
+
+@pytest.fixture(params=KERNELS)
+def host(request: pytest.FixtureRequest) -> FakeKernel:
+    return make_host(request.param)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.jsonl", BOOT) as opened:
+        yield opened
+
+
+def test_apply_gives_the_plan_and_undo_the_host_as_it_was(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    plan = make_plan(host)
+    result = apply(plan, host.ops(), journal)
+    assert [(a.target, a.after) for a in result.done] == [(a.target, a.after) for a in plan.actions]
+    assert (result.failed, result.vanished, result.left, result.skipped) == ((), (), (), ())
+    for action in plan.actions:
+        assert host.ops().read(action.target) == action.after
+    assert host.mask(1001) == "0", "a thread beside the emulator follows its pin"
+    back = undo(host.ops(), journal)
+    assert back.failed == () and back.left == ()
+    assert len(back.done) == len(plan.actions)
+    assert host.visible() == before
+    assert journal.entries() == ()
+
+
+def test_a_second_apply_writes_nothing(host: FakeKernel, journal: Journal) -> None:
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    host.log.clear()
+    result = apply(plan, host.ops(), journal)
+    assert host.log == []
+    assert len(result.done) == len(plan.actions)
+    assert len(journal.entries()) == len(plan.actions)
+
+
+def test_threads_follow_later_widenings_as_before(host: FakeKernel, journal: Journal) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    undo(host.ops(), journal)
+    host.pin_emulator(UUID, CpuSet([0]))
+    host.pin_emulator(UUID, CpuSet(range(4)))
+    assert [host.mask(t) for t in (1000, 1001, 1020)] == ["0-3"] * 3
+
+
+def test_a_thread_born_while_the_emulator_was_narrow_is_widened(
+    host: FakeKernel, journal: Journal
+) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    threads = host.state["threads"]
+    threads["1030"] = threads["1000"] | {"comm": "worker", "user": "0", "start": 9000}
+    undo(host.ops(), journal)
+    assert host.mask(1030) == "0-3"
+
+
+def test_a_stale_value_fails_only_its_guest(host: FakeKernel, journal: Journal) -> None:
+    plan = make_plan(host)
+    host.set_affinity(1021, CpuSet([1]))
+    before = host.visible()
+    result = apply(plan, host.ops(), journal)
+    ((action, error),) = result.failed
+    assert action.target == ThreadAffinity("vr1", key(host, 1021), "vhost 1")
+    assert isinstance(error, StaleError) and error.lasting is Lasting.TRANSIENT
+    assert result.rolled_back
+    assert {a.target.guest for a in result.done} == {"qemu:vr2"}
+    assert {a.target.guest for a in result.skipped} == {"vr1"}
+    after = host.visible()
+    assert after["devices"]["tap1"]["tx_queue_len"] == 1000
+    for name in ("1000", "1001", "1002", "1010", "1011", "1020", "1021"):
+        assert after["threads"][name] == before["threads"][name]
+    assert after["cgroups"] == before["cgroups"]
+
+
+def test_values_changed_by_others_are_left_alone(host: FakeKernel, journal: Journal) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    host.pin_vcpu(UUID, 0, CpuSet([3]))
+    host.write("/sys/class/net/macvtap0/tx_queue_len", "77")
+    result = undo(host.ops(), journal)
+    assert {left.target for left in result.left} == {
+        VcpuPin("vr1", UUID, 0, key(host, 1010)),
+        TxQueueLen("vr1", "macvtap0", 7),
+    }
+    assert all("left alone" in str(left) for left in result.left)
+    assert host.mask(1010) == "3"
+    assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 77
+    assert host.mask(1011) == "0-2"
+    assert journal.entries() == ()
+
+
+def test_drift_makes_the_other_value_the_original(host: FakeKernel, journal: Journal) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    host.set_affinity(1020, CpuSet([0, 1]))
+    apply(replan(host, make_plan(make_host(host.state["kernel"]))), host.ops(), journal)
+    assert host.mask(1020) == "1"
+    undo(host.ops(), journal)
+    assert host.mask(1020) == "0-1"
+
+
+def test_a_changed_policy_keeps_the_first_original(host: FakeKernel, journal: Journal) -> None:
+    target = ThreadAffinity("vr1", key(host, 1020), "vhost 0")
+    for before, after in (("0-3", "1"), ("1", "2"), ("2", "3")):
+        plan = Plan((Action(target, CpuSet.parse(before), CpuSet.parse(after), "policy"),))
+        assert apply(plan, host.ops(), journal).failed == ()
+    assert [e.original for e in journal.entries()] == [CpuSet(range(4))]
+    undo(host.ops(), journal)
+    assert host.mask(1020) == "0-3"
+
+
+def test_writing_the_original_ends_the_entry(host: FakeKernel, journal: Journal) -> None:
+    target = TxQueueLen("vr1", "macvtap0", 7)
+    apply(Plan((Action(target, 500, 100, "policy"),)), host.ops(), journal)
+    apply(Plan((Action(target, 100, 500, "policy"),)), host.ops(), journal)
+    assert journal.entries() == ()
+
+
+def test_a_rolled_back_change_of_policy_is_still_ours(host: FakeKernel, journal: Journal) -> None:
+    length = TxQueueLen("vr1", "macvtap0", 7)
+    sched = ThreadSched("vr1", key(host, 1010), "vcpu 0")
+    apply(Plan((Action(length, 500, 100, "first"),)), host.ops(), journal)
+    host.ahead = failing_at(2, lambda: OSError(22, "no"))
+    fifo = Sched(SchedClass.FIFO, 1)
+    second = Plan((Action(length, 100, 50, "second"), Action(sched, Sched(), fifo, "second")))
+    assert apply(second, host.ops(), journal).rolled_back
+    assert journal.ours() == {length: 100}
+    host.ahead = lambda _what: None
+    undo(host.ops(), journal)
+    assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 500
+
+
+@pytest.mark.parametrize("tid", [1010, 1020, 1000, 2010])
+def test_a_vanished_thread_is_no_failure(host: FakeKernel, journal: Journal, tid: int) -> None:
+    plan = make_plan(host)
+    gone = {a.target for a in plan.actions if getattr(a.target, "thread", None) == key(host, tid)}
+    host.end_thread(tid)
+    result = apply(plan, host.ops(), journal)
+    assert result.failed == ()
+    assert set(result.vanished) == gone
+    assert len(result.done) == len(plan.actions) - len(gone)
+    assert {e.target for e in journal.entries()}.isdisjoint(gone)
+
+
+def test_a_reused_tid_is_never_touched(host: FakeKernel, journal: Journal) -> None:
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    for tid in ("1010", "1020"):
+        host.state["threads"][tid]["start"] += 1
+    stranger = {t: dict(host.state["threads"][t]) for t in ("1010", "1020")}
+    result = undo(host.ops(), journal)
+    assert ThreadSched("vr1", plan.actions[9].target.thread, "vcpu 0") in result.vanished  # type: ignore[union-attr]
+    assert {t: host.state["threads"][t] for t in ("1010", "1020")} == stranger
+
+
+def test_a_guest_that_died_leaves_nothing_in_the_journal(
+    host: FakeKernel, journal: Journal
+) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    host.end_guest(1000)
+    result = undo(host.ops(), journal)
+    assert result.failed == () and result.left == ()
+    assert CgroupDir("vr1", OURS) in result.vanished
+    assert journal.entries() == ()
+
+
+def test_a_new_device_of_the_same_name_is_not_the_old_one(
+    host: FakeKernel, journal: Journal
+) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    host.state["devices"]["macvtap0"] = {"guest": 1000, "ifindex": 99, "tx_queue_len": 100}
+    result = undo(host.ops(), journal)
+    assert TxQueueLen("vr1", "macvtap0", 7) in result.vanished
+    assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 100
+
+
+def test_a_renamed_device_is_found_by_its_index(host: FakeKernel, journal: Journal) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    devices = host.state["devices"]
+    devices["lan0"] = devices.pop("macvtap0")
+    undo(host.ops(), journal)
+    assert devices["lan0"]["tx_queue_len"] == 500
+
+
+def test_undo_of_one_guest_leaves_the_other(host: FakeKernel, journal: Journal) -> None:
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    undo(host.ops(), journal, lambda target: target.guest == "qemu:vr2")
+    assert host.mask(2010) == "0-1"
+    assert {e.target.guest for e in journal.entries()} == {"vr1"}
+    assert host.mask(1010) == "1"
+
+
+def test_undo_that_fails_is_kept_and_its_dependents_wait(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    apply(make_plan(host), host.ops(), journal)
+
+    def refuse(what: str) -> None:
+        if what.startswith("libvirt cpuset emulator"):
+            raise OSError(16, "busy")
+
+    host.ahead = refuse
+    result = undo(host.ops(), journal)
+    stuck = {
+        EmulatorPin("vr1", UUID, key(host, 1000)),
+        ThreadCgroup("vr1", key(host, 1020), "vhost 0"),
+        ThreadCgroup("vr1", key(host, 1021), "vhost 1"),
+        CgroupDir("vr1", OURS),
+    }
+    assert {a.target for a, _ in result.failed} == stuck
+    assert {e.target for e in journal.entries()} == stuck
+    assert "waits for" in str({a.target: e for a, e in result.failed}[CgroupDir("vr1", OURS)])
+    host.ahead = lambda _what: None
+    assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
+
+
+def test_a_cgroup_with_a_stranger_inside_is_kept_and_named(
+    host: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsrtune.sysops._RMDIR_PAUSE", 0)
+    apply(make_plan(host), host.ops(), journal)
+    host.state["threads"]["1001"]["cgroup"] = OURS
+    ((action, error),) = undo(host.ops(), journal).failed
+    assert action.target == CgroupDir("vr1", OURS)
+    assert "1001" in str(error) and error.lasting is Lasting.TRANSIENT
+
+
+def test_a_value_that_does_not_read_back_fails_its_guest(
+    host: FakeKernel, journal: Journal
+) -> None:
+    target = ThreadAffinity("vr1", key(host, 1010), "vcpu 0")
+    host.write(f"/sys/fs/cgroup/{LIBVIRT}/vcpu0/cpuset.cpus", "0-1")
+    plan = Plan((Action(target, CpuSet([0, 1]), CpuSet([1, 2]), "wider than its cpuset"),))
+    ((_, error),) = apply(plan, host.ops(), journal).failed
+    assert "but the host has CPUs 1" in str(error) or "but the host has 1" in str(error)
+    assert host.mask(1010) == "0-1"
+    assert journal.entries() == ()
+
+
+def test_an_offline_cpu_does_not_make_a_value_foreign(host: FakeKernel, journal: Journal) -> None:
+    before = host.visible()
+    target = ThreadAffinity("qemu:vr2", key(host, 2010), "vcpu 0")
+    plan = Plan((Action(target, CpuSet([0, 1]), CpuSet([2, 3]), "policy"),))
+    apply(plan, host.ops(), journal)
+    host.state["online"] = "0-2"
+    host.state["threads"]["2010"]["mask"] = "2"
+    result = undo(host.ops(), journal)
+    assert result.left == () and result.failed == ()
+    host.state["online"] = "0-3"
+    assert host.visible() == before
+
+
+def test_a_pin_by_hand_to_the_same_cpus_is_still_taken_back(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    apply(make_plan(host), host.ops(), journal)
+    host.pin_emulator(UUID, CpuSet([0]))
+    undo(host.ops(), journal)
+    assert host.visible() == before
+
+
+def test_without_a_cpuset_controller_pins_are_affinities(
+    host: FakeKernel, journal: Journal
+) -> None:
+    for cgroup in host.state["cgroups"].values():
+        cgroup["cpus"] = None
+    host.state["threads"]["1011"]["mask"] = "0-3"
+    before = host.visible()
+    target = EmulatorPin("vr1", UUID, key(host, 1000))
+    value = Pin(CpuSet([0]), None)
+    plan = Plan((Action(target, Pin(CpuSet(range(4)), None), value, "policy"),))
+    assert apply(plan, host.ops(), journal).failed == ()
+    assert [host.mask(t) for t in (1000, 1001)] == ["0", "0-3"]
+    undo(host.ops(), journal)
+    assert host.visible() == before
+
+
+def test_recover_of_a_settled_journal_changes_nothing(host: FakeKernel, journal: Journal) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    host.log.clear()
+    entries = journal.entries()
+    assert recover(host.ops(), journal).done == ()
+    assert host.log == [] and journal.entries() == entries
+
+
+def test_recover_leaves_a_foreign_value_alone(host: FakeKernel, journal: Journal) -> None:
+    target = TxQueueLen("vr1", "macvtap0", 7)
+    journal.intent(Action(target, 500, 100, "policy"))
+    host.write("/sys/class/net/macvtap0/tx_queue_len", "321")
+    (left,) = recover(host.ops(), journal).left
+    assert (left.current, left.written, left.original) == (321, 100, 500)
+    assert journal.entries() == ()
+    assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 321
+
+
+def test_apply_resolves_an_unfinished_write_of_its_target(
+    host: FakeKernel, journal: Journal
+) -> None:
+    target = TxQueueLen("vr1", "macvtap0", 7)
+    journal.intent(Action(target, 500, 100, "crashed"))
+    result = apply(Plan((Action(target, 500, 200, "policy"),)), host.ops(), journal)
+    assert result.failed == ()
+    assert [(e.original, e.written, e.state) for e in journal.entries()] == [(500, 200, "done")]

@@ -1,0 +1,420 @@
+"""The executor interrupted: every write fails once, and the process is killed at every
+change of the host and of the journal. What remains must be all or nothing.
+
+The kills are real: a forked child works on a host whose state is a file, and sends
+itself SIGKILL. The kills in pairs (in recovery as well) are imitated by an exception
+that nothing catches.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
+
+from vsrtune.actions import Plan
+from vsrtune.errors import JournalError, WriteError
+from vsrtune.executor import apply, recover, undo
+from vsrtune.journal import Journal
+
+SIDES = ("ahead", "behind")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(params=KERNELS)
+def host(request: pytest.FixtureRequest) -> FakeKernel:
+    return make_host(request.param)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses nothing that was written, synced or not, so no test needs the disk."""
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    monkeypatch.setattr("vsrtune.sysops._RMDIR_PAUSE", 0)
+
+
+def open_journal(path: Path) -> Journal:
+    return Journal.open(path / "journal.jsonl", BOOT)
+
+
+def tuned(host: FakeKernel, plan: Plan, path: Path) -> dict[str, Any]:
+    """What the host looks like with the whole plan applied."""
+    copy = host.clone()
+    (path / "tuned").mkdir()
+    with open_journal(path / "tuned") as journal:
+        apply(plan, copy.ops(), journal)
+    return copy.visible()
+
+
+def part(seen: dict[str, Any], pids: set[int]) -> dict[str, object]:
+    """Threads and devices of some guests, and the cgroups."""
+    return {
+        "threads": {t: v for t, v in seen["threads"].items() if v["guest"] in pids},
+        "devices": {d: v for d, v in seen["devices"].items() if v["guest"] in pids},
+        "cgroups": seen["cgroups"] if 1000 in pids else None,
+    }
+
+
+def steps_of(host: FakeKernel, plan: Plan, path: Path) -> int:
+    """How many changes of the host the plan takes."""
+    copy = host.clone()
+    with open_journal(path) as journal:
+        apply(plan, copy.ops(), journal)
+    return len(copy.log)
+
+
+# -- failing writes
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_every_failing_write_is_rolled_back(host: FakeKernel, tmp_path: Path, side: str) -> None:
+    plan = make_plan(host)
+    before = host.visible()
+    wanted = tuned(host, plan, tmp_path)
+    count = steps_of(host, plan, tmp_path / "count")
+    assert count > len(plan.actions)
+    for n in range(1, count + 1):
+        broken = host.clone()
+        setattr(broken, side, failing_at(n, lambda: OSError(5, "I/O error")))
+        with open_journal(tmp_path / str(n)) as journal:
+            result = apply(plan, broken.ops(), journal)
+            assert len(result.failed) == 1 and result.rolled_back, n
+            failed = result.failed[0][0].target.guest
+            sound, victim = ({1000}, {2000}) if failed == "qemu:vr2" else ({2000}, {1000})
+            assert part(broken.visible(), victim) == part(before, victim), n
+            assert part(broken.visible(), sound) == part(wanted, sound), n
+            assert {e.target.guest for e in journal.entries()}.isdisjoint({failed}), n
+            assert undo(broken.ops(), journal).failed == ()
+        assert broken.visible() == before, n
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_every_failing_undo_is_kept_and_succeeds_later(
+    host: FakeKernel, tmp_path: Path, side: str
+) -> None:
+    plan = make_plan(host)
+    before = host.visible()
+    for n in range(1, 60):
+        broken = host.clone()
+        with open_journal(tmp_path / str(n)) as journal:
+            apply(plan, broken.ops(), journal)
+            hook = failing_at(n, lambda: OSError(5, "I/O error"))
+            setattr(broken, side, hook)
+            length = len(broken.log)
+            result = undo(broken.ops(), journal)
+            setattr(broken, side, lambda _what: None)
+            if len(broken.log) - length < n and not result.failed:
+                assert n > len(plan.actions)
+                return
+            assert {a.target for a, _ in result.failed} == {e.target for e in journal.entries()}
+            again = undo(broken.ops(), journal)
+            assert again.failed == () and again.left == (), n
+            assert journal.entries() == ()
+        assert broken.visible() == before, n
+    raise AssertionError("undo never ran to its end")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_write_that_fails_for_good_leaves_what_undo_can_finish(
+    host: FakeKernel, tmp_path: Path
+) -> None:
+    """From the nth change on everything fails, the way back included."""
+    plan = make_plan(host)
+    before = host.visible()
+    for n in range(1, steps_of(host, plan, tmp_path / "count") + 1):
+        broken = host.clone()
+        seen = 0
+
+        def refuse(_what: str) -> None:
+            nonlocal seen
+            seen += 1
+            if seen >= n:  # noqa: B023
+                raise OSError(5, "I/O error")
+
+        broken.ahead = refuse
+        with open_journal(tmp_path / str(n)) as journal:
+            result = apply(plan, broken.ops(), journal)
+            assert result.failed and (n == 1 or not result.rolled_back or seen == n)
+            broken.ahead = lambda _what: None
+            assert undo(broken.ops(), journal).failed == ()
+            assert journal.entries() == ()
+        assert broken.visible() == before, n
+
+
+# -- a disk that fails
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.usefixtures("quick")
+def test_without_a_journal_record_the_host_is_not_written(
+    host: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    plan = make_plan(host)
+    before = host.visible()
+    real = getattr(os, call)
+    for n in range(1, 1000):
+        broken = host.clone()
+        with open_journal(tmp_path / str(n)) as journal:
+            left = n
+
+            def full(fd: int, *rest: bytes) -> int | None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise OSError(28, "No space left on device")
+                return real(fd, *rest)  # type: ignore[no-any-return]
+
+            monkeypatch.setattr(os, call, full)
+            try:
+                apply(plan, broken.ops(), journal)
+            except JournalError as error:
+                assert "host is not written" in str(error)
+            else:
+                assert n > 2 * len(plan.actions), "each action writes an intent and a result"
+                return
+            finally:
+                monkeypatch.setattr(os, call, real)
+            written = len(broken.log)
+        with open_journal(tmp_path / str(n)) as journal:
+            assert len(broken.log) == written
+            recover(broken.ops(), journal)
+            undo(broken.ops(), journal)
+        assert broken.visible() == before, n
+    raise AssertionError("the plan never ran to its end")
+
+
+# -- killed for real
+
+
+def in_child(work: Callable[[], None]) -> int | None:
+    """Run ``work`` in a fork; the signal that ended it, None when it ran to its end."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            if status:
+                traceback.print_exc()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status)
+    assert os.WEXITSTATUS(status) == 0
+    return None
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_points(n: int, side: str, host: FakeKernel) -> None:
+    """Arm this process to die at its nth change: of the host, or a write or fsync of
+    the journal. A journal write killed ``behind`` leaves half a line."""
+    left = n
+
+    def count() -> bool:
+        nonlocal left
+        left -= 1
+        return left == 0
+
+    def hook(_what: str) -> None:
+        if count():
+            kill()
+
+    setattr(host, side, hook)
+    write, fsync = os.write, os.fsync
+
+    def dying_write(fd: int, data: bytes) -> int:
+        if count():
+            if side == "behind":
+                write(fd, data[: len(data) // 2])
+            kill()
+        return write(fd, data)
+
+    def dying_fsync(fd: int) -> None:
+        if side == "behind":
+            fsync(fd)
+        if count():
+            kill()
+        if side == "ahead":
+            fsync(fd)
+
+    os.write, os.fsync = dying_write, dying_fsync  # type: ignore[assignment]
+
+
+def killed_at_each(
+    host: FakeKernel, path: Path, side: str, work: Callable[[FakeKernel, Path], None]
+) -> Iterator[tuple[int, Path]]:
+    """Kill ``work`` at its first, second ... change until it runs to its end; yields
+    the directory with what is left of host and journal."""
+    n = 0
+    while True:
+        n += 1
+        place = path / f"{side}{n}"
+        place.mkdir(parents=True)
+        start = host.clone()
+        start.path = place / "host.json"
+        start.save()
+
+        def child() -> None:
+            here = FakeKernel.load(place / "host.json")  # noqa: B023
+            work(here, place)  # noqa: B023
+
+        def armed() -> None:
+            here = FakeKernel.load(place / "host.json")  # noqa: B023
+            kill_points(n, side, here)  # noqa: B023
+            work(here, place)  # noqa: B023
+
+        ended = in_child(armed)
+        yield n, place
+        if ended is None:
+            return
+        assert ended == signal.SIGKILL
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_killed_anywhere_in_apply(host: FakeKernel, tmp_path: Path, side: str) -> None:
+    plan = make_plan(host)
+    before, wanted = host.visible(), tuned(host, plan, tmp_path)
+
+    def work(here: FakeKernel, place: Path) -> None:
+        with open_journal(place) as journal:
+            assert apply(plan, here.ops(), journal).failed == ()
+
+    count = 0
+    for n, place in killed_at_each(host, tmp_path, side, work):
+        count = n
+        text = (place / "journal.jsonl").read_bytes() if n > 2 else b""
+        forward = FakeKernel.load(place / "host.json").clone()
+        with open_journal(place) as journal:
+            result = recover(forward.ops(), journal)
+            assert result.failed == () and result.left == (), n
+            assert all(e.state == "done" for e in journal.entries())
+            again = apply(replan(forward, plan), forward.ops(), journal)
+            assert again.failed == (), n
+            assert forward.visible() == wanted, n
+            assert undo(forward.ops(), journal).left == (), n
+            assert forward.visible() == before, n
+        if text:
+            (place / "journal.jsonl").write_bytes(text)
+        back = FakeKernel.load(place / "host.json").clone()
+        with open_journal(place) as journal:
+            recover(back.ops(), journal)
+            result = undo(back.ops(), journal)
+            assert result.failed == () and result.left == (), n
+            assert back.visible() == before, n
+        if text:
+            (place / "journal.jsonl").write_bytes(text)
+        straight = FakeKernel.load(place / "host.json").clone()
+        with open_journal(place) as journal:
+            assert undo(straight.ops(), journal).left == (), n
+            assert straight.visible() == before, n
+    # Each action: an intent and a result, written and synced, and its own changes.
+    assert count > 5 * len(plan.actions)
+    print(f"{side}: killed at {count - 1} points")
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_killed_anywhere_in_undo(host: FakeKernel, tmp_path: Path, side: str) -> None:
+    plan = make_plan(host)
+    before = host.visible()
+    (tmp_path / "first").mkdir()
+    with open_journal(tmp_path / "first") as journal:
+        apply(plan, host.ops(), journal)
+    text = (tmp_path / "first" / "journal.jsonl").read_bytes()
+
+    def work(here: FakeKernel, place: Path) -> None:
+        (place / "journal.jsonl").write_bytes(text)
+        with open_journal(place) as journal:
+            assert undo(here.ops(), journal).failed == ()
+
+    count = 0
+    for n, place in killed_at_each(host, tmp_path, side, work):
+        count = n
+        back = FakeKernel.load(place / "host.json").clone()
+        with open_journal(place) as journal:
+            recover(back.ops(), journal)
+            result = undo(back.ops(), journal)
+            assert result.failed == () and result.left == (), n
+            assert journal.entries() == ()
+        assert back.visible() == before, n
+    assert count > 5 * len(plan.actions)
+    print(f"{side}: killed at {count - 1} points")
+
+
+# -- killed again while recovering
+
+
+@pytest.mark.parametrize("first_side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_killed_in_apply_and_again_in_recovery(
+    host: FakeKernel, tmp_path: Path, first_side: str
+) -> None:
+    plan = make_plan(host)
+    before = host.visible()
+    pairs = 0
+    for n in range(1, steps_of(host, plan, tmp_path / "count") + 1):
+        half = host.clone()
+        setattr(half, first_side, failing_at(n, Killed))
+        place = tmp_path / str(n)
+        with open_journal(place) as journal, pytest.raises(Killed):
+            apply(plan, half.ops(), journal)
+        text = (place / "journal.jsonl").read_bytes()
+        setattr(half, first_side, lambda _what: None)
+        for second_side in SIDES:
+            for m in range(1, 100):
+                (place / "journal.jsonl").write_bytes(text)
+                twice = half.clone()
+                setattr(twice, second_side, failing_at(m, Killed))
+                ended = True
+                with open_journal(place) as journal:
+                    try:
+                        recover(twice.ops(), journal)
+                        undo(twice.ops(), journal)
+                    except Killed:
+                        ended = False
+                setattr(twice, second_side, lambda _what: None)
+                with open_journal(place) as journal:
+                    recover(twice.ops(), journal)
+                    result = undo(twice.ops(), journal)
+                    assert result.failed == () and result.left == (), (n, m)
+                assert twice.visible() == before, (n, m)
+                if ended:
+                    break
+                pairs += 1
+            else:
+                raise AssertionError("recovery never ran to its end")
+    print(f"{first_side}: {pairs} pairs of kills")
+    assert pairs > 300
+
+
+def test_the_fake_kernel_imitates_the_loss_that_61_has() -> None:
+    """The tests above are worth nothing on a kernel that forgives everything."""
+    for kernel, mask in (("6.1", "0-3"), ("6.12", "1-3")):
+        host = make_host(kernel)
+        host.write("/sys/fs/cgroup/" + host.state["threads"]["1021"]["cgroup"] + "/cpuset.cpus", "")
+        assert host.mask(1021) == mask
+
+
+def test_errors_of_the_host_are_write_errors(host: FakeKernel, tmp_path: Path) -> None:
+    plan = make_plan(host)
+    host.ahead = failing_at(1, lambda: OSError(30, "Read-only file system"))
+    with open_journal(tmp_path) as journal:
+        result = apply(plan, host.ops(), journal)
+    ((_, error),) = result.failed
+    assert isinstance(error, WriteError) and "EROFS" in str(error) and error.hint

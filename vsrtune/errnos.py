@@ -1,0 +1,202 @@
+"""What an errno means for each operation on the host: the one classification table.
+
+A verdict says whether the object is gone, whether trying again later can help,
+why the kernel answers so, and what to do. Sources are the kernel functions named
+beside the rows (6.1 and 6.12) and the lab's findings.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+from vsrtune.errors import Lasting, VanishedError, WriteError
+
+_LATER = Lasting.TRANSIENT
+_NEVER = Lasting.PERMANENT
+
+
+class Operation(Enum):
+    """What was being done when the errno came."""
+
+    READ = "read"
+    AFFINITY = "sched_setaffinity"
+    SCHED = "sched_setattr"
+    DEADLINE = "sched_setattr to DEADLINE"
+    THREADS = "write to cgroup.threads"
+    TYPE = "write to cgroup.type"
+    MKDIR = "mkdir of a cgroup"
+    RMDIR = "rmdir of a cgroup"
+    CPUSET = "write to cpuset.cpus"
+    TXQUEUELEN = "write to tx_queue_len"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``vanished``: the object is gone, which is no failure. ``reason`` is one clause
+    that follows "because"; ``hint`` tells the operator what to do, may be empty."""
+
+    lasting: Lasting
+    reason: str
+    hint: str = ""
+    vanished: bool = False
+
+
+_GONE = Verdict(_NEVER, "the object no longer exists", vanished=True)
+_ROOT = "run as root with CAP_SYS_NICE"
+
+# fmt: off
+_TABLE: dict[tuple[Operation, int], Verdict] = {
+    # __sched_setaffinity: the mask and the cpuset have no CPU in common.
+    (Operation.AFFINITY, errno.EINVAL): Verdict(
+        _NEVER, "no CPU of the mask is online and allowed by the thread's cpuset",
+        "compare the policy's CPUs with cpuset.cpus.effective of the thread's cgroup"),
+    # dl_task_check_affinity: a DEADLINE thread must keep its whole root domain.
+    (Operation.AFFINITY, errno.EBUSY): Verdict(
+        _NEVER, "a SCHED_DEADLINE thread keeps the CPUs of its root domain",
+        "pin such a thread through a cpuset partition, before it becomes DEADLINE"),
+    (Operation.AFFINITY, errno.EPERM): Verdict(
+        _NEVER, "the process may not change other users' threads", _ROOT),
+    (Operation.AFFINITY, errno.ESRCH): _GONE,
+    # __sched_setscheduler: task_group(p)->rt_bandwidth.rt_runtime is 0, or no capability.
+    (Operation.SCHED, errno.EPERM): Verdict(
+        _NEVER, "real-time classes are forbidden here: CAP_SYS_NICE is missing, or the kernel "
+        "has RT_GROUP_SCHED and the thread's cpu cgroup has no real-time budget",
+        "run as root; under RT_GROUP_SCHED give the cgroup cpu.rt_runtime_us (v1) or "
+        "disable the cpu controller for the guests' cgroups (v2)"),
+    (Operation.SCHED, errno.EINVAL): Verdict(
+        _NEVER, "the kernel does not know this class or takes no such priority",
+        "use a priority from 1 to 99"),
+    (Operation.SCHED, errno.ESRCH): _GONE,
+    (Operation.SCHED, errno.EBUSY): Verdict(
+        _LATER, "the change of class met another one", ""),
+    # __sched_setscheduler: the span of the runqueue last used is not within the mask.
+    (Operation.DEADLINE, errno.EPERM): Verdict(
+        _LATER, "the thread has not run since it was given its CPUs, so the kernel still "
+        "counts it in its old root domain; or its mask is not a whole root domain",
+        "retried once the guest has traffic"),
+    # sched_dl_overflow
+    (Operation.DEADLINE, errno.EBUSY): Verdict(
+        _NEVER, "admission control: the CPUs have too little deadline bandwidth left",
+        "lower runtime/period, or free bandwidth held by other DEADLINE threads"),
+    (Operation.DEADLINE, errno.EINVAL): Verdict(
+        _NEVER, "runtime <= deadline <= period must hold, runtime >= 1024 ns, period >= 100 us",
+        "correct the times in the policy"),
+    (Operation.DEADLINE, errno.ESRCH): _GONE,
+    # cgroup_threads_write, cgroup_attach_permissions
+    (Operation.THREADS, errno.ESRCH): _GONE,
+    (Operation.THREADS, errno.EOPNOTSUPP): Verdict(
+        _NEVER, "the cgroup is not threaded, or belongs to another threaded domain than "
+        "the thread",
+        "cgroup.type of both cgroups must be 'threaded' below the same domain"),
+    (Operation.THREADS, errno.ENOENT): Verdict(
+        _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
+    (Operation.THREADS, errno.ENODEV): Verdict(
+        _LATER, "the cgroup is being removed", "retried at the next pass"),
+    # cgroup_migrate_add_task, cpuset_can_attach
+    (Operation.THREADS, errno.EINVAL): Verdict(
+        _NEVER, "the kernel thread is bound and cannot be moved, or its affinity is fixed",
+        "leave this thread where it is"),
+    (Operation.THREADS, errno.ENOSPC): Verdict(
+        _NEVER, "the target cpuset has no CPU or memory node",
+        "look at cpuset.cpus.effective of the cgroup"),
+    (Operation.THREADS, errno.EBUSY): Verdict(
+        _LATER, "the cgroup is changing, or delegates controllers to children", ""),
+    (Operation.THREADS, errno.EACCES): Verdict(
+        _NEVER, "the process may not move threads between these cgroups", "run as root"),
+    (Operation.THREADS, errno.EAGAIN): Verdict(
+        _LATER, "a DEADLINE thread does not fit into the target cpuset now", ""),
+    # cgroup_enable_threaded
+    (Operation.TYPE, errno.EOPNOTSUPP): Verdict(
+        _NEVER, "the parent cgroup cannot hold threaded children",
+        "cgroup.type of the parent must be 'domain threaded' or 'threaded'"),
+    (Operation.TYPE, errno.EBUSY): Verdict(
+        _NEVER, "the cgroup holds processes or delegates controllers", "empty it first"),
+    # cgroup_mkdir
+    (Operation.MKDIR, errno.EAGAIN): Verdict(
+        _NEVER, "cgroup.max.descendants or cgroup.max.depth of an ancestor is reached",
+        "raise that limit"),
+    (Operation.MKDIR, errno.ENOENT): _GONE,
+    (Operation.MKDIR, errno.ENODEV): _GONE,
+    (Operation.MKDIR, errno.EROFS): Verdict(
+        _NEVER, "the cgroup file system is mounted read-only",
+        "run outside the container, or mount it read-write"),
+    # cgroup_destroy_locked
+    (Operation.RMDIR, errno.EBUSY): Verdict(
+        _LATER, "threads or child cgroups are still in it",
+        "retried; look at its cgroup.threads"),
+    (Operation.RMDIR, errno.ENOTEMPTY): Verdict(
+        _LATER, "it is not empty", "retried; look inside it"),
+    # update_cpumask, validate_change, validate_partition
+    (Operation.CPUSET, errno.EINVAL): Verdict(
+        _NEVER, "the kernel takes no such CPU list here: it names a CPU that does not exist, "
+        "or overlaps an exclusive cpuset",
+        "compare it with /sys/devices/system/cpu/possible and the cpuset partitions"),
+    (Operation.CPUSET, errno.EBUSY): Verdict(
+        _NEVER, "DEADLINE threads in the cpuset would lose their CPUs",
+        "give them another class first"),
+    (Operation.CPUSET, errno.ENOSPC): Verdict(
+        _NEVER, "threads are in the cpuset and it would have no CPU", ""),
+    (Operation.CPUSET, errno.ENODEV): Verdict(
+        _LATER, "the cgroup is being removed", "retried at the next pass"),
+    (Operation.CPUSET, errno.ENOENT): Verdict(
+        _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
+    # dev_change_tx_queue_len
+    (Operation.TXQUEUELEN, errno.ENOENT): _GONE,
+    (Operation.TXQUEUELEN, errno.ENODEV): _GONE,
+    (Operation.TXQUEUELEN, errno.ENOMEM): Verdict(
+        _LATER, "there is no memory for rings of that length", "choose a shorter queue"),
+    (Operation.TXQUEUELEN, errno.ERANGE): Verdict(
+        _NEVER, "the length is out of range", "use 1 to 32767"),
+    (Operation.TXQUEUELEN, errno.EINVAL): Verdict(
+        _NEVER, "the device takes no such length", "use 1 to 32767"),
+}
+
+# For every operation that has no row of its own.
+_COMMON: dict[int, Verdict] = {
+    errno.ESRCH: _GONE,
+    errno.ENOENT: Verdict(_LATER, "the file does not exist", "retried at the next pass"),
+    errno.ENODEV: Verdict(_LATER, "the file is being removed", "retried at the next pass"),
+    errno.EPERM: Verdict(_NEVER, "the process may not do that", "run as root"),
+    errno.EACCES: Verdict(_NEVER, "the process may not do that", "run as root"),
+    errno.EROFS: Verdict(_NEVER, "the file system is read-only", "run outside the container"),
+    errno.EAGAIN: Verdict(_LATER, "the kernel is busy with it", ""),
+    errno.EBUSY: Verdict(_LATER, "the kernel is busy with it", ""),
+    errno.EINTR: Verdict(_LATER, "a signal interrupted the call", ""),
+    errno.ENOMEM: Verdict(_LATER, "the kernel has no memory for it", "free memory"),
+    errno.EIO: Verdict(_NEVER, "the kernel refuses to change it", ""),
+}
+# fmt: on
+
+
+def name(number: int) -> str:
+    """The symbol of an errno, the one the kernel's sources use where there are two."""
+    if number == errno.EOPNOTSUPP:
+        return "EOPNOTSUPP"
+    return errno.errorcode.get(number, str(number))
+
+
+def classify(operation: Operation, number: int) -> Verdict:
+    """The verdict on an errno; one without a row is permanent and says its name."""
+    found = _TABLE.get((operation, number)) or _COMMON.get(number)
+    if found is not None:
+        return found
+    return Verdict(_NEVER, f"of {name(number)} ({os.strerror(number)})", "see the kernel log")
+
+
+def write_error(operation: Operation, error: OSError, where: str, wanted: str = "") -> WriteError:
+    """The error to raise: VanishedError when the object is gone, else WriteError
+    with the verdict's lasting, reason and hint."""
+    number = error.errno or 0
+    verdict = classify(operation, number)
+    if verdict.vanished:
+        return VanishedError(verdict.reason, where=where)
+    value = f" of '{wanted}'" if wanted else ""
+    return WriteError(
+        f"{operation.value}{value} failed with {name(number)} because {verdict.reason}",
+        where=where,
+        hint=verdict.hint,
+        lasting=verdict.lasting,
+    )

@@ -1,0 +1,424 @@
+"""Executes plans, takes them back, and resolves what a crash left, with the journal.
+
+Each guest is a transaction. Actions run in the plan's order, guests interleaved as
+planned; when one fails, what this pass did to its guest is taken back in reverse
+order, the rest of the guest's actions are skipped, and other guests go on.
+
+For each action
+
+1. The value is read again. One that is not ``before`` any more is a StaleError, which
+   fails the guest. One that is ``after`` already counts as done without a write, and
+   is not recorded: what somebody else has set, undo leaves alone.
+2. The intent is journalled (fsync), the value written, read back, the result journalled.
+   If the journal cannot be written the host is not written: JournalError leaves the
+   function, and what was done until then stands in the journal. Disk space for
+   the pass and its way back is reserved before the first write, so that a full disk
+   shows then and not half-way.
+3. A vanished thread, device or guest is no failure: its entry is dropped and
+   the rest goes on, each action finding out for itself whether its object is gone.
+
+A move between cgroups may cost the thread its affinity (6.1), which is no part of the
+cgroup's value. So the affinity is journalled around the move as an intent of its own,
+from and to the present value: after a crash in between it is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from vsrtune.actions import (
+    Action,
+    CgroupDir,
+    EmulatorPin,
+    Pin,
+    Plan,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    Value,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, StaleError, VanishedError, VsrtuneError, WriteError
+from vsrtune.journal import Journal
+from vsrtune.journal_records import Entry, same_setting
+from vsrtune.sysops import SysOps
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A value that is no longer the one we wrote, and was left alone."""
+
+    target: Target
+    current: Value
+    written: Value
+    original: Value
+
+    def __str__(self) -> str:
+        return (
+            f"{self.target}: is {self.current} now, vsrtune had written {self.written} "
+            f"in place of {self.original}; left alone"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What happened. ``done`` holds no action that was taken back. ``failed`` holds
+    the action that failed first in its guest, and any that could not be taken back
+    (as its inverse). ``skipped`` were not tried because of an earlier failure of
+    the guest. ``rolled_back`` is True when something failed and every failed guest is
+    as it was before the pass."""
+
+    done: tuple[Action, ...] = ()
+    failed: tuple[tuple[Action, VsrtuneError], ...] = ()
+    vanished: tuple[Target, ...] = ()
+    left: tuple[Left, ...] = ()
+    rolled_back: bool = False
+    skipped: tuple[Action, ...] = ()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A Result in the making."""
+
+    done: list[Action] = field(default_factory=list)
+    failed: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
+    vanished: list[Target] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    skipped: list[Action] = field(default_factory=list)
+
+    def result(self, rolled_back: bool = False) -> Result:
+        return Result(
+            tuple(self.done),
+            tuple(self.failed),
+            tuple(dict.fromkeys(self.vanished)),
+            tuple(self.left),
+            rolled_back,
+            tuple(self.skipped),
+        )
+
+
+def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
+    """Execute ``plan.actions``. Raises JournalError only; see the module's docstring."""
+    tally = _Tally()
+    journal.reserve(plan.actions)
+    # What this pass did, by guest, in order; None when the guest has failed.
+    passes: dict[str, list[Action] | None] = {}
+    stuck = False
+    for action in plan.actions:
+        target = action.target
+        done = passes.setdefault(target.guest, [])
+        if done is None:
+            tally.skipped.append(action)
+            continue
+        try:
+            tally.left += _finish_interrupted(target, ops, journal)
+            now = ops.read(target)
+            if _exactly(action.after, now, ops):
+                tally.done.append(action)
+                continue
+            if not same_setting(action.before, now):
+                raise StaleError(
+                    f"is {now} now, but was {action.before} when the plan was made",
+                    where=str(target),
+                    hint="plan again",
+                    lasting=Lasting.TRANSIENT,
+                )
+            # The value just read knows more than the plan (threads beside a pin).
+            action = Action(target, now, action.after, action.reason)
+            _change(action, ops, journal)
+        except VanishedError:
+            _vanished(target, journal, tally)
+        except WriteError as error:
+            tally.failed.append((action, error))
+            passes[target.guest] = None
+            stuck |= not _roll_back(done, ops, journal, tally)
+            taken_back = set(map(id, done))
+            tally.done = [a for a in tally.done if id(a) not in taken_back]
+        else:
+            done.append(action)
+            tally.done.append(action)
+    return tally.result(rolled_back=bool(tally.failed) and not stuck)
+
+
+def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = None) -> Result:
+    """Restore the originals of the live entries, or of those that ``only`` accepts, in
+    reverse order of their first write. ``done`` holds the inverse actions.
+
+    Unfinished writes are resolved first, as ``recover`` does. A value that is no longer
+    the one we wrote is left alone, reported and forgotten. An entry whose write
+    fails is kept for the next try, and what depends on it in its guest is not tried
+    (``_blocked``). Raises JournalError only.
+    """
+    tally = _Tally()
+    chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
+    _resolve_all(chosen, ops, journal, tally)
+    tally.done.clear()
+    wanted = {e.target for e in chosen}
+    for entry in reversed(journal.entries()):
+        target = entry.target
+        if target not in wanted or entry.state == "intent":
+            continue
+        back = Action(target, entry.written, entry.original, f"undo: {entry.reason}")
+        try:
+            obstacle = _blocked(target, tally)
+            if obstacle is not None:
+                raise WriteError(
+                    f"waits for {obstacle}, which could not be put back",
+                    where=str(target),
+                    hint="undo again once that is solved",
+                    lasting=Lasting.TRANSIENT,
+                )
+            _restore(entry, back, ops, journal, tally)
+        except VanishedError:
+            _vanished(target, journal, tally)
+        except WriteError as error:
+            tally.failed.append((back, error))
+    return tally.result()
+
+
+def recover(ops: SysOps, journal: Journal) -> Result:
+    """Resolve writes that a crash left unfinished, latest first; settled entries stay.
+
+    With the target's identity intact, an unfinished write from ``before`` to ``after`` is
+
+    * adopted when the host has ``after``: written once more, which completes steps
+      that cannot be seen (``done``);
+    * forgotten when the host has ``before``;
+    * half-written when the host has a mixture of both: ``before`` is written again, or
+      ``after`` when that is the original (the crash was in an undo) (``done``);
+    * else somebody else's value: left alone and dropped (``left``).
+
+    Raises JournalError only. An entry whose write fails stays unfinished (``failed``).
+    """
+    tally = _Tally()
+    _resolve_all(reversed(journal.entries()), ops, journal, tally)
+    return tally.result()
+
+
+# -- one change
+
+
+def _change(action: Action, ops: SysOps, journal: Journal) -> None:
+    """Journal, write, read back, journal. After a WriteError the host has ``before``
+    again; if even that failed, the entry stays unfinished. VanishedError as it comes."""
+    guard = _guard(action, ops, journal)
+    if guard is not None:
+        journal.intent(guard)
+    journal.intent(action)
+    try:
+        ops.write(action.target, action.after)
+        _read_back(action.target, action.after, ops)
+    except VanishedError:
+        if guard is not None:
+            journal.drop(guard.target, "vanished")
+        raise
+    except WriteError as error:
+        _take_back(action, guard, ops, journal, error)
+        raise
+    journal.done(action.target)
+    if guard is not None:
+        journal.done(guard.target)
+
+
+def _take_back(
+    action: Action, guard: Action | None, ops: SysOps, journal: Journal, error: WriteError
+) -> None:
+    """Bring a failed write back to ``before``: some of its steps may be on the host."""
+    try:
+        if not _exactly(action.before, ops.read(action.target), ops):
+            ops.write(action.target, action.before)
+            _read_back(action.target, action.before, ops)
+        journal.revert(action.target)
+        if guard is not None:
+            if not _exactly(guard.before, ops.read(guard.target), ops):
+                ops.write(guard.target, guard.before)
+            journal.done(guard.target)
+    except VanishedError:
+        journal.drop(action.target, "vanished")
+        if guard is not None:
+            journal.drop(guard.target, "vanished")
+        raise
+    except WriteError as second:
+        raise _Stuck(
+            f"{error}; and could not be taken back: {second}",
+            where=str(action.target),
+            hint="run `vsrtune undo`",
+            lasting=second.lasting,
+        ) from error
+
+
+class _Stuck(WriteError):
+    """A failed write that could not be taken back either."""
+
+
+def _guard(action: Action, ops: SysOps, journal: Journal) -> Action | None:
+    """The affinity to keep across a move between cgroups."""
+    target = action.target
+    if not isinstance(target, ThreadCgroup):
+        return None
+    affinity = ThreadAffinity(target.guest, target.thread, target.label)
+    _finish_interrupted(affinity, ops, journal)
+    now = ops.read(affinity)
+    return Action(affinity, now, now, "kept across the move between cgroups")
+
+
+def _read_back(target: Target, wanted: Value, ops: SysOps) -> None:
+    now = ops.read(target)
+    if not _exactly(wanted, now, ops):
+        raise WriteError(
+            f"wrote {wanted}, but the host has {now}",
+            where=str(target),
+            hint="something else sets this value too, or the kernel does not allow it here",
+            lasting=Lasting.TRANSIENT,
+        )
+
+
+def _exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
+    """Whether a write of ``wanted`` gives ``now``: equality, but for CPUs that are
+    offline, which no thread can have."""
+    if wanted == now and type(wanted) is type(now):
+        return True
+    if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
+        online = ops.online()
+        return wanted & online == now & online
+    if isinstance(wanted, Pin) and isinstance(now, Pin):
+        return wanted.cpuset == now.cpuset and _exactly(wanted.cpus, now.cpus, ops)
+    return False
+
+
+def _still_ours(written: Value, now: Value, ops: SysOps) -> bool:
+    """Whether the host has what we wrote; pins compare by their CPUs."""
+    if isinstance(written, Pin) and isinstance(now, Pin):
+        return _exactly(written.cpus, now.cpus, ops)
+    return _exactly(written, now, ops)
+
+
+def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
+    journal.drop(target, "vanished")
+    tally.vanished.append(target)
+
+
+# -- back
+
+
+def _roll_back(done: list[Action], ops: SysOps, journal: Journal, tally: _Tally) -> bool:
+    """Take back a guest's part of the pass; whether all of it, and the action that
+    failed, is back."""
+    clean = not isinstance(tally.failed[-1][1], _Stuck)
+    for action in reversed(done):
+        back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
+        try:
+            _change(back, ops, journal)
+        except VanishedError:
+            _vanished(action.target, journal, tally)
+        except WriteError as error:
+            tally.failed.append((back, error))
+            clean = False
+    return clean
+
+
+def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """Undo one settled entry."""
+    now = ops.read(entry.target)
+    if _exactly(entry.original, now, ops):
+        journal.drop(entry.target, "the original is on the host")
+    elif _still_ours(entry.written, now, ops):
+        _change(back, ops, journal)
+        tally.done.append(back)
+    else:
+        tally.left.append(Left(entry.target, now, entry.written, entry.original))
+        journal.drop(entry.target, "changed by somebody else")
+
+
+def _blocked(target: Target, tally: _Tally) -> Target | None:
+    """The failed target that ``target`` has to wait for in its guest: a worker goes
+    back into the emulator's cgroup only once that is wide again, and a cgroup is removed
+    only once its threads are out."""
+    for action, _ in tally.failed:
+        other = action.target
+        if other.guest != target.guest:
+            continue
+        if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
+            return other
+        if (
+            isinstance(target, CgroupDir)
+            and isinstance(other, ThreadCgroup)
+            and action.before == target.path
+        ):
+            return other
+    return None
+
+
+# -- unfinished writes
+
+
+def _finish_interrupted(target: Target, ops: SysOps, journal: Journal) -> list[Left]:
+    """Resolve an unfinished write of ``target`` ahead of another one. Raises WriteError
+    when that fails."""
+    tally = _Tally()
+    for entry in journal.entries():
+        if entry.target == target and entry.state == "intent":
+            _resolve(entry, _unfinished(entry), ops, journal, tally)
+    return tally.left
+
+
+def _resolve_all(entries: Iterable[Entry], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """Resolve those of ``entries`` that are unfinished, in this order."""
+    for entry in entries:
+        if entry.state != "intent":
+            continue
+        action = _unfinished(entry)
+        try:
+            _resolve(entry, action, ops, journal, tally)
+        except VanishedError:
+            _vanished(entry.target, journal, tally)
+        except WriteError as error:
+            tally.failed.append((action, error))
+
+
+def _unfinished(entry: Entry) -> Action:
+    return Action(entry.target, entry.before_value, entry.written, entry.reason)
+
+
+def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """See ``recover``."""
+    target = entry.target
+    before, after = action.before, action.after
+    now = ops.read(target)
+    if _exactly(after, now, ops):
+        ops.write(target, after)
+        _read_back(target, after, ops)
+        journal.done(target)
+        tally.done.append(action)
+    elif _exactly(before, now, ops) and not isinstance(before, Pin):
+        # The write never happened. A pin may have reached the threads beside it.
+        journal.revert(target)
+    elif before == after or _between(before, after, now, ops):
+        if after == entry.original:
+            ops.write(target, after)
+            _read_back(target, after, ops)
+            journal.done(target)
+            tally.done.append(action)
+        else:
+            ops.write(target, before)
+            _read_back(target, before, ops)
+            journal.revert(target)
+            tally.done.append(Action(target, now, before, f"taken back: {action.reason}"))
+    else:
+        tally.left.append(Left(target, now, after, entry.original))
+        journal.drop(target, "changed by somebody else")
+
+
+def _between(before: Value, after: Value, now: Value, ops: SysOps) -> bool:
+    """Whether ``now`` can be a write from ``before`` to ``after`` that stopped half-way:
+    each part is that of one of the two, or what libvirt writes on the way."""
+    if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):
+        online = ops.online()
+        masks = [before.cpus & online, after.cpus & online, online]
+        masks += [CpuSet.parse(p.cpuset) for p in (before, after) if p.cpuset]
+        texts = {before.cpuset, after.cpuset, str(online), *map(str, masks)}
+        return now.cpuset in texts and now.cpus & online in masks + [
+            a & b for a in masks for b in masks
+        ]
+    return same_setting(before, now) or same_setting(after, now)

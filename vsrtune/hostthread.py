@@ -1,0 +1,113 @@
+"""One thread of the host: its identity, mask, cgroup and cpuset, read and written.
+
+A thread whose affinity is to be all that its cpuset allows gets a mask of all possible
+CPUs. The kernel cuts it to the cpuset, and since 6.2 remembers the wide one
+(``user_cpus_ptr``), so the thread follows later widenings as it did before us.
+"""
+
+from __future__ import annotations
+
+from vsrtune.cgroup import MOUNT
+from vsrtune.cpuset import CpuSet
+from vsrtune.errnos import Operation, write_error
+from vsrtune.errors import VanishedError, WriteError
+from vsrtune.hostcalls import HostCalls
+from vsrtune.model import ThreadKey
+from vsrtune.proc import parse_cgroup, parse_stat, parse_status_allowed
+from vsrtune.rootfs import HostRoot
+
+CPUS = "/sys/devices/system/cpu"
+
+
+class HostThread:
+    """One thread and what sysops does to it. OSError where nothing else is said."""
+
+    def __init__(self, root: HostRoot, calls: HostCalls, key: ThreadKey, where: str) -> None:
+        self.key = key
+        self.where = where
+        self._root = root
+        self._calls = calls
+        self._base = f"/proc/{key.pid}/task/{key.tid}"
+
+    def check(self) -> None:
+        """Raises VanishedError unless the thread is the very one, and alive."""
+        try:
+            text = self._root.read(f"{self._base}/stat")
+        except (FileNotFoundError, ProcessLookupError):
+            raise VanishedError("the thread has ended", where=self.where) from None
+        if parse_stat(text).start_time != self.key.start_time:
+            raise VanishedError("the thread has ended, its number is reused", where=self.where)
+        if text.rpartition(")")[2].split()[0] in ("Z", "X"):
+            raise VanishedError("the thread has ended", where=self.where)
+
+    def affinity(self) -> CpuSet:
+        """The thread's mask, as the observer reads it."""
+        return parse_status_allowed(self._root.read(f"{self._base}/status"))
+
+    def mask_or_none(self) -> CpuSet | None:
+        """The mask; None when the thread has ended."""
+        try:
+            return self.affinity()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+
+    def cgroup(self) -> str:
+        """Path below /sys/fs/cgroup."""
+        path = parse_cgroup(self._root.read(f"{self._base}/cgroup"))
+        if path is None:
+            raise WriteError(
+                "the cpuset controller is on cgroup v1",
+                where=self.where,
+                hint="boot with systemd.unified_cgroup_hierarchy=1",
+            )
+        return path
+
+    def cpuset_text(self) -> str | None:
+        """Raw ``cpuset.cpus`` of the thread's cgroup, None without the controller."""
+        try:
+            return self._root.read(f"{MOUNT}/{self.cgroup()}/cpuset.cpus").strip()
+        except (FileNotFoundError, WriteError):
+            return None
+
+    def set_cpuset_text(self, text: str) -> None:
+        """Write ``cpuset.cpus`` of the thread's cgroup. Raises WriteError."""
+        try:
+            self._calls.write(f"{MOUNT}/{self.cgroup()}/cpuset.cpus", text)
+        except OSError as error:
+            raise write_error(Operation.CPUSET, error, self.where, text) from error
+
+    def allowed(self) -> CpuSet | None:
+        """CPUs of the nearest cpuset below the root one that confines the thread; None
+        when no such cpuset does, or cgroup v2 does not rule here."""
+        try:
+            path = self.cgroup()
+        except WriteError:
+            return None
+        while path:
+            try:
+                text = self._root.read(f"{MOUNT}/{path}/cpuset.cpus.effective")
+            except FileNotFoundError:
+                path = path.rpartition("/")[0]
+                continue
+            return CpuSet.parse(text)
+        return None
+
+    def set_affinity(self, cpus: CpuSet) -> None:
+        """Set the mask, by the rule in the module's docstring. Raises WriteError."""
+        allowed = self.allowed()
+        mask = cpus
+        if allowed is not None and allowed <= cpus:
+            mask = cpus | CpuSet.parse(self._root.read(f"{CPUS}/possible"))
+        try:
+            self._calls.set_affinity(self.key.tid, mask)
+        except OSError as error:
+            raise write_error(Operation.AFFINITY, error, self.where, str(cpus)) from error
+
+    def keep_affinity(self, mask: CpuSet) -> None:
+        """Give the mask back after a move, as far as the new cpuset allows."""
+        allowed = self.allowed()
+        if allowed is not None and allowed.isdisjoint(mask):
+            return
+        follows = allowed is not None and allowed <= mask
+        if follows or self.affinity() != mask:
+            self.set_affinity(mask)

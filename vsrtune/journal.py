@@ -1,0 +1,397 @@
+"""The journal: what we changed on the host and what it was, safe against crashes.
+
+Append-only JSON lines, fsynced one by one (``journal_records`` says what they mean).
+A file belongs to one boot: every setting we write is volatile, so entries of another
+boot are discarded, and counted in ``Journal.discarded``.
+
+A line without its newline at the end of the file was torn by a crash while it was
+written. It is ignored: the host is written only after its record is complete. Any
+other line that cannot be read is corruption: JournalError, and the host stays as it is.
+
+One process writes at a time, by an exclusive flock on ``<path>.lock`` (beside the
+journal, because a compaction replaces the journal's inode).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from vsrtune.actions import Action, Target, Value
+from vsrtune.errors import JournalError, Lasting, VsrtuneError
+from vsrtune.journal_records import (
+    VERSION,
+    Entry,
+    Fold,
+    compacted,
+    header_record,
+    intent_record,
+    target_record,
+)
+
+DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
+# A journal is compacted when it has more than this many bytes, or more than this
+# many times those of its live entries (and is not tiny anyway).
+MAX_SIZE = 1 << 20
+MAX_RATIO = 10
+TINY = 16 << 10
+
+_FALLOC_FL_KEEP_SIZE = 1
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_HOW_TO_REPAIR = (
+    "nothing was changed on the host; move the file away to go on without undo "
+    "information, or remove the bad line if the rest is wanted"
+)
+
+
+class Journal:
+    """The open journal of this boot, locked. Use as a context manager, or ``close``.
+
+    Every method that appends raises JournalError when the record did not get to the
+    disk; then the caller must not write to the host.
+    """
+
+    def __init__(self, path: Path, boot_id: str, lock: int) -> None:
+        """Use ``Journal.open``."""
+        self.path = path
+        self.discarded = 0
+        self._boot_id = boot_id
+        self._lock = lock
+        self._fold = Fold()
+        self._fd = -1
+        self._size = 0
+        self._weigh_at = 0
+        self._broken = ""
+
+    @classmethod
+    def open(cls, path: Path, boot_id: str) -> Journal:
+        """Lock and read the journal, making it and its directory when missing.
+
+        Raises JournalError when another process holds it, when it is corrupt, or
+        when it cannot be written.
+        """
+        try:
+            _make_directory(path.parent)
+            lock = _lock(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        journal = cls(path, boot_id, lock)
+        try:
+            journal._load()
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Live entries in the order of their first write."""
+        return tuple(self._fold.live.values())
+
+    def ours(self) -> dict[Target, Value]:
+        """What we last wrote and read back, by target."""
+        settled = (e if e.state == "done" else e.settled for e in self._fold.live.values())
+        return {e.target: e.written for e in settled if e is not None}
+
+    def intent(self, action: Action) -> None:
+        """Record that ``action.after`` is about to be written."""
+        self._fold_checked(lambda fold: fold.intent(action))
+        self._append(intent_record(action))
+        self._fold.intent(action)
+
+    def done(self, target: Target) -> None:
+        """Record that the value of the last intent is on the host."""
+        self._finish("done", target)
+
+    def revert(self, target: Target) -> None:
+        """Record that the value ahead of the last intent is on the host again."""
+        self._finish("revert", target)
+
+    def drop(self, target: Target, why: str) -> None:
+        """Forget a target, for the reason ``why``."""
+        if target in self._fold.live:
+            self._finish("drop", target, why)
+
+    def reserve(self, actions: Iterable[Action]) -> None:
+        """Claim disk space for applying and later undoing ``actions``, so that a disk
+        that fills up meanwhile cannot stop either half-way. Raises JournalError when
+        there is not enough; file systems that cannot reserve are let pass."""
+        # An intent and its result forward, the same once more backward; a result is
+        # shorter than its intent.
+        need = sum(4 * len(_line(intent_record(a))) for a in actions) + 4096
+        libc = ctypes.CDLL(None, use_errno=True)
+        size = ctypes.c_int64
+        while libc.fallocate64(self._fd, _FALLOC_FL_KEEP_SIZE, size(self._size), size(need)) < 0:
+            code = ctypes.get_errno()
+            if code in _FULL:
+                raise _unwritable(self.path, OSError(code, os.strerror(code)))
+            if code != errno.EINTR:
+                return
+
+    def close(self) -> None:
+        """Release the lock. The entries stay in the file."""
+        for fd in (self._fd, self._lock):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- reading
+
+    def _load(self) -> None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        fold, same_boot = _read(self.path, data, self._boot_id)
+        if not same_boot:
+            self.discarded = len(fold.live)
+            self._replace(Fold())
+            return
+        self._fold = fold
+        try:
+            self._open_file()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                os.ftruncate(self._fd, whole)
+                os.fsync(self._fd)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._size = whole
+        self._compact_if_grown()
+
+    def _open_file(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    # -- writing
+
+    def _finish(
+        self, kind: Literal["done", "revert", "drop"], target: Target, why: str = ""
+    ) -> None:
+        self._fold_checked(lambda fold: getattr(fold, kind)(target))
+        record = target_record(kind, target)
+        self._append({**record, "why": why} if why else record)
+        getattr(self._fold, kind)(target)
+        self._compact_if_grown()
+
+    def _fold_checked(self, step: Any) -> None:
+        """A record out of turn is our own defect; find it before it is in the file."""
+        trial = Fold()
+        trial.live = dict(self._fold.live)
+        step(trial)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._broken:
+            raise JournalError(
+                f"an earlier write failed: {self._broken}",
+                where=str(self.path),
+                hint="restart vsrtune once the disk is well",
+            )
+        data = _line(record)
+        try:
+            _write_all(self._fd, data)
+        except OSError as error:
+            try:
+                os.ftruncate(self._fd, self._size)
+            except OSError:
+                self._broken = str(error)
+            raise _unwritable(self.path, error) from error
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            # What is on the disk is unknown now, and a second fsync would not tell.
+            self._broken = str(error)
+            raise _unwritable(self.path, error) from error
+        self._size += len(data)
+
+    def _compact_if_grown(self) -> None:
+        if self._fold.live and self._size < self._weigh_at:
+            return
+        live = sum(len(_line(r)) for r in compacted(self._fold.live.values()))
+        empty = len(_line(header_record(self._boot_id)))
+        grown = self._size > MAX_SIZE or self._size > max(TINY, MAX_RATIO * live)
+        if (not live and self._size > empty) or (grown and self._size > 2 * live + empty):
+            # The old file is complete; a failed compaction costs only its space.
+            with contextlib.suppress(JournalError):
+                self._replace(self._fold)
+        self._weigh_at = self._size + TINY
+
+    def _replace(self, fold: Fold) -> None:
+        """Write ``fold`` to a new file and put it in the journal's place."""
+        records = [header_record(self._boot_id), *compacted(fold.live.values())]
+        data = b"".join(map(_line, records))
+        new = self.path.with_name(self.path.name + ".new")
+        try:
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                _write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(new, self.path)
+            _fsync_directory(self.path.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise _unwritable(self.path, error) from error
+        self._fold = fold
+        self._size = len(data)
+        try:
+            self._open_file()
+        except OSError as error:
+            self._broken = str(error)
+            raise _unwritable(self.path, error) from error
+
+
+def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
+    """Live entries without the lock, for commands that only show them.
+
+    A missing journal, or one of another boot, has none. Raises JournalError when it
+    is corrupt or unreadable.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise JournalError(
+            f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
+        ) from error
+    fold, same_boot = _read(path, data, boot_id)
+    return tuple(fold.live.values()) if same_boot else ()
+
+
+def _read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
+    """The fold of a file's content, and whether it is of this boot. An empty file
+    is of no boot. A file of another boot never raises: nothing in it is needed."""
+    fold = Fold()
+    if not data:
+        return fold, False
+    lines = data.split(b"\n")[:-1] or [data]
+    same_boot = _header(path, lines[0]) == boot_id
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            fold.record(json.loads(line))
+        except (VsrtuneError, ValueError, TypeError, AttributeError, KeyError) as error:
+            if not same_boot:
+                continue
+            raise JournalError(
+                f"line {number} is corrupt: {error}", where=str(path), hint=_HOW_TO_REPAIR
+            ) from error
+    return fold, same_boot
+
+
+def _header(path: Path, line: bytes) -> str:
+    try:
+        data = json.loads(line)
+        version, boot_id = data["version"], data["boot_id"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise JournalError(
+            "line 1 is corrupt: it is not a journal's header",
+            where=str(path),
+            hint=_HOW_TO_REPAIR,
+        ) from error
+    if version != VERSION:
+        raise JournalError(
+            f"line 1: the journal has version {version!r}, this vsrtune writes {VERSION}",
+            where=str(path),
+            hint="run `vsrtune undo` of the version that wrote it, or reboot and remove it",
+        )
+    return str(boot_id)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _make_directory(path: Path) -> None:
+    if not path.is_dir():
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _fsync_directory(path.parent)
+
+
+def _fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _lock(path: Path) -> int:
+    """Take the lock and leave our pid in it. Raises JournalError when it is held."""
+    name = path.with_name(path.name + ".lock")
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise JournalError(
+            f"process {holder} is using the journal{_command(holder)}",
+            where=str(path),
+            hint="if that is the daemon, let it do the work (systemctl reload vsrtune) or "
+            "stop it first (systemctl stop vsrtune)",
+            lasting=Lasting.TRANSIENT,
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    # The pid only serves the message above: a full disk may cost it.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _command(pid: str) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    text = b" ".join(words).decode(errors="replace").strip()
+    return f" ({text})" if text else ""
+
+
+def _unwritable(path: Path, error: OSError) -> JournalError:
+    hints = {
+        errno.ENOSPC: "free space on that file system",
+        errno.EDQUOT: "free space on that file system",
+        errno.EROFS: "remount that file system read-write",
+        errno.EACCES: "run as root",
+        errno.EPERM: "run as root",
+    }
+    return JournalError(
+        f"the journal cannot be written ({os.strerror(error.errno or 0)}), so the host is not "
+        "written either",
+        where=str(path),
+        hint=hints.get(error.errno or 0, "see the kernel log"),
+        lasting=Lasting.TRANSIENT if error.errno in _FULL else Lasting.PERMANENT,
+    )

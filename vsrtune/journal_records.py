@@ -1,0 +1,190 @@
+"""What the journal's records mean: the fold from records to live entries. Pure.
+
+Records (one JSON object each, ``r`` names the kind):
+
+========  =====================  =====================================================
+header    version, boot_id       first line of every file
+intent    action                 about to write ``action.after``
+done      target                 the intent's value is on the host, read back
+revert    target                 the intent was taken back; its ``before`` is on the host
+drop      target, why            not ours any more (undone, vanished, changed by others)
+entry     target, original,      a live entry as a compaction found it; stands for
+          written                everything about the target before it
+========  =====================  =====================================================
+
+Rules of the fold
+
+* The first ``before`` of a target is its original.
+* A later ``before`` that is not what we last wrote is somebody else's setting, and
+  becomes the original; the target keeps its place in the order of first writes.
+* An entry whose written value is done and equals its original is live no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vsrtune.actions import Action, Pin, Target, Value, decode_target, decode_value
+from vsrtune.codec import decode, encode
+from vsrtune.errors import VsrtuneError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What we have done to a target.
+
+    ``original`` is what undo restores, ``written`` what we wrote last. In state
+    ``intent`` a write from ``before`` to ``written`` is unfinished, and ``settled`` is
+    the entry as it was ahead of it (None when this is the target's first write).
+    """
+
+    target: Target
+    original: Value
+    written: Value
+    state: Literal["intent", "done"]
+    before: Value | None = None
+    settled: Entry | None = None
+    reason: str = ""
+
+    @property
+    def before_value(self) -> Value:
+        """``before`` of an unfinished write; VsrtuneError in state ``done``."""
+        if self.before is None:
+            raise VsrtuneError("a finished entry has no value before its write")
+        return self.before
+
+
+def same_setting(a: Value, b: Value) -> bool:
+    """Whether two values of a target are one setting: pins compare by their CPUs,
+    because libvirt writes the same cpuset in more than one way."""
+    if isinstance(a, Pin) and isinstance(b, Pin):
+        return a.cpus == b.cpus
+    return type(a) is type(b) and a == b
+
+
+class Fold:
+    """Live entries by target, in the order of the first write. Methods raise
+    VsrtuneError for a record that cannot follow the ones before it."""
+
+    def __init__(self) -> None:
+        self.live: dict[Target, Entry] = {}
+
+    def intent(self, action: Action) -> None:
+        """A write begins."""
+        known = self.live.get(action.target)
+        if known is not None and known.state == "intent":
+            raise VsrtuneError("an intent follows an unfinished intent of the same target")
+        original = action.before
+        if known is not None and same_setting(action.before, known.written):
+            original = known.original
+        self.live[action.target] = Entry(
+            action.target,
+            original,
+            action.after,
+            "intent",
+            before=action.before,
+            settled=known,
+            reason=action.reason,
+        )
+
+    def done(self, target: Target) -> None:
+        """The unfinished write is on the host."""
+        entry = self._unfinished(target)
+        if entry.written == entry.original:
+            del self.live[target]
+        else:
+            self.live[target] = replace(entry, state="done", before=None, settled=None)
+
+    def revert(self, target: Target) -> None:
+        """The unfinished write was taken back."""
+        entry = self._unfinished(target)
+        if entry.settled is None or not same_setting(entry.before_value, entry.settled.written):
+            # Taken back to what somebody else had set: nothing of ours is left.
+            del self.live[target]
+        else:
+            self.live[target] = entry.settled
+
+    def drop(self, target: Target) -> None:
+        """Not ours any more."""
+        if self.live.pop(target, None) is None:
+            raise VsrtuneError("drops a target without a live entry")
+
+    def entry(self, entry: Entry) -> None:
+        """A settled entry from a compaction."""
+        self.live[entry.target] = entry
+
+    def _unfinished(self, target: Target) -> Entry:
+        entry = self.live.get(target)
+        if entry is None or entry.state != "intent":
+            raise VsrtuneError("finishes a write that was not begun")
+        return entry
+
+    def record(self, data: Any) -> None:
+        """Take one decoded record. VsrtuneError when it is none or comes out of turn."""
+        kind = data.get("r") if isinstance(data, dict) else None
+        if kind == "intent":
+            self.intent(Action.from_data(data["action"]) if "action" in data else _missing())
+        elif kind == "done":
+            self.done(decode_target(data.get("target")))
+        elif kind == "revert":
+            self.revert(decode_target(data.get("target")))
+        elif kind == "drop":
+            self.drop(decode_target(data.get("target")))
+        elif kind == "entry":
+            target = decode_target(data.get("target"))
+            self.entry(
+                Entry(
+                    target,
+                    decode_value(target, data.get("original"), "$.original"),
+                    decode_value(target, data.get("written"), "$.written"),
+                    "done",
+                    reason=decode(str, data.get("reason"), "$.reason"),
+                )
+            )
+        else:
+            raise VsrtuneError(f"unknown record {kind!r}")
+
+
+def _missing() -> Action:
+    raise VsrtuneError("the intent has no action")
+
+
+def intent_record(action: Action) -> dict[str, Any]:
+    """The record of ``Fold.intent``."""
+    return {"r": "intent", "action": action.to_data()}
+
+
+def target_record(kind: Literal["done", "revert", "drop"], target: Target) -> dict[str, Any]:
+    """The record of ``Fold.done``, ``revert`` or ``drop``."""
+    return {"r": kind, "target": encode(target)}
+
+
+def header_record(boot_id: str) -> dict[str, Any]:
+    """The first line of a journal."""
+    return {"r": "header", "version": VERSION, "boot_id": boot_id}
+
+
+def compacted(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Records that fold to exactly ``entries``."""
+    records = []
+    for entry in entries:
+        settled = entry if entry.state == "done" else entry.settled
+        if settled is not None:
+            records.append(
+                {
+                    "r": "entry",
+                    "target": encode(settled.target),
+                    "original": encode(settled.original),
+                    "written": encode(settled.written),
+                    "reason": settled.reason,
+                }
+            )
+        if entry.state == "intent":
+            records.append(
+                intent_record(Action(entry.target, entry.before_value, entry.written, entry.reason))
+            )
+    return records

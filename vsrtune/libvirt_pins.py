@@ -1,0 +1,148 @@
+"""Pins of vcpus and of the emulator through libvirt, on the running domain only.
+
+The connection is opened at the first pin and opened again once when libvirtd was
+restarted meanwhile. Both calls are idempotent, so the second try is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, VanishedError, WriteError
+
+_DOWN = "see: systemctl status libvirtd; tried again at the next pass"
+
+
+class LibvirtPins:
+    """Sets pins; holds one connection. Raises VanishedError when the domain is gone
+    or not running, else WriteError."""
+
+    def __init__(self, uri: str = "qemu:///system") -> None:
+        self._uri = uri
+        self._connection: Any = None
+
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
+        """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``."""
+        import libvirt
+
+        def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
+            domain.pinVcpuFlags(vcpu, cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        self._call(f"domain {uuid} vcpu {vcpu}", uuid, cpus, pin)
+
+    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
+        """``virDomainPinEmulator(LIVE)``: as ``virsh emulatorpin --live``."""
+        import libvirt
+
+        def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
+            domain.pinEmulator(cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        self._call(f"domain {uuid} emulator", uuid, cpus, pin)
+
+    def close(self) -> None:
+        """Give the connection back; the next pin opens a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            import libvirt
+
+            try:
+                connection.close()
+            except libvirt.libvirtError:
+                return  # it was broken already
+
+    def _call(
+        self,
+        where: str,
+        uuid: str,
+        cpus: CpuSet,
+        pin: Callable[[Any, tuple[bool, ...]], None],
+    ) -> None:
+        import libvirt
+
+        for attempt in (1, 2):
+            connection = self._open()
+            try:
+                pin(
+                    connection.lookupByUUIDString(uuid),
+                    _cpumap(connection, cpus, where),
+                )
+                return
+            except libvirt.libvirtError as error:
+                if not _alive(connection):
+                    self.close()
+                    if attempt == 1:
+                        continue
+                    raise WriteError(
+                        f"libvirtd went away: {error}",
+                        where=where,
+                        hint=_DOWN,
+                        lasting=Lasting.TRANSIENT,
+                    ) from error
+                raise _translate(error, where) from error
+
+    def _open(self) -> Any:
+        if self._connection is not None:
+            return self._connection
+        try:
+            import libvirt
+        except ImportError as error:
+            raise WriteError(
+                "the libvirt bindings for Python are missing",
+                where=self._uri,
+                hint="install python3-libvirt",
+            ) from error
+        # libvirt prints every error on stderr unless a handler takes it.
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)
+        try:
+            self._connection = libvirt.open(self._uri)
+        except libvirt.libvirtError as error:
+            raise WriteError(
+                f"libvirt does not answer: {error}",
+                where=self._uri,
+                hint=_DOWN,
+                lasting=Lasting.TRANSIENT,
+            ) from error
+        return self._connection
+
+
+def _alive(connection: Any) -> bool:
+    import libvirt
+
+    try:
+        return bool(connection.isAlive())
+    except libvirt.libvirtError:
+        return False
+
+
+def _cpumap(connection: Any, cpus: CpuSet, where: str) -> tuple[bool, ...]:
+    """One flag for each CPU that libvirt counts on the host, offline ones included."""
+    count = int(connection.getCPUMap()[0])
+    beyond = [c for c in cpus if c >= count]
+    if beyond:
+        raise WriteError(
+            f"libvirt counts {count} CPUs, CPU {beyond[0]} is not one of them",
+            where=where,
+            hint="name CPUs of this host in the policy",
+        )
+    return tuple(i in cpus for i in range(count))
+
+
+def _translate(error: Any, where: str) -> WriteError:
+    import libvirt
+
+    code = error.get_error_code()
+    if code in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID):
+        return VanishedError(f"the domain is gone or not running: {error}", where=where)
+    if code in (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
+        return WriteError(
+            f"libvirt is busy with the domain: {error}",
+            where=where,
+            hint="tried again at the next pass",
+            lasting=Lasting.TRANSIENT,
+        )
+    hint = "see: journalctl -u libvirtd"
+    if "busy" in str(error).lower():
+        hint = "a SCHED_DEADLINE thread cannot be pinned; give it another class first"
+    return WriteError(f"libvirt refused: {error}", where=where, hint=hint)

@@ -1,0 +1,336 @@
+"""Reads and writes one action target on the host: the only writer.
+
+Every read and write first checks that the object is still the one the target
+names: a thread by its start time, a device by its ifindex, a domain by the thread
+of its QEMU. Otherwise VanishedError is raised.
+
+A write may take several steps (a pin is the cpuset, the affinity, then the threads
+beside it). Each write is idempotent and starts from any half-way state, so that the
+executor can finish or take back one that a crash interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import Protocol, TypeVar
+
+from vsrtune.actions import (
+    CgroupDir,
+    EmulatorPin,
+    Pin,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadMask,
+    ThreadSched,
+    TxQueueLen,
+    Value,
+    VcpuPin,
+)
+from vsrtune.cgroup import MOUNT
+from vsrtune.cpuset import CpuSet
+from vsrtune.errnos import Operation, write_error
+from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.hostcalls import HostCalls, LiveCalls
+from vsrtune.hostthread import CPUS, HostThread
+from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.proc import parse_stat
+from vsrtune.rootfs import HostRoot, LiveRoot
+
+_NET = "/sys/class/net"
+# A thread that has just ended keeps its cgroup busy for a moment.
+_RMDIR_TRIES = 10
+_RMDIR_PAUSE = 0.02
+
+T = TypeVar("T")
+
+
+class SysOps(Protocol):
+    """What the executor needs of a host."""
+
+    def read(self, target: Target) -> Value:
+        """The value now. Raises VanishedError, or WriteError when it cannot be read."""
+        ...
+
+    def write(self, target: Target, value: Value) -> None:
+        """Set the value. Raises VanishedError or WriteError."""
+        ...
+
+    def online(self) -> CpuSet:
+        """The CPUs that are online now."""
+        ...
+
+
+class LiveSysOps:
+    """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for."""
+
+    def __init__(
+        self,
+        libvirt_uri: str = "qemu:///system",
+        root: HostRoot | None = None,
+        calls: HostCalls | None = None,
+    ) -> None:
+        self._root = root if root is not None else LiveRoot()
+        self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
+
+    def read(self, target: Target) -> Value:
+        try:
+            match target:
+                case ThreadAffinity():
+                    return self._identified(target.thread, str(target)).affinity()
+                case ThreadSched():
+                    self._identified(target.thread, str(target))
+                    return self._root.sched_attr(target.thread.tid)
+                case ThreadCgroup():
+                    return self._identified(target.thread, str(target)).cgroup()
+                case VcpuPin() | EmulatorPin():
+                    return self._read_pin(target)
+                case CgroupDir():
+                    return self._read_dir(target)
+                case TxQueueLen():
+                    return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
+        except OSError as error:
+            raise self._gone_or(error, target) from error
+        except ValueError as error:
+            raise WriteError(
+                f"the kernel's answer makes no sense: {error}", where=str(target)
+            ) from error
+
+    def write(self, target: Target, value: Value) -> None:
+        try:
+            match target:
+                case ThreadAffinity():
+                    thread = self._identified(target.thread, str(target))
+                    thread.set_affinity(_typed(value, CpuSet))
+                case ThreadSched():
+                    self._write_sched(target, _typed(value, Sched))
+                case ThreadCgroup():
+                    self._move(target, _typed(value, str))
+                case VcpuPin() | EmulatorPin():
+                    self._write_pin(target, _typed(value, Pin))
+                case CgroupDir():
+                    if _typed(value, bool):
+                        self._make_dir(target)
+                    else:
+                        self._remove_dir(target)
+                case TxQueueLen():
+                    self._write_length(target, _typed(value, int))
+        except OSError as error:
+            raise self._gone_or(error, target) from error
+
+    def online(self) -> CpuSet:
+        return CpuSet.parse(self._root.read(f"{CPUS}/online"))
+
+    # -- threads
+
+    def _identified(self, key: ThreadKey, where: str) -> HostThread:
+        thread = HostThread(self._root, self._calls, key, where)
+        thread.check()
+        return thread
+
+    def _write_sched(self, target: ThreadSched, sched: Sched) -> None:
+        self._identified(target.thread, str(target))
+        try:
+            self._calls.set_sched(target.thread.tid, sched)
+        except OSError as error:
+            deadline = sched.cls is SchedClass.DEADLINE
+            operation = Operation.DEADLINE if deadline else Operation.SCHED
+            raise write_error(operation, error, str(target), str(sched)) from error
+
+    def _move(self, target: ThreadCgroup, path: str) -> None:
+        thread = self._identified(target.thread, str(target))
+        if thread.cgroup() == path:
+            return
+        mask = thread.affinity()
+        try:
+            self._calls.write(f"{MOUNT}/{path}/cgroup.threads", str(target.thread.tid))
+        except OSError as error:
+            thread.check()
+            raise write_error(Operation.THREADS, error, str(target), path) from error
+        # 6.1 gives a moved thread all CPUs of its new cpuset (cpuset_attach).
+        thread.keep_affinity(mask)
+
+    # -- pins
+
+    def _read_pin(self, target: VcpuPin | EmulatorPin) -> Pin:
+        thread = self._identified(target.thread, str(target))
+        cpus = thread.affinity()
+        text = thread.cpuset_text()
+        if text is None or isinstance(target, VcpuPin):
+            return Pin(cpus, text)
+        others = ((t.key, t.mask_or_none()) for t in self._neighbours(thread))
+        masks = tuple(ThreadMask(k, m) for k, m in others if m is not None and m != cpus)
+        return Pin(cpus, text, masks)
+
+    def _write_pin(self, target: VcpuPin | EmulatorPin, pin: Pin) -> None:
+        """Pin through libvirt, then correct what it cannot express.
+
+        libvirt writes the cpuset and the affinity of one thread. When the value
+        is somebody's original, its cpuset text may be another one (empty, as
+        libvirt starts a guest without pins), and its affinity another one again
+        (isolcpus): both follow after the pin that comes nearest.
+        """
+        thread = self._identified(target.thread, str(target))
+        beside: dict[ThreadKey, CpuSet] = {}
+        if isinstance(target, EmulatorPin) and pin.cpuset is not None:
+            beside = {
+                t.key: mask
+                for t in self._neighbours(thread)
+                if (mask := t.mask_or_none()) is not None
+            }
+        mask_then, allowed_then = thread.affinity(), thread.allowed()
+        if pin.cpuset is None:
+            nearest = pin.cpus
+        else:
+            nearest = CpuSet.parse(pin.cpuset) if pin.cpuset else self.online()
+        try:
+            if isinstance(target, VcpuPin):
+                self._calls.pin_vcpu(target.uuid, target.vcpu, nearest)
+            else:
+                self._calls.pin_emulator(target.uuid, nearest)
+        except WriteError:
+            thread.check()
+            raise
+        if pin.cpuset is None:
+            return
+        if thread.cpuset_text() != pin.cpuset:
+            thread.set_cpuset_text(pin.cpuset)
+        if pin.cpuset != str(pin.cpus) or thread.affinity() != pin.cpus:
+            thread.set_affinity(pin.cpus)
+        followers = {mask_then, allowed_then}
+        for key, mask in beside.items():
+            known = next((o.cpus for o in pin.others if o.thread == key), None)
+            wanted = known if known is not None else pin.cpus if mask in followers else mask
+            self._settle_neighbour(HostThread(self._root, self._calls, key, str(target)), wanted)
+
+    def _neighbours(self, thread: HostThread) -> list[HostThread]:
+        """The other threads of the thread's cgroup: QEMU's own, and workers."""
+        pid = thread.key.pid
+        path = f"{MOUNT}/{thread.cgroup()}/cgroup.threads"
+        found = []
+        for word in self._root.read(path).split():
+            tid = int(word)
+            if tid == thread.key.tid:
+                continue
+            # A kernel thread is its own process.
+            for owner in (pid, tid):
+                try:
+                    stat = parse_stat(self._root.read(f"/proc/{owner}/task/{tid}/stat"))
+                except OSError:
+                    continue
+                key = ThreadKey(owner, tid, stat.start_time)
+                found.append(HostThread(self._root, self._calls, key, thread.where))
+                break
+        return found
+
+    def _settle_neighbour(self, thread: HostThread, wanted: CpuSet) -> None:
+        """Give a thread beside a pinned one ``wanted``, as far as the cpuset allows.
+
+        The kernel has mostly done so: it cuts masks to the new cpuset, and widens
+        them again from 6.2 on. It does not restore the own mask of a thread on 6.1,
+        nor widen a thread that was born while its parent was narrow.
+        """
+        try:
+            thread.check()
+            allowed = thread.allowed()
+            if allowed is not None:
+                wanted = wanted & allowed or allowed
+            if thread.affinity() != wanted:
+                thread.set_affinity(wanted)
+        except VanishedError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.ENOENT):
+                raise
+
+    # -- cgroups
+
+    def _read_dir(self, target: CgroupDir) -> bool:
+        path = f"{MOUNT}/{target.path}"
+        if self._root.exists(path):
+            return True
+        if not self._root.exists(path.rpartition("/")[0]):
+            raise VanishedError("the guest's cgroup is gone", where=str(target))
+        return False
+
+    def _make_dir(self, target: CgroupDir) -> None:
+        path = f"{MOUNT}/{target.path}"
+        parent = path.rpartition("/")[0]
+        if not self._root.exists(parent):
+            raise VanishedError("the guest's cgroup is gone", where=str(target))
+        kind = self._root.read(f"{parent}/cgroup.type").strip()
+        if kind not in ("threaded", "domain threaded"):
+            raise WriteError(
+                f"the parent cgroup is of type {kind!r}, which cannot hold single threads",
+                where=str(target),
+                hint="only guests whose cgroups libvirt made threaded can be served",
+            )
+        if not self._root.exists(path):
+            try:
+                self._calls.mkdir(path)
+            except OSError as error:
+                raise write_error(Operation.MKDIR, error, str(target)) from error
+        if self._root.read(f"{path}/cgroup.type").strip() != "threaded":
+            try:
+                self._calls.write(f"{path}/cgroup.type", "threaded")
+            except OSError as error:
+                raise write_error(Operation.TYPE, error, str(target), "threaded") from error
+
+    def _remove_dir(self, target: CgroupDir) -> None:
+        path = f"{MOUNT}/{target.path}"
+        for attempt in range(1, _RMDIR_TRIES + 1):
+            try:
+                self._calls.rmdir(path)
+                return
+            except FileNotFoundError:
+                return  # gone together with the guest
+            except OSError as error:
+                if error.errno == errno.EBUSY and attempt < _RMDIR_TRIES:
+                    time.sleep(_RMDIR_PAUSE)
+                    continue
+                inside = " ".join(self._root.read(f"{path}/cgroup.threads").split())
+                where = f"{target} (threads inside: {inside or 'none'})"
+                raise write_error(Operation.RMDIR, error, where) from error
+
+    # -- devices
+
+    def _device(self, target: TxQueueLen) -> str:
+        """The present name of the device, which may have been renamed."""
+        names = [target.device]
+        names += [n for n in self._root.listdir(_NET) if n != target.device]
+        for name in names:
+            try:
+                if int(self._root.read(f"{_NET}/{name}/ifindex")) == target.ifindex:
+                    return name
+            except OSError:
+                continue
+        raise VanishedError(f"no device has ifindex {target.ifindex} now", where=str(target))
+
+    def _write_length(self, target: TxQueueLen, length: int) -> None:
+        name = self._device(target)
+        try:
+            self._calls.write(f"{_NET}/{name}/tx_queue_len", str(length))
+        except OSError as error:
+            raise write_error(Operation.TXQUEUELEN, error, str(target), str(length)) from error
+
+    def _gone_or(self, error: OSError, target: Target) -> WriteError:
+        """VanishedError when the target's thread is gone by now, else the error itself."""
+        if not isinstance(target, CgroupDir | TxQueueLen):
+            try:
+                self._identified(target.thread, str(target))
+            except VanishedError as gone:
+                return gone
+            except OSError:
+                pass  # the first error says more
+        return write_error(Operation.READ, error, str(target))
+
+
+def _typed(value: Value, cls: type[T]) -> T:
+    if type(value) is not cls:
+        raise WriteError(
+            f"expected a {cls.__name__}, found {type(value).__name__}",
+            hint="this is a defect of vsrtune, please report it",
+            lasting=Lasting.PERMANENT,
+        )
+    return value
