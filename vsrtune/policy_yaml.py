@@ -19,7 +19,7 @@ MAX_SHOWN = 40
 
 KeyPath = tuple[str, ...]
 
-_TAB_INDENT = re.compile(r"^ *\t[ \t]*[^\s#]", re.MULTILINE)
+_TAB_INDENT = re.compile(r"^ *\t[ \t]*\S", re.MULTILINE)
 _INT = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 _WORDS: dict[str, bool | None] = {
@@ -95,11 +95,14 @@ def read(text: str, path: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
-        fail(
-            line,
-            "the text cannot be read as YAML from here on",
-            "check indentation, quotes, brackets and colons here and on the line before",
-        )
+        if any("\t" in told for told in text.split("\n")[line - 1 : line]):
+            fail(line, "a tab stands where YAML takes spaces only", "replace it by spaces")
+        else:
+            fail(
+                line,
+                "the text cannot be read as YAML from here on",
+                "check indentation, quotes, brackets and colons here and on the line before",
+            )
     except YAMLError as error:
         position = getattr(error, "position", 0)
         fail(
