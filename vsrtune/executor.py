@@ -7,8 +7,10 @@ order, the rest of the guest's actions are skipped, and other guests go on.
 For each action
 
 1. The value is read again. One that is not ``before`` any more is a StaleError, which
-   fails the guest. One that is ``after`` already counts as done without a write, and
-   is not recorded: what somebody else has set, undo leaves alone.
+   fails the guest. A value that is ``after`` already counts as done, and is not recorded,
+   in two cases: this pass has written to the guest, and the value came with that (a
+   cpuset cuts the masks of all its threads); or it is a cgroup that exists, which no
+   snapshot shows while it is empty.
 2. The intent is journalled (fsync), the value written, read back, the result journalled.
    If the journal cannot be written the host is not written: JournalError leaves the
    function, and what was done until then stands in the journal. Disk space for
@@ -63,7 +65,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What happened. ``done`` holds no action that was taken back. ``failed`` holds
+    """What happened. ``done`` holds no action of a guest that failed. ``failed`` holds
     the action that failed first in its guest, and any that could not be taken back
     (as its inverse). ``skipped`` were not tried because of an earlier failure of
     the guest. ``rolled_back`` is True when something failed and every failed guest is
@@ -114,7 +116,8 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
         try:
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
-            if _exactly(action.after, now, ops):
+            expected = bool(done) or isinstance(target, CgroupDir)
+            if expected and _exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
             if not same_setting(action.before, now):
@@ -133,8 +136,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
             tally.failed.append((action, error))
             passes[target.guest] = None
             stuck |= not _roll_back(done, ops, journal, tally)
-            taken_back = set(map(id, done))
-            tally.done = [a for a in tally.done if id(a) not in taken_back]
+            tally.done = [a for a in tally.done if a.target.guest != target.guest]
         else:
             done.append(action)
             tally.done.append(action)

@@ -50,6 +50,10 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
+def emulator(host: FakeKernel) -> EmulatorPin:
+    return EmulatorPin("vr1", UUID, key(host, 1000))
+
+
 def test_apply_gives_the_plan_and_undo_the_host_as_it_was(
     host: FakeKernel, journal: Journal
 ) -> None:
@@ -68,14 +72,29 @@ def test_apply_gives_the_plan_and_undo_the_host_as_it_was(
     assert journal.entries() == ()
 
 
-def test_a_second_apply_writes_nothing(host: FakeKernel, journal: Journal) -> None:
+def test_a_plan_that_was_carried_out_is_stale(host: FakeKernel, journal: Journal) -> None:
     plan = make_plan(host)
     apply(plan, host.ops(), journal)
     host.log.clear()
     result = apply(plan, host.ops(), journal)
-    assert host.log == []
-    assert len(result.done) == len(plan.actions)
+    assert [type(error) for _, error in result.failed] == [StaleError, StaleError]
+    assert host.log == [] and result.done == () and result.rolled_back
     assert len(journal.entries()) == len(plan.actions)
+
+
+def test_a_value_that_came_with_an_earlier_write_counts_as_done(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    beside = ThreadAffinity("vr1", key(host, 1001), "call_rcu")
+    all_cpus, zero = CpuSet(range(4)), CpuSet([0])
+    pin = Action(emulator(host), Pin(all_cpus, ""), Pin(zero, "0"), "policy")
+    plan = Plan((pin, Action(beside, all_cpus, zero, "policy")))
+    result = apply(plan, host.ops(), journal)
+    assert [a.target for a in result.done] == [emulator(host), beside]
+    assert [e.target for e in journal.entries()] == [emulator(host)]
+    undo(host.ops(), journal)
+    assert host.visible() == before
 
 
 def test_threads_follow_later_widenings_as_before(host: FakeKernel, journal: Journal) -> None:
