@@ -57,7 +57,8 @@ def apply(
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
     or refused (the refused guest was not changed).
     """
-    from vsrtune import executor, plan_json, planner, render
+    from vsrtune import executor, plan_json, render
+    from vsrtune.full_plan import full_plan
     from vsrtune.journal import Journal
     from vsrtune.sysops import LiveSysOps
 
@@ -73,7 +74,7 @@ def apply(
         _say(executor.recover(ops, opened), "finished after a crash")
         if made is None:
             snapshot = observe(None, uri, trace_seconds)
-            made = planner.plan(snapshot, policies, opened.ours(), reassert=True)
+            made = full_plan(snapshot, policies, opened.entries(), reassert=True)
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)
     for action, error in result.failed:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vsrtune.actions import Target, Value
+    from vsrtune.journal_records import Entry
     from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
 
@@ -90,13 +88,13 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def ours(journal: Path, root: Path | None) -> Mapping[Target, Value]:
-    """What vsrtune last wrote on this host; nothing is ours on a recorded one."""
+def entries(journal: Path, root: Path | None) -> tuple[Entry, ...]:
+    """What vsrtune has written on this host; nothing on a recorded one."""
     if root is not None:
-        return {}
+        return ()
     from vsrtune.journal import read_entries
 
-    return {e.target: e.written for e in read_entries(journal, boot_id())}
+    return read_entries(journal, boot_id())
 
 
 def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:

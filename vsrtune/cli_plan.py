@@ -8,12 +8,12 @@ import click
 
 from vsrtune import report
 from vsrtune.cli_common import (
+    entries,
     journal_option,
     json_option,
     load_policies,
     observe,
     options,
-    ours,
     policies_option,
     root_option,
     trace_option,
@@ -39,13 +39,14 @@ def plan(
     \b
     Exit codes: 0 a plan could be made, 2 a policy is wrong or refused.
     """
-    from vsrtune import plan_json, planner, render
+    from vsrtune import plan_json, render
+    from vsrtune.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
     snapshot = observe(root, uri, trace_seconds)
     # An operator who asks for a plan asks for the policies: pins set by hand since
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
-    made = planner.plan(snapshot, policies, ours(journal, root), reassert=True)
+    made = full_plan(snapshot, policies, entries(journal, root), reassert=True)
     if as_json:
         click.echo(plan_json.dumps(made, snapshot.host.boot_id))
     else:
@@ -70,11 +71,11 @@ def verify(
     \b
     Exit codes: 0 no difference, 1 differences, 2 a policy is wrong or refused.
     """
-    from vsrtune import planner
+    from vsrtune.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
     snapshot = observe(root, uri, trace_seconds)
-    made = planner.plan(snapshot, policies, ours(journal, root))
+    made = full_plan(snapshot, policies, entries(journal, root))
     lines = report.drift_lines(made.actions, made.skipped)
     for line in lines:
         click.echo(line)

@@ -246,7 +246,7 @@ def failure_line(action: Action, error: VsrtuneError) -> str:
 def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[str]:
     """One line for every setting that is not what the policies say."""
     lines = [
-        f"{a.target}: is {value_text(a.before)}, the policy says {value_text(a.after)}"
+        f"{a.target}: is {value_text(a.before)}, should be {value_text(a.after)} ({a.reason})"
         for a in actions
     ]
     lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held]

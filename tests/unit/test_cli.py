@@ -152,6 +152,35 @@ class TestPlanAndApply:
         assert "is as it was" in run.err
         assert run.host.snapshot == before
 
+    def test_what_a_changed_policy_drops_is_planned_and_put_back(self, run: Cli) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        run("apply")
+        run.policy('guest: "*"\ncpus: {vcpu: 1, vhost: 2}\n')
+        assert run("verify") == 1
+        assert "no policy asks for it any more" in run.out
+        run("plan")
+        shown = run.out
+        assert "no policy asks for it any more" in shown
+        assert run("apply") == 0
+        assert run.out.startswith(shown)
+        assert run.host.snapshot.guests[0].interfaces == before.guests[0].interfaces
+        assert run("verify") == 0
+        run.policies.joinpath("p.yaml").unlink()
+        assert run("apply") == 0
+        assert run.host.snapshot == before
+        assert run("undo") == 0
+        assert run.out.startswith("Nothing to undo")
+
+    def test_dropped_setting_that_others_changed_is_left_alone(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run("apply")
+        run.host.change("vhost", affinity=CpuSet([3]))
+        run.policies.joinpath("p.yaml").unlink()
+        assert run("apply") == 0
+        assert "somebody else has changed it" in run.out
+        assert run.host.snapshot.guests[0].threads[2].affinity == CpuSet([3])
+
 
 class TestVerifyAndUndo:
     def test_verify_names_every_difference(self, run: Cli) -> None:
@@ -163,7 +192,7 @@ class TestVerifyAndUndo:
         assert run("verify") == 1
         (line,) = run.out.splitlines()
         assert "tid 102" in line
-        assert "the policy says CPUs 2" in line
+        assert "should be CPUs 2" in line
 
     def test_verify_counts_a_held_pin_as_a_difference(self, run: Cli) -> None:
         run.policy(GOOD)
@@ -311,7 +340,7 @@ def test_start_up_does_not_load_what_is_not_needed(
 
 
 def test_recorded_host_is_nobodys_journal(tmp_path: Path) -> None:
-    assert cli_common.ours(tmp_path / "missing", tmp_path) == {}
+    assert cli_common.entries(tmp_path / "missing", tmp_path) == ()
 
 
 def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:

@@ -81,7 +81,7 @@ def test_drift_names_changes_and_what_is_held() -> None:
         [Skipped("vr1", "vcpu 0 pin", "set by hand", held=True), Skipped("vr1", "x", "same")],
     )
     assert lines == [
-        "vr1: macvtap0 txqueuelen: is 500, the policy says 100",
+        "vr1: macvtap0 txqueuelen: is 500, should be 100 (policy)",
         "vr1: vcpu 0 pin: set by hand",
     ]
 
