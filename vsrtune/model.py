@@ -112,8 +112,9 @@ class Thread:
     ``queue`` are set for mapped vhost workers. ``pin`` is libvirt's own view of
     the pin, for vcpus and the emulator's main thread of libvirt guests.
     ``cpuset_cpus`` is the raw text of the cgroup's ``cpuset.cpus`` ("" when
-    unset), ``cpuset_effective`` the CPUs it yields; both None without a
-    cpuset controller. ``cgroup`` is the path below /sys/fs/cgroup.
+    unset), None without a cpuset controller; ``cpuset_effective`` the CPUs it
+    yields; ``cpuset_limit`` those of the cgroup above, the most that rewriting
+    ``cpuset.cpus`` can give. ``cgroup`` is the path below /sys/fs/cgroup.
     """
 
     key: ThreadKey
@@ -132,6 +133,7 @@ class Thread:
     queue: int | None = None
     confidence: Confidence | None = None
     pin: CpuSet | None = None
+    cpuset_limit: CpuSet | None = None
 
 
 class NicKind(Enum):

@@ -25,7 +25,7 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
 from vsrtune.plan_build import level
-from vsrtune.projection import after
+from vsrtune.projection import after, scope_limit
 from vsrtune.wishes import pinned_cpus
 
 _PHASE = {
@@ -160,10 +160,11 @@ def _pin_step(action: Action, guest: Guest, thread: Thread, irq: CpuSet) -> None
         raise _broken(action, f"the thread has CPUs {thread.affinity} at that point")
     if thread.role in _GUEST_WORK and cpus & irq:
         raise _broken(action, f"interrupt CPU {cpus & irq}")
-    if isinstance(action.target, ThreadAffinity):
-        effective = thread.cpuset_effective
-        if effective is not None and not cpus <= effective:
-            raise _broken(action, f"its cgroup allows {effective} only at that point")
+    # libvirt rewrites the cpuset of what it pins, as far as the cgroup above allows.
+    direct = isinstance(action.target, ThreadAffinity) or thread.cpuset_cpus is None
+    limit = thread.cpuset_effective if direct else scope_limit(guest, thread)
+    if limit is not None and not cpus <= limit:
+        raise _broken(action, f"its cgroup allows {limit} only at that point")
     if isinstance(action.target, EmulatorPin) and thread.cpuset_cpus is not None:
         beside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == thread.cgroup]
         if beside and not before <= cpus:

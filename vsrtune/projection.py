@@ -64,13 +64,19 @@ def after(snapshot: Snapshot, action: Action) -> Snapshot:
     raise TypeError(f"{action.target.kind} does not take {action.after!r}")
 
 
-def scope_limit(guest: Guest, cgroup: str) -> CpuSet | None:
-    """The CPUs that a cgroup beside ``cgroup`` gets when its own ``cpuset.cpus`` is
-    unset, seen on a thread in such a cgroup; None when no thread shows it."""
-    parent = cgroup.rpartition("/")[0]
-    for thread in guest.threads:
-        if thread.cgroup.rpartition("/")[0] == parent and thread.cpuset_cpus == "":
-            return thread.cpuset_effective
+def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
+    """The CPUs that the thread's cgroup, or one beside it, gets when its own
+    ``cpuset.cpus`` is unset: as observed, else as seen on a thread in such a cgroup.
+
+    None when neither shows it; then no limit is assumed, and a CPU outside it
+    fails on writing (EINVAL).
+    """
+    if thread.cpuset_limit is not None:
+        return thread.cpuset_limit
+    parent = thread.cgroup.rpartition("/")[0]
+    for other in guest.threads:
+        if other.cgroup.rpartition("/")[0] == parent and other.cpuset_cpus == "":
+            return other.cpuset_effective
     return None
 
 
@@ -92,7 +98,7 @@ def _effective(guest: Guest, thread: Thread, cpuset: str | None) -> CpuSet | Non
     if cpuset is None:
         return thread.cpuset_effective
     if cpuset == "":
-        return scope_limit(guest, thread.cgroup)
+        return scope_limit(guest, thread)
     return CpuSet.parse(cpuset)
 
 
@@ -130,5 +136,5 @@ def _move(guest: Guest, thread: Thread, cgroup: str) -> Thread:
         thread,
         cgroup=cgroup,
         cpuset_cpus="",
-        cpuset_effective=scope_limit(guest, thread.cgroup),
+        cpuset_effective=scope_limit(guest, thread),
     )

@@ -251,16 +251,13 @@ def _allowed(context: Context, out: Wishes, thread: Thread) -> CpuSet:
     """CPUs that the thread's cgroup lets it have once the plan has run.
 
     libvirt rewrites the cpuset of vcpus and emulator, and a moved worker gets the
-    scope's, so for these only the cgroup above is a limit; where no thread shows
-    that limit none is assumed, and a wrong guess fails on writing (EINVAL).
+    scope's, so for these only the cgroup above is a limit.
     """
     rewritten = out.guest.source == "libvirt" and (
         thread.role is not Role.VHOST or thread in out.moves
     )
-    if thread.cpuset_cpus is None:
-        limit = None
-    elif rewritten:
-        limit = scope_limit(out.guest, thread.cgroup)
+    if rewritten and thread.cpuset_cpus is not None:
+        limit = scope_limit(out.guest, thread)
     else:
         limit = thread.cpuset_effective
     return context.online if limit is None else context.online & limit

@@ -111,6 +111,7 @@ def thread(pid: int, tid: int, role: Role, online: CpuSet, cgroup: str, **more: 
         cgroup=cgroup,
         cpuset_cpus="",
         cpuset_effective=online,
+        cpuset_limit=online,
     )
     return replace(base, **more)
 

@@ -26,7 +26,8 @@ def _scope(allowed: str) -> Snapshot:
     guest = router()
     for role in (Role.VCPU, Role.VHOST, Role.EMULATOR):
         narrow = cpus(allowed)
-        guest = change(guest, role, affinity=narrow, cpuset_effective=narrow, pin=narrow)
+        inside = {"affinity": narrow, "cpuset_effective": narrow, "cpuset_limit": narrow}
+        guest = change(guest, role, **inside, pin=narrow)
     return snapshot(guest)
 
 

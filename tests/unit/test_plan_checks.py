@@ -107,6 +107,13 @@ def test_outside_the_cpuset() -> None:
         verdict((replace(stay[0], before=cpus("0-1")),), on=snapshot(narrow))
 
 
+def test_outside_what_the_slice_allows() -> None:
+    narrow = change(router(), Role.VCPU, cpuset_limit=cpus("0,2-3"))
+    pin = [a for a in GOOD.actions if isinstance(a.target, VcpuPin)]
+    with pytest.raises(PlanError, match="allows 0,2-3 only"):
+        verdict(tuple(pin), on=snapshot(narrow))
+
+
 def test_refused_guests_get_nothing() -> None:
     spoilt = replace(GOOD, refusals=(Refusal("vr1", "p:1", "x", "y"),))
     with pytest.raises(PlanError, match="refused"):

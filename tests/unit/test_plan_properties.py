@@ -89,6 +89,8 @@ def guests(draw: st.DrawFn, online: CpuSet, number: int) -> Guest:
 
     def member(tid: int, role: Role, group: str, narrow: CpuSet | None, **more: object) -> Thread:
         effective = limit if narrow is None else narrow
+        if not controller:
+            effective = limit
         affinity = draw(st.one_of(st.just(effective), cpu_sets(effective)))
         managed = libvirt and role is not Role.VHOST
         return thread(
@@ -99,7 +101,9 @@ def guests(draw: st.DrawFn, online: CpuSet, number: int) -> Guest:
             f"{scope}/{group}" if libvirt else scope,
             affinity=affinity,
             cpuset_cpus=("" if narrow is None else str(narrow)) if controller else None,
-            cpuset_effective=effective if controller else None,
+            # Without a controller of its own the cgroup is confined by those above.
+            cpuset_effective=effective if controller else limit,
+            cpuset_limit=limit,
             pin=draw(st.sampled_from((affinity, online))) if managed else None,
             **more,
         )
