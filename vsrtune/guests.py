@@ -29,11 +29,11 @@ from vsrtune.workers import UNMAPPED, Assignment, Slot, age, assign
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
 _IOTHREAD_NAME = re.compile(r"IO .*?(\d*)", re.ASCII)
 
-_MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
-_TUN_FD = "/dev/net/tun"
-_VHOST_NET_FD = "/dev/vhost-net"
+MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
+TUN_FD = "/dev/net/tun"
+VHOST_NET_FD = "/dev/vhost-net"
 # Descriptors whose owner gets a worker of the same name as a NIC's.
-_OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
+OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
 
 # A monitor that was busy is left in peace for so long.
 _QMP_RETRY_SECONDS = 60.0
@@ -175,10 +175,10 @@ class GuestReader:
         links = read_links(self.root, pid)
         for number, link in links.items():
             device: str | None = None
-            macvtap = _MACVTAP_FD.fullmatch(link)
+            macvtap = MACVTAP_FD.fullmatch(link)
             if macvtap is not None:
                 device = self.net.by_ifindex(int(macvtap[1]))
-            elif link == _TUN_FD:
+            elif link == TUN_FD:
                 try:
                     device = parse_fdinfo_iff(self.root.read(f"/proc/{pid}/fdinfo/{number}"))
                 except OSError:
@@ -187,7 +187,7 @@ class GuestReader:
                 taps[number] = device
         kinds = list(links.values())
         return Descriptors(
-            taps, kinds.count(_VHOST_NET_FD), sum(kinds.count(k) for k in _OTHER_VHOST_FDS)
+            taps, kinds.count(VHOST_NET_FD), sum(kinds.count(k) for k in OTHER_VHOST_FDS)
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:

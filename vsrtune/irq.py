@@ -11,7 +11,7 @@ from vsrtune.rootfs import HostRoot
 
 _LINE = re.compile(r"\s*(\d+):((?:\s+\d+)*)\s+(.*)", re.ASCII)
 # What stands last when no driver has requested the interrupt: "49152-edge".
-_NO_ACTION = re.compile(r"\d+-\w*|\S*Level|\S*Edge")
+_NO_ACTION = re.compile(r"(?:.*\s)?(?:\d+-\w+|Level|Edge)", re.ASCII)
 
 
 def parse_interrupts(text: str) -> dict[int, str]:

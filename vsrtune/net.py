@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,11 +59,21 @@ class NetReader:
         self._root = root
         self._devices: dict[str, Device | None] = {}
         self._by_ifindex: dict[int, str] | None = None
+        self._paths: dict[str, str] = {}
 
     def names(self) -> list[str]:
         """All devices of this network namespace. Raises OSError."""
         # bonding_masters is a file of the class, not a device.
         return [n for n in self._root.listdir(CLASS) if n != "bonding_masters"]
+
+    def hardware_names(self) -> list[str]:
+        """Devices that are not virtual. Raises OSError."""
+        found = []
+        for name in self.names():
+            with contextlib.suppress(FileNotFoundError):
+                if "/virtual/" not in self._path(name):
+                    found.append(name)
+        return found
 
     def device(self, name: str) -> Device | None:
         """The device of that name; None when there is none."""
@@ -71,10 +82,14 @@ class NetReader:
         return self._devices[name]
 
     def by_ifindex(self, ifindex: int) -> str | None:
-        """The name of the device with that index; None when there is none."""
+        """The name of the device with that index; None when there is none, or sysfs
+        is not readable."""
         if self._by_ifindex is None:
             self._by_ifindex = {}
-            for name in self.names():
+            names: list[str] = []
+            with contextlib.suppress(OSError):
+                names = self.names()
+            for name in names:
                 number = self._number(f"{CLASS}/{name}/ifindex")
                 if number is not None:
                     self._by_ifindex[number] = name
@@ -261,10 +276,15 @@ class NetReader:
         except (OSError, ValueError):
             return None
 
+    def _path(self, name: str) -> str:
+        if name not in self._paths:
+            link = self._root.readlink(f"{CLASS}/{name}")
+            self._paths[name] = posixpath.normpath(posixpath.join(CLASS, link))
+        return self._paths[name]
+
     def _read(self, name: str) -> Device | None:
         try:
-            link = self._root.readlink(f"{CLASS}/{name}")
-            path = posixpath.normpath(posixpath.join(CLASS, link))
+            path = self._path(name)
             uevent = parse_uevent(self._root.read(f"{path}/uevent"))
             names = frozenset(self._root.listdir(path))
         except OSError:

@@ -232,11 +232,8 @@ class _Pass:
     def _nics(self, guests: Iterable[Guest]) -> tuple[Nic, ...]:
         """Lower devices of the guests, and the host's hardware NICs."""
         wanted = {lower for g in guests for i in g.interfaces for lower in i.lower}
-        names: list[str] = self._try("net", self._net.names, [])
-        for name in names:
-            device = self._net.device(name)
-            if device is not None and device.hardware is not None:
-                wanted.add(name)
+        hardware: list[str] = self._try("net", self._net.hardware_names, [])
+        wanted.update(hardware)
         nics = []
         for name in sorted(wanted):
             nic = self._try("net", partial(self._nic, name), None)

@@ -148,6 +148,48 @@ def parse(argv: Sequence[str]) -> QemuArgs:
     return QemuArgs(name, uuid, debug_threads, libvirt, guest, tuple(qmp), tuple(taps))
 
 
+def essential(argv: Sequence[str]) -> list[str]:
+    """A command line of which ``parse`` makes the same, without what it does not use:
+    disks, secrets, kernel command lines, SMBIOS strings."""
+    kept = [argv[0]] if argv else []
+    monitors = {
+        split_options(value, "chardev").get("chardev")
+        for option, value in _pairs(argv)
+        if option == "mon"
+    }
+    for option, value in _pairs(argv):
+        match option:
+            case "name":
+                parts = split_options(value, "guest")
+                value = _join(parts, ("guest", "debug-threads"))
+            case "machine" | "M":
+                value = split_options(value, "type").get("type", "")
+            case "netdev" | "nic":
+                if split_options(value, "type").get("type") not in _TAP_TYPES:
+                    continue
+            case "device":
+                parts = split_options(value, "driver")
+                if "netdev" not in parts:
+                    continue
+                value = _join(parts, ("driver", "netdev", "id", "mac"))
+            case "chardev":
+                parts = split_options(value, "backend")
+                if parts.get("id") not in monitors | {"charmonitor"}:
+                    continue
+                value = _join(parts, ("backend", "id", "path", "server"))
+            case "object":
+                if split_options(value, "qom-type").get("id") != "masterKey0":
+                    continue
+                value = "secret,id=masterKey0"
+        kept += [f"-{option}", value]
+    return kept
+
+
+def _join(parts: dict[str, str], keys: Sequence[str]) -> str:
+    kept = [f"{key}={parts[key].replace(',', ',,')}" for key in keys if key in parts]
+    return ",".join(kept)
+
+
 def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
     pairs = []
     position = 1

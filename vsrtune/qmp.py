@@ -33,7 +33,10 @@ def query_vcpus(socket: str, timeout: float = TIMEOUT_SECONDS) -> dict[int, int]
     when the QMP library is missing.
     """
     import asyncio
+    import logging
 
+    # It logs each failure, which is reported by the error raised here.
+    logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL + 1)
     try:
         library = qemu_qmp()
     except ImportError:

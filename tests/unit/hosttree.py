@@ -1,0 +1,112 @@
+"""Small host trees for tests, written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vsrtune.rootfs import INDEX, DirRoot
+
+
+def stat_line(tid: int, comm: str, *, ppid: int = 1, flags: int = 0, start: int = 100) -> str:
+    """/proc/TID/stat with a last CPU of 1 and 3 + 2 ticks of CPU time."""
+    before = f"{tid} ({comm}) S {ppid} 0 0 0 -1 {flags} 0 0 0 0 3 2 0 0 20 0 1 0 {start}"
+    return before + " 0" * 16 + " 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+
+
+class HostTree:
+    """Files, links and listings of an imagined host, below ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.links: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
+
+    def file(self, path: str, text: str | bytes) -> HostTree:
+        """Add a file."""
+        file = self.path / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return self
+
+    def link(self, path: str, target: str) -> HostTree:
+        """Add a symbolic link; its name shows in a listing of its directory."""
+        self.links[path] = target
+        return self.file(path, "")
+
+    def device(
+        self, name: str, ifindex: int, *, devtype: str = "", has: str = "", pci: str = ""
+    ) -> HostTree:
+        """Add a network device; ``has`` names further entries, blank separated, ``pci``
+        the directory of its hardware below /sys/devices."""
+        base = f"/sys/devices/{pci or 'virtual'}/net/{name}"
+        up = "../../devices/" + base.removeprefix("/sys/devices/")
+        self.links[f"/sys/class/net/{name}"] = up
+        uevent = f"DEVTYPE={devtype}\n" if devtype else ""
+        self.file(f"{base}/uevent", f"{uevent}INTERFACE={name}\nIFINDEX={ifindex}\n")
+        self.file(f"{base}/tx_queue_len", "500\n")
+        self.file(f"{base}/iflink", f"{ifindex}\n")
+        self.file(f"{base}/statistics/rx_dropped", "7\n")
+        self.file(f"{base}/statistics/tx_dropped", "9\n")
+        self.file(f"{base}/queues/rx-0/rps_cpus", "0\n")
+        self.file(f"/sys/class/net/{name}/ifindex", f"{ifindex}\n")
+        for entry in [*has.split(), *(["device"] if pci else [])]:
+            self.file(f"{base}/{entry}", "")
+        return self
+
+    def thread(
+        self,
+        pid: int,
+        tid: int,
+        comm: str,
+        *,
+        ppid: int = 1,
+        flags: int = 0,
+        start: int = 100,
+        allowed: str = "0-7",
+        cgroup: str = "/system.slice/pq1.service",
+    ) -> HostTree:
+        """Add a thread of process ``pid``."""
+        line = stat_line(tid, comm, ppid=ppid, flags=flags, start=start)
+        base = f"/proc/{pid}/task/{tid}"
+        self.file(f"{base}/stat", line)
+        self.file(f"{base}/status", f"Name:\t{comm}\nCpus_allowed_list:\t{allowed}\n")
+        self.file(f"{base}/cgroup", f"0::{cgroup}\n")
+        self.file(f"{base}/schedstat", "1234 5 6\n")
+        self.file(f"/sched_attr/{tid}.json", "{}")
+        if pid == tid:
+            self.file(f"/proc/{pid}/stat", line)
+        return self
+
+    def qemu(self, pid: int, *arguments: str, start: int = 100) -> HostTree:
+        """Add a QEMU process with its main thread."""
+        self.thread(pid, pid, "qemu-system-x86", start=start)
+        argv = ["/usr/bin/qemu-system-x86_64", *arguments]
+        self.file(f"/proc/{pid}/cmdline", "".join(f"{a}\0" for a in argv))
+        self.links[f"/proc/{pid}/exe"] = "/usr/bin/qemu-system-x86_64"
+        (self.path / f"proc/{pid}/fd").mkdir(exist_ok=True)
+        return self
+
+    def fd(self, pid: int, number: int, target: str, info: str = "") -> HostTree:
+        """Add an open descriptor."""
+        self.link(f"/proc/{pid}/fd/{number}", target)
+        return self.file(f"/proc/{pid}/fdinfo/{number}", info) if info else self
+
+    def host(self, cpus: str = "0-3") -> HostTree:
+        """Add what every host has."""
+        kernel = "/proc/sys/kernel"
+        self.file(f"{kernel}/random/boot_id", "0b007ed0-0000-4000-8000-000000000001\n")
+        self.file(f"{kernel}/osrelease", "6.12.0-test\n")
+        self.file(f"{kernel}/sched_rt_runtime_us", "950000\n")
+        self.file(f"{kernel}/sched_rt_period_us", "1000000\n")
+        self.file("/sys/devices/system/cpu/online", f"{cpus}\n")
+        self.file("/sys/devices/system/cpu/present", f"{cpus}\n")
+        self.file("/sys/devices/system/cpu/smt/active", "0\n")
+        (self.path / "sys/class/net").mkdir(parents=True, exist_ok=True)
+        return self
+
+    def root(self) -> DirRoot:
+        """The tree as a HostRoot."""
+        index = {"links": self.links, "errors": self.errors}
+        (self.path / INDEX).write_text(json.dumps(index))
+        return DirRoot(self.path)

@@ -1,0 +1,58 @@
+"""cpusets and libvirt's cgroup names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hosttree import HostTree
+
+from vsrtune.cgroup import CpusetReader, libvirt_role
+from vsrtune.cpuset import CpuSet
+
+SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        (f"{SCOPE}/libvirt/vcpu0", ("vcpu", 0)),
+        (f"{SCOPE}/libvirt/vcpu12", ("vcpu", 12)),
+        (f"{SCOPE}/libvirt/vcpu1/partition", ("vcpu", 1)),
+        (f"{SCOPE}/libvirt/iothread2", ("iothread", 2)),
+        (f"{SCOPE}/libvirt/emulator", ("emulator", None)),
+        ("machine/qemu-1-vr1.libvirt-qemu/libvirt/vcpu3", ("vcpu", 3)),
+        (f"{SCOPE}/libvirt/vsrtune", None),
+        (f"{SCOPE}/vcpu0", None),
+        (f"{SCOPE}/libvirt/vcpux", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_role(path: str | None, role: tuple[str, int | None] | None) -> None:
+    assert libvirt_role(path) == role
+
+
+def test_cpuset_of_a_cgroup(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    base = "/sys/fs/cgroup"
+    tree.file(f"{base}/cpuset.cpus.effective", "0-7\n")
+    tree.file(f"{base}/{SCOPE}/cpuset.cpus", "\n")
+    tree.file(f"{base}/{SCOPE}/cpuset.cpus.effective", "0-3\n")
+    tree.file(f"{base}/{SCOPE}/libvirt/vcpu0/cpuset.cpus", "0-2,1\n")
+    tree.file(f"{base}/{SCOPE}/libvirt/vcpu0/cpuset.cpus.effective", "0-2\n")
+    reader = CpusetReader(tree.root())
+    assert reader.raw(f"{SCOPE}/libvirt/vcpu0") == "0-2,1"
+    assert reader.effective(f"{SCOPE}/libvirt/vcpu0") == CpuSet([0, 1, 2])
+    assert reader.raw(SCOPE) == ""
+    # No controller of its own: what confines it is the nearest one above.
+    assert reader.raw("system.slice/pq1.service") is None
+    assert reader.effective("system.slice/pq1.service") == CpuSet(range(8))
+    assert reader.effective(f"{SCOPE}/other") == CpuSet([0, 1, 2, 3])
+    assert reader.effective("") == CpuSet(range(8))
+
+
+def test_no_cpuset_controller(tmp_path: Path) -> None:
+    reader = CpusetReader(HostTree(tmp_path).root())
+    assert reader.raw("a/b") is None
+    assert reader.effective("a/b") is None

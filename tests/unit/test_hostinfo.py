@@ -1,0 +1,41 @@
+"""CPUs of the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hosttree import HostTree
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.hostinfo import CPU_DIR, NODE_DIR, read_cpus
+from vsrtune.model import Cpu
+
+
+def test_smt_nodes_isolation_and_an_offline_cpu(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host("0-3")
+    tree.file(f"{CPU_DIR}/online", "0-2\n")
+    tree.file(f"{CPU_DIR}/smt/active", "1\n")
+    tree.file(f"{CPU_DIR}/isolated", "2\n")
+    tree.file("/sys/fs/cgroup/cpuset.cpus.isolated", "1\n")
+    for cpu, siblings in ((0, "0,2"), (1, "1"), (2, "0,2")):
+        tree.file(f"{CPU_DIR}/cpu{cpu}/topology/thread_siblings_list", f"{siblings}\n")
+    tree.file(f"{NODE_DIR}/node0/cpulist", "0-1\n").file(f"{NODE_DIR}/node1/cpulist", "2-3\n")
+    tree.file(f"{NODE_DIR}/possible", "0-1\n")
+    assert read_cpus(tree.root()) == (
+        Cpu(0, True, False, CpuSet([0, 2]), 0),
+        Cpu(1, True, True, CpuSet([1]), 0),
+        Cpu(2, True, True, CpuSet([0, 2]), 1),
+        Cpu(3, False, False, CpuSet([3]), 1),
+    )
+
+
+def test_a_plain_machine(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host("0")
+    tree.file(f"{CPU_DIR}/isolated", "\n")
+    assert read_cpus(tree.root()) == (Cpu(0, True, False, CpuSet([0]), 0),)
+
+
+def test_without_sysfs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_cpus(HostTree(tmp_path).root())

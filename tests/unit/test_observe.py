@@ -1,0 +1,222 @@
+"""Observing whole hosts: composed by hand, and the recorded ones in tests/hosts.
+
+A recorded host's snapshot.json is what observing it gives; after a change that is
+meant, VSRTUNE_UPDATE_GOLDEN=1 writes it anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hosttree import HostTree
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import ObserveError
+from vsrtune.guests import NOT_LISTED
+from vsrtune.model import Confidence, Role, Snapshot
+from vsrtune.observe import Observer
+from vsrtune.record import SNAPSHOT, replay
+from vsrtune.rootfs import DirRoot
+from vsrtune.seen import SeenMemory
+from vsrtune.trace import Devices, Traced, Tracer
+from vsrtune.virt import DomainText
+
+HOSTS = sorted(
+    p.parent for p in (Path(__file__).resolve().parents[1] / "hosts").glob(f"*/{SNAPSHOT}")
+)
+UUID = "c0ffee00-0000-4000-8000-000000000001"
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda p: p.name)
+def test_recorded_host(host: Path) -> None:
+    found = replay(host).to_json() + "\n"
+    if os.environ.get("VSRTUNE_UPDATE_GOLDEN"):
+        (host / SNAPSHOT).write_text(found, "utf-8")
+    assert found == (host / SNAPSHOT).read_text("utf-8")
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda p: p.name)
+def test_recorded_host_is_fully_understood(host: Path) -> None:
+    snapshot = Snapshot.from_json((host / SNAPSHOT).read_text("utf-8"))
+    assert snapshot.guests
+    for guest in snapshot.guests:
+        interfaces = {i.target for i in guest.interfaces}
+        assert guest.by_role(Role.VCPU)
+        for worker in guest.by_role(Role.VHOST):
+            assert worker.interface in interfaces
+
+
+class FakeVirt:
+    """Domains that a test sets; ``fails`` makes libvirt unreachable."""
+
+    def __init__(self, *domains: DomainText) -> None:
+        self.listed = domains
+        self.fails = False
+
+    def domains(self) -> tuple[DomainText, ...]:
+        if self.fails:
+            raise ObserveError("libvirt does not answer", where="qemu:///system")
+        return self.listed
+
+
+def domain(name: str, uuid: str = UUID) -> DomainText:
+    nic = "<interface type='direct'><target dev='macvtap0'/><model type='virtio'/><alias name='net0'/></interface>"
+    xml = f"<domain><devices>{nic}</devices></domain>"
+    return DomainText(name, uuid, xml, (), CpuSet([0]))
+
+
+def libvirt_qemu(tree: HostTree, pid: int, name: str, uuid: str = UUID) -> None:
+    tree.qemu(
+        pid,
+        *("-name", f"guest={name},debug-threads=on"),
+        *("-object", "secret,id=masterKey0"),
+        *("-uuid", uuid),
+        *("-netdev", "tap,fd=32,vhost=on,id=hostnet0"),
+        *("-device", "virtio-net-pci,netdev=hostnet0"),
+    )
+    tree.thread(pid, pid + 1, f"vhost-{pid}", start=101)
+    tree.thread(pid, pid + 2, "CPU 0/KVM", start=102)
+    tree.fd(pid, 32, "/dev/tap8").fd(pid, 33, "/dev/vhost-net")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> HostTree:
+    """A libvirt guest and a plain QEMU beside it."""
+    tree = HostTree(tmp_path).host()
+    libvirt_qemu(tree, 50, "vr 1")
+    tree.qemu(70, "-name", "pq1,debug-threads=on")
+    tree.thread(70, 71, "CPU 0/KVM")
+    tree.device("macvtap0", 8, devtype="macvtap", has="lower_p0").device("p0", 4)
+    return tree
+
+
+def test_libvirt_and_plain_guests_side_by_side(tree: HostTree) -> None:
+    snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
+    assert [g.ref for g in snapshot.guests] == ["vr 1", "qemu:pq1"]
+    assert snapshot.problems == ()
+    assert snapshot.host.kernel == "6.12.0-test"
+    assert snapshot.host.clock_ticks == 100
+    assert snapshot.host.online == CpuSet(range(4))
+    assert [n.name for n in snapshot.host.nics] == ["p0"]
+    assert (snapshot.host.sched_rt_runtime_us, snapshot.host.sched_rt_period_us) == (
+        950000,
+        1000000,
+    )
+    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+
+
+def test_without_libvirt_its_guests_do_not_become_plain(tree: HostTree) -> None:
+    virt = FakeVirt(domain("vr 1"))
+    virt.fails = True
+    snapshot = Observer(tree.root(), virt).observe()
+    assert [g.ref for g in snapshot.guests] == ["vr 1", "qemu:pq1"]
+    assert snapshot.guests[0].problems == (NOT_LISTED,)
+    assert [(p.reader, p.what) for p in snapshot.problems] == [
+        ("libvirt", "qemu:///system: libvirt does not answer")
+    ]
+
+
+def test_a_plain_qemu_with_a_copied_uuid_stays_plain(tree: HostTree) -> None:
+    tree.qemu(40, "-name", "copy,debug-threads=on", "-uuid", UUID)
+    snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
+    assert [(g.ref, g.pid) for g in snapshot.guests] == [
+        ("vr 1", 50),
+        ("qemu:copy", 40),
+        ("qemu:pq1", 70),
+    ]
+
+
+def test_a_domain_without_a_process_is_reported_unless_it_just_ended(tree: HostTree) -> None:
+    virt = FakeVirt(domain("vr 1"), domain("lost", "c0ffee00-0000-4000-8000-00000000dead"))
+    (problem,) = Observer(tree.root(), virt).observe().problems
+    assert "lost runs according to libvirt" in problem.what
+
+    class Ending(FakeVirt):
+        def domains(self) -> tuple[DomainText, ...]:
+            listed, self.listed = self.listed, self.listed[:1]
+            return listed
+
+    assert Observer(tree.root(), Ending(*virt.listed)).observe().problems == ()
+
+
+def test_guests_that_a_policy_cannot_tell_apart(tree: HostTree) -> None:
+    tree.qemu(80, "-name", "pq1,debug-threads=on")
+    tree.thread(80, 81, "CPU 0/KVM")
+    snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
+    problems = {g.pid: g.problems for g in snapshot.guests}
+    assert problems == {
+        50: (),
+        70: ("2 guests are named qemu:pq1",),
+        80: ("2 guests are named qemu:pq1",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "reader"),
+    [
+        (lambda t: t.errors.update({"/proc/sys/kernel/random/boot_id": "EIO"}), "host"),
+        (lambda t: t.file("/sys/devices/system/cpu/online", "what\n"), "cpus"),
+        (lambda t: t.file("/proc/sys/kernel/sched_rt_period_us", "\n"), "sched"),
+        (lambda t: t.errors.update({"/sys/class/net": "EACCES"}), "net"),
+        (lambda t: t.errors.update({"/proc/50/task": "EACCES"}), "guest vr 1"),
+        (lambda t: t.file("/proc/50/task/51/stat", "51 (x"), "guest vr 1"),
+    ],
+)
+def test_a_reader_that_fails_hides_nothing_else(
+    tree: HostTree, damage: Callable[[HostTree], object], reader: str
+) -> None:
+    damage(tree)
+    snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
+    assert reader in {p.reader for p in snapshot.problems}
+    assert "qemu:pq1" in [g.ref for g in snapshot.guests]
+    if not reader.startswith("guest"):
+        assert "vr 1" in [g.ref for g in snapshot.guests]
+
+
+def test_an_empty_machine(tmp_path: Path) -> None:
+    snapshot = Observer(DirRoot(tmp_path), None).observe(trace_seconds=1)
+    assert snapshot.guests == ()
+    assert {p.reader for p in snapshot.problems} >= {"host", "cpus", "proc", "net", "trace"}
+
+
+class FakeTracer(Tracer):
+    """A tracer whose kernel counted ``sent`` and ``received``."""
+
+    def __init__(
+        self, sent: Mapping[tuple[str, int], int], received: Mapping[tuple[str, int], int]
+    ) -> None:
+        super().__init__()
+        self.counted = Traced(sent, received)
+        self.watched: Devices | None = None
+
+    def trace(self, devices: Devices, seconds: float) -> Traced:
+        if seconds > 5:
+            raise ObserveError("tracing is unavailable")
+        self.watched = devices
+        return self.counted
+
+
+def test_a_trace_makes_the_mapping_exact_and_is_remembered(tree: HostTree, tmp_path: Path) -> None:
+    tracer = FakeTracer({("macvtap0", 51): 500, ("macvtap0", 9): 1}, {("p0", 2): 60, ("p0", 1): 2})
+    virt = FakeVirt(domain("vr 1"))
+    path = tmp_path / "run/seen.json"
+    observer = Observer(tree.root(), virt, SeenMemory(path), tracer)
+    (worker,) = observer.observe().guests[0].by_role(Role.VHOST)
+    assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.ORDER)
+    snapshot = observer.observe(trace_seconds=1)
+    assert tracer.watched == Devices(macvtaps=("macvtap0",), taps=(), lowers=("p0",))
+    for seen in (snapshot, Observer(tree.root(), virt, SeenMemory(path)).observe()):
+        (worker,) = seen.guests[0].by_role(Role.VHOST)
+        assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.EXACT)
+        assert seen.host.nics[0].rx_cpus == CpuSet([2])
+        assert seen.problems == ()
+
+
+def test_a_trace_that_fails_is_a_problem_only(tree: HostTree) -> None:
+    observer = Observer(tree.root(), FakeVirt(domain("vr 1")), SeenMemory(None), FakeTracer({}, {}))
+    snapshot = observer.observe(trace_seconds=6)
+    assert [(p.reader, p.what) for p in snapshot.problems] == [("trace", "tracing is unavailable")]
+    assert len(snapshot.guests) == 2

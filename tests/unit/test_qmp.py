@@ -1,0 +1,126 @@
+"""vcpu threads through QMP, against a monitor that speaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from vsrtune.errors import Lasting, ObserveError
+from vsrtune.qmp import parse_cpus, query_vcpus
+
+GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}
+CPUS = [
+    {"cpu-index": 1, "thread-id": 4712, "target": "x86_64", "qom-path": "/m/1"},
+    {"cpu-index": 0, "thread-id": 4711, "target": "x86_64", "qom-path": "/m/0"},
+]
+
+
+class Monitor:
+    """A QMP server in a thread. ``busy`` accepts and says nothing; ``answer`` is the
+    reply to query-cpus-fast."""
+
+    def __init__(self, path: Path, *, busy: bool = False, answer: object = None) -> None:
+        self.path = path
+        self.busy = busy
+        self.answer = answer if answer is not None else {"return": CPUS}
+        self.disconnected = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_unix_server(self._serve, self.path))
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.busy:
+            self._send(writer, GREETING)
+        # Clients need not end a command with a newline; ours sends one at a time.
+        while text := await reader.read(4096):
+            if self.busy:
+                continue
+            command = json.loads(text)
+            reply: dict[str, object] = {"return": {}}
+            if command["execute"] == "query-cpus-fast":
+                assert isinstance(self.answer, dict)
+                reply = dict(self.answer)
+            same_id = {"id": command["id"]} if "id" in command else {}
+            self._send(writer, reply | same_id)
+        self.disconnected.set()
+        writer.close()
+
+    @staticmethod
+    def _send(writer: asyncio.StreamWriter, message: object) -> None:
+        writer.write(json.dumps(message).encode() + b"\r\n")
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Iterator[Path]:
+    pytest.importorskip("qemu.qmp")
+    yield tmp_path / "s.qmp"
+
+
+def test_asks_and_leaves(socket: Path) -> None:
+    with Monitor(socket) as monitor:
+        assert query_vcpus(str(socket)) == {0: 4711, 1: 4712}
+        assert monitor.disconnected.wait(5)
+
+
+def test_a_busy_monitor(socket: Path) -> None:
+    with Monitor(socket, busy=True), pytest.raises(ObserveError, match="another client") as caught:
+        query_vcpus(str(socket), timeout=0.2)
+    assert caught.value.lasting is Lasting.TRANSIENT
+
+
+def test_a_monitor_that_refuses(socket: Path) -> None:
+    error = {"error": {"class": "GenericError", "desc": "not now"}}
+    with Monitor(socket, answer=error), pytest.raises(ObserveError, match="not now"):
+        query_vcpus(str(socket))
+
+
+def test_an_answer_of_another_shape(socket: Path) -> None:
+    with (
+        Monitor(socket, answer={"return": [{"x": 1}]}),
+        pytest.raises(ObserveError, match="QMP failed"),
+    ):
+        query_vcpus(str(socket))
+
+
+def test_no_monitor(socket: Path) -> None:
+    with pytest.raises(ObserveError, match="QMP failed"):
+        query_vcpus(str(socket))
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "qemu.qmp", None)
+    with pytest.raises(ObserveError, match="not installed") as caught:
+        query_vcpus("/run/x")
+    assert "debug-threads=on" in caught.value.hint
+
+
+def test_vcpus_that_share_a_thread() -> None:
+    one = [{"cpu-index": n, "thread-id": 9} for n in (1, 0, 2)]
+    assert parse_cpus(one) == {0: 9}

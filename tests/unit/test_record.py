@@ -1,0 +1,164 @@
+"""Recordings: complete, replayable, and without what is nobody's business."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hosttree import HostTree
+
+from vsrtune import record as recorder
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.model import Problem, Role, Snapshot
+from vsrtune.rootfs import DirRoot
+from vsrtune.seen import SeenMemory
+from vsrtune.virt import DomainText, VcpuPinText
+
+MAC = "52:54:00:ab:cd:ef"
+UUID = "c0ffee00-0000-4000-8000-000000000001"
+XML = f"""\
+<domain type='kvm' id='1'>
+  <name>vr1</name>
+  <uuid>{UUID}</uuid>
+  <description>hunter2</description>
+  <metadata><x>hunter2</x></metadata>
+  <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>
+  <sysinfo type='smbios'><system><entry name='serial'>hunter2</entry></system></sysinfo>
+  <devices>
+    <disk><source file='/hunter2.img'/><serial>hunter2</serial></disk>
+    <graphics passwd='hunter2'/>
+    <interface type='direct'>
+      <mac address='{MAC}'/>
+      <target dev='macvtap0'/>
+      <model type='virtio'/>
+      <alias name='net0'/>
+      <filterref filter='hunter2'/>
+    </interface>
+  </devices>
+</domain>
+"""
+
+
+class OneDomain:
+    """libvirt with one guest, or failing."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def domains(self) -> tuple[DomainText, ...]:
+        if self.uri == "fails":
+            raise ObserveError("libvirt does not answer")
+        pins = (VcpuPinText(0, CpuSet([1])),)
+        return (DomainText("vr1", UUID, XML, pins, CpuSet([0, 1])),)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
+    """A host to record, in the place of this one."""
+    tree = HostTree(tmp_path / "host").host()
+    tree.qemu(
+        50,
+        *("-name", "guest=vr1,debug-threads=on"),
+        *("-object", "secret,id=masterKey0,data=hunter2"),
+        *("-uuid", UUID),
+        *("-append", "password=hunter2"),
+        *("-netdev", "tap,fd=32,vhost=on,id=hostnet0"),
+        *("-device", f"virtio-net-pci,netdev=hostnet0,mac={MAC}"),
+    )
+    tree.thread(50, 51, "vhost-50", start=101)
+    tree.thread(50, 52, "CPU 0/KVM", start=102)
+    tree.thread(60, 60, "hunter2")
+    tree.thread(61, 61, "irqbalance")
+    tree.fd(50, 32, "/dev/tap8").fd(50, 33, "/dev/vhost-net").fd(50, 34, "/hunter2.img")
+    tree.qemu(70, "-name", "pq1", "-qmp", "unix:/run/q,server=on")
+    tree.thread(70, 71, "qemu-system-x86")
+    tree.file("/qmp/70.json", json.dumps({"vcpus": {"0": 71}}))
+    tree.device("macvtap0", 8, devtype="macvtap", has="lower_p0")
+    tree.device("p0", 4, pci="pci0000:00/0000:00:05.0")
+    tree.file("/sys/devices/pci0000:00/0000:00:05.0/msi_irqs/24", "msix\n")
+    tree.file("/proc/irq/24/smp_affinity_list", "0-3\n")
+    lines = "   CPU0\n 24:  5  PCI-MSI 49152-edge      p0\n 25:  5  PCI-MSI 1-edge      hunter2\n"
+    tree.file("/proc/interrupts", lines)
+    monkeypatch.setattr(recorder, "LiveRoot", tree.root)
+    monkeypatch.setattr(recorder, "LibvirtSource", OneDomain)
+    monkeypatch.setattr(SeenMemory.__init__, "__defaults__", (tmp_path / "seen.json", ""))
+    return tree
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_recording_shows_what_the_host_showed(tmp_path: Path) -> None:
+    directory = tmp_path / "recorded"
+    snapshot = recorder.record(directory, note="Two guests.")
+    assert snapshot.problems == ()
+    assert [g.ref for g in snapshot.guests] == ["vr1", "qemu:pq1"]
+    assert [t.key.tid for t in snapshot.guests[1].by_role(Role.VCPU)] == [71]
+    assert [i.name for i in snapshot.host.nics[0].irqs] == ["p0"]
+    assert [n.name for n in snapshot.host.neighbours] == ["irqbalance"]
+    assert Snapshot.from_json((directory / "snapshot.json").read_text()) == snapshot
+    assert recorder.replay(directory) == snapshot
+    note = (directory / "NOTE").read_text()
+    assert note.startswith("Two guests.\n\nKernel: 6.12.0-test\n")
+    assert "Redactions:" in note
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_recording_keeps_secrets_and_strangers_out(tmp_path: Path) -> None:
+    directory = tmp_path / "recorded"
+    snapshot = recorder.record(directory)
+    texts = {str(p): p.read_text() for p in directory.rglob("*") if p.is_file()}
+    for path, text in texts.items():
+        for private in ("hunter2", MAC, UUID, "0b007ed0-0000-4000-8000-000000000001"):
+            assert private not in text, path
+    assert not (directory / "proc/60").exists()
+    guest = snapshot.guests[0]
+    # The same replacement everywhere, so that command line and XML still agree.
+    assert guest.interfaces[0].mac.startswith("02:")
+    assert guest.interfaces[0].mac in texts[str(directory / "libvirt/0.xml")]
+    assert guest.uuid in texts[str(directory / "proc/50/cmdline")]
+    root = DirRoot(directory)
+    assert root.listdir("/proc") == ["50", "61", "70"]
+    assert root.listdir("/proc/50/fd") == ["32", "33"]
+    assert "25:" not in root.read("/proc/interrupts")
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_libvirt_that_failed_fails_again(tmp_path: Path) -> None:
+    snapshot = recorder.record(tmp_path / "recorded", "fails")
+    assert snapshot.problems == (Problem("libvirt", "libvirt does not answer"),)
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(VsrtuneError, match="not empty"):
+        recorder.record(tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_errors_are_recorded_too(tree: HostTree, tmp_path: Path) -> None:
+    tree.errors["/proc/50/fdinfo/32"] = "EACCES"
+    tree.fd(50, 35, "/dev/net/tun")
+    tree.errors["/proc/50/fdinfo/35"] = "EACCES"
+    snapshot = recorder.record(tmp_path / "recorded")
+    assert len(snapshot.guests) == 2
+    with pytest.raises(PermissionError):
+        DirRoot(tmp_path / "recorded").read("/proc/50/fdinfo/35")
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("mac=02:00:00:00:00:01", True),
+        ("00:00:00:00:00:00 ff:ff:ff:ff:ff:ff", True),
+        ("0000:00:05.0 12:34:56", True),
+        ("52:54:00:00:00:01", False),
+        ("X=BC:24:11:00:00:01,", False),
+    ],
+)
+def test_redacted_addresses(text: str, kept: bool) -> None:
+    redact = recorder.Redactor(b"salt")
+    assert (redact(text) == text) is kept
+    assert redact(text) == redact(text)
+    assert redact(text) == redact(redact(text))

@@ -1,0 +1,215 @@
+"""libvirt's side: XML, connections that come and go, recorded domains."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosttree import HostTree
+
+from vsrtune.codec import encode
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, ObserveError
+from vsrtune.virt import (
+    DomainInterface,
+    DomainText,
+    LibvirtSource,
+    RecordedDomains,
+    RecordedVirt,
+    VcpuPinText,
+    parse_interfaces,
+)
+
+XML = """\
+<domain type='kvm' id='3'>
+  <name>vr 1</name>
+  <devices>
+    <interface type='direct'>
+      <mac address='02:00:00:00:00:0A'/>
+      <source dev='p0' mode='bridge'/>
+      <target dev='macvtap0'/>
+      <model type='virtio'/>
+      <driver name='vhost' queues='2'/>
+      <alias name='net0'/>
+    </interface>
+    <interface type='bridge'>
+      <mac address='52:54:00:00:00:02'/>
+      <target dev='vnet1'/>
+      <model type='virtio'/>
+      <driver name='qemu'/>
+      <alias name='net1'/>
+    </interface>
+    <interface type='network'>
+      <target dev='vnet2'/>
+      <model type='e1000'/>
+      <alias name='ua-mine'/>
+    </interface>
+    <interface type='ethernet'><target dev='pv0' managed='no'/><model type='virtio-non-transitional'/></interface>
+    <interface type='hostdev' managed='yes'><mac address='02:00:00:00:00:03'/></interface>
+    <interface type='user'><model type='virtio'/></interface>
+    <interface type='vhostuser'><target dev='vhu0'/><model type='virtio'/></interface>
+  </devices>
+</domain>
+"""
+
+
+def test_interfaces() -> None:
+    assert parse_interfaces(XML) == (
+        DomainInterface("macvtap0", "02:00:00:00:00:0a", "virtio", "net0", True),
+        DomainInterface("vnet1", "52:54:00:00:00:02", "virtio", "net1", False),
+        DomainInterface("vnet2", "", "e1000", "ua-mine", False),
+        DomainInterface("pv0", "", "virtio-non-transitional", "", True),
+    )
+    assert parse_interfaces(XML)[0].netdev == "hostnet0"
+
+
+def test_xml_that_is_none() -> None:
+    with pytest.raises(ObserveError, match="cannot be read"):
+        parse_interfaces("<domain>")
+
+
+class FakeError(Exception):
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def get_error_message(self) -> str:
+        return str(self)
+
+    def get_error_code(self) -> int:
+        return self.code
+
+
+class FakeDomain:
+    def __init__(self, name: str, gone: bool = False) -> None:
+        self._name = name
+        self._gone = gone
+
+    def name(self) -> str:
+        return self._name
+
+    def UUIDString(self) -> str:
+        return "C0FFEE00-0000-4000-8000-000000000001"
+
+    def XMLDesc(self, _flags: int) -> str:
+        if self._gone:
+            raise FakeError("Domain not found", 42)
+        return f"<domain><name>{self._name}</name></domain>"
+
+    def vcpuPinInfo(self, _flags: int) -> list[tuple[bool, ...]]:
+        return [(True, False, True), (False, True, False)]
+
+    def emulatorPinInfo(self, _flags: int) -> tuple[bool, ...]:
+        return (True, True, True)
+
+
+class FakeLibvirt(types.ModuleType):
+    """A libvirt whose daemon can be restarted or away."""
+
+    libvirtError = FakeError
+    VIR_CONNECT_LIST_DOMAINS_ACTIVE = 1
+    VIR_DOMAIN_AFFECT_LIVE = 1
+    VIR_ERR_NO_DOMAIN = 42
+    VIR_ERR_OPERATION_INVALID = 55
+
+    def __init__(self) -> None:
+        super().__init__("libvirt")
+        self.running = True
+        self.generation = 1
+        self.served: list[FakeDomain] = []
+
+    def registerErrorHandler(self, _handler: Any, _context: Any) -> None:
+        pass
+
+    def openReadOnly(self, _uri: str) -> FakeConnection:
+        if not self.running:
+            raise FakeError("Failed to connect socket", 38)
+        return FakeConnection(self)
+
+
+class FakeConnection:
+    def __init__(self, libvirt: FakeLibvirt) -> None:
+        self.libvirt = libvirt
+        self.generation = libvirt.generation
+
+    def isAlive(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        if self.generation != self.libvirt.generation:
+            raise FakeError("client socket is closed", 38)
+
+    def listAllDomains(self, _flags: int) -> list[FakeDomain]:
+        if not self.libvirt.running or self.generation != self.libvirt.generation:
+            raise FakeError("client socket is closed", 38)
+        return self.libvirt.served
+
+
+@pytest.fixture
+def libvirt(monkeypatch: pytest.MonkeyPatch) -> FakeLibvirt:
+    fake = FakeLibvirt()
+    fake.served = [FakeDomain("vr1")]
+    monkeypatch.setitem(sys.modules, "libvirt", fake)
+    return fake
+
+
+def test_domains(libvirt: FakeLibvirt) -> None:
+    libvirt.served.append(FakeDomain("ending", gone=True))
+    (domain,) = LibvirtSource().domains()
+    assert domain == DomainText(
+        "vr1",
+        "c0ffee00-0000-4000-8000-000000000001",
+        "<domain><name>vr1</name></domain>",
+        (VcpuPinText(0, CpuSet([0, 2])), VcpuPinText(1, CpuSet([1]))),
+        CpuSet([0, 1, 2]),
+    )
+
+
+def test_a_restarted_libvirt_is_connected_to_again(libvirt: FakeLibvirt) -> None:
+    source = LibvirtSource()
+    assert len(source.domains()) == 1
+    libvirt.generation += 1
+    assert len(source.domains()) == 1
+
+
+def test_a_libvirt_that_is_away_is_reported_and_found_again(libvirt: FakeLibvirt) -> None:
+    source = LibvirtSource()
+    source.domains()
+    libvirt.running = False
+    libvirt.generation += 1
+    with pytest.raises(ObserveError, match="Failed to connect") as caught:
+        source.domains()
+    assert caught.value.lasting is Lasting.TRANSIENT
+    libvirt.running = True
+    assert len(source.domains()) == 1
+
+
+def test_a_host_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libvirt", None)
+    with pytest.raises(ObserveError, match="not installed"):
+        LibvirtSource().domains()
+
+
+def test_recorded_domains(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    bare = DomainText("vr1", "u", "", (VcpuPinText(0, CpuSet([1])),), CpuSet([0, 1]))
+    tree.file("/libvirt/domains.json", json.dumps(encode(RecordedDomains(None, (bare,)))))
+    tree.file("/libvirt/0.xml", "<domain/>")
+    (domain,) = RecordedVirt(tree.root()).domains()
+    assert domain.live_xml == "<domain/>"
+    assert (domain.vcpu_pins, domain.emulator_pin) == (bare.vcpu_pins, bare.emulator_pin)
+
+
+def test_a_recorded_failure_fails_again(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.file("/libvirt/domains.json", '{"error": "libvirt does not answer", "domains": []}')
+    with pytest.raises(ObserveError, match="does not answer"):
+        RecordedVirt(tree.root()).domains()
+
+
+def test_a_host_recorded_without_libvirt(tmp_path: Path) -> None:
+    assert RecordedVirt(HostTree(tmp_path).root()).domains() == ()
