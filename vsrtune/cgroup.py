@@ -53,6 +53,11 @@ class CpusetReader:
                 self._effective[path] = None
         return self._effective[path]
 
+    def limit(self, path: str) -> CpuSet | None:
+        """CPUs of the cgroup above: the most that ``cpuset.cpus`` can yield. None for
+        the root, which has no cgroup above, and without the controller."""
+        return self.effective(path.rpartition("/")[0]) if path else None
+
     def _read(self, path: str, name: str) -> str | None:
         base = f"{MOUNT}/{path}" if path else MOUNT
         try:

@@ -150,7 +150,9 @@ class GuestReader:
             [t.key for t in raw if roles[t.key][0] is Role.VHOST],
             slots,
             first_vcpu=min(
-                (t.key for t in raw if roles[t.key][0] is Role.VCPU), key=age, default=None
+                (t.key for t in raw if roles[t.key][0] is Role.VCPU),
+                key=age,
+                default=None,
             ),
             others=descriptors.vhost_other,
             seen=self._seen(raw),
@@ -187,7 +189,9 @@ class GuestReader:
                 taps[number] = device
         kinds = list(links.values())
         return Descriptors(
-            taps, kinds.count(VHOST_NET_FD), sum(kinds.count(k) for k in OTHER_VHOST_FDS)
+            taps,
+            kinds.count(VHOST_NET_FD),
+            sum(kinds.count(k) for k in OTHER_VHOST_FDS),
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
@@ -279,6 +283,7 @@ class GuestReader:
             cgroup=cgroup or "",
             cpuset_cpus=self.cpusets.raw(cgroup) if cgroup is not None else None,
             cpuset_effective=self.cpusets.effective(cgroup) if cgroup is not None else None,
+            cpuset_limit=self.cpusets.limit(cgroup) if cgroup is not None else None,
             index=index,
             worker=(WorkerKind.KTHREAD if raw.kthread else WorkerKind.TASK) if vhost else None,
             interface=slot.interface if slot is not None else None,
@@ -374,7 +379,15 @@ def _command_line_backends(process: QemuProcess, descriptors: Descriptors) -> li
             devices.remove(device)
             queues = descriptors.queues(device)
             backends.append(
-                Backend(device, netdev.mac, netdev.model, netdev.device, netdev.vhost, queues, True)
+                Backend(
+                    device,
+                    netdev.mac,
+                    netdev.model,
+                    netdev.device,
+                    netdev.vhost,
+                    queues,
+                    True,
+                )
             )
     spare = descriptors.vhost_net - sum(b.queues for b in backends if b.vhost)
     for device in devices:

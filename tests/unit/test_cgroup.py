@@ -50,6 +50,9 @@ def test_cpuset_of_a_cgroup(tmp_path: Path) -> None:
     assert reader.effective("system.slice/pq1.service") == CpuSet(range(8))
     assert reader.effective(f"{SCOPE}/other") == CpuSet([0, 1, 2, 3])
     assert reader.effective("") == CpuSet(range(8))
+    assert reader.limit(f"{SCOPE}/libvirt/vcpu0") == CpuSet([0, 1, 2, 3])
+    assert reader.limit("machine.slice") == CpuSet(range(8))
+    assert reader.limit("") is None
 
 
 def test_no_cpuset_controller(tmp_path: Path) -> None:

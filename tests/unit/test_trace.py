@@ -119,7 +119,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
 
 
 def test_a_trace_counts_and_leaves_nothing(tmp_path: Path, kernel: FakeKernel) -> None:
-    waited = []
+    waited: list[float] = []
     kernel.mkdir(f"{kernel.instances}/{PREFIX}{2**22}")  # left by a process that is gone
     kernel.mkdir(f"{kernel.instances}/somebody")
     tracer = Tracer(str(tmp_path), waited.append)
