@@ -40,14 +40,21 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.verb == "build":
         for name in [arguments.release] if arguments.release else RELEASES:
-            built = image.get(RELEASES[name])
+            built = _image(name)
             progress.step(f"{name}: {built.place}")
         return 0
     options = _options(arguments)
     hosttools.ensure(hosttools.BOOT)
-    disk = image.get(RELEASES[options.release])
+    disk = _image(options.release)
     package = None
     return session.run(options, disk, package)
+
+
+def _image(name: str) -> image.Image:
+    def bake(fresh: image.Image) -> None:
+        session.bake(Options(release=name, mode="bake"), fresh)
+
+    return image.get(RELEASES[name], bake)
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .releases import Release
 
 _BUILD_TIMEOUT = 1800
 _DISK_SIZE = "6G"
+BAKE_SCRIPT = Path(__file__).resolve().parent.parent / "inlab" / "bake"
 
 # Loaded before the disk is there; also those of the ports and shares, which the
 # agent needs before udev has looked at the machine.
@@ -55,14 +57,17 @@ class Image:
         return self.place / "router-modules.cpio"
 
 
-def get(release: Release) -> Image:
-    sources = (Path(module.__file__ or "") for module in (cache, cpio, kernel))
-    made_from = [repr(release).encode(), Path(__file__).read_bytes()]
-    made_from += [path.read_bytes() for path in sources]
-    key = cache.digest(made_from)
-    return Image(
-        cache.entry("images", release.name, key, lambda place: _build(release, Image(place)))
-    )
+def get(release: Release, bake: Callable[[Image], None]) -> Image:
+    """The image of `release`, built if need be; `bake` boots it once, writable."""
+    sources = [Path(module.__file__ or "") for module in (cache, cpio, kernel)]
+    sources += [Path(__file__), BAKE_SCRIPT]
+    key = cache.digest([repr(release).encode(), *(path.read_bytes() for path in sources)])
+
+    def build(place: Path) -> None:
+        _build(release, Image(place))
+        bake(Image(place))
+
+    return Image(cache.entry("images", release.name, key, build))
 
 
 def _build(release: Release, image: Image) -> None:
@@ -81,7 +86,7 @@ def _build(release: Release, image: Image) -> None:
     _settle(root)
     _run(
         ["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-m", "0"]
-        + ["-E", "lazy_itable_init=1", "-d", str(root), str(image.disk), _DISK_SIZE],
+        + ["-E", "lazy_itable_init=0", "-d", str(root), str(image.disk), _DISK_SIZE],
         image.place / "build.log",
     )
     shutil.rmtree(root)

@@ -12,11 +12,18 @@ from .options import Options
 
 _PORTS = ("lab.ctl", "lab.out", "lab.err")
 
+# udev would load them, one after another, for devices that nothing here uses.
+_UNUSED_MODULES = (
+    "acpi_cpufreq aesni_intel ata_generic ata_piix button crc32_pclmul crct10dif_pclmul evdev"
+    " floppy ghash_clmulni_intel i2c_piix4 loop pcspkr powernow_k8 psmouse qemu_fw_cfg"
+    " sha1_ssse3 sha256_ssse3 sha512_ssse3"
+)
+
 _KERNEL_ARGUMENTS = (
-    "root=/dev/vda console=ttyS0 quiet loglevel=4 net.ifnames=0 mitigations=off audit=0"
+    "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off audit=0"
     " apparmor=0 nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
     " 8250.nr_uarts=1 i8042.noaux i8042.nokbd"
-    " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
+    " module_blacklist=" + ",".join(_UNUSED_MODULES.split()) + " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
 )
 
 
@@ -71,6 +78,10 @@ class Machine:
     def wait(self, seconds: float) -> None:
         assert self._process is not None
         self._process.wait(seconds)
+
+    def locked_up(self) -> bool:
+        """Whether the kernel has noticed a CPU that makes no progress."""
+        return self.serial.exists() and b"soft lockup" in self.serial.read_bytes()
 
     def serial_tail(self, lines: int) -> list[str]:
         text = ""
