@@ -34,6 +34,12 @@ class Device:
         return tuple(sorted(n.removeprefix("lower_") for n in self.names if n.startswith("lower_")))
 
     @property
+    def macvtap(self) -> bool:
+        """A macvtap: below it stands the class device of its /dev/tapN. Its uevent has
+        no DEVTYPE (seen on 6.1)."""
+        return "macvtap" in self.names
+
+    @property
     def tun(self) -> bool:
         """Whether it is a tun or tap device (drivers/net/tun.c adds tun_flags)."""
         return "tun_flags" in self.names
@@ -110,7 +116,7 @@ class NetReader:
 
     def kind(self, device: Device) -> NicKind:
         """How a guest's host device is attached."""
-        if device.devtype == "macvtap":
+        if device.macvtap:
             return NicKind.MACVTAP
         if device.tun and "brport" in device.names:
             return NicKind.BRIDGE

@@ -61,8 +61,8 @@ def libvirt_host(path: Path, *, kthreads: bool) -> HostTree:
     tree.thread(50, 63, "worker", start=112, cgroup=emulator)
     tree.file(f"/sys/fs/cgroup{SCOPE}/vcpu0/cpuset.cpus", "1\n")
     tree.file(f"/sys/fs/cgroup{SCOPE}/vcpu0/cpuset.cpus.effective", "1\n")
-    tree.device("macvtap0", 8, devtype="macvtap", has="lower_p0")
-    tree.device("macvtap1", 9, devtype="macvtap", has="lower_p1")
+    tree.device("macvtap0", 8, has="macvtap lower_p0")
+    tree.device("macvtap1", 9, has="macvtap lower_p1")
     tree.device("p0", 4).device("p1", 5)
     tree.fd(50, 32, "/dev/tap8").fd(50, 33, "/dev/tap9").fd(50, 35, "/dev/tap9")
     for number in (34, 36, 37):
@@ -164,7 +164,7 @@ def test_libvirt_guest_that_libvirt_does_not_list_stays_libvirts(tmp_path: Path)
 
 def test_a_hotplugged_nic(tmp_path: Path) -> None:
     tree = libvirt_host(tmp_path, kthreads=False)
-    tree.device("macvtap2", 10, devtype="macvtap", has="lower_p0")
+    tree.device("macvtap2", 10, has="macvtap lower_p0")
     tree.fd(50, 40, "/dev/tap10").fd(50, 41, "/dev/vhost-net")
     tree.thread(50, 90, "vhost-50", start=5000)
     guest = read(tree, domain("macvtap0", "macvtap1", "macvtap2"))
@@ -174,7 +174,7 @@ def test_a_hotplugged_nic(tmp_path: Path) -> None:
 def replugged(path: Path, descriptor: int) -> HostTree:
     """net0 was unplugged, and came back under the same alias on another device."""
     tree = libvirt_host(path, kthreads=False)
-    tree.device("macvtap7", 17, devtype="macvtap", has="lower_p0")
+    tree.device("macvtap7", 17, has="macvtap lower_p0")
     del tree.links["/proc/50/fd/32"]
     (path / "proc/50/fd/32").unlink()
     tree.fd(50, descriptor, "/dev/tap17")
@@ -252,7 +252,7 @@ def plain_host(path: Path, *arguments: str) -> HostTree:
     for tid in (60, 61):
         tree.thread(50, tid, "qemu-system-x86", start=106)
     tree.file("/qmp/50.json", json.dumps({"vcpus": {"0": 61}}))
-    tree.device("pq1-0", 8, devtype="macvtap", has="lower_p0").device("p0", 4)
+    tree.device("pq1-0", 8, has="macvtap lower_p0").device("p0", 4)
     tree.device("tap5", 9, has="tun_flags")
     tree.fd(50, 10, "/dev/tap8").fd(50, 11, "/dev/vhost-net")
     return tree.fd(50, 12, "/dev/net/tun", "pos:\t0\niff:\ttap5\n")

@@ -28,7 +28,7 @@ def test_uevent() -> None:
 
 def test_macvtap_over_vlan_over_bond(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
-    tree.device("macvtap0", 9, devtype="macvtap", has="lower_bond0.7")
+    tree.device("macvtap0", 9, has="macvtap lower_bond0.7")
     tree.device("bond0.7", 8, devtype="vlan", has="lower_bond0 upper_macvtap0")
     tree.device("bond0", 7, devtype="bond", has="lower_eth0 lower_eth1 upper_bond0.7")
     tree.device("eth0", 2, pci=PCI, has="master")
@@ -84,7 +84,7 @@ def test_a_routed_tap_stands_on_nothing(tmp_path: Path) -> None:
 
 def test_veth_whose_peer_is_in_another_namespace_ends_the_chain(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
-    tree.device("macvtap0", 9, devtype="macvtap", has="lower_p0")
+    tree.device("macvtap0", 9, has="macvtap lower_p0")
     tree.device("p0", 5, has="upper_macvtap0")
     tree.file("/sys/devices/virtual/net/p0/iflink", "2\n")
     # Index 2 of this namespace is another device, which does not point back.
@@ -95,7 +95,7 @@ def test_veth_whose_peer_is_in_another_namespace_ends_the_chain(tmp_path: Path) 
 
 def test_veth_whose_peer_is_a_port_of_a_bridge_here(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
-    tree.device("macvtap0", 9, devtype="macvtap", has="lower_va")
+    tree.device("macvtap0", 9, has="macvtap lower_va")
     tree.device("va", 5, has="upper_macvtap0")
     tree.device("vb", 6, has="brport")
     tree.file("/sys/devices/virtual/net/va/iflink", "6\n")

@@ -89,7 +89,7 @@ def tree(tmp_path: Path) -> HostTree:
     libvirt_qemu(tree, 50, "vr 1")
     tree.qemu(70, "-name", "pq1,debug-threads=on")
     tree.thread(70, 71, "CPU 0/KVM")
-    tree.device("macvtap0", 8, devtype="macvtap", has="lower_p0").device("p0", 4)
+    tree.device("macvtap0", 8, has="macvtap lower_p0").device("p0", 4)
     return tree
 
 

@@ -75,7 +75,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     tree.qemu(70, "-name", "pq1", "-qmp", "unix:/run/q,server=on")
     tree.thread(70, 71, "qemu-system-x86")
     tree.file("/qmp/70.json", json.dumps({"vcpus": {"0": 71}}))
-    tree.device("macvtap0", 8, devtype="macvtap", has="lower_p0")
+    tree.device("macvtap0", 8, has="macvtap lower_p0")
     tree.device("p0", 4, pci="pci0000:00/0000:00:05.0")
     tree.file("/sys/devices/pci0000:00/0000:00:05.0/msi_irqs/24", "msix\n")
     tree.file("/proc/irq/24/smp_affinity_list", "0-3\n")
