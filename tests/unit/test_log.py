@@ -20,9 +20,9 @@ def restore_handlers():  # type: ignore[no-untyped-def]
 def test_fields_become_journal_fields() -> None:
     sent: list[tuple[str, dict[str, str]]] = []
     handler = log.JournalHandler(lambda message, **fields: sent.append((message, fields)))
-    logger = logging.Logger("test")
-    logger.addHandler(handler)
-    logger.warning("%s changed", "vr 1.ü", extra=log.fields(guest="vr 1.ü", error=None))
+    record = logging.LogRecord("test", logging.WARNING, "f", 1, "%s changed", ("vr 1.ü",), None)
+    record.vsrtune = log.fields(guest="vr 1.ü", error=None)["vsrtune"]
+    handler.emit(record)
     ((message, fields),) = sent
     assert message == "vr 1.ü changed"
     assert fields["VSRTUNE_GUEST"] == "vr 1.ü"
