@@ -135,6 +135,10 @@ class TxQueueLen:
         return f"{self.guest}: {self.device} txqueuelen"
 
 
+# Stands where a target names its guest when the target is the host's own, as the
+# ksoftirqd threads are. No guest can be called so: libvirt refuses a slash in names.
+HOST_REF = "host/"
+
 Target = (
     ThreadAffinity | ThreadSched | ThreadCgroup | CgroupDir | VcpuPin | EmulatorPin | TxQueueLen
 )

@@ -186,9 +186,7 @@ class Guest:
     def by_role(self, role: Role) -> tuple[Thread, ...]:
         """Threads of a role in index, then creation order."""
         found = [t for t in self.threads if t.role is role]
-        return tuple(
-            sorted(found, key=lambda t: (t.index or 0, t.key.start_time, t.key.tid))
-        )
+        return tuple(sorted(found, key=lambda t: (t.index or 0, t.key.start_time, t.key.tid)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +227,15 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
+class SoftirqThread:
+    """``ksoftirqd/CPU``: runs the SoftIRQ work of its CPU that was put off."""
+
+    key: ThreadKey
+    cpu: int
+    sched: Sched
+
+
+@dataclass(frozen=True, slots=True)
 class Neighbour:
     """Other software that changes the same settings (irqbalance, TuneD, stalld...)."""
 
@@ -249,6 +256,7 @@ class Host:
     sched_rt_runtime_us: int
     sched_rt_period_us: int
     neighbours: tuple[Neighbour, ...] = ()
+    softirq: tuple[SoftirqThread, ...] = ()
 
     @property
     def online(self) -> CpuSet:

@@ -15,10 +15,10 @@ from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.hostinfo import read_cpus
 from vsrtune.irq import read_names
-from vsrtune.model import Cpu, Guest, Host, Nic, NicKind, Problem, Role, Snapshot
+from vsrtune.model import Cpu, Guest, Host, Nic, NicKind, Problem, Role, Snapshot, SoftirqThread
 from vsrtune.neighbours import read_neighbours
 from vsrtune.net import NetReader
-from vsrtune.proc import CLOCK_TICKS, Processes, QemuProcess, scan
+from vsrtune.proc import CLOCK_TICKS, Processes, QemuProcess, read_thread, scan
 from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.seen import DEFAULT_PATH, SeenMemory, SeenNic, SeenWorker
 from vsrtune.trace import Devices, Tracer, rx_cpus, sender_device
@@ -125,11 +125,7 @@ class _Pass:
     """One pass over the host."""
 
     def __init__(
-        self,
-        root: HostRoot,
-        virt: VirtSource | None,
-        memory: SeenMemory,
-        vcpus: VcpuFinder,
+        self, root: HostRoot, virt: VirtSource | None, memory: SeenMemory, vcpus: VcpuFinder
     ) -> None:
         self._root = root
         self._virt = virt
@@ -157,8 +153,17 @@ class _Pass:
             sched_rt_runtime_us=runtime,
             sched_rt_period_us=self._try("sched", lambda: self._number("sched_rt_period_us"), 0),
             neighbours=read_neighbours(self._root, processes.daemons, runtime),
+            softirq=self._softirq(processes),
         )
         return Snapshot(host, guests, tuple(self._problems))
+
+    def _softirq(self, processes: Processes) -> tuple[SoftirqThread, ...]:
+        found = []
+        for cpu, tid in processes.softirq:
+            thread = self._try("proc", partial(read_thread, self._root, tid, tid), None)
+            if thread is not None:
+                found.append(SoftirqThread(thread.key, cpu, thread.sched))
+        return tuple(found)
 
     def _try(self, reader: str, read: Callable[[], T], default: T) -> T:
         """``read``'s result; when it fails, a Problem of ``reader`` and ``default``."""

@@ -44,6 +44,8 @@ class Phases:
     vhost_pins: list[Action] = field(default_factory=list)
     vcpu_pins: list[Action] = field(default_factory=list)
     emulator_pins: list[Action] = field(default_factory=list)
+    softirq_lowered: list[Action] = field(default_factory=list)
+    softirq_raised: list[Action] = field(default_factory=list)
     vcpu_raised: list[Action] = field(default_factory=list)
     vhost_raised: list[Action] = field(default_factory=list)
     queues: list[Action] = field(default_factory=list)
@@ -51,15 +53,18 @@ class Phases:
 
     def actions(self) -> tuple[Action, ...]:
         """All actions in order. A vhost worker is lowered before and raised after
-        the vcpus, so that it never stands above them in between."""
+        the vcpus, so that it never stands above them in between; ksoftirqd is
+        lowered after and raised before both."""
         return (
             *self.dirs,
             *self.moves,
             *self.vhost_lowered,
             *self.vcpu_lowered,
+            *self.softirq_lowered,
             *self.vhost_pins,
             *self.vcpu_pins,
             *self.emulator_pins,
+            *self.softirq_raised,
             *self.vcpu_raised,
             *self.vhost_raised,
             *self.queues,
@@ -145,11 +150,7 @@ def _pin(
 
 
 def _scheduling(
-    context: Context,
-    wish: Wishes,
-    role: Role,
-    chosen: Mapping[ThreadKey, Chosen],
-    phases: Phases,
+    context: Context, wish: Wishes, role: Role, chosen: Mapping[ThreadKey, Chosen], phases: Phases
 ) -> None:
     ref = wish.guest.ref
     rule = rule_for(wish.policy, role)

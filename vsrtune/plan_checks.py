@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vsrtune.actions import (
+    HOST_REF,
     Action,
     CgroupDir,
     EmulatorPin,
@@ -128,6 +129,9 @@ def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
     target = action.target
     if isinstance(target, CgroupDir | TxQueueLen):
         return
+    if target.guest == HOST_REF:
+        _softirq_step(state, action, irq)
+        return
     found = _find(state, target.thread)
     if found is None:
         raise _broken(action, "the thread is not in the snapshot")
@@ -139,6 +143,16 @@ def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
         _sched_step(action, thread, irq)
     else:
         _pin_step(action, guest, thread, irq)
+
+
+def _softirq_step(state: Snapshot, action: Action, irq: CpuSet) -> None:
+    found = [
+        t
+        for t in state.host.softirq
+        if isinstance(action.target, ThreadSched) and t.key == action.target.thread
+    ]
+    if not found or found[0].sched != action.before or found[0].cpu in irq:
+        raise _broken(action, "no such ksoftirqd thread to change at that point")
 
 
 def _sched_step(action: Action, thread: Thread, irq: CpuSet) -> None:

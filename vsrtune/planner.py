@@ -11,7 +11,7 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 
 Actions come in this order, and in reverse they undo the plan: our cgroup, moves
 into it, scheduling that is lowered (vhost, vcpu), CPUs (vhost, vcpu, emulator),
-scheduling that is raised (vcpu, vhost), queue lengths. So on the way, there and
+scheduling that is raised (ksoftirqd, vcpu, vhost), queue lengths. So on the way, there and
 back, no thread is realtime on a CPU where it is not so at either end, and no
 worker stands above its vcpu that does not at either end.
 """
@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune import plan_checks, plan_warnings
-from vsrtune.actions import Plan, Refusal, Skipped, Target, Value
+from vsrtune import plan_checks, plan_warnings, softirq
+from vsrtune.actions import HOST_REF, Plan, Refusal, Skipped, Target, Value
 from vsrtune.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus, lower_nics
 from vsrtune.model import Guest, NicKind, Snapshot, ThreadKey
@@ -31,15 +31,7 @@ from vsrtune.plan_build import Chosen, Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project
-from vsrtune.wishes import (
-    Context,
-    PinWish,
-    Wishes,
-    check_online,
-    pinned_cpus,
-    settled,
-    wishes,
-)
+from vsrtune.wishes import Context, PinWish, Wishes, check_online, pinned_cpus, settled, wishes
 
 
 def plan(
@@ -69,6 +61,8 @@ def released(
     made = _make(snapshot, policies, ours, False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
+    if not refused:
+        running.add(HOST_REF)
     return frozenset(t for t in ours if t.guest in running - refused and t not in made.asked)
 
 
@@ -106,19 +100,18 @@ def _make(
     asked, chosen = _choose_or_refuse(context, snapshot, asked, state)
     phases = Phases(skipped=state.skipped)
     build(context, asked, chosen, phases)
+    host_asked = softirq.build(context, asked, chosen, phases)
     made = Plan(
-        phases.actions(),
-        tuple(phases.skipped),
-        tuple(state.refusals),
-        (),
-        tuple(state.notes),
+        phases.actions(), tuple(phases.skipped), tuple(state.refusals), (), tuple(state.notes)
     )
     pinned = {pin.thread.key: chosen[pin.thread.key].cpus for w in asked for pin in w.pins}
     plan_checks.check(snapshot, made, state.irq, pinned, ours)
     result = project(snapshot, made)
-    told = plan_warnings.warnings(result, [w.guest.ref for w in asked], state.irq)
+    managed = [w.guest.ref for w in asked]
+    told = plan_warnings.warnings(result, managed, state.irq)
+    told += tuple(softirq.warnings(result, managed))
     final = Plan(made.actions, made.skipped, made.refusals, told, made.notes)
-    return _Made(final, {t for w in asked for t in w.asked})
+    return _Made(final, {t for w in asked for t in w.asked} | host_asked)
 
 
 def _choose_interrupts(snapshot: Snapshot, state: _State) -> None:
@@ -278,10 +271,7 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
     isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
     free = context.online - by_hand
     return CpuSet(
-        sorted(
-            free,
-            key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c),
-        )[:1]
+        sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c))[:1]
     )
 
 
@@ -294,13 +284,7 @@ def _seat(context: Context, wish: Wishes, pin: PinWish, spare: CpuSet) -> Seat:
             break
     nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
     return Seat(
-        pin.thread.key,
-        wish.guest.ref,
-        pin.thread.role,
-        pin.number,
-        allowed,
-        previous,
-        nodes,
+        pin.thread.key, wish.guest.ref, pin.thread.role, pin.number, allowed, previous, nodes
     )
 
 

@@ -75,6 +75,7 @@ class Policy:
     emulator: CpuChoice | None = None
     vcpu_sched: SchedRule | None = None
     vhost_sched: SchedRule | None = None
+    softirq_sched: SchedRule | None = None
     macvtap_queue: int | None = None
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
@@ -187,6 +188,7 @@ class _Reader:
             emulator=self.cpus(data, "cpus", "emulator"),
             vcpu_sched=self.sched(data, "vcpu"),
             vhost_sched=self.sched(data, "vhost"),
+            softirq_sched=self.sched(data, "softirq"),
             macvtap_queue=self.get(data, "queue", "macvtap"),
             lines=tuple(self.lines.items()),
         )

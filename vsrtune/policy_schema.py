@@ -51,9 +51,9 @@ def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> 
     }
 
 
-def _scheduler(role: str) -> dict[str, Any]:
+def _scheduler(whose: str) -> dict[str, Any]:
     return {
-        "description": f"Scheduling of the guest's {role} threads.",
+        "description": f"Scheduling of {whose}.",
         "type": "object",
         "additionalProperties": False,
         "required": ["class"],
@@ -135,7 +135,14 @@ SCHEMA: dict[str, Any] = {
             "type": "object",
             "additionalProperties": False,
             "x-expects": "keys such as vcpu: {class: fifo, priority: 10}",
-            "properties": {"vcpu": _scheduler("vcpu"), "vhost": _scheduler("vhost")},
+            "properties": {
+                "vcpu": _scheduler("the guest's vcpu threads"),
+                "vhost": _scheduler("the guest's vhost threads"),
+                "softirq": _scheduler(
+                    "the host's ksoftirqd threads, on the CPUs that the guest's realtime "
+                    "threads are pinned to: frames they send to other guests wait for it"
+                ),
+            },
         },
         "queue": {
             "description": "Lengths of the queues between host and guest.",

@@ -24,6 +24,7 @@ DAEMONS = ("irqbalance", "tuned", "stalld", "numad")
 
 _QEMU = re.compile(r"qemu-system-[\w.-]+|qemu-kvm|kvm|qemu")
 _WORKER = re.compile(r"vhost-(\d+)", re.ASCII)
+_SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,12 @@ class Daemon:
 @dataclass(frozen=True, slots=True)
 class Processes:
     """Result of one pass over /proc. ``workers`` holds the vhost kernel threads:
-    owner's tid to their tids."""
+    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
     daemons: tuple[Daemon, ...]
+    softirq: tuple[tuple[int, int], ...] = ()
 
 
 def parse_stat(text: str) -> Stat:
@@ -149,11 +151,15 @@ def scan(root: HostRoot) -> Processes:
     qemus: dict[int, tuple[Stat, list[str]]] = {}
     workers: dict[int, list[int]] = {}
     daemons: list[Daemon] = []
+    softirq: list[tuple[int, int]] = []
     for stat in _processes(root):
         if stat.kthread:
             owner = worker_owner(stat.comm)
             if owner is not None:
                 workers.setdefault(owner, []).append(stat.tid)
+            match = _SOFTIRQ.fullmatch(stat.comm)
+            if match is not None:
+                softirq.append((int(match[1]), stat.tid))
         elif stat.comm in DAEMONS:
             daemons.append(Daemon(stat.comm, stat.tid))
         elif _runs_qemu(root, stat):
@@ -171,6 +177,7 @@ def scan(root: HostRoot) -> Processes:
         tuple(found),
         {owner: tuple(sorted(tids)) for owner, tids in workers.items()},
         tuple(sorted(daemons, key=lambda d: (d.name, d.pid))),
+        tuple(sorted(softirq)),
     )
 
 

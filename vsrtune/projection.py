@@ -22,7 +22,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Interface, Sched, Snapshot, Thread
+from vsrtune.model import Guest, Interface, Sched, Snapshot, Thread, ThreadKey
 
 
 def project(snapshot: Snapshot, plan: Plan) -> Snapshot:
@@ -48,7 +48,8 @@ def after(snapshot: Snapshot, action: Action) -> Snapshot:
         case (ThreadAffinity(thread=key), CpuSet() as cpus):
             return _threads(snapshot, lambda g, t: replace(t, affinity=cpus) if t.key == key else t)
         case (ThreadSched(thread=key), Sched() as sched):
-            return _threads(snapshot, lambda g, t: replace(t, sched=sched) if t.key == key else t)
+            changed = _softirq(snapshot, key, sched)
+            return _threads(changed, lambda g, t: replace(t, sched=sched) if t.key == key else t)
         case (ThreadCgroup(thread=key), str() as cgroup):
             return _threads(snapshot, lambda g, t: _move(g, t, cgroup) if t.key == key else t)
         case (VcpuPin(thread=key), Pin() as pin):
@@ -78,6 +79,11 @@ def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
         if other.cgroup.rpartition("/")[0] == parent and other.cpuset_cpus == "":
             return other.cpuset_effective
     return None
+
+
+def _softirq(snapshot: Snapshot, key: ThreadKey, sched: Sched) -> Snapshot:
+    threads = tuple(replace(t, sched=sched) if t.key == key else t for t in snapshot.host.softirq)
+    return replace(snapshot, host=replace(snapshot.host, softirq=threads))
 
 
 def _threads(snapshot: Snapshot, change: Callable[[Guest, Thread], Thread]) -> Snapshot:
@@ -133,8 +139,5 @@ def _move(guest: Guest, thread: Thread, cgroup: str) -> Thread:
             cpuset_effective=there.cpuset_effective,
         )
     return replace(
-        thread,
-        cgroup=cgroup,
-        cpuset_cpus="",
-        cpuset_effective=scope_limit(guest, thread),
+        thread, cgroup=cgroup, cpuset_cpus="", cpuset_effective=scope_limit(guest, thread)
     )

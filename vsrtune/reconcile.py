@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from vsrtune import executor, planner, report
-from vsrtune.actions import Action, CgroupDir, Plan, Target, TxQueueLen, Value
+from vsrtune.actions import HOST_REF, Action, CgroupDir, Plan, Target, TxQueueLen, Value
 from vsrtune.backoff import Backoff, SaidOnce
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
@@ -113,7 +113,7 @@ class Reconciler:
         snapshot = self._observe()
         self._forget_gone(snapshot)
         wrote = False
-        if settle and self._release(snapshot):
+        if self._release(snapshot, settle):
             wrote = True
             snapshot = self._observe()
         ours = self._journal.ours()
@@ -164,9 +164,18 @@ class Reconciler:
                     "forgot %s: it no longer exists", target, extra=fields(guest=target.guest)
                 )
 
-    def _release(self, snapshot: Snapshot) -> bool:
-        """Undo what no policy asks for any more; True when there was such a thing."""
-        released = planner.released(snapshot, self.policies, self._journal.ours())
+    def _release(self, snapshot: Snapshot, settle: bool) -> bool:
+        """Undo what no policy asks for any more; True when there was such a thing.
+
+        Settings of a guest go with the guest, those of the host itself stay behind
+        when the guest that needed them is gone: they are looked at in every pass.
+        """
+        ours = self._journal.ours()
+        if not settle and not any(t.guest == HOST_REF for t in ours):
+            return False
+        released = planner.released(snapshot, self.policies, ours)
+        if not settle:
+            released = frozenset(t for t in released if t.guest == HOST_REF)
         if not released:
             return False
         result = executor.undo(self._ops, self._journal, released.__contains__)

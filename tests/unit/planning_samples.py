@@ -20,6 +20,7 @@ from vsrtune.model import (
     Sched,
     SchedClass,
     Snapshot,
+    SoftirqThread,
     Thread,
     ThreadKey,
     WorkerKind,
@@ -54,6 +55,7 @@ def host(
     rt_runtime: int = 950_000,
     nodes: Mapping[int, int] | None = None,
     siblings: Mapping[int, str] | None = None,
+    softirq: Mapping[int, Sched] | None = None,
 ) -> Host:
     """A host with CPUs 0..count-1; by default NICs p0 and p1, served on CPU 0."""
     if nics is None:
@@ -77,6 +79,10 @@ def host(
         nics=tuple(nics),
         sched_rt_runtime_us=rt_runtime,
         sched_rt_period_us=1_000_000,
+        softirq=tuple(
+            SoftirqThread(ThreadKey(10 + n, 10 + n, 1), n, sched)
+            for n, sched in sorted((softirq or {}).items())
+        ),
     )
 
 

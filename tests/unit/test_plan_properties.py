@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_samples import UUID, host, macvtap, nic, thread
 
-from vsrtune.actions import Plan, Target, ThreadSched, Value
+from vsrtune.actions import HOST_REF, Plan, Target, ThreadSched, Value
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import (
     Confidence,
@@ -64,6 +64,7 @@ def hosts(draw: st.DrawFn) -> Host:
         nodes={n: draw(st.integers(0, 1)) for n in range(count)},
         siblings={n: f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(count)},
         rt_runtime=draw(st.sampled_from((950_000, -1))),
+        softirq={n: draw(SCHEDS) for n in range(count) if draw(st.booleans())},
     )
 
 
@@ -189,6 +190,7 @@ def policies(draw: st.DrawFn, guest: Guest, count: int) -> Policy:
         emulator=draw(choice),
         vcpu_sched=draw(rules),
         vhost_sched=draw(rules),
+        softirq_sched=draw(rules),
         macvtap_queue=draw(st.sampled_from((None, 50, 500))),
     )
 
@@ -338,7 +340,9 @@ def test_reload_that_asks_nothing_releases_everything(situation: Situation) -> N
     again = plan(applied, empty, written(made))
     refused = {r.guest for r in again.refusals}
     assert again.actions == ()
-    expected = {t for t in written(made) if t.guest not in refused}
+    # The host's own settings stay as long as a refused guest may need them.
+    kept = refused | {HOST_REF} if refused else refused
+    expected = {t for t in written(made) if t.guest not in kept}
     assert released(applied, empty, written(made)) == expected
 
 

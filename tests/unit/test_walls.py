@@ -13,7 +13,7 @@ PURE = {
     "__init__", "actions", "codec", "cpuset", "errors", "irq_choice", "model", "placement",
     "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_match",
     "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
-    "stats", "wishes", "workers",
+    "softirq", "stats", "wishes", "workers",
 }  # fmt: skip
 READERS = {
     "_vendor", "cgroup", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
@@ -26,7 +26,16 @@ WRITERS = {
 # These hold tables and syscall wrappers and change nothing by themselves.
 SHARED_EDGE = {"errnos", "sched_syscalls"}
 PURE_LIBRARIES = {"jsonschema", "ruamel"}
-IMPURE_STDLIB = {"asyncio", "os", "pathlib", "socket", "subprocess", "time", "logging", "ctypes"}
+IMPURE_STDLIB = {
+    "asyncio",
+    "os",
+    "pathlib",
+    "socket",
+    "subprocess",
+    "time",
+    "logging",
+    "ctypes",
+}
 
 MODULES = sorted(p.stem for p in PACKAGE.glob("*.py"))
 
