@@ -26,7 +26,7 @@ from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.guests import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.model import Sched, Snapshot
 from vsrtune.observe import Observer, live_observer
-from vsrtune.proc import DAEMONS, parse_stat, worker_owner
+from vsrtune.proc import DAEMONS, parse_stat
 from vsrtune.qemu_args import essential
 from vsrtune.rootfs import INDEX, DirRoot, HostRoot, LiveRoot
 from vsrtune.seen import DEFAULT_PATH, SeenMemory
@@ -225,7 +225,7 @@ def prune(recording: Recording) -> None:
 
 
 def _processes_used(recording: Recording) -> set[str]:
-    """QEMUs and their kernel workers, whose threads were read, and known daemons."""
+    """QEMUs, kernel threads that were looked at closely, and known daemons."""
     used = set()
     for path, text in recording.texts.items():
         match = _PROCESS.fullmatch(path)
@@ -233,8 +233,8 @@ def _processes_used(recording: Recording) -> set[str]:
             continue
         comm = parse_stat(text).comm
         read = f"/proc/{match[1]}/cmdline" in recording.texts
-        worker = f"/proc/{match[1]}/task/{match[1]}/stat" in recording.texts
-        if read or comm in DAEMONS or (worker and worker_owner(comm) is not None):
+        close = f"/proc/{match[1]}/task/{match[1]}/stat" in recording.texts
+        if read or close or comm in DAEMONS:
             used.add(match[1])
     return used
 
