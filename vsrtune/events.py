@@ -7,6 +7,7 @@ the work. Losing events is therefore harmless: the interval rescan finds the sam
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -103,8 +104,10 @@ class LibvirtEvents(threading.Thread):
     def _connect(self, libvirt: Any) -> Any:
         connection = libvirt.openReadOnly(self._uri)
         self._closed.clear()
-        connection.registerCloseCallback(lambda *_: self._closed.set(), None)
-        connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
+        # Drivers without a daemon have neither a connection to lose nor to keep alive.
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.registerCloseCallback(lambda *_: self._closed.set(), None)
+            connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
         for name in EVENTS:
             connection.domainEventRegisterAny(
                 None, getattr(libvirt, name), self._callback(name), None
@@ -112,11 +115,9 @@ class LibvirtEvents(threading.Thread):
         return connection
 
     def _release(self, libvirt: Any, connection: Any) -> None:
-        try:
-            connection.unregisterCloseCallback()
-            connection.close()
-        except libvirt.libvirtError:
-            pass  # already gone with its daemon
+        for release in (connection.unregisterCloseCallback, connection.close):
+            with contextlib.suppress(libvirt.libvirtError):
+                release()  # fails when it is gone already with its daemon
 
     def _callback(self, name: str) -> Callable[..., None]:
         short = name.removeprefix("VIR_DOMAIN_EVENT_ID_").lower().replace("_", "-")

@@ -1,0 +1,64 @@
+"""events.py with the libvirt library's own test driver: real events, no daemon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from vsrtune import events
+
+libvirt = pytest.importorskip("libvirt")
+URI = "test:///default"
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_guest_that_goes_and_comes_makes_dirty() -> None:
+    assert events.register()
+    heard: list[str] = []
+    listener = events.LibvirtEvents(URI, heard.append)
+    listener.start()
+    try:
+        until(lambda: heard == ["libvirt connected"], "the connection itself is a reason to look")
+        connection = libvirt.open(URI)
+        domain = connection.lookupByName("test")
+        domain.destroy()
+        until(lambda: heard[1:] == ["lifecycle of test"], "destroyed")
+        domain.create()
+        until(lambda: "lifecycle of test" in heard[2:], "started")
+        connection.close()
+    finally:
+        listener.stop()
+        listener.join(10)
+    assert not listener.is_alive()
+
+
+def test_libvirt_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert events.register()
+    monkeypatch.setattr(events, "RETRY", 1.0)
+    real, refused = libvirt.openReadOnly, [0]
+
+    def first_refuse(uri: str) -> object:
+        if refused[0] < 2:
+            refused[0] += 1
+            raise libvirt.libvirtError("connection refused")
+        return real(uri)
+
+    monkeypatch.setattr(libvirt, "openReadOnly", first_refuse)
+    heard: list[str] = []
+    listener = events.LibvirtEvents(URI, heard.append)
+    listener.start()
+    try:
+        until(lambda: heard == ["libvirt connected"], "connected at the third try")
+        assert refused == [2]
+    finally:
+        listener.stop()
+        listener.join(10)
+    assert not listener.is_alive()
