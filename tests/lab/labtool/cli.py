@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from . import cache, guests, hosttools, image, progress, session
+from . import cache, guests, hosttools, image, package, progress, session
 from .errors import LabError
 from .options import Options
 from .releases import RELEASES
@@ -43,11 +44,14 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             built = _image(name)
             progress.step(f"{name}: {built.place}")
         return 0
+    if arguments.verb == "package":
+        print(shutil.copy(package.get(), arguments.output))
+        return 0
     options = _options(arguments)
     hosttools.ensure(hosttools.BOOT)
     disk = _image(options.release)
-    package = None
-    return session.run(options, disk, package)
+    built = package.get() if options.install else None
+    return session.run(options, disk, built)
 
 
 def _image(name: str) -> image.Image:
@@ -90,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lab", description="Real KVM hosts with virtual routers, emulated. See README.md."
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="build|run|shell|clean")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="build|run|shell|package|clean")
 
     build = verbs.add_parser("build", help="make the images ahead of time")
     build.add_argument("--release", choices=RELEASES, help="default: all")
@@ -113,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--quiet-failure", action="store_true", help="no logs when the command fails")
     run.add_argument("command", nargs="+", metavar="CMD", help="after --, with its arguments")
     verbs.add_parser("shell", parents=[topology], help="a root shell in a lab")
+    deb = verbs.add_parser("package", help="build the .deb of the working tree")
+    deb.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where to (.)")
     verbs.add_parser("clean", help="remove all cached images and packages")
     return parser
 
