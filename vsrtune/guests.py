@@ -25,9 +25,11 @@ from vsrtune.rootfs import HostRoot
 from vsrtune.virt import DomainText, parse_interfaces
 from vsrtune.workers import UNMAPPED, Assignment, Slot, age, assign
 
-# Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1".
+# Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
+# "IO mon_iothread" is the monitor's own (monitor_init_globals), and no iothread of
+# the guest.
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
-_IOTHREAD_NAME = re.compile(r"IO .*?(\d*)", re.ASCII)
+_IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
 
 MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
 TUN_FD = "/dev/net/tun"

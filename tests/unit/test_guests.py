@@ -59,6 +59,7 @@ def libvirt_host(path: Path, *, kthreads: bool) -> HostTree:
     tree.thread(50, 61, "CPU 1/KVM", start=111, allowed="2", cgroup=f"{SCOPE}/vcpu1")
     tree.thread(50, 62, "IO iothread1", start=111, cgroup=f"{SCOPE}/iothread1")
     tree.thread(50, 63, "worker", start=112, cgroup=emulator)
+    tree.thread(50, 64, "IO mon_iothread", start=112, cgroup=emulator)
     tree.file(f"/sys/fs/cgroup{SCOPE}/vcpu0/cpuset.cpus", "1\n")
     tree.file(f"/sys/fs/cgroup{SCOPE}/vcpu0/cpuset.cpus.effective", "1\n")
     tree.device("macvtap0", 8, has="macvtap lower_p0")
@@ -120,6 +121,7 @@ def test_libvirt_guest_with_worker_tasks(tmp_path: Path) -> None:
         61: (Role.VCPU, 1),
         62: (Role.IOTHREAD, 1),
         63: (Role.WORKER, None),
+        64: (Role.WORKER, None),
     }
     assert workers_of(guest) == ORDERED
     assert {t.worker for t in guest.by_role(Role.VHOST)} == {WorkerKind.TASK}
@@ -217,7 +219,7 @@ def test_a_worker_too_few_is_a_problem(tmp_path: Path) -> None:
 
 def test_without_cpusets_in_cgroup_v2(tmp_path: Path) -> None:
     tree = libvirt_host(tmp_path, kthreads=False)
-    for tid in (50, 52, 53, 54, 60, 61, 62, 63):
+    for tid in (50, 52, 53, 54, 60, 61, 62, 63, 64):
         text = "5:cpuset:/machine/qemu-1-vr1.libvirt-qemu/vcpu0\n0::/x\n"
         tree.file(f"/proc/50/task/{tid}/cgroup", text)
     guest = read(tree, domain("macvtap0", "macvtap1"))
