@@ -138,7 +138,8 @@ _TABLE: dict[tuple[Operation, int], Verdict] = {
         _NEVER, "DEADLINE threads in the cpuset would lose their CPUs",
         "give them another class first"),
     (Operation.CPUSET, errno.ENOSPC): Verdict(
-        _NEVER, "threads are in the cpuset and it would have no CPU", ""),
+        _LATER, "threads are in the cpuset, and it would have no CPUs of its own",
+        "retried at the next pass"),
     (Operation.CPUSET, errno.ENODEV): Verdict(
         _LATER, "the cgroup is being removed", "retried at the next pass"),
     (Operation.CPUSET, errno.ENOENT): Verdict(

@@ -242,7 +242,7 @@ def _take_back(
             journal.drop(guard.target, "vanished")
         raise
     except WriteError as second:
-        raise _Stuck(
+        raise _StuckError(
             f"{error}; and could not be taken back: {second}",
             where=str(action.target),
             hint="run `vsrtune undo`",
@@ -250,7 +250,7 @@ def _take_back(
         ) from error
 
 
-class _Stuck(WriteError):
+class _StuckError(WriteError):
     """A failed write that could not be taken back either."""
 
 
@@ -307,7 +307,7 @@ def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
 def _roll_back(done: list[Action], ops: SysOps, journal: Journal, tally: _Tally) -> bool:
     """Take back a guest's part of the pass; whether all of it, and the action that
     failed, is back."""
-    clean = not isinstance(tally.failed[-1][1], _Stuck)
+    clean = not isinstance(tally.failed[-1][1], _StuckError)
     for action in reversed(done):
         back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
         try:

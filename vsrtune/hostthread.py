@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from vsrtune.cgroup import MOUNT
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_clear import home_of
 from vsrtune.errnos import Operation, write_error
 from vsrtune.errors import VanishedError, WriteError
 from vsrtune.hostcalls import HostCalls
@@ -62,17 +63,21 @@ class HostThread:
             )
         return path
 
+    def home(self) -> str:
+        """``cgroup``, or the one the thread belongs to when a crash left it parked."""
+        return home_of(self.cgroup())
+
     def cpuset_text(self) -> str | None:
-        """Raw ``cpuset.cpus`` of the thread's cgroup, None without the controller."""
+        """Raw ``cpuset.cpus`` of the thread's home, None without the controller."""
         try:
-            return self._root.read(f"{MOUNT}/{self.cgroup()}/cpuset.cpus").strip()
+            return self._root.read(f"{MOUNT}/{self.home()}/cpuset.cpus").strip()
         except (FileNotFoundError, WriteError):
             return None
 
     def set_cpuset_text(self, text: str) -> None:
-        """Write ``cpuset.cpus`` of the thread's cgroup. Raises WriteError."""
+        """Write ``cpuset.cpus`` of the thread's home. Raises WriteError."""
         try:
-            self._calls.write(f"{MOUNT}/{self.cgroup()}/cpuset.cpus", text)
+            self._calls.write(f"{MOUNT}/{self.home()}/cpuset.cpus", text)
         except OSError as error:
             raise write_error(Operation.CPUSET, error, self.where, text) from error
 

@@ -30,6 +30,7 @@ from vsrtune.actions import (
 )
 from vsrtune.cgroup import MOUNT
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_clear import clear, make_threaded, unpark
 from vsrtune.errnos import Operation, write_error
 from vsrtune.errors import Lasting, VanishedError, WriteError
 from vsrtune.hostcalls import HostCalls, LiveCalls
@@ -172,6 +173,9 @@ class LiveSysOps:
         (isolcpus): both follow after the pin that comes nearest.
         """
         thread = self._identified(target.thread, str(target))
+        where = str(target)
+        if pin.cpuset is not None:
+            unpark(self._root, self._calls, thread.home(), where)
         beside: dict[ThreadKey, CpuSet] = {}
         if isinstance(target, EmulatorPin) and pin.cpuset is not None:
             beside = {
@@ -195,14 +199,17 @@ class LiveSysOps:
         if pin.cpuset is None:
             return
         if thread.cpuset_text() != pin.cpuset:
-            thread.set_cpuset_text(pin.cpuset)
+            if pin.cpuset:
+                thread.set_cpuset_text(pin.cpuset)
+            else:
+                clear(self._root, self._calls, thread.home(), where)
         if pin.cpuset != str(pin.cpus) or thread.affinity() != pin.cpus:
             thread.set_affinity(pin.cpus)
         followers = {mask_then, allowed_then}
         for key, mask in beside.items():
             known = next((o.cpus for o in pin.others if o.thread == key), None)
             wanted = known if known is not None else pin.cpus if mask in followers else mask
-            self._settle_neighbour(HostThread(self._root, self._calls, key, str(target)), wanted)
+            self._settle_neighbour(HostThread(self._root, self._calls, key, where), wanted)
 
     def _neighbours(self, thread: HostThread) -> list[HostThread]:
         """The other threads of the thread's cgroup: QEMU's own, and workers."""
@@ -259,23 +266,7 @@ class LiveSysOps:
         parent = path.rpartition("/")[0]
         if not self._root.exists(parent):
             raise VanishedError("the guest's cgroup is gone", where=str(target))
-        kind = self._root.read(f"{parent}/cgroup.type").strip()
-        if kind not in ("threaded", "domain threaded"):
-            raise WriteError(
-                f"the parent cgroup is of type {kind!r}, which cannot hold single threads",
-                where=str(target),
-                hint="only guests whose cgroups libvirt made threaded can be served",
-            )
-        if not self._root.exists(path):
-            try:
-                self._calls.mkdir(path)
-            except OSError as error:
-                raise write_error(Operation.MKDIR, error, str(target)) from error
-        if self._root.read(f"{path}/cgroup.type").strip() != "threaded":
-            try:
-                self._calls.write(f"{path}/cgroup.type", "threaded")
-            except OSError as error:
-                raise write_error(Operation.TYPE, error, str(target), "threaded") from error
+        make_threaded(self._root, self._calls, target.path, str(target))
 
     def _remove_dir(self, target: CgroupDir) -> None:
         path = f"{MOUNT}/{target.path}"

@@ -110,7 +110,8 @@ def test_an_open_ring_is_resized_and_resized_back(macvtap: str, journal: Journal
     try:
         ops, target = LiveSysOps(), length(macvtap)
         original = text(macvtap, "tx_queue_len")
-        assert isinstance(original, int) and original > 100
+        assert isinstance(original, int)
+        assert original > 100
         apply(Plan((Action(target, original, 16, "t"),)), ops, journal)
         send(60, "v1", macvtap)
         assert frames_in(ring) == 16
@@ -175,7 +176,8 @@ def test_a_length_the_kernel_refuses_fails_with_its_reason(macvtap: str, journal
     original = text(macvtap, "tx_queue_len")
     plan = Plan((Action(length(macvtap), original, 1 << 33, "t"),))
     ((_, error),) = apply(plan, LiveSysOps(), journal).failed
-    assert isinstance(error, WriteError) and error.hint
+    assert isinstance(error, WriteError)
+    assert error.hint
     assert text(macvtap, "tx_queue_len") == original
     assert journal.entries() == ()
 

@@ -266,6 +266,9 @@ class FakeKernel:
         cpus = CpuSet.parse(text)
         if not cpus <= CpuSet.parse(self.state["possible"]):
             raise OSError(errno.EINVAL, "invalid argument")
+        inside = any(v["cgroup"] == path for v in self.state["threads"].values())
+        if inside and self.state["cgroups"][path]["cpus"] and not cpus:
+            raise OSError(errno.ENOSPC, "no space left on device")
         self.state["cgroups"][path]["cpus"] = str(cpus)
         for tid, thread in self.state["threads"].items():
             if (thread["cgroup"] + "/").startswith(path + "/"):

@@ -21,13 +21,15 @@ def test_every_errno_has_a_verdict_with_a_reason(operation: Operation) -> None:
 def test_rows_are_sentences_that_can_be_put_after_because() -> None:
     for verdict in [*_TABLE.values(), *_COMMON.values()]:
         assert verdict.reason[0].islower() or verdict.reason.startswith(("CPU", "DEADLINE"))
-        assert not verdict.reason.endswith(".") and not verdict.hint.endswith(".")
+        assert not verdict.reason.endswith(".")
+        assert not verdict.hint.endswith(".")
 
 
 @pytest.mark.parametrize("operation", [Operation.AFFINITY, Operation.SCHED, Operation.THREADS])
 def test_esrch_is_a_vanished_thread(operation: Operation) -> None:
     error = write_error(operation, OSError(errno.ESRCH, ""), "vr1: vcpu 0")
-    assert isinstance(error, VanishedError) and error.where == "vr1: vcpu 0"
+    assert isinstance(error, VanishedError)
+    assert error.where == "vr1: vcpu 0"
 
 
 @pytest.mark.parametrize(
@@ -49,10 +51,12 @@ def test_what_operators_read(
     error = write_error(operation, OSError(number, ""), "vr1", "value")
     assert type(error) is WriteError
     assert error.lasting is lasting
-    assert word in str(error) and name(number) in str(error)
+    assert word in str(error)
+    assert name(number) in str(error)
     assert error.hint
 
 
 def test_an_errno_without_a_row_is_permanent_and_named() -> None:
     error = write_error(Operation.CPUSET, OSError(errno.EXDEV, ""), "vr1")
-    assert error.lasting is Lasting.PERMANENT and "EXDEV" in str(error)
+    assert error.lasting is Lasting.PERMANENT
+    assert "EXDEV" in str(error)

@@ -66,7 +66,8 @@ def test_apply_gives_the_plan_and_undo_the_host_as_it_was(
         assert host.ops().read(action.target) == action.after
     assert host.mask(1001) == "0", "a thread beside the emulator follows its pin"
     back = undo(host.ops(), journal)
-    assert back.failed == () and back.left == ()
+    assert back.failed == ()
+    assert back.left == ()
     assert len(back.done) == len(plan.actions)
     assert host.visible() == before
     assert journal.entries() == ()
@@ -78,7 +79,9 @@ def test_a_plan_that_was_carried_out_is_stale(host: FakeKernel, journal: Journal
     host.log.clear()
     result = apply(plan, host.ops(), journal)
     assert [type(error) for _, error in result.failed] == [StaleError, StaleError]
-    assert host.log == [] and result.done == () and result.rolled_back
+    assert host.log == []
+    assert result.done == ()
+    assert result.rolled_back
     assert len(journal.entries()) == len(plan.actions)
 
 
@@ -122,7 +125,8 @@ def test_a_stale_value_fails_only_its_guest(host: FakeKernel, journal: Journal) 
     result = apply(plan, host.ops(), journal)
     ((action, error),) = result.failed
     assert action.target == ThreadAffinity("vr1", key(host, 1021), "vhost 1")
-    assert isinstance(error, StaleError) and error.lasting is Lasting.TRANSIENT
+    assert isinstance(error, StaleError)
+    assert error.lasting is Lasting.TRANSIENT
     assert result.rolled_back
     assert {a.target.guest for a in result.done} == {"qemu:vr2"}
     assert {a.target.guest for a in result.skipped} == {"vr1"}
@@ -218,7 +222,8 @@ def test_a_guest_that_died_leaves_nothing_in_the_journal(
     apply(make_plan(host), host.ops(), journal)
     host.end_guest(1000)
     result = undo(host.ops(), journal)
-    assert result.failed == () and result.left == ()
+    assert result.failed == ()
+    assert result.left == ()
     assert CgroupDir("vr1", OURS) in result.vanished
     assert journal.entries() == ()
 
@@ -284,7 +289,8 @@ def test_a_cgroup_with_a_stranger_inside_is_kept_and_named(
     host.state["threads"]["1001"]["cgroup"] = OURS
     ((action, error),) = undo(host.ops(), journal).failed
     assert action.target == CgroupDir("vr1", OURS)
-    assert "1001" in str(error) and error.lasting is Lasting.TRANSIENT
+    assert "1001" in str(error)
+    assert error.lasting is Lasting.TRANSIENT
 
 
 def test_a_value_that_does_not_read_back_fails_its_guest(
@@ -307,7 +313,8 @@ def test_an_offline_cpu_does_not_make_a_value_foreign(host: FakeKernel, journal:
     host.state["online"] = "0-2"
     host.state["threads"]["2010"]["mask"] = "2"
     result = undo(host.ops(), journal)
-    assert result.left == () and result.failed == ()
+    assert result.left == ()
+    assert result.failed == ()
     host.state["online"] = "0-3"
     assert host.visible() == before
 
@@ -343,7 +350,8 @@ def test_recover_of_a_settled_journal_changes_nothing(host: FakeKernel, journal:
     host.log.clear()
     entries = journal.entries()
     assert recover(host.ops(), journal).done == ()
-    assert host.log == [] and journal.entries() == entries
+    assert host.log == []
+    assert journal.entries() == entries
 
 
 def test_recover_leaves_a_foreign_value_alone(host: FakeKernel, journal: Journal) -> None:

@@ -72,7 +72,7 @@ def test_below_the_root_cpuset_alone_the_mask_is_written_as_it_is(host: FakeKern
 
 def test_a_mask_outside_the_cpuset_is_refused_with_its_reason(host: FakeKernel) -> None:
     target = ThreadAffinity("vr1", key(host, 1011), "vcpu 1")
-    with pytest.raises(WriteError, match="EINVAL.*cpuset") as caught:
+    with pytest.raises(WriteError, match=r"EINVAL.*cpuset") as caught:
         host.ops().write(target, CpuSet([3]))
     assert caught.value.lasting is Lasting.PERMANENT
 
@@ -102,6 +102,38 @@ def test_a_pin_goes_and_comes_back_to_the_letter(host: FakeKernel, text: str) ->
     before, original = host.visible(), host.ops().read(emulator(host))
     host.ops().write(emulator(host), Pin(ZERO, "0"))
     assert {host.mask(t) for t in (1000, 1001, 1002, 1020, 1021)} == {"0"}
+    host.ops().write(emulator(host), original)
+    assert host.visible() == before
+
+
+def test_threads_born_while_a_cpuset_is_emptied_come_along(host: FakeKernel) -> None:
+    before, original = host.visible(), host.ops().read(emulator(host))
+    host.ops().write(emulator(host), Pin(ZERO, "0"))
+    births = [1031, 1032]
+
+    def bear(what: str) -> None:
+        if what.endswith("cgroup.threads 1000") and births:
+            threads = host.state["threads"]
+            tid = births.pop()
+            threads[str(tid)] = threads["1000"] | {"start": tid, "cgroup": f"{LIBVIRT}/emulator"}
+
+    host.ahead = bear
+    host.ops().write(emulator(host), original)
+    assert births == []
+    after = host.visible()
+    for tid in ("1031", "1032"):
+        assert after["threads"].pop(tid)["cgroup"] == f"{LIBVIRT}/emulator"
+    assert after == before
+
+
+def test_threads_that_a_crash_left_parked_come_home(host: FakeKernel) -> None:
+    before, original = host.visible(), host.ops().read(emulator(host))
+    parking = f"{LIBVIRT}/vsrtune-emulator"
+    host.mkdir(f"/sys/fs/cgroup/{parking}")
+    host.write(f"/sys/fs/cgroup/{parking}/cgroup.type", "threaded")
+    for tid in ("1000", "1001"):
+        host.write(f"/sys/fs/cgroup/{parking}/cgroup.threads", tid)
+    assert host.ops().read(emulator(host)) == original
     host.ops().write(emulator(host), original)
     assert host.visible() == before
 

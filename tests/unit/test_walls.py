@@ -20,7 +20,7 @@ READERS = {
     "rootfs", "seen", "trace", "virt",
 }  # fmt: skip
 WRITERS = {
-    "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
+    "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
     "libvirt_pins", "sched_syscalls", "sysops",
 }  # fmt: skip
 # These hold tables and syscall wrappers and change nothing by themselves.

@@ -1,0 +1,123 @@
+"""Makes ``cpuset.cpus`` of a cgroup with threads empty again, as it was before a pin.
+
+The kernel refuses that while the cgroup is populated (``validate_change``: ENOSPC), so
+the threads are parked meanwhile in a threaded sibling made for it, ``vsrtune-NAME``
+beside ``NAME``. The sibling's name says where they belong: what a crash leaves
+parked, the next write of the same pin brings home.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from vsrtune.cgroup import MOUNT
+from vsrtune.errnos import Operation, write_error
+from vsrtune.errors import Lasting, WriteError
+from vsrtune.hostcalls import HostCalls
+from vsrtune.rootfs import HostRoot
+
+_PREFIX = "vsrtune-"
+# Threads may be born in the cgroup while others are moved out of it.
+_ROUNDS = 50
+
+
+def parking_of(path: str) -> str:
+    """The cgroup in which the threads of ``path`` are parked."""
+    above, _, name = path.rpartition("/")
+    return f"{above}/{_PREFIX}{name}"
+
+
+def home_of(path: str) -> str:
+    """Where threads found in ``path`` belong: elsewhere only when they are parked."""
+    above, _, name = path.rpartition("/")
+    return f"{above}/{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) else path
+
+
+def clear(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+    """Unset ``cpuset.cpus`` of ``path``. Idempotent, from any step of an earlier try.
+    Raises WriteError."""
+    try:
+        _set_empty(calls, path)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise write_error(Operation.CPUSET, error, where) from error
+    else:
+        return
+    make_threaded(root, calls, parking_of(path), where)
+    for _ in range(_ROUNDS):
+        _move_all(root, calls, path, parking_of(path), where)
+        try:
+            _set_empty(calls, path)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                continue
+            raise write_error(Operation.CPUSET, error, where) from error
+        break
+    else:
+        unpark(root, calls, path, where)
+        raise WriteError(
+            f"cpuset.cpus of {path} could not be unset: new threads kept coming",
+            where=where,
+            hint="tried again at the next pass",
+            lasting=Lasting.TRANSIENT,
+        )
+    unpark(root, calls, path, where)
+
+
+def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+    """Bring the parked threads of ``path`` home, and remove the parking. Raises WriteError."""
+    parking = parking_of(path)
+    if not root.exists(f"{MOUNT}/{parking}"):
+        return
+    for _ in range(_ROUNDS):
+        if root.read(f"{MOUNT}/{parking}/cgroup.type").strip() == "threaded":
+            _move_all(root, calls, parking, path, where)
+        try:
+            calls.rmdir(f"{MOUNT}/{parking}")
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                continue
+            if error.errno != errno.ENOENT:
+                raise write_error(Operation.RMDIR, error, where) from error
+        return
+    raise WriteError(
+        f"{parking} could not be removed: new threads kept coming",
+        where=where,
+        hint="tried again at the next pass",
+        lasting=Lasting.TRANSIENT,
+    )
+
+
+def make_threaded(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+    """Make a threaded cgroup, or finish one half made. Raises WriteError."""
+    parent, _, _ = path.rpartition("/")
+    kind = root.read(f"{MOUNT}/{parent}/cgroup.type").strip()
+    if kind not in ("threaded", "domain threaded"):
+        raise WriteError(
+            f"the parent cgroup is of type '{kind}', which cannot hold single threads",
+            where=where,
+            hint="only guests whose cgroups libvirt made threaded can be served",
+        )
+    if not root.exists(f"{MOUNT}/{path}"):
+        try:
+            calls.mkdir(f"{MOUNT}/{path}")
+        except OSError as error:
+            raise write_error(Operation.MKDIR, error, where) from error
+    if root.read(f"{MOUNT}/{path}/cgroup.type").strip() != "threaded":
+        try:
+            calls.write(f"{MOUNT}/{path}/cgroup.type", "threaded")
+        except OSError as error:
+            raise write_error(Operation.TYPE, error, where, "threaded") from error
+
+
+def _set_empty(calls: HostCalls, path: str) -> None:
+    calls.write(f"{MOUNT}/{path}/cpuset.cpus", "")
+
+
+def _move_all(root: HostRoot, calls: HostCalls, source: str, target: str, where: str) -> None:
+    for tid in root.read(f"{MOUNT}/{source}/cgroup.threads").split():
+        try:
+            calls.write(f"{MOUNT}/{target}/cgroup.threads", tid)
+        except OSError as error:
+            if error.errno != errno.ESRCH:
+                raise write_error(Operation.THREADS, error, where, target) from error
