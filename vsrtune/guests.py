@@ -210,6 +210,7 @@ class GuestReader:
     ) -> tuple[dict[ThreadKey, tuple[Role, int | None]], list[str]]:
         tids = frozenset(t.key.tid for t in threads)
         roles = {t.key: _role(t, process.pid, tids, libvirt) for t in threads}
+        _one_thread_per_vcpu(threads, roles)
         if any(role is Role.VCPU for role, _ in roles.values()):
             return roles, []
         if libvirt:
@@ -312,6 +313,25 @@ def _role(
     if iothread is not None:
         return Role.IOTHREAD, int(iothread[1]) if iothread[1] else None
     return Role.WORKER, None
+
+
+def _one_thread_per_vcpu(
+    threads: Sequence[RawThread], roles: dict[ThreadKey, tuple[Role, int | None]]
+) -> None:
+    """Leave one thread of each vcpu cgroup the role: KVM starts its page recovery
+    thread (``kvm-nx-lpage-recovery``, a user worker since 6.13 and in 6.12.x) from the
+    vcpu, whose cgroup it inherits. The name tells; without names the vcpu came first."""
+    groups: dict[int, list[RawThread]] = {}
+    for thread in threads:
+        role, index = roles[thread.key]
+        if role is Role.VCPU and index is not None:
+            groups.setdefault(index, []).append(thread)
+    for index, group in groups.items():
+        named = [t for t in group if t.name == f"CPU {index}/KVM"]
+        vcpu = min(named or group, key=lambda t: (t.key.start_time, t.key.tid))
+        for other in group:
+            if other is not vcpu:
+                roles[other.key] = (Role.WORKER, None)
 
 
 def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | None:

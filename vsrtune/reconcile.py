@@ -21,6 +21,7 @@ from vsrtune.log import LOGGER, fields
 from vsrtune.model import Confidence, Role, Snapshot
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
+from vsrtune.projection import project_actions
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 from vsrtune.sysops import SysOps
 
@@ -123,7 +124,8 @@ class Reconciler:
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
         self._count(writes=len(done), corrections=again)
         self._snapshot = snapshot
-        self._publish(snapshot, plan, pending)
+        # What is shown is the host as this pass leaves it.
+        self._publish(project_actions(snapshot, done), plan, pending)
         return wrote or bool(done)
 
     def _observe(self) -> Snapshot:

@@ -142,6 +142,15 @@ def test_libvirt_guest_with_worker_tasks(tmp_path: Path) -> None:
     assert (macvtap1.queues, macvtap1.lower) == (2, ("p1",))
 
 
+def test_threads_beside_the_vcpu_in_its_cgroup_are_workers(tmp_path: Path) -> None:
+    tree = libvirt_host(tmp_path, kthreads=False)
+    tree.thread(50, 58, "kvm-nx-lpage-re", start=110, cgroup=f"{SCOPE}/vcpu0")
+    tree.thread(50, 70, "kvm-nx-lpage-re", start=113, cgroup=f"{SCOPE}/vcpu1")
+    guest = read(tree, domain("macvtap0", "macvtap1"))
+    assert [(t.key.tid, t.index) for t in guest.by_role(Role.VCPU)] == [(60, 0), (61, 1)]
+    assert {t.role for t in guest.threads if t.key.tid in (58, 70)} == {Role.WORKER}
+
+
 def test_libvirt_guest_with_kernel_workers(tmp_path: Path) -> None:
     guest = read(libvirt_host(tmp_path, kthreads=True), domain("macvtap0", "macvtap1"))
     assert workers_of(guest) == ORDERED

@@ -137,6 +137,13 @@ def capture() -> dict[str, str]:
     values: dict[str, str] = {}
     for pid in qemus():
         _threads_of(pid, values)
+    for entry in sorted(Path("/proc").glob("[0-9]*/comm")):
+        try:
+            name = entry.read_text().strip()
+            if name.startswith("ksoftirqd/"):
+                values[f"{name} scheduling"] = sched(int(entry.parent.name))
+        except (OSError, ProcessLookupError):
+            continue
     for device in sorted(Path("/sys/class/net").iterdir()):
         values[f"{device.name} txqueuelen"] = (device / "tx_queue_len").read_text().strip()
     for name in virsh("list", "--name").splitlines():
