@@ -83,4 +83,6 @@ def verify(
         click.echo(f"{refusal.guest}: refused ({refusal.policy}): {refusal.reason}", err=True)
     if made.refusals:
         return 2
+    if not lines:
+        click.echo("no drift: the host is as the policies say")
     return 1 if lines else 0

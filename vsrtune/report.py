@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.actions import Action, Plan, Skipped, Target
+from vsrtune.actions import Action, CgroupDir, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Host, Interface, Nic, Role, Snapshot, Thread
@@ -132,9 +132,10 @@ def _interface_row(interface: Interface) -> tuple[str, ...]:
 
 def host_tables(host: Host) -> list[Table]:
     """CPUs, NICs with their interrupts, and neighbours."""
+    softirq = {t.cpu: str(t.sched) for t in host.softirq}
     cpus = Table(
         f"CPUs (kernel {host.kernel}, real-time {throttling(host)})",
-        ("CPU", "online", "isolated", "siblings", "node"),
+        ("CPU", "online", "isolated", "siblings", "node", "ksoftirqd"),
         [
             (
                 str(c.id),
@@ -142,6 +143,7 @@ def host_tables(host: Host) -> list[Table]:
                 "yes" if c.isolated else "no",
                 str(c.siblings),
                 str(c.node),
+                softirq.get(c.id, NOTHING),
             )
             for c in host.cpus
         ],
@@ -221,6 +223,8 @@ def _skipped_row(skipped: Skipped) -> tuple[str, ...]:
 
 def split_target(target: Target) -> tuple[str, str]:
     """The guest a target belongs to and the rest of its name."""
+    if isinstance(target, CgroupDir):
+        return target.guest, f"cgroup {short_cgroup(target.path)}"
     return target.guest, str(target).removeprefix(f"{target.guest}: ")
 
 
@@ -230,7 +234,7 @@ def value_text(value: object) -> str:
         return "exists" if value else "absent"
     if isinstance(value, CpuSet):
         return f"CPUs {value}"
-    return str(value)
+    return short_cgroup(value) if isinstance(value, str) else str(value)
 
 
 def action_line(action: Action) -> str:

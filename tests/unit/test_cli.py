@@ -187,7 +187,7 @@ class TestVerifyAndUndo:
         run.policy(GOOD)
         assert run("apply") == 0
         assert run("verify") == 0
-        assert run.out == ""
+        assert run.out == "no drift: the host is as the policies say\n"
         run.host.change("vhost", affinity=samples.ALL)
         assert run("verify") == 1
         (line,) = run.out.splitlines()
