@@ -117,12 +117,9 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
         path = f"{where}.{field.name}"
         if field.name in data:
             values[field.name] = _decode(hints[field.name], data[field.name], path)
-        elif (
-            field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-        ):
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise VsrtuneError("missing", where=path)
     unknown = set(data) - set(values) - {"kind"}
     if unknown:
-        raise VsrtuneError(f"unknown field {sorted(unknown)[0]!r}", where=where)
+        raise VsrtuneError(f"unknown field {min(unknown)!r}", where=where)
     return cls(**values)

@@ -35,17 +35,13 @@ class CpuSet:
         for part in filter(None, (p.strip() for p in text.strip().split(","))):
             match = _RANGE.fullmatch(part)
             if match is None:
-                raise VsrtuneError(
-                    f"{part!r} is not a CPU list", hint="write CPUs as 0-3,7"
-                )
+                raise VsrtuneError(f"{part!r} is not a CPU list", hint="write CPUs as 0-3,7")
             first = int(match[1])
             last = int(match[2]) if match[2] is not None else first
             used = int(match[3]) if match[3] is not None else 1
             group = int(match[4]) if match[4] is not None else 1
             if last < first or group == 0 or used > group:
-                raise VsrtuneError(
-                    f"{part!r} is not a CPU range", hint="write the lower CPU first"
-                )
+                raise VsrtuneError(f"{part!r} is not a CPU range", hint="write the lower CPU first")
             if last > MAX_CPU:
                 raise VsrtuneError(f"CPU {last} is outside 0..{MAX_CPU}")
             cpus.update(c for c in range(first, last + 1) if (c - first) % group < used)

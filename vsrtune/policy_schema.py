@@ -44,7 +44,7 @@ def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> 
     return schema | {
         "type": ["integer", "string", "object"],
         "minProperties": 1,
-        "patternProperties": {key: value for key in keys},
+        "patternProperties": dict.fromkeys(keys, value),
         "additionalProperties": False,
         "x-keys": key_text,
         "x-expects": f"{schema['x-expects']}, or a mapping such as {expects}",

@@ -42,9 +42,7 @@ def paired_ratio(
         raise ValueError(f"need pairs, have {len(ours)} and {len(theirs)} values")
     ratios = [a / max(b, 1.0) for a, b in zip(ours, theirs, strict=True)]
     generator = random.Random(seed)
-    medians = sorted(
-        median(generator.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    )
+    medians = sorted(median(generator.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     cut = (1.0 - level) / 2.0
     low = medians[int(cut * RESAMPLES)]
     high = medians[min(RESAMPLES - 1, int((1.0 - cut) * RESAMPLES))]

@@ -47,7 +47,7 @@ def sched(tid: int) -> str:
 
 def status_field(tid: int, name: str) -> str:
     """One line of /proc/TID/status."""
-    found = re.search(rf"^{name}:\s*(.*)$", Path(f"/proc/{tid}/status").read_text(), re.M)
+    found = re.search(rf"^{name}:\s*(.*)$", Path(f"/proc/{tid}/status").read_text(), re.MULTILINE)
     assert found is not None, f"/proc/{tid}/status has no {name}"
     return found[1]
 
