@@ -32,6 +32,7 @@ cpus:
 scheduler:
   vcpu: {{{{class: fifo, priority: {PRIORITY}}}}}
   vhost: {{{{class: fifo, priority: {PRIORITY}}}}}
+  softirq: {{{{class: fifo, priority: {PRIORITY}}}}}
 queue:
   macvtap: {QUEUE}
 """
@@ -246,6 +247,11 @@ def untuned_lines(guest: LabGuest, irq: set[int]) -> list[str]:
         if length != str(QUEUE):
             lines.append(f"{guest.name} {device}: queue {length}")
     return lines
+
+
+def softirq_thread(cpu: int) -> int:
+    """ksoftirqd of a CPU."""
+    return int(sh("pgrep", "-x", f"ksoftirqd/{cpu}").stdout)
 
 
 def start_guest(guest: LabGuest) -> None:

@@ -23,6 +23,16 @@ def test_start_tunes_every_guest_and_stop_restores_every_value(
             assert hoststate.sched(tid).startswith("policy=0 flags=0 nice=0 priority=0 ")
 
 
+def test_ksoftirqd_stands_beside_the_guests_threads(
+    tuned: set[int], guests: list[LabGuest]
+) -> None:
+    busy = {cpu for guest in guests for tid in guest.data_plane() for cpu in labhelp.mask(tid)}
+    for cpu in range(labhelp.lab_cpus()):
+        sched = hoststate.sched(labhelp.softirq_thread(cpu))
+        wanted = f"policy=1 flags=1 nice=0 priority={labhelp.PRIORITY} "
+        assert sched.startswith(wanted if cpu in busy else "policy=0 flags=0 "), f"CPU {cpu}"
+
+
 def test_packets_leave_the_interrupt_cpu_to_the_nic(
     tuned: set[int], guests: list[LabGuest]
 ) -> None:
@@ -42,7 +52,7 @@ def test_apply_does_what_plan_showed_and_undo_takes_it_back(
     labhelp.vsrtune("apply", "--plan", str(stored))
     for guest in guests:
         assert labhelp.untuned_lines(guest, irq_cpus) == []
-    assert labhelp.vsrtune("verify").stdout == ""
+    assert labhelp.vsrtune("verify").stdout.startswith("no drift")
     again = json.loads(labhelp.vsrtune("plan", "--json").stdout)
     assert again["actions"] == []
     assert again["skipped"], "doing nothing needs its reasons"
