@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -78,9 +77,9 @@ class Monitor:
 
 
 @pytest.fixture
-def socket(tmp_path: Path) -> Iterator[Path]:
+def socket(tmp_path: Path) -> Path:
     pytest.importorskip("qemu.qmp")
-    yield tmp_path / "s.qmp"
+    return tmp_path / "s.qmp"
 
 
 def test_asks_and_leaves(socket: Path) -> None:
