@@ -128,7 +128,11 @@ class LiveRoot:
 
         # The path is as QEMU sees it, which may be inside a container.
         seen = f"root{socket}" if socket.startswith("/") else f"cwd/{socket}"
-        return query_vcpus(f"/proc/{pid}/{seen}")
+        try:
+            return query_vcpus(f"/proc/{pid}/{seen}")
+        except ObserveError as error:
+            error.where = socket
+            raise
 
 
 def _text(raw: bytes) -> str:
