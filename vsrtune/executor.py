@@ -346,7 +346,7 @@ def _blocked(target: Target, tally: _Tally) -> Target | None:
         if (
             isinstance(target, CgroupDir)
             and isinstance(other, ThreadCgroup)
-            and action.before == target.path
+            and target.path in (action.before, action.after)
         ):
             return other
     return None

@@ -125,7 +125,10 @@ class Journal:
         there is not enough; file systems that cannot reserve are let pass."""
         # An intent and its result forward, the same once more backward; a result is
         # shorter than its intent.
-        need = sum(4 * len(_line(intent_record(a))) for a in actions) + 4096
+        need = sum(4 * len(_line(intent_record(a))) for a in actions)
+        if not need:
+            return
+        need += 4096
         libc = ctypes.CDLL(None, use_errno=True)
         size = ctypes.c_int64
         while libc.fallocate64(self._fd, _FALLOC_FL_KEEP_SIZE, size(self._size), size(need)) < 0:

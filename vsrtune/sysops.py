@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from vsrtune.actions import (
@@ -32,7 +34,7 @@ from vsrtune.cgroup import MOUNT
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_clear import clear, make_threaded, unpark
 from vsrtune.errnos import Operation, write_error
-from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.errors import Lasting, VanishedError, VsrtuneError, WriteError
 from vsrtune.hostcalls import HostCalls, LiveCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model import Sched, SchedClass, ThreadKey
@@ -76,52 +78,64 @@ class LiveSysOps:
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
 
     def read(self, target: Target) -> Value:
-        try:
-            match target:
-                case ThreadAffinity():
-                    return self._identified(target.thread, str(target)).affinity()
-                case ThreadSched():
-                    self._identified(target.thread, str(target))
-                    return self._root.sched_attr(target.thread.tid)
-                case ThreadCgroup():
-                    return self._identified(target.thread, str(target)).cgroup()
-                case VcpuPin() | EmulatorPin():
-                    return self._read_pin(target)
-                case CgroupDir():
-                    return self._read_dir(target)
-                case TxQueueLen():
-                    return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
-        except OSError as error:
-            raise self._gone_or(error, target) from error
-        except ValueError as error:
-            raise WriteError(
-                f"the kernel's answer makes no sense: {error}", where=str(target)
-            ) from error
+        with self._translated(target):
+            return self._read(target)
 
     def write(self, target: Target, value: Value) -> None:
-        try:
-            match target:
-                case ThreadAffinity():
-                    thread = self._identified(target.thread, str(target))
-                    thread.set_affinity(_typed(value, CpuSet))
-                case ThreadSched():
-                    self._write_sched(target, _typed(value, Sched))
-                case ThreadCgroup():
-                    self._move(target, _typed(value, str))
-                case VcpuPin() | EmulatorPin():
-                    self._write_pin(target, _typed(value, Pin))
-                case CgroupDir():
-                    if _typed(value, bool):
-                        self._make_dir(target)
-                    else:
-                        self._remove_dir(target)
-                case TxQueueLen():
-                    self._write_length(target, _typed(value, int))
-        except OSError as error:
-            raise self._gone_or(error, target) from error
+        with self._translated(target):
+            self._write(target, value)
 
     def online(self) -> CpuSet:
         return CpuSet.parse(self._root.read(f"{CPUS}/online"))
+
+    def _read(self, target: Target) -> Value:
+        match target:
+            case ThreadAffinity():
+                return self._identified(target.thread, str(target)).affinity()
+            case ThreadSched():
+                self._identified(target.thread, str(target))
+                return self._root.sched_attr(target.thread.tid)
+            case ThreadCgroup():
+                return self._identified(target.thread, str(target)).cgroup()
+            case VcpuPin() | EmulatorPin():
+                return self._read_pin(target)
+            case CgroupDir():
+                return self._read_dir(target)
+            case TxQueueLen():
+                return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
+
+    def _write(self, target: Target, value: Value) -> None:
+        match target:
+            case ThreadAffinity():
+                thread = self._identified(target.thread, str(target))
+                thread.set_affinity(_typed(value, CpuSet))
+            case ThreadSched():
+                self._write_sched(target, _typed(value, Sched))
+            case ThreadCgroup():
+                self._move(target, _typed(value, str))
+            case VcpuPin() | EmulatorPin():
+                self._write_pin(target, _typed(value, Pin))
+            case CgroupDir():
+                if _typed(value, bool):
+                    self._make_dir(target)
+                else:
+                    self._remove_dir(target)
+            case TxQueueLen():
+                self._write_length(target, _typed(value, int))
+
+    @contextmanager
+    def _translated(self, target: Target) -> Iterator[None]:
+        """Every error that leaves is a WriteError or a VanishedError."""
+        try:
+            yield
+        except WriteError:
+            raise
+        except OSError as error:
+            raise self._gone_or(error, target) from error
+        except (ValueError, IndexError, VsrtuneError) as error:
+            raise WriteError(
+                f"the kernel's answer makes no sense: {error}", where=str(target)
+            ) from error
 
     # -- threads
 
