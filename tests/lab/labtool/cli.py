@@ -50,8 +50,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     hosttools.ensure(hosttools.BOOT)
     disk = _image(options.release)
-    built = package.get() if options.install else None
-    return session.run(options, disk, built)
+    deb = package.get() if options.install else None
+    return session.run(options, disk, deb)
 
 
 def _image(name: str) -> image.Image:
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lab", description="Real KVM hosts with virtual routers, emulated. See README.md."
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="build|run|shell|package|clean")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     build = verbs.add_parser("build", help="make the images ahead of time")
     build.add_argument("--release", choices=RELEASES, help="default: all")
@@ -104,16 +104,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--release", choices=RELEASES, default="bookworm")
     add("--cpus", type=_count, default=3, metavar="N", help="CPUs of the lab host (3)")
     add("--guests", type=_count_or_none, default=1, metavar="N", help="libvirt routers (1)")
-    add("--guest-name", action="append", default=[], metavar="NAME", help="instead of vr1, vr2, ...; repeatable")
+    add("--guest-name", action="append", default=[], metavar="NAME", help="instead of vr1, ...")
     add("--vcpus", type=_count, metavar="N", help="of each router (as many as queues)")
-    add("--queues", type=_count, default=1, metavar="N", help="queue pairs of each router NIC (1)")
+    add("--queues", type=_count, default=1, metavar="N", help="of each router NIC (1)")
     add("--nic", choices=("veth", "e1000e"), default="veth", help="lower devices p0 and p1")
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--no-install", action="store_true", help="do not install the working tree")
 
     run = verbs.add_parser("run", parents=[topology], help="run a command in a lab")
-    run.add_argument("--timeout", type=_count, default=900, metavar="S", help="of the command (900)")
+    run.add_argument(
+        "--timeout", type=_count, default=900, metavar="S", help="of the command (900)"
+    )
     run.add_argument("--quiet-failure", action="store_true", help="no logs when the command fails")
     run.add_argument("command", nargs="+", metavar="CMD", help="after --, with its arguments")
     verbs.add_parser("shell", parents=[topology], help="a root shell in a lab")

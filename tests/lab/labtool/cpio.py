@@ -53,9 +53,7 @@ class Archive:
         if parent:
             self.directory(parent)
 
-    def _entry(
-        self, name: str, mode: int, data: bytes, device: tuple[int, int] = (0, 0)
-    ) -> None:
+    def _entry(self, name: str, mode: int, data: bytes, device: tuple[int, int] = (0, 0)) -> None:
         self._inode += 1
         encoded = name.encode() + b"\0"
         fields = (

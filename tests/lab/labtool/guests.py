@@ -116,16 +116,15 @@ def plain_launcher(guest: Guest) -> str:
             f"read -r index </sys/class/net/{device}/ifindex",
             'until [ -c "/dev/tap$index" ]; do sleep 0.1; done',
         ]
-        lines += [f'exec {10 + nic * guest.queues + queue}<>"/dev/tap$index"' for queue in range(guest.queues)]
+        lines += [f'exec {fd}<>"/dev/tap$index"' for fd in _descriptors(guest, nic)]
     command = ["qemu-system-x86_64", "-accel", "kvm", "-name", guest.name, "-machine", "pc"]
     command += ["-cpu", "host", "-m", str(MEMORY_MIB), "-smp", str(guest.vcpus)]
     command += ["-nodefaults", "-display", "none", "-serial", f"file:/run/lab/log/{guest.name}"]
     command += ["-qmp", f"unix:/run/{guest.name}.qmp,server=on,wait=off"]
     command += ["-kernel", _KERNEL, "-initrd", _INITRD, "-append", guest.kernel_arguments]
     for nic in (0, 1):
-        first = 10 + nic * guest.queues
-        fds = [str(first + queue) for queue in range(guest.queues)]
-        which = f"fds={':'.join(fds)}" if guest.queues > 1 else f"fd={fds[0]}"
+        fds = ":".join(map(str, _descriptors(guest, nic)))
+        which = f"fds={fds}" if guest.queues > 1 else f"fd={fds}"
         command += ["-netdev", f"tap,id=net{nic},vhost=on,{which}"]
         device = f"virtio-net-pci,netdev=net{nic},mac={guest.mac(nic)},romfile="
         if guest.queues > 1:
@@ -133,6 +132,12 @@ def plain_launcher(guest: Guest) -> str:
         command += ["-device", device]
     lines.append("exec " + shlex.join(command))
     return "\n".join(lines) + "\n"
+
+
+def _descriptors(guest: Guest, nic: int) -> range:
+    """Where the launcher opens the queues of a NIC."""
+    first = 10 + nic * guest.queues
+    return range(first, first + guest.queues)
 
 
 def plain_unit(guest: Guest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
+from typing import Self
 
 from .guests import MEMORY_MIB
 from .image import Image
@@ -23,7 +24,8 @@ _KERNEL_ARGUMENTS = (
     "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off audit=0"
     " apparmor=0 nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
     " 8250.nr_uarts=1 i8042.noaux i8042.nokbd"
-    " module_blacklist=" + ",".join(_UNUSED_MODULES.split()) + " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
+    " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
+    f" module_blacklist={','.join(_UNUSED_MODULES.split())}"
 )
 
 
@@ -46,7 +48,7 @@ class Machine:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (self._run / "qemu.log").open("wb")
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> Self:
         self._process = subprocess.Popen(
             self._command,
             stdin=None if self._interactive else subprocess.DEVNULL,
@@ -121,7 +123,12 @@ def _command(
         command += ["-chardev", f"socket,id={name},path={run / name}"]
         command += ["-device", f"virtserialport,chardev={name},name={name}"]
     if options.mode == "shell":
-        command += ["-chardev", "stdio,id=console,signal=off", "-device", "virtconsole,chardev=console"]
+        command += [
+            "-chardev",
+            "stdio,id=console,signal=off",
+            "-device",
+            "virtconsole,chardev=console",
+        ]
     if options.nic == "e1000e":
         command += _nics()
     return command

@@ -49,8 +49,6 @@ RELEASES = {
     for release in (
         Release("bookworm", "bookworm"),
         Release("trixie", "trixie"),
-        Release(
-            "backports", "trixie", backports=("linux-image-amd64", "linux-headers-amd64")
-        ),
+        Release("backports", "trixie", backports=("linux-image-amd64", "linux-headers-amd64")),
     )
 }
