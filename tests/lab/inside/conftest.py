@@ -28,11 +28,7 @@ def guests() -> list[LabGuest]:
     """Every router of the lab."""
     if not labhelp.GUESTS.exists():
         pytest.skip("not inside a lab: no /run/lab/guests")
-    found = labhelp.lab_guests()
-    for guest in found:
-        if not guest.runs:
-            labhelp.start_guest(guest)
-    return found
+    return labhelp.lab_guests()
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +74,11 @@ def irq_cpus() -> set[int]:
 
 @pytest.fixture(autouse=True)
 def untuned(guests: list[LabGuest]) -> Iterator[None]:
-    """Nothing of ours on the host, before and after."""
+    """Nothing of ours on the host, before and after, and every router runs."""
     labhelp.reset()
+    for guest in guests:
+        if not guest.runs:
+            labhelp.start_guest(guest)
     yield
     labhelp.reset()
 

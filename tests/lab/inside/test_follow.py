@@ -111,6 +111,11 @@ def test_libvirtd_restart_is_survived(
     labhelp.start()
     daemon = labhelp.main_pid()
     labhelp.sh("systemctl", "restart", "libvirtd")
+    # It knows its guests again only when it has talked to each QEMU.
+    labhelp.wait_for(
+        lambda: libvirt_guest.name in hoststate.virsh("list", "--name").splitlines(),
+        "libvirt knows its guests again",
+    )
     labhelp.stop_guest(libvirt_guest)
     labhelp.start_guest(libvirt_guest)
     labhelp.wait_for(
