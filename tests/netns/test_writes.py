@@ -24,12 +24,14 @@ from vsrtune.actions import (
     TxQueueLen,
 )
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_clear import clear
 from vsrtune.errors import WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.hostcalls import LiveCalls
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.proc import parse_cgroup
+from vsrtune.rootfs import LiveRoot
 from vsrtune.sysops import LiveSysOps
 
 NET = Path("/sys/class/net")
@@ -330,7 +332,24 @@ def test_a_thread_moves_alone_and_keeps_its_mask(
     assert (allowed(first), allowed(second)) == (str(one), str(online))
     (mount / emulator / "cpuset.cpus").write_text("0")
     assert allowed(second) == str(online), "the emulator's cpuset does not reach it"
-    (mount / emulator / "cpuset.cpus").write_text("\n")
+    (mount / emulator / "cpuset.cpus").write_text(str(online))
     assert undo(ops, journal).failed == ()
     assert not (mount / ours).exists()
     assert (allowed(first), allowed(second)) == (str(one), str(online))
+
+
+def test_a_populated_cpuset_is_emptied(domain: tuple[str, list[ThreadKey]]) -> None:
+    """What the kernel refuses to do in one step, and why it takes more."""
+    name, keys = domain
+    emulator = Path("/sys/fs/cgroup") / name / "emulator"
+    inside = (emulator / "cgroup.threads").read_text()
+    masks = [allowed(k) for k in keys]
+    (emulator / "cpuset.cpus").write_text("0")
+    with pytest.raises(OSError, match="No space left on device"):
+        (emulator / "cpuset.cpus").write_text("\n")
+    assert [allowed(k) for k in keys] == ["0", "0"]
+    clear(LiveRoot(), LiveCalls(), f"{name}/emulator", "test")
+    assert (emulator / "cpuset.cpus").read_text().strip() == ""
+    assert set((emulator / "cgroup.threads").read_text().split()) == set(inside.split())
+    assert [allowed(k) for k in keys] == masks
+    assert sorted(p.name for p in emulator.parent.iterdir() if p.is_dir()) == ["emulator"]
