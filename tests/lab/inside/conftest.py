@@ -41,15 +41,6 @@ def libvirt_guest(guests: list[LabGuest]) -> LabGuest:
 
 
 @pytest.fixture(scope="session")
-def second_guest(guests: list[LabGuest]) -> LabGuest:
-    """Another router that libvirt manages."""
-    found = [g for g in guests if g.kind == "libvirt"]
-    if len(found) < 2:
-        pytest.skip("only one libvirt guest in this lab")
-    return found[1]
-
-
-@pytest.fixture(scope="session")
 def plain_guest(guests: list[LabGuest]) -> LabGuest:
     """The router started without libvirt."""
     for guest in guests:
