@@ -112,5 +112,5 @@ def no_policies(dirs: tuple[Path, ...]) -> str:
     places = ", ".join(str(d) for d in dirs)
     return (
         f"no policy in {places}, so no guest is tuned; "
-        "write one as vsrtune-policy(5) shows, and try it with `vsrtune plan`"
+        "copy one from /usr/share/vsrtune/policies, name your guest in it, and try `vsrtune plan`"
     )

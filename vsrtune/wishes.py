@@ -159,7 +159,7 @@ def _check_threads_known(out: Wishes) -> None:
         out.refuse(
             (),
             f"no vcpu thread of this guest was found ({seen})",
-            "see `vsrtune doctor`",
+            "`vsrtune show` lists what could not be read",
         )
 
 
