@@ -43,10 +43,15 @@ def test_emulatorpin_does_not_reach_the_workers(
     assert but_for_virsh(before) == []
 
 
-def test_an_operators_pin_is_held_then_reasserted(tuned: set[int], libvirt_guest: LabGuest) -> None:
+def test_an_operators_pin_is_held_then_reasserted(
+    untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    before = hoststate.capture()
+    labhelp.write_policies("auto")
+    labhelp.start()
     tid = libvirt_guest.vcpus()[0]
     ours = labhelp.mask(tid)
-    (irq,) = sorted(tuned)[:1]
+    (irq,) = sorted(irq_cpus)[:1]
     labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", str(irq), "--live")
     labhelp.wait_for(
         lambda: not labhelp.status_text().endswith(" 0 drift"), "the pin is counted as drift"
@@ -56,6 +61,12 @@ def test_an_operators_pin_is_held_then_reasserted(tuned: set[int], libvirt_guest
     labhelp.sh("systemctl", "reload", "vsrtune")
     labhelp.wait_for(lambda: labhelp.mask(tid) == ours, "the reload put the pin back")
     labhelp.wait_for(lambda: labhelp.status_text().endswith(" 0 drift"), "no drift is left")
+    labhelp.stop()
+    # What the operator set in between is what there is to go back to.
+    assert labhelp.mask(tid) == {irq}
+    every = f"0-{labhelp.lab_cpus() - 1}"
+    labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", every, "--live")
+    assert but_for_virsh(before) == []
 
 
 def test_an_operators_pin_survives_stop(
