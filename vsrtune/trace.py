@@ -148,6 +148,10 @@ class Tracer:
         # Nothing is recorded in the ring buffers, so the memory may go at once.
         with contextlib.suppress(OSError):
             _write(f"{instance}/buffer_size_kb", "4")
+        # Recording names of tasks would hook sched_switch: a cost on every context
+        # switch, and a patch of the scheduler's code, for names nobody reads here.
+        with contextlib.suppress(OSError):
+            _write(f"{instance}/options/record-cmd", "0")
         queue = f"{instance}/events/net/net_dev_queue"
         receive = f"{instance}/events/net/netif_receive_skb"
         if devices.macvtaps:
