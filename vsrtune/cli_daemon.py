@@ -51,7 +51,7 @@ class Address(click.ParamType):
         "--trace",
         "trace_seconds",
         type=click.FloatRange(0, 10),
-        default=0.0,
+        default=0.25,
         show_default=True,
         envvar="VSRTUNE_TRACE",
         help="Watch transmissions this long while a worker's interface is uncertain.",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import cache, guests, hosttools, image, package, progress, session
+from . import cache, emulator, guests, hosttools, image, package, progress, session
 from .errors import LabError
 from .options import Options
 from .releases import RELEASES
@@ -51,12 +51,12 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     hosttools.ensure(hosttools.BOOT)
     disk = _image(options.release)
     deb = package.get() if options.install else None
-    return session.run(options, disk, deb)
+    return session.run(options, emulator.get(), disk, deb)
 
 
 def _image(name: str) -> image.Image:
     def bake(fresh: image.Image) -> None:
-        session.bake(Options(release=name, mode="bake"), fresh)
+        session.bake(Options(release=name, mode="bake"), emulator.get(), fresh)
 
     return image.get(RELEASES[name], bake)
 

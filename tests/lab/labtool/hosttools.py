@@ -11,6 +11,7 @@ from . import progress
 from .errors import LabError
 
 _APT_TIMEOUT = 1200
+_BUILD_TIMEOUT = 1800
 
 # Program, or file, and the Debian package it comes in.
 IMAGE = {
@@ -20,7 +21,6 @@ IMAGE = {
     "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
 }
 BOOT = {
-    "qemu-system-x86_64": "qemu-system-x86",
     "setpriv": "util-linux",
     "/bin/busybox": "busybox-static",
 }
@@ -50,6 +50,23 @@ def ensure(needed: dict[str, str]) -> None:
         _apt("update")
         if not _apt("install", *missing):
             raise LabError(f"'{command}' failed", hint="run it by hand and see why")
+
+
+def run_logged(command: list[str], log: Path) -> None:
+    """Run a long command with its output in `log`, shown only when it fails."""
+    with log.open("a") as output:
+        print("+", *command, file=output, flush=True)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=_BUILD_TIMEOUT,
+        )
+    if done.returncode != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        progress.block(f"output of {command[0]}", lines[-40:])
+        raise LabError(f"{command[0]} failed with status {done.returncode}")
 
 
 def _present(what: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from . import cache, cpio, hosttools, kernel, progress
 from .errors import LabError
 from .releases import Release
 
-_BUILD_TIMEOUT = 1800
 _DISK_SIZE = "6G"
 BAKE_SCRIPT = Path(__file__).resolve().parent.parent / "inlab" / "bake"
 
@@ -92,7 +90,7 @@ def _build(release: Release, image: Image) -> None:
     _pack_modules(root, kernels[-1], _BOOT_MODULES, image.boot_modules)
     _pack_modules(root, kernels[0], _ROUTER_MODULES, image.router_modules)
     _settle(root)
-    _run(
+    hosttools.run_logged(
         # No journal and no lazy work: what is lost with a lab is thrown away anyway.
         f"mke2fs -q -t ext4 -O ^has_journal,^metadata_csum -m 0 -E lazy_itable_init=0"
         f" -d {root} {image.disk} {_DISK_SIZE}".split(),
@@ -111,7 +109,7 @@ def _bootstrap(release: Release, root: Path, log: Path) -> None:
         newer = f"apt-get install -y -t {release.backports_suite} {' '.join(release.backports)}"
         command += [f'--customize-hook=chroot "$1" {newer}']
     command += [release.suite, str(root), *release.sources]
-    _run(command, log)
+    hosttools.run_logged(command, log)
 
 
 def _settle(root: Path) -> None:
@@ -137,19 +135,3 @@ def _pack_modules(root: Path, version: str, wanted: str, target: Path) -> None:
         archive.file(f"modules/{name}.ko", data)
     archive.file("modules/order", "".join(f"{name}\n" for name, _ in modules).encode())
     archive.write(target)
-
-
-def _run(command: list[str], log: Path) -> None:
-    with log.open("a") as output:
-        print("+", *command, file=output, flush=True)
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=_BUILD_TIMEOUT,
-        )
-    if done.returncode != 0:
-        lines = log.read_text(errors="replace").splitlines()
-        progress.block(f"output of {command[0]}", lines[-40:])
-        raise LabError(f"{command[0]} failed with status {done.returncode}")

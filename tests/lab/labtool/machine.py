@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
+from .emulator import Emulator
 from .guests import MEMORY_MIB
 from .image import Image
 from .options import Options
@@ -24,6 +25,8 @@ _KERNEL_ARGUMENTS = (
     "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off audit=0"
     " apparmor=0 nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
     " 8250.nr_uarts=1 i8042.noaux i8042.nokbd"
+    # With -no-reboot a panic ends QEMU, and the run, at once.
+    " panic=-1"
     " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
     f" module_blacklist={','.join(_UNUSED_MODULES.split())}"
 )
@@ -32,7 +35,15 @@ _KERNEL_ARGUMENTS = (
 class Machine:
     """A running lab. Use as a context manager: leaving it ends the process."""
 
-    def __init__(self, options: Options, image: Image, control: Path, share: Path, tests: Path):
+    def __init__(
+        self,
+        options: Options,
+        emulator: Emulator,
+        image: Image,
+        control: Path,
+        share: Path,
+        tests: Path,
+    ):
         # AF_UNIX paths are short; `control` is in the system's temporary directory.
         self._run = control.parent
         self.serial = self._run / "serial.log"
@@ -43,7 +54,7 @@ class Machine:
             listener.bind(str(self._run / name))
             listener.listen(1)
             self._listeners[name] = listener
-        self._command = _command(options, image, self._run, control, share, tests)
+        self._command = _command(options, emulator, image, self._run, control, share, tests)
         self._interactive = options.mode == "shell"
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (self._run / "qemu.log").open("wb")
@@ -85,6 +96,10 @@ class Machine:
         """Whether the kernel has noticed a CPU that makes no progress."""
         return self.serial.exists() and b"soft lockup" in self.serial.read_bytes()
 
+    def panicked(self) -> bool:
+        """Whether the kernel gave up."""
+        return self.serial.exists() and b"Kernel panic" in self.serial.read_bytes()
+
     def serial_tail(self, lines: int) -> list[str]:
         text = ""
         for path in (self._run / "qemu.log", self.serial):
@@ -94,11 +109,17 @@ class Machine:
 
 
 def _command(
-    options: Options, image: Image, run: Path, control: Path, share: Path, tests: Path
+    options: Options,
+    emulator: Emulator,
+    image: Image,
+    run: Path,
+    control: Path,
+    share: Path,
+    tests: Path,
 ) -> list[str]:
     guests = options.guests + options.plain_qemu
-    command = ["setpriv", "--pdeathsig", "KILL", "--"]
-    command += ["qemu-system-x86_64", "-name", "vsrtune-lab", "-nodefaults", "-no-user-config"]
+    command = ["setpriv", "--pdeathsig", "KILL", "--", *emulator.command]
+    command += ["-name", "vsrtune-lab", "-nodefaults", "-no-user-config"]
     # TCG emulates AMD's SVM, so KVM inside is the real one. Five-level page tables
     # only make its software page walks longer.
     command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]

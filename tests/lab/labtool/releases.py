@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MIRROR = "http://deb.debian.org/debian"
+MIRROR = "http://deb.debian.org/debian"
 
 _PACKAGES = (
     # A KVM host.
@@ -41,7 +41,7 @@ class Release:
     @property
     def sources(self) -> tuple[str, ...]:
         suites = (self.suite, self.backports_suite) if self.backports else (self.suite,)
-        return tuple(f"deb {_MIRROR} {suite} main" for suite in suites)
+        return tuple(f"deb {MIRROR} {suite} main" for suite in suites)
 
 
 RELEASES = {

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from . import cpio, guests, progress
+from .emulator import Emulator
 from .errors import BootFailure, LabError
 from .image import Image
 from .machine import Machine
@@ -28,17 +29,17 @@ _TAIL = 150
 TIMED_OUT = 124
 
 
-def run(options: Options, image: Image, package: Path | None) -> int:
+def run(options: Options, emulator: Emulator, image: Image, package: Path | None) -> int:
     """Boot, run the command, return its status. A failed boot is tried once more."""
     try:
-        return _attempt(options, image, package)
+        return _attempt(options, emulator, image, package)
     except BootFailure as failure:
         progress.error(str(failure))
         progress.step("booting once more")
-        return _attempt(options, image, package)
+        return _attempt(options, emulator, image, package)
 
 
-def bake(options: Options, image: Image) -> None:
+def bake(options: Options, emulator: Emulator, image: Image) -> None:
     """Boot once with a writable disk, and keep what that boot leaves there.
 
     libvirt asks QEMU for its capabilities when it first starts a guest, which
@@ -50,7 +51,7 @@ def bake(options: Options, image: Image) -> None:
         # A boot that fails leaves a file system without a journal in any state.
         subprocess.run(["cp", "--sparse=always", fresh, image.disk], check=True)
         try:
-            status = _attempt(options, image, None)
+            status = _attempt(options, emulator, image, None)
         except BootFailure as failure:
             if attempt == 2:
                 raise
@@ -62,7 +63,7 @@ def bake(options: Options, image: Image) -> None:
     fresh.unlink()
 
 
-def _attempt(options: Options, image: Image, package: Path | None) -> int:
+def _attempt(options: Options, emulator: Emulator, image: Image, package: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="vsrtune-lab-") as name:
         work = Path(name)
         control = work / "control"
@@ -77,7 +78,7 @@ def _attempt(options: Options, image: Image, package: Path | None) -> int:
             share = work / "share"
             share.mkdir()
         progress.step(f"booting {options.release}, {options.cpus} CPUs")
-        with Machine(options, image, control, share, _TESTS) as machine:
+        with Machine(options, emulator, image, control, share, _TESTS) as machine:
             return _Conversation(machine, options).hold()
 
 
@@ -195,7 +196,10 @@ class _Conversation:
         if self._options.mode == "shell":
             self._status = 0
             return
-        progress.error("the lab hangs" if late else "the lab ended before the command did")
+        what = "the lab ended before the command did"
+        if self._machine.panicked():
+            what = "the lab's kernel panicked"
+        progress.error("the lab hangs" if late else what)
         self._status = TIMED_OUT if late else 125
 
     def _boot_failure(self, text: str) -> None:

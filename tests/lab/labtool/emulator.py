@@ -1,0 +1,64 @@
+"""The QEMU that emulates labs: Debian 13's, whatever this machine runs.
+
+QEMU 7.2, Debian 12's, may go on executing an instruction that another CPU has just
+replaced. A Linux that turns a static key, as each start of a trace does, then traps
+on an int3 that is no longer there, and panics: seen within 100 flips of sched_switch,
+and not within 800 under this one. QEMU 8.1 and later lock a page while translating it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, hosttools, progress
+from .errors import LabError
+from .releases import MIRROR
+
+_SUITE = "trixie"
+_PACKAGE = "qemu-system-x86"
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
+_DATA = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
+_UNWANTED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """QEMU with all it needs, in a directory of its own."""
+
+    place: Path
+
+    @property
+    def command(self) -> list[str]:
+        """How to start it: with its own loader and libraries, not this machine's."""
+        libraries = self.place / _LIBRARIES
+        command = [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)]
+        command += [str(self.place / "usr/bin/qemu-system-x86_64")]
+        for directory in _DATA:
+            command += ["-L", str(self.place / directory)]
+        return command
+
+
+def get() -> Emulator:
+    """The emulator, fetched if need be."""
+    key = cache.digest([_SUITE.encode(), _PACKAGE.encode(), *(p.encode() for p in _UNWANTED)])
+    return Emulator(cache.entry("emulator", "qemu", key, _fetch))
+
+
+def _fetch(place: Path) -> None:
+    hosttools.ensure(hosttools.IMAGE)
+    if os.geteuid() != 0:
+        raise LabError("fetching the emulator needs root", hint="sudo lab build")
+    progress.step(f"fetching the emulator: QEMU of {_SUITE}")
+    root = place / "root"
+    log = place / "build.log"
+    command = ["mmdebstrap", "--variant=extract", "--mode=root", f"--include={_PACKAGE}"]
+    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
+    command += ['--aptopt=Acquire::Languages "none"', "--aptopt=Acquire::Retries 3"]
+    command += [_SUITE, str(root), f"deb {MIRROR} {_SUITE} main"]
+    hosttools.run_logged(command, log)
+    # What is wanted is in usr; the rest is apt's and of no use without a chroot.
+    (root / "usr").rename(place / "usr")
+    shutil.rmtree(root)
