@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Interface, Nic
+from vsrtune.model import Guest, Host, Interface, Irq, Nic
+
+# Drivers name the vector that tells of links, commands and errors so; it fires
+# now and then and carries no frame. Others use the device's bare name.
+_CONTROL_SUFFIXES = ("-config", "misc", "-other", "-ctrl", "-async", "-mgmnt", "adminq", "-lsc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,9 @@ def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
     """The union over the guest's lower devices.
 
     Per device, the first rule that yields CPUs: the effective CPUs of its
-    interrupts together with its RPS CPUs; its RPS CPUs; the CPUs where its
-    receive SoftIRQ was seen; the lowest CPU that is online. Empty when the
-    guest has no interface on a lower device.
+    interrupts, without those for control only, together with its RPS CPUs; its RPS
+    CPUs; the CPUs where its receive SoftIRQ was seen; the lowest CPU that is online.
+    Empty when the guest has no interface on a lower device.
     """
     cpus = CpuSet()
     notes: list[str] = []
@@ -50,6 +54,17 @@ def lower_nics(host: Host, guest: Guest) -> tuple[Nic, ...]:
     return tuple(nic for nic in map(host.nic, names) if nic is not None)
 
 
+def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
+    """The interrupts that bring or take frames: all, unless some are known by name
+    to be for control and others remain."""
+    queues = tuple(
+        irq
+        for irq in nic.irqs
+        if irq.name != nic.name and not irq.name.lower().endswith(_CONTROL_SUFFIXES)
+    )
+    return queues or nic.irqs
+
+
 def _serving(host: Host, interface: Interface) -> str | None:
     """The device of the chain that has interrupts, else the lowest one."""
     for name in reversed(interface.lower):
@@ -66,10 +81,13 @@ def _device(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
         return fallback, "the device was not observed, the first online CPU is taken"
     rps = nic.rps_cpus & online
     also = f" and its RPS CPUs {rps}" if rps else ""
-    served = CpuSet(c for irq in nic.irqs for c in irq.effective) & online
+    queues = queue_irqs(nic)
+    served = CpuSet(c for irq in queues for c in irq.effective) & online
     if served:
-        numbers = ", ".join(str(irq.number) for irq in nic.irqs)
-        return served | rps, f"where its interrupts ({numbers}) are served{also}"
+        numbers = ", ".join(str(irq.number) for irq in queues)
+        rest = ", ".join(str(irq.number) for irq in nic.irqs if irq not in queues)
+        without = f" ({rest} carries no frames)" if rest else ""
+        return served | rps, f"where its interrupts ({numbers}) are served{without}{also}"
     threaded = ", its threaded NAPI may run elsewhere" if nic.threaded_napi else ""
     if rps:
         return rps, f"it has no interrupts, its RPS CPUs{threaded}"
