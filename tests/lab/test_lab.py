@@ -51,6 +51,7 @@ def test_inside(boot: Boot, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         str(LAB), "run", "--release", boot.release, *boot.options,
         "--share", str(tmp_path), "--timeout", str(boot.timeout), "--",
         "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
+        "--durations=10",
         "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
         *(f"/mnt/tests/lab/inside/{name}" for name in boot.tests or ("",)),
     ]  # fmt: skip

@@ -15,6 +15,9 @@ from typing import Any
 
 import hoststate
 
+from vsrtune.errors import VsrtuneError
+from vsrtune.journal import read_entries
+
 POLICIES = Path("/etc/vsrtune/policies")
 JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
 DROPIN = Path("/run/systemd/system/vsrtune.service.d")
@@ -199,13 +202,26 @@ def set_environment(**variables: str) -> None:
 
 
 def reset() -> None:
-    """An untuned host: no daemon, nothing of ours left, no policy."""
-    sh("systemctl", "stop", "vsrtune", check=False)
-    sh("systemctl", "reset-failed", "vsrtune", check=False)
+    """An untuned host: no daemon, nothing of ours left, no policy.
+
+    Runs around every test, so it starts a command only when there is something to do.
+    """
+    if sh("systemctl", "show", "-P", "ActiveState", "vsrtune").stdout.strip() != "inactive":
+        sh("systemctl", "stop", "vsrtune", check=False)
+        sh("systemctl", "reset-failed", "vsrtune", check=False)
     if DROPIN.exists():
         set_environment()
-    vsrtune("undo")
+    if journal_is_live():
+        vsrtune("undo")
     clear_policies()
+
+
+def journal_is_live() -> bool:
+    """Whether `vsrtune undo` has something to put back, or to complain about."""
+    try:
+        return bool(read_entries(JOURNAL, text("/proc/sys/kernel/random/boot_id")))
+    except VsrtuneError:
+        return True
 
 
 def text(path: str) -> str:
