@@ -3,8 +3,8 @@
 Append-only JSON lines in /run: everything a bench changes ends with a restart of the
 kernel, and so does the ledger. An entry is added before the host is changed and marked
 done after it was put back; what is left over tells the guard, or the next start, what
-to put back. Every line is one write(2), so a kill tears none; a line that cannot be
-read all the same is skipped when it is the last, and an error elsewhere.
+to put back. A last line without its newline was never complete, so nothing followed
+from it, and it is cut off. Any other line that cannot be read is an error.
 
 One bench at a time: whoever has the ledger open holds an exclusive flock beside it.
 The guard inherits the descriptor, so the lock is free only after the cleaning.
@@ -54,12 +54,12 @@ class Failure:
 class Ledger:
     """The open ledger. Use as a context manager, or ``close``."""
 
-    def __init__(self, path: Path, lock: int, file: int, entries: dict[int, Entry]) -> None:
+    def __init__(self, path: Path, lock: int, file: int, entries: dict[int, Entry], last: int) -> None:
         self.path = path
         self.lock_descriptor = lock
         self._file = file
         self._entries = entries
-        self._last = max(entries, default=0)
+        self._last = last
 
     @classmethod
     def open(
@@ -70,24 +70,25 @@ class Ledger:
         ``lock`` is the descriptor of one that is held already (the guard's). Raises
         VsrtuneError when another bench runs, or the ledger cannot be read or written.
         """
-        held = lock
+        opened: list[int] = []
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            held = _lock(path, wait) if lock is None else lock
-            entries, last = _read(path)
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if lock is None:
+                opened.append(lock := _lock(path, wait))
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            opened.append(file)
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            entries, last = _parse(path, whole)
+            # With nothing owed a new one begins; the lock makes us its only user.
+            os.ftruncate(file, len(whole) if entries else 0)
         except BaseException as error:
-            if lock is None and held is not None:
-                os.close(held)
+            for descriptor in opened:
+                os.close(descriptor)
             if isinstance(error, OSError):
                 raise _broken(path, error) from error
             raise
-        ledger = cls(path, held, file, entries)
-        ledger._last = last
-        if not entries and lock is None:
-            # Nothing is owed, and nobody else has it open: begin a new one.
-            os.ftruncate(file, 0)
-        return ledger
+        return cls(path, lock, file, entries, last)
 
     def add(self, kind: str, data: Mapping[str, Any]) -> int:
         """Write down what must be put back, before the host is changed. ``data`` is
@@ -177,17 +178,11 @@ def _lock(path: Path, wait: float) -> int:
             raise
 
 
-def _read(path: Path) -> tuple[dict[int, Entry], int]:
+def _parse(path: Path, text: bytes) -> tuple[dict[int, Entry], int]:
     """What is pending, and the last id that was given."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return {}, 0
     entries: dict[int, Entry] = {}
     last = 0
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             record = json.loads(line)
             if "add" in record:
@@ -197,8 +192,6 @@ def _read(path: Path) -> tuple[dict[int, Entry], int]:
             else:
                 entries.pop(int(record["done"]), None)
         except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # no newline follows: it was never complete
-                continue
             raise VsrtuneError(
                 "this line cannot be read",
                 where=f"{path}:{number}",

@@ -36,7 +36,7 @@ class Endpoint:
 @dataclass(frozen=True, slots=True)
 class Leg:
     """One direction through one router: frames to ``mac`` with these IPv4 addresses
-    (text). ``destination`` is the first of as many as the flows need."""
+    (text). ``destination`` is the first of ``Traffic.destinations``."""
 
     mac: str
     source: str
@@ -57,11 +57,14 @@ class Router:
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What the frames are like. ``size`` is bytes, or "imix"; ``flows`` per router
-    and direction (1 to 1,000,000)."""
+    and direction (1 to 1,000,000), told apart by their UDP ports. ``destinations``
+    addresses from a leg's first on are sent to in turn; flows should be a multiple
+    of it."""
 
     size: int | Literal["imix"] = 60
     flows: int = 1
     bidirectional: bool = False
+    destinations: int = 1
 
 
 class Tuning(enum.StrEnum):
