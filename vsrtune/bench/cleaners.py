@@ -15,5 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# By kind of ledger entry: attachment, tuning, command.
-CLEANERS: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+from vsrtune.bench import attach, put_back
+
+CLEANERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    attach.KIND: attach.put_back,
+    put_back.TUNING: put_back.undo_journal,
+    put_back.COMMAND: put_back.revert_command,
+}
