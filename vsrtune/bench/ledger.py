@@ -54,7 +54,9 @@ class Failure:
 class Ledger:
     """The open ledger. Use as a context manager, or ``close``."""
 
-    def __init__(self, path: Path, lock: int, file: int, entries: dict[int, Entry], last: int) -> None:
+    def __init__(
+        self, path: Path, lock: int, file: int, entries: dict[int, Entry], last: int
+    ) -> None:
         self.path = path
         self.lock_descriptor = lock
         self._file = file
