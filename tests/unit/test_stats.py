@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vsrtune.stats import (
     holm,
@@ -15,7 +18,7 @@ from vsrtune.stats import (
     median_interval,
     paired_ratio,
     pairs_needed,
-    sign_test,
+    signed_rank_test,
     spread,
 )
 
@@ -102,11 +105,32 @@ def test_needs_pairs(ours: list[float], theirs: list[float]) -> None:
         paired_ratio(ours, theirs)
 
 
-def test_sign_test_by_hand() -> None:
-    assert sign_test([2.0] * 9, 1.0) == 2 / 512
-    assert sign_test([2.0] * 8 + [0.5], 1.0) == 2 * 10 / 512
-    assert sign_test([2.0] * 8 + [1.0], 1.0) == 2 * 10 / 512
-    assert sign_test([2.0, 0.5], 1.0) == 1.0
+def test_signed_rank_test_by_hand() -> None:
+    assert signed_rank_test([2.0] * 9) == 2 / 512
+    assert signed_rank_test([0.5] * 9) == 2 / 512
+    # The smallest of nine against the others: 2 of 512 are so far out on either side.
+    assert signed_rank_test([2, 3, 4, 5, 6, 7, 8, 9, 1 / 1.5]) == 4 / 512
+    # The greatest against the others: rank 9 can be made from smaller ones in many ways.
+    assert signed_rank_test([2, 3, 4, 5, 6, 7, 8, 9, 0.0]) == 2 * 33 / 512
+    assert signed_rank_test([2.0, 0.5]) == 1.0
+    assert signed_rank_test([1.0] * 9) == 1.0
+    assert signed_rank_test([2.0] * 8 + [1.0]) == 2 / 256
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 0.8, 1.0, 1.25, 2.0, 3.0]), max_size=9))
+def test_signed_rank_test_counts_all_signs(ratios: list[float]) -> None:
+    """Against the definition: every choice of signs is equally likely."""
+    sizes = [abs(math.log(r)) if r else math.inf for r in ratios if r != 1.0]
+    ranks = [sum(b < a for b in sizes) + (sum(b == a for b in sizes) + 1) / 2 for a in sizes]
+    middle = sum(ranks) / 2
+    signs = [r > 1.0 for r in ratios if r != 1.0]
+    far = abs(sum(k for k, up in zip(ranks, signs, strict=True) if up) - middle)
+    count = sum(
+        abs(sum(k for k, up in zip(ranks, choice, strict=True) if up) - middle) >= far - 1e-9
+        for choice in itertools.product([False, True], repeat=len(ranks))
+    )
+    expected = count / 2 ** len(ranks)
+    assert signed_rank_test(ratios) == pytest.approx(min(1.0, expected))
 
 
 def test_holm_by_hand() -> None:

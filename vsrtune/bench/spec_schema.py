@@ -17,6 +17,7 @@ SCHEMA_ID = "https://vsrtune.invalid/schema/bench.json"
 MIN_SIZE = 60
 MAX_SIZE = 1514
 MAX_FLOWS = 1_000_000
+MAX_DESTINATIONS = 65536
 # What a 100 Gbit/s line carries of the smallest frames; a typing error is above it.
 MAX_PPS = 150_000_000
 MAX_QUEUES = 256
@@ -175,6 +176,11 @@ _TRAFFIC = _mapping(
             "x-expects": f"imix, or a number of bytes from {MIN_SIZE} to {MAX_SIZE}",
         },
         "flows": _number("Flows of each router and direction.", 1, MAX_FLOWS),
+        "destinations": _number(
+            "Destination addresses of each leg, sent to in turn; flows should be a multiple of it.",
+            1,
+            MAX_DESTINATIONS,
+        ),
         "bidirectional": _flag("Send both ways at once; half of the rate each way."),
     },
 )
