@@ -11,6 +11,7 @@ from typing import Any
 from vsrtune.bench import summaries
 from vsrtune.bench.model import Outcome, Router
 from vsrtune.bench.points import DROPS, ROLES, Point, points, used
+from vsrtune.bench.summaries import interval, number, percent
 from vsrtune.report import NOTHING, Table
 
 _DROP_HEADS = {
@@ -19,22 +20,6 @@ _DROP_HEADS = {
     "macvtap_ring": "tap ring %",
     "elsewhere": "elsewhere %",
 }
-
-
-def number(value: float | None) -> str:
-    """A figure with thousands separators; few digits for small ones."""
-    if value is None:
-        return NOTHING
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with two significant places where it is small."""
-    return "0" if share == 0 else f"{100 * share:.2f}"
-
-
-def interval(low: float, high: float) -> str:
-    return f"{number(low)}..{number(high)}"
 
 
 def outcome_tables(outcome: Outcome) -> list[Table]:

@@ -14,7 +14,7 @@ from results.plan import Claim, Figure, Run, Verdict
 from vsrtune.bench import plots
 from vsrtune.bench.model import Outcome
 from vsrtune.bench.points import DROPS, by_configuration, used
-from vsrtune.bench.tables import number, percent
+from vsrtune.bench.summaries import number, percent
 
 _ANSWERS = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
 _PEERS = "peers"

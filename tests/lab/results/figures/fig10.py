@@ -59,7 +59,7 @@ FIGURE = Figure(
     runs=tuple(
         Run(
             router, THREADS, (untuned(), policy(_TUNED, fifo(10, 10))),
-            rates=RATES[1:], router=router, pairs=6, seed=10,
+            rates=RATES, router=router, pairs=6, seed=10,
         )
         for router in _ROUTERS
     ),

@@ -26,7 +26,7 @@ FIGURE = Figure(
     runs=(
         Run(
             _RUN, BASE, (_MACVTAP, _OVS, _BRIDGE, _USER),
-            rates=(16000, 32000, 64000), pairs=6, seed=13,
+            rates=(16000, 48000), pairs=9, seed=13,
             before=(("systemctl", "start", "openvswitch-switch"),),
             after=(("systemctl", "stop", "openvswitch-switch"),),
         ),
