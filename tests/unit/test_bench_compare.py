@@ -106,6 +106,16 @@ def test_how_much_of_the_peak_overload_leaves() -> None:
     assert found["kept"] == {"untuned": pytest.approx(3500 / 5500), "tuned": 1.0}
 
 
+def test_a_generator_that_falls_short_is_noted() -> None:
+    found, _ = measure(SWEEP, [FakeRouter(6000), FakeRouter(12_000, most=10_000)])
+    rows = found["points"][2]["configurations"]
+    assert [row["generator_limited"] for row in rows] == [False, True]
+    assert [row["sent_pps"] for row in rows] == [16_000, 10_000]
+    assert found["notes"] == [
+        "at 16,000 pps offered the generator sent 10,000 in most trials of tuned"
+    ]
+
+
 def test_searches_are_compared_by_their_answers() -> None:
     of = spec(Method("ndr", high=100_000, precision=0.05))
     found, trials = measure(of, [FakeRouter(10_000), FakeRouter(20_000)], pairs=6)

@@ -8,10 +8,10 @@ Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95), w
 or "frames" of bursts); points: one for each load with offered (None of a search) and
 configurations: one for each, in their order, with
 
-    name, values (by round), median, low, high (the least and greatest), loss (median, None
-    of a search), ratio (None of the baseline): median, low, high (of the interval, None
-    when there is none), pairs, p (signed-rank test), verdict ("higher", "lower", "none", "too few
-    pairs"), text (a sentence);
+    name, values (by round), median, low, high (the least and greatest), loss and sent_pps
+    (medians, None of a search), generator_limited, ratio (None of the baseline): median,
+    low, high (of the interval, None when there is none), pairs, p (signed-rank test),
+    verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
 
 kept: by configuration name, the median over the rounds of the pps at the highest load as
 a share of the most at any load, with two loads or more; notes: sentences.
@@ -31,6 +31,7 @@ from typing import Any
 
 from vsrtune import stats
 from vsrtune.bench import methods
+from vsrtune.bench.aggregate import point
 from vsrtune.bench.methods import SEARCHES, Estimate
 from vsrtune.bench.model import Configuration, Load, Spec, Trial
 from vsrtune.bench.schedule import rounds
@@ -56,19 +57,21 @@ def compare(
     if spec.method.kind in SEARCHES:
         return (yield from _searches(spec, configurations, pairs, seed))
     loads = sorted(methods.loads(spec), key=lambda load: load.total)
-    values: Values = [[[] for _ in configurations] for _ in loads]
-    losses: Values = [[[] for _ in configurations] for _ in loads]
+    made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
     for turn in rounds(len(configurations), len(loads), pairs, seed):
         for index in turn.configurations:
             for at in turn.loads:
-                trial = yield index, loads[at]
-                values[at][index].append(trial.pps)
-                losses[at][index].append(trial.loss)
+                made[at][index].append((yield index, loads[at]))
+    values = [[[t.pps for t in trials] for trials in at] for at in made]
     summary = _summary(spec, configurations, values, seed)
     for at, found in enumerate(summary["points"]):
         found["offered"] = loads[at].total
         for index, one in enumerate(found["configurations"]):
-            one["loss"] = median(losses[at][index])
+            told = point(made[at][index])
+            one["loss"] = told["loss"]["median"]
+            one["sent_pps"] = told["sent_pps"]["median"]
+            one["generator_limited"] = told["generator_limited"]
+    summary["notes"] += _short_notes(summary["points"])
     if len(loads) > 1:
         summary["kept"] = {
             one.name: _kept([at[index] for at in values])
@@ -154,6 +157,8 @@ def _summary(
                 "low": min(measured),
                 "high": max(measured),
                 "loss": None,
+                "sent_pps": None,
+                "generator_limited": False,
                 "ratio": None,
             }
             if index > 0:
@@ -218,6 +223,17 @@ def _notes(pairs: int, points: int) -> list[str]:
         text = f"{pairs} pairs cannot show a difference at one of {points} load points"
         return [f"{text}; {together} are the fewest that can"]
     return []
+
+
+def _short_notes(points: Iterable[dict[str, Any]]) -> list[str]:
+    """Where the generator fell short, which makes a ratio that of a smaller load."""
+    return [
+        f"at {found['offered']:,.0f} pps offered the generator sent {one['sent_pps']:,.0f} in "
+        f"most trials of {one['name']}"
+        for found in points
+        for one in found["configurations"]
+        if one["generator_limited"]
+    ]
 
 
 def _kept(by_load: Iterable[Sequence[float]]) -> float | None:

@@ -9,13 +9,13 @@ least_to_most (the median share of the worst unit over that of the best, None of
 
 from __future__ import annotations
 
-import random
 from collections.abc import Generator, Sequence
 from statistics import median
 from typing import Any
 
 from vsrtune.bench.aggregate import point, spread_of
 from vsrtune.bench.model import Load, Spec, Trial
+from vsrtune.bench.schedule import each_in_turn
 from vsrtune.bench.spec_checks import fair_loads
 from vsrtune.stats import jain
 
@@ -30,13 +30,8 @@ def loads(spec: Spec) -> list[Load]:
 
 
 def fairness(spec: Spec, seed: int) -> Generator[Load, Trial, dict[str, Any]]:
-    """Every load once per round, each round in an order of its own."""
-    order = random.Random(seed)
-    every = loads(spec)
-    made: list[list[Trial]] = [[] for _ in every]
-    for _ in range(spec.method.repeats):
-        for index in order.sample(range(len(every)), len(every)):
-            made[index].append((yield every[index]))
+    """The generator of a fairness test."""
+    made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
     points = [fair_point(spec, trials) for trials in made]
     for rate, found in zip(spec.method.rates, points, strict=True):
         found["rate"] = rate

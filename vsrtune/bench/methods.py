@@ -14,7 +14,6 @@ ndr, pdr, back-to-back: see rate_search.py; fairness: see fairness.py.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from vsrtune.bench import fairness, rate_search
 from vsrtune.bench.aggregate import even_load, point, spread_of
 from vsrtune.bench.model import Load, Spec, Trial
+from vsrtune.bench.schedule import each_in_turn
 from vsrtune.errors import VsrtuneError
 from vsrtune.stats import linear_fit
 
@@ -83,14 +83,7 @@ def estimate(spec: Spec) -> Estimate:
 
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:
-    """Every load once per round, each round in an order of its own, so that what the
-    machine does meanwhile does not look like an effect of the load."""
-    order = random.Random(seed)
-    every = loads(spec)
-    made: list[list[Trial]] = [[] for _ in every]
-    for _ in range(spec.method.repeats):
-        for index in order.sample(range(len(every)), len(every)):
-            made[index].append((yield every[index]))
+    made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
     return sweep_summary(sorted(made, key=lambda trials: trials[0].load.total))
 
 

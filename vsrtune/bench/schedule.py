@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+
+from vsrtune.bench.model import Load, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,17 @@ def rounds(configurations: int, loads: int, count: int, seed: int) -> list[Round
         turns = source.sample(range(configurations), configurations)
         orders += [tuple(first[turn:] + first[:turn]) for turn in turns]
     return [Round(order, tuple(source.sample(range(loads), loads))) for order in orders[:count]]
+
+
+def each_in_turn(
+    loads: Sequence[Load], repeats: int, seed: int
+) -> Generator[Load, Trial, list[list[Trial]]]:
+    """Every load once per round, each round in an order of its own, so that what the
+    machine does meanwhile does not look like an effect of the load. Returns the trials
+    by load."""
+    source = random.Random(seed)
+    made: list[list[Trial]] = [[] for _ in loads]
+    for _ in range(repeats):
+        for index in source.sample(range(len(loads)), len(loads)):
+            made[index].append((yield loads[index]))
+    return made

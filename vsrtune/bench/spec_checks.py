@@ -39,7 +39,8 @@ _TUNING_KEYS = {
     Tuning.LIBVIRT_PINS: ("cpus",),
     Tuning.COMMAND: ("apply", "revert"),
 }
-# With one flow per counter more would be counted by router only.
+_UNICAST_END = int(ipaddress.IPv4Address("224.0.0.0"))
+# More flows than these are counted together, not one by one.
 MAX_FAIR_FLOWS = 16
 
 
@@ -105,7 +106,6 @@ class Checker:
 
     def routers(self, spec: Spec) -> None:
         names: set[str] = set()
-        taken: set[tuple[str, str]] = set()
         for number, router in enumerate(spec.routers):
             here = ("routers", str(number))
             kinds = [k for k in ("guest", "native") if (*here, k) in self.lines]
@@ -116,7 +116,7 @@ class Checker:
             names.add(router.name)
             legs = {"forth": router.forth} | ({"back": router.back} if router.back else {})
             for name, leg in legs.items():
-                self.leg((*here, name), leg, native=router.native, taken=taken)
+                self.leg((*here, name), leg, router.native, spec.traffic.destinations)
             if spec.traffic.bidirectional and router.back is None:
                 self.fail(
                     here,
@@ -124,7 +124,7 @@ class Checker:
                     "add back: {source: .., destination: ..}, or write bidirectional: false",
                 )
 
-    def leg(self, keys: KeyPath, leg: Leg, *, native: bool, taken: set[tuple[str, str]]) -> None:
+    def leg(self, keys: KeyPath, leg: Leg, native: bool, destinations: int) -> None:
         if native and not leg.mac:
             self.fail(keys, "the key 'mac' is missing", "add it: no guest's XML tells it here")
         if leg.mac and int(leg.mac[:2], 16) & 1:
@@ -133,22 +133,22 @@ class Checker:
                 f"{leg.mac} is a group address",
                 "write the address of the router's own interface",
             )
-        for name in ("source", "destination"):
+        for name, count in (("source", 1), ("destination", destinations)):
+            here = (*keys, name)
             try:
                 address = ipaddress.IPv4Address(getattr(leg, name))
             except ValueError:
-                self.fail((*keys, name), "this is not an IPv4 address", "write it as 10.10.1.2")
+                self.fail(here, "this is not an IPv4 address", "write it as 10.10.1.2")
                 continue
             if address.is_multicast or address.is_loopback or address.is_unspecified:
-                self.fail((*keys, name), f"{address} cannot be routed", "write a unicast address")
-        pair = (leg.source, leg.destination)
-        if pair in taken:
-            self.fail(
-                keys,
-                f"another leg goes from {leg.source} to {leg.destination} too",
-                "give it addresses of its own: frames are told apart by them",
-            )
-        taken.add(pair)
+                self.fail(here, f"{address} cannot be routed", "write a unicast address")
+            # Multicast begins where unicast ends, so one look at the last tells of all.
+            elif int(address) + count > _UNICAST_END:
+                self.fail(
+                    here,
+                    f"{count} addresses from {address} on reach beyond unicast",
+                    "write a lower address, or fewer traffic.destinations",
+                )
 
     def method(self, spec: Spec) -> None:
         method = spec.method
