@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vsrtune.bench import model
 from vsrtune.bench.spec import SpecErrors, load_data, load_text, to_data, with_policy
+from vsrtune.bench.spec_schema import KINDS, schema
 from vsrtune.errors import PolicyError
 
 WHOLE = """\
@@ -176,3 +180,25 @@ def test_fairness_of_flows_and_of_routers() -> None:
     two = WHOLE.replace("kind: sweep", "kind: fairness, by_router: {vr9: 5}")
     with pytest.raises(SpecErrors, match="the routers are vr1, host"):
         load_text(two, "x")
+
+
+def keys_of(part: dict[str, Any]) -> set[str]:
+    """Every key of a schema, those of mappings below it too."""
+    below = [*part.get("properties", {}).values(), *([part["items"]] if "items" in part else [])]
+    found = set(part.get("properties", {}))
+    return found.union(*(keys_of(one) for one in below))
+
+
+def test_the_manual_names_every_key_and_choice() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text()
+    told = set(re.findall(r"`([^`\n]+)`", text))
+    choices = {*KINDS, *(str(t) for t in model.Tuning), *(str(a) for a in model.Attachment)}
+    assert keys_of(schema()) | choices <= told
+
+
+def test_the_example_of_the_manual_is_accepted() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text()
+    [example] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert load_text(example, "docs/x.yaml").configuration.policy_path == (
+        "docs/../policies/router.yaml"
+    )

@@ -289,7 +289,7 @@ SCHEMA: dict[str, Any] = {
                 "keys such as pps: 200000",
                 {"pps": _RATE, "seconds": _duration("Length of one trial.")},
             ),
-            "warmup": _duration("Traffic before the first trial of a configuration."),
+            "warmup": _duration("Traffic before each trial, not counted."),
         },
         ("left", "right", "routers", "method"),
     ),
