@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +100,7 @@ def run(
         raise click.UsageError(f"{names}: write this in {spec_file}, or leave the file out")
     spec = read_spec(spec_file) if spec_file is not None else short_spec(given)
     check_outputs(json_file, html_file)
-    with Watch(quiet=quiet) as watch:
+    with _delivering_rest(json_file, html_file), Watch(quiet=quiet) as watch:
         outcome = session.run_spec(spec, seed=_seed(seed), watch=watch, uri=uri)
     deliver(outcome, json_file, html_file)
     return 0
@@ -142,7 +144,7 @@ def compare(
     first = read_spec(spec_files[0])
     specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
     check_outputs(json_file, html_file)
-    with Watch(quiet=quiet) as watch:
+    with _delivering_rest(json_file, html_file), Watch(quiet=quiet) as watch:
         outcome = session.compare_specs(specs, pairs=pairs, seed=_seed(seed), watch=watch, uri=uri)
     deliver(outcome, json_file, html_file)
     return 0
@@ -277,6 +279,18 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         from vsrtune import render
 
         render.show(tables.outcome_tables(outcome))
+
+
+@contextlib.contextmanager
+def _delivering_rest(json_file: Path | None, html_file: Path | None) -> Iterator[None]:
+    """What was measured before an error or Ctrl-C is delivered, then the error goes on."""
+    from vsrtune.bench.session import Unfinished
+
+    try:
+        yield
+    except Unfinished as stop:
+        deliver(stop.outcome, json_file, html_file)
+        raise
 
 
 def _seed(seed: int | None) -> int:

@@ -107,6 +107,11 @@ class TestTables:
             ("untuned", "late start", "12")
         ]
 
+    def test_a_run_that_ended_early_says_so_first(self) -> None:
+        head = tables.header(replace(samples.outcome(), unfinished="interrupted"))
+        assert head.rows[0] == ("unfinished", "interrupted")
+        assert head.tone == "warn"
+
     def test_thresholds_and_lengths_are_printed(self) -> None:
         method = replace(samples.SPEC.method, kind="pdr", loss=0.005, trials=3, precision=0.02)
         outcome = replace(samples.outcome("pdr"), spec=replace(samples.SPEC, method=method))

@@ -240,3 +240,5 @@ class Outcome:
     seed: int | None = None
     started: str = ""
     version: str = ""
+    # Why the run ended before its method did; "" for a whole one.
+    unfinished: str = ""

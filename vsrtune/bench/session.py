@@ -34,32 +34,47 @@ READY_SECONDS = 90.0
 Order = TypeVar("Order")
 
 
+class Unfinished(VsrtuneError):
+    """The run ended early. ``outcome`` holds the trials that were made, without a summary."""
+
+    def __init__(self, outcome: Outcome, cause: BaseException) -> None:
+        if isinstance(cause, VsrtuneError):
+            super().__init__(cause.what, where=cause.where, hint=cause.hint)
+            self.exit_code = cause.exit_code
+        else:
+            super().__init__(outcome.unfinished)
+            self.exit_code = 130
+        self.outcome = outcome
+
+
 def run_spec(spec: Spec, *, seed: int, watch: Watch, uri: str) -> Outcome:
-    """Measure one specification by its method. Raises VsrtuneError; the host is restored
-    in any case."""
-    with _Session(spec, (spec.configuration,), watch, uri) as session:
-        summary, trials = session.drive(
+    """Measure one specification by its method. The host is restored in any case. Raises
+    VsrtuneError, Unfinished when some trials had been made."""
+    session = _Session(spec, (spec.configuration,), watch, uri)
+    with session.keeping(spec.method.kind, seed), session:
+        summary = session.drive(
             methods.start(session.spec, seed),
             lambda load: session.trial(0, load),
             methods.estimate(session.spec),
         )
-        return session.outcome(session.spec.method.kind, summary, trials, seed)
+    return session.outcome(spec.method.kind, summary, seed)
 
 
 def compare_specs(
     specs: Sequence[Spec], *, pairs: int, seed: int, watch: Watch, uri: str
 ) -> Outcome:
     """Measure the configurations of ``specs`` in turn; the first is the baseline and says
-    what is measured. Raises VsrtuneError; the host is restored in any case."""
+    what is measured. The host is restored in any case. Raises as ``run_spec`` does."""
     configurations = tuple(spec.configuration for spec in specs)
     estimate = compare.estimate(specs[0], len(specs), pairs)
-    with _Session(specs[0], configurations, watch, uri) as session:
-        summary, trials = session.drive(
+    session = _Session(specs[0], configurations, watch, uri)
+    with session.keeping("compare", seed), session:
+        summary = session.drive(
             compare.compare(session.spec, configurations, pairs, seed),
             lambda order: session.trial(*order),
             estimate,
         )
-        return session.outcome("compare", summary, trials, seed)
+    return session.outcome("compare", summary, seed)
 
 
 def clean() -> list[str]:
@@ -115,6 +130,7 @@ class _Session:
         self._uri = uri
         self._environment: dict[str, Any] = {}
         self._present: int | None = None
+        self._trials: list[Trial] = []
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._stack = contextlib.ExitStack()
 
@@ -146,15 +162,29 @@ class _Session:
         self._watch.doing("restoring the host")
         self._stack.__exit__(kind, error, trace)
 
+    @contextlib.contextmanager
+    def keeping(self, method: str, seed: int) -> Iterator[None]:
+        """Hours of trials are not lost with the last one: raises Unfinished with them."""
+        try:
+            yield
+        except (VsrtuneError, KeyboardInterrupt) as error:
+            if not self._trials:
+                raise
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+            outcome = replace(self.outcome(method, {}, seed), unfinished=why)
+            raise Unfinished(outcome, error) from error
+
     def drive(
         self,
         method: Generator[Order, Trial, dict[str, Any]],
         do_trial: Callable[[Order], Trial],
         estimate: methods.Estimate,
-    ) -> tuple[dict[str, Any], list[Trial]]:
-        return runner.run(
+    ) -> dict[str, Any]:
+        """Run the method to its end; its summary."""
+        summary, _ = runner.run(
             method, do_trial, self._watch.progress, estimate=estimate, clock=time.monotonic
         )
+        return summary
 
     def trial(self, index: int, load: Load) -> Trial:
         """One trial in the configuration of that index."""
@@ -165,16 +195,17 @@ class _Session:
             self._present = index
             if configuration.name not in self._environment:
                 self._describe(configuration, notes)
-        return self._tester.trial(load, configuration.name)
+        trial = self._tester.trial(load, configuration.name)
+        self._trials.append(trial)
+        return trial
 
-    def outcome(
-        self, method: str, summary: dict[str, Any], trials: Sequence[Trial], seed: int
-    ) -> Outcome:
+    def outcome(self, method: str, summary: dict[str, Any], seed: int) -> Outcome:
+        """Everything that was found so far."""
         return Outcome(
             spec=self.spec,
             method=method,
             configurations=self._configurations,
-            trials=tuple(trials),
+            trials=tuple(self._trials),
             summary=summary,
             environment=self._environment,
             seed=seed,

@@ -56,9 +56,12 @@ def header(outcome: Outcome) -> Table:
         ("started", outcome.started),
         ("by", f"vsrtune {outcome.version}"),
     ]
+    if outcome.unfinished:
+        rows.insert(0, ("unfinished", outcome.unfinished))
     if outcome.seed is not None:
         rows.append(("seed", str(outcome.seed)))
-    return Table(spec.name, ("", ""), [(a, b) for a, b in rows if b])
+    tone = "warn" if outcome.unfinished else "plain"
+    return Table(spec.name, ("", ""), [(a, b) for a, b in rows if b], tone)
 
 
 def _routers(routers: Sequence[Router]) -> str:
