@@ -170,4 +170,4 @@ def test_what_cannot_be_compared(
     configurations: tuple[Configuration, ...], pairs: int, message: str
 ) -> None:
     with pytest.raises(VsrtuneError, match=message):
-        next(compare(SWEEP, configurations, pairs))
+        compare(SWEEP, configurations, pairs)

@@ -50,12 +50,18 @@ def compare(
     summary. The first configuration is the baseline. In one round every configuration
     meets every load point; a configuration is applied when the index changes.
 
-    Raises VsrtuneError at the first ``next`` for fewer than two configurations, names
-    that are not unique, or no pair.
+    Raises VsrtuneError at once, as ``check`` does.
     """
-    _check(configurations, pairs)
+    check(configurations, pairs)
     if spec.method.kind in SEARCHES:
-        return (yield from _searches(spec, configurations, pairs, seed))
+        return _searches(spec, configurations, pairs, seed)
+    return _loads(spec, configurations, pairs, seed)
+
+
+def _loads(
+    spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
+) -> CompareRun:
+    """Every load of every configuration in each round."""
     loads = sorted(methods.loads(spec), key=lambda load: load.total)
     made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
     for turn in rounds(len(configurations), len(loads), pairs, seed):
@@ -96,7 +102,9 @@ def pairs_needed(points: int) -> int:
     return stats.pairs_needed(points)
 
 
-def _check(configurations: Sequence[Configuration], pairs: int) -> None:
+def check(configurations: Sequence[Configuration], pairs: int) -> None:
+    """Raises VsrtuneError for fewer than two configurations, names that are not unique,
+    or no pair: what can be known before a host is touched."""
     names = [one.name for one in configurations]
     if len(names) < 2:
         raise VsrtuneError(
