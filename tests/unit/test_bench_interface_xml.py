@@ -104,9 +104,10 @@ def test_what_cannot_be_switched() -> None:
 
 
 def test_differences_name_the_path() -> None:
-    other = DIRECT.replace("macvtap0", "macvtap3").replace("<rom enabled='no'/>", "")
+    assert differences(DIRECT, DIRECT.replace("macvtap0", "macvtap3")) == ()
+    other = DIRECT.replace("macvtap0", "uplink").replace("<rom enabled='no'/>", "")
     assert differences(DIRECT, other) == (
         "/interface/rom: was '', is 'absent'",
         "/interface/rom/@enabled: was 'no', is 'absent'",
-        "/interface/target/@dev: was 'macvtap0', is 'macvtap3'",
+        "/interface/target/@dev: was 'macvtap0', is 'uplink'",
     )

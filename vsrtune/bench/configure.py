@@ -61,6 +61,7 @@ class Configurator:
         self._path = journal
         self._attachments = Attachments(spec.routers, uri)
         self._journal: Journal | None = None
+        self._tuner: Tuner | None = None
         self._present: Configuration | None = None
         self._notes: tuple[str, ...] = ()
         # Entries of the ledger: id, and for a tuning what takes it back.
@@ -82,6 +83,7 @@ class Configurator:
                 hint="vsrtune undo",
             )
         self._journal = journal
+        self._tuner = self._make_tuner(journal)
         return self
 
     def __exit__(
@@ -96,13 +98,13 @@ class Configurator:
             self._attachments.close()
             if self._journal is not None:
                 self._journal.close()
-                self._journal = None
+                self._journal = self._tuner = None
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
         for configuration in configurations:
             self._attachments.check(Wanted.of(configuration))
-            self._tuner().check(configuration)
+            self._entered().check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Take back the present tuning and bring the routers into ``configuration``.
@@ -152,7 +154,7 @@ class Configurator:
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
         if configuration.tuning is Tuning.UNTUNED:
             return ()
-        tuner = self._tuner()
+        tuner = self._entered()
         undo: Callable[[], object] = tuner.undo
         if configuration.tuning is Tuning.COMMAND:
             data: dict[str, Any] = {"revert": list(configuration.revert)}
@@ -179,9 +181,12 @@ class Configurator:
         self._ledger.done(entry)
         self._tuned = None
 
-    def _tuner(self) -> Tuner:
-        if self._journal is None:
-            raise VsrtuneError("the configurator was not entered")
+    def _entered(self) -> Tuner:
+        if self._tuner is None:
+            raise VsrtuneError("the configurator is used outside of its context")
+        return self._tuner
+
+    def _make_tuner(self, journal: Journal) -> Tuner:
         left = self._spec.left
         guests = [router.name for router in self._spec.routers if not router.native]
-        return Tuner(self._journal, guests, left.cpu if left.host is None else None, self._uri)
+        return Tuner(journal, guests, left.cpu if left.host is None else None, self._uri)

@@ -6,12 +6,15 @@ host has below it is replaced.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
 from vsrtune.bench.model import Attachment
 from vsrtune.errors import VsrtuneError
 
+_DEVICE = "/interface/target/@dev"
+_GENERATED = re.compile(r"(macvtap|vnet)\d+")
 # Which part of the host an interface stands on; written anew for each attachment.
 _BACK_END = ("source", "target", "virtualport")
 
@@ -89,8 +92,14 @@ def switchable(found: Nic, back: Back) -> str:
 
 
 def differences(before: str, after: str) -> tuple[str, ...]:
-    """Paths in which two interfaces' XML differ, with both values, for people."""
+    """Paths in which two interfaces' XML differ, with both values, for people.
+
+    A name of the host's device that libvirt made up is none: it counts on, and gives
+    no such name a second time, even when asked for it.
+    """
     old, new = _flat(ET.fromstring(before)), _flat(ET.fromstring(after))
+    if all(_GENERATED.fullmatch(found.get(_DEVICE, "")) for found in (old, new)):
+        new[_DEVICE] = old[_DEVICE]
     return tuple(
         f"{path}: was {old.get(path, 'absent')!r}, is {new.get(path, 'absent')!r}"
         for path in sorted({*old, *new})
