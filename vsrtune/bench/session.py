@@ -207,7 +207,11 @@ class _Session:
             configurations=self._configurations,
             trials=tuple(self._trials),
             summary=summary,
-            environment=self._environment,
+            environment={
+                c.name: self._environment[c.name]
+                for c in self._configurations
+                if c.name in self._environment
+            },
             seed=seed,
             started=self._started,
             version=__version__,

@@ -10,7 +10,7 @@ from typing import Any
 
 from vsrtune.bench import summaries
 from vsrtune.bench.model import Outcome, Router
-from vsrtune.bench.points import DROPS, ROLES, Point, points, used
+from vsrtune.bench.points import DROPS, ROLES, Point, by_configuration, used
 from vsrtune.bench.summaries import interval, number, percent
 from vsrtune.report import NOTHING, Table
 
@@ -24,7 +24,7 @@ _DROP_HEADS = {
 
 def outcome_tables(outcome: Outcome) -> list[Table]:
     """Everything a terminal shows of an outcome: the answer first, the host last."""
-    found = points(outcome.trials)
+    found = [point for group in by_configuration(outcome).values() for point in group]
     tables = [header(outcome)]
     tables += summary_tables(outcome)
     tables += [throughput_table(found), cost_table(found)]
