@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vsrtune.bench.accounting import Counts, Effort, SentStream, account
+from vsrtune.bench.accounting import Counts, Effort, account
 from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.generator import Sent
 from vsrtune.bench.model import Latency, Load, Trial
 from vsrtune.bench.threads import (
     Usage,
@@ -19,7 +20,7 @@ from vsrtune.model import ThreadKey
 
 ZERO = Counts({("vr1/forth", 0): 100, ("vr2/forth", 0): 0}, 5, 6, 7, 8)
 LOAD = Load({"vr1": 1000.0, "vr2": 500.0}, 2.0)
-SENT = [SentStream("vr1/forth", 2000, 2.0), SentStream("vr2/forth", 1000, 1.9)]
+SENT = [Sent("vr1/forth", 2000, 2.0), Sent("vr2/forth", 1000, 1.9)]
 
 
 def trial(after: Counts, *, probes: Latency | None = None, load: Load = LOAD) -> Trial:
@@ -82,7 +83,7 @@ def test_flows_of_the_way_back_are_numbered_on_and_slashes_in_names_are_kept() -
     after = Counts(
         {(f"a/b/{way}", n): n + 1 for way in ("forth", "back") for n in (0, 1)}, 0, 0, 0, 0
     )
-    sent = [SentStream("a/b/forth", 3, 1.0), SentStream("a/b/back", 3, 1.0)]
+    sent = [Sent("a/b/forth", 3, 1.0), Sent("a/b/back", 3, 1.0)]
     found = account("c", Load({"a/b": 6.0}, 1.0), 2, sent, before, after, Effort())
     assert found.forwarded_by == {"a/b": 6}
     assert found.forwarded_by_flow == {"a/b/0": 1, "a/b/1": 2, "a/b/2": 1, "a/b/3": 2}

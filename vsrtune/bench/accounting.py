@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vsrtune.bench.generator import Sent
 from vsrtune.bench.model import Latency, Load, Trial
 
 # Below this share of the rate asked for, a trial says that the generator was too slow.
@@ -33,15 +34,6 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class SentStream:
-    """A stream as it was sent: ``frames`` in ``seconds``."""
-
-    key: str
-    frames: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Effort:
     """What the host did between the counters; see Trial."""
 
@@ -55,7 +47,7 @@ def account(
     configuration: str,
     load: Load,
     flows: int,
-    sent: Sequence[SentStream],
+    sent: Sequence[Sent],
     before: Counts,
     after: Counts,
     effort: Effort,

@@ -3,8 +3,8 @@
 They are built and read by packet sockets, so the ends need no addresses or routes.
 Sending is timed by the driver as it hands the frame over (SO_TIMESTAMPING), receiving
 as the frame enters the stack. Reading both happens after the traffic, so that the only
-work while it flows is a few sends. The sink drops what it counts before packet sockets
-see it, and probes are not counted there.
+work while it flows is a few sends. The sink drops what it counts before these sockets
+look at a frame, so measured frames are not slowed; probes pass it.
 """
 
 from __future__ import annotations
@@ -172,8 +172,7 @@ def send_at_rate(
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
     """Percentiles (nearest rank) of the probes that came; None when none was sent.
 
-    Where nothing came the percentiles are infinite: JSON has no such number, so they
-    are given as 0 and ``lost`` equals ``sent``.
+    Where nothing came there are no percentiles: they are 0, and ``lost`` equals ``sent``.
     """
     if not sent:
         return None

@@ -123,6 +123,8 @@ class AgentProcess:
         while b"\n" not in self._pending:
             (ready, _, _) = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
             if not ready:
+                # A late answer would be taken for that of the next request.
+                self._process.kill()
                 raise VsrtuneError(
                     f"the agent did not answer within {timeout:g} s",
                     where=self.where,

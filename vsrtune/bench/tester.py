@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from vsrtune.bench import counters, edge_cleaners, threads
-from vsrtune.bench.accounting import Counts, Effort, SentStream, account
+from vsrtune.bench.accounting import Counts, Effort, account
+from vsrtune.bench.generator import Sent
 from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import Endpoint, Latency, Load, Spec, Trial
 from vsrtune.bench.probe import latency
@@ -200,7 +201,7 @@ class Tester:
 
     def _send(
         self, every: Sequence[Stream], seconds: float, probes: dict[str, Any] | None
-    ) -> tuple[list[SentStream], dict[int, int]]:
+    ) -> tuple[list[Sent], dict[int, int]]:
         """Run the generators of all places side by side."""
         begun = []
         for place, agent in self._agents.items():
@@ -209,13 +210,13 @@ class Tester:
             if here or own:
                 agent.begin("run", streams=here, seconds=seconds, probes=own)
                 begun.append(agent)
-        sent: list[SentStream] = []
+        sent: list[Sent] = []
         times: dict[int, int] = {}
         failed: VsrtuneError | None = None
         for agent in begun:
             try:
                 answer = agent.finish(seconds + ANSWER_SECONDS)
-                sent += [SentStream(**stream) for stream in answer["sent"]]
+                sent += [Sent(**stream) for stream in answer["sent"]]
                 times.update((number, stamp) for number, stamp in answer["probes"])
             except VsrtuneError as error:
                 failed = failed or error
