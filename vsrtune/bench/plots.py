@@ -88,6 +88,7 @@ def throughput(
             linestyle="--" if line.dashed else "-",
         )
     axes.set_xlabel(x_label)
+    axes.xaxis.set_major_formatter(_tick)
     axes.set_ylabel(y_label)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
@@ -244,13 +245,16 @@ def _new(title: str, note: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _tick(value: float, _position: int | None) -> str:
+    """A number on an axis, with thousands separators."""
+    return f"{value:,.4g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
 def _finish(axes: Axes, *, legend: bool = True) -> None:
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.yaxis.set_major_formatter(
-        lambda value, _: f"{value:,.4g}" if value < 100 else f"{value:,.0f}"
-    )
+    axes.yaxis.set_major_formatter(_tick)
     if legend and axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8, frameon=False)

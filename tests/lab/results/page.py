@@ -6,7 +6,7 @@ leaves a line that says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from results.data import Data, Missing
@@ -16,23 +16,22 @@ from vsrtune.bench.model import Outcome
 from vsrtune.bench.points import DROPS, by_configuration, used
 from vsrtune.bench.summaries import number, percent
 
-_ANSWERS = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
+# Of a claim of a paper, and of an aim of our own.
+_AGREES = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
+_REACHED = {"agrees": "reached", "differs": "**not reached**", "open": "not shown"}
 _PEERS = "peers"
 
-_LABEL = (
-    "One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of "
-    "hardware, ratios of interleaved trials do."
-)
+_HEAD = """\
+One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
+hardware, ratios of interleaved trials do. `make results` measures all of it anew and writes these
+pages, `make results RESUME=1` only what is missing in `raw/`, `FIGURES=fig03` one figure.
 
-_HEAD = f"""\
-{_LABEL} `make results` measures what is missing in `raw/` and writes these pages;
-`python3 -m results --again FIGURE` (in tests/lab) measures a figure anew. Offered and forwarded
-are frames per second of 60 bytes without check sequence (64 on a wire) unless said otherwise. A
-median is of all trials of a configuration at a load. A ratio is the median of ratios within
-rounds, with its exact 95 % interval; configurations of a run were interleaved, their order
-shuffled with the seed in the raw file. "Agrees" and "differs" need an interval that excludes 1
-where two configurations are compared; otherwise a point is "not shown". CPU time of a thread
-includes the SoftIRQ work that ran on it.
+Offered and forwarded are frames per second of 60 bytes without check sequence (64 on a wire) unless
+said otherwise. A median is of all trials of a configuration at a load. A ratio is the median of
+the ratios within rounds, with its exact 95 % interval; configurations of a run were interleaved,
+their order shuffled with the seed in the raw file. Where two configurations are compared, a
+verdict needs an interval that excludes 1; otherwise the point is "not shown". CPU time of a
+thread includes the SoftIRQ work that ran on it.
 """
 
 _WAITS = """\
@@ -50,24 +49,32 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     data = Data(docs / "raw")
     papers = [f for f in figures if not f.id.startswith(_PEERS)]
     peers = [f for f in figures if f.id.startswith(_PEERS)]
-    _page(docs / "paper.md", "# The papers' figures, measured again", papers, data, docs, _WAITS)
-    _page(docs / "peers.md", "# What else an operator could use", peers, data, docs, "")
+    title = "# The papers' figures, measured again"
+    _page(docs / "paper.md", [title, "", _HEAD], papers, data, docs, _AGREES, _WAITS)
+    title = "# What else an operator could use"
+    _page(docs / "peers.md", [title, "", _HEAD], peers, data, docs, _REACHED, "")
 
 
 def _page(
-    path: Path, title: str, figures: Sequence[Figure], data: Data, docs: Path, tail: str
+    path: Path,
+    head: Sequence[str],
+    figures: Sequence[Figure],
+    data: Data,
+    docs: Path,
+    answers: Mapping[str, str],
+    tail: str,
 ) -> None:
     sections: list[str] = []
-    summary = ["| figure | point of the paper | ours |", "|---|---|---|"]
+    summary = ["| | point | here |", "|---|---|---|"]
     for figure in figures:
         own = data.of(figure.id)
         verdicts = [(claim, _judge(claim, own)) for claim in figure.claims]
-        summary += [
-            f"| [{figure.title}](#{_anchor(figure.title)}) | {claim.text} | {_ANSWERS[v.answer]} |"
-            for claim, v in verdicts
-        ]
-        sections += _figure(figure, verdicts, own, docs)
-    text = [title, "", _HEAD, *_host(figures, data), "## Point by point", "", *summary, ""]
+        link = f"[{figure.title}](#{_anchor(figure.title)})"
+        for claim, verdict in verdicts:
+            summary.append(f"| {link} | {claim.text} | {answers[verdict.answer]} |")
+            link = ""
+        sections += _figure(figure, verdicts, own, docs, answers)
+    text = [*head, *_host(figures, data), "## Point by point", "", *summary, ""]
     path.write_text("\n".join([*text, *sections, tail]).rstrip() + "\n", encoding="utf-8")
 
 
@@ -99,33 +106,37 @@ def _host(figures: Sequence[Figure], data: Data) -> list[str]:
 
 def _described(outcome: Outcome) -> Iterator[str]:
     for block in list(outcome.environment.values())[:1]:
-        kinds = {g.get("vhost", "") for g in block.get("guests", {}).values()} or {"none"}
+        kinds = sorted({g.get("vhost", "") for g in block.get("guests", {}).values()})
+        if not kinds:  # native forwarding, on the host of the others
+            return
         yield (
             f"{block.get('os') or 'unknown system'}, kernel {block.get('kernel', '?')}, QEMU "
             f"{block.get('qemu') or '?'}, libvirt {block.get('libvirt') or '?'}, CPUs "
-            f"{block.get('cpus', {}).get('online', '?')}, vhost workers: {'/'.join(sorted(kinds))}"
+            f"{block.get('cpus', {}).get('online', '?')}, vhost workers: {'/'.join(kinds)}"
         )
 
 
 def _figure(
-    figure: Figure, verdicts: Sequence[tuple[Claim, Verdict]], data: Data, docs: Path
+    figure: Figure,
+    verdicts: Sequence[tuple[Claim, Verdict]],
+    data: Data,
+    docs: Path,
+    answers: Mapping[str, str],
 ) -> list[str]:
     lines = [f"## {figure.title}", ""]
-    if figure.claims:
+    if figure.paper:
         lines += [f"*The paper.* {figure.paper}", ""]
-    else:
-        lines += [figure.paper, ""]
     lines += [f"*Here.* {figure.ours}", ""]
     lines += _plots(figure, data, docs)
     if verdicts:
-        lines += ["| point | ours | by which figures |", "|---|---|---|"]
-        lines += [f"| {c.text} | {_ANSWERS[v.answer]} | {v.text} |" for c, v in verdicts]
+        lines += ["| point | here | by which figures |", "|---|---|---|"]
+        lines += [f"| {c.text} | {answers[v.answer]} | {v.text} |" for c, v in verdicts]
         lines.append("")
     for claim, verdict in verdicts:
         if claim.why is None:
             continue
         try:
-            lines += [f"- {claim.text} *{verdict.answer}.* {claim.why(data)}"]
+            lines += [f"- {claim.text} ({answers[verdict.answer]}) {claim.why(data)}"]
         except Missing:
             continue
     if lines[-1]:

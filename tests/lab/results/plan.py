@@ -82,7 +82,7 @@ class Run:
         """A guess at how long it takes, for the time budget alone."""
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
         slow = any("attachment" in c for c in self.configurations)
-        return 15 + self.trials * (self.seconds + 1.2) + changes * (9.0 if slow else 2.0)
+        return 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)
 
 
 @dataclass(frozen=True)

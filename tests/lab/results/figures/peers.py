@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from results.data import Data, offered
@@ -81,15 +82,18 @@ def _of_native(native: str) -> Any:
     return judge
 
 
-def _plots(data: Data) -> Mapping[str, Any]:
+def _plots(figure: str, data: Data) -> Mapping[str, Any]:
     from vsrtune.bench import plots
 
     found: dict[str, Any] = {}
     names = [str(c["name"]) for c in _configurations()]
     for factor, load in zip(_FACTORS, data.loads(_RUN), strict=True):
-        values = [[t.pps for t in data.trials(_RUN, name, load)] for name in names]
+        columns = {name: [t.pps for t in data.trials(_RUN, name, load)] for name in names}
+        if data.has(NATIVE):
+            columns["native"] = [t.pps for t in data.at(NATIVE, None, load).trials]
         title = f"{factor:g} times the untuned peak: {offered(load)}"
-        found[f"peers-{factor:g}x"] = plots.scatter(names, values, title, "forwarded pps")
+        name = f"{figure}-{factor:g}x"
+        found[name] = plots.scatter(list(columns), list(columns.values()), title, "forwarded pps")
     return found
 
 
@@ -118,7 +122,7 @@ def _figure(figure: str, boot: Boot, title: str) -> Figure:
     return Figure(
         id=figure,
         title=title,
-        paper="(No figure of a paper: the tools an operator has.)",
+        paper="",
         ours="Untuned; libvirt's vcpupin and emulatorpin to CPU 1; TuneD's profile virtual-host; "
         "vsrtune with the policy it ships for hosts like this. Offered: twice and four times "
         "what the untuned router forwards at its best in the same lab.",
@@ -138,7 +142,7 @@ def _figure(figure: str, boot: Boot, title: str) -> Figure:
             Claim("At four times the untuned peak it is within 5 % of its own peak.", _own_peak),
             Claim("At least 0.54 of native forwarding.", _of_native(f"{figure}/{NATIVE}")),
         ),
-        plots=_plots,
+        plots=partial(_plots, figure),
         native=f"{figure}/{NATIVE}",
     )
 
