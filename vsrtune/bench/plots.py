@@ -245,7 +245,7 @@ def _new(title: str, note: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _tick(value: float, _position: int | None) -> str:
+def _tick(value: float, _position: float | None) -> str:
     """A number on an axis, with thousands separators."""
     return f"{value:,.4g}" if abs(value) < 100 else f"{value:,.0f}"
 
