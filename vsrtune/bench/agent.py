@@ -1,10 +1,10 @@
 """The hands of a bench in one network namespace, of this machine or another.
 
 `python3 -m vsrtune.bench.agent` reads one JSON request a line from stdin and answers
-each with a line on stdout. When stdin ends, for whatever reason, traffic stops and
-everything that was set up is taken away; when the agent is killed, the kernel does so
-(see pktgen and sink). An `open` comes first and names the devices; nothing else is
-ever sent to.
+each with a line on stdout; a request that comes while traffic flows ends the traffic.
+When stdin ends, for whatever reason, so does the traffic, and everything that was set
+up is taken away; when the agent is killed, the kernel does so (see pktgen and sink).
+An `open` comes first and names the devices; nothing else is ever sent to.
 """
 
 from __future__ import annotations
@@ -193,12 +193,15 @@ def serve(stdin: int, stdout: int) -> None:
 
 
 def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
+    request = json.loads(line)
+    number = request.pop("id")
     try:
-        return {"result": agent.answer(json.loads(line))}
+        return {"id": number, "result": agent.answer(request)}
     except VsrtuneError as error:
-        return {"error": {"what": error.what, "where": error.where, "hint": error.hint}}
+        (what, where, hint) = (error.what, error.where, error.hint)
     except Exception as error:  # the other end must learn of it, whatever it is
-        return {"error": {"what": f"{type(error).__name__}: {error}", "where": "", "hint": ""}}
+        (what, where, hint) = (f"{type(error).__name__}: {error}", "", "")
+    return {"id": number, "error": {"what": what, "where": where, "hint": hint}}
 
 
 def _write(stdout: int, answer: Mapping[str, Any]) -> None:

@@ -43,6 +43,7 @@ class AgentProcess:
         """Start it. Raises VsrtuneError when the program cannot be run."""
         self.where = host or "agent"
         self._pending = b""
+        self._asked = 0
         environment = dict(os.environ)
         environment["PYTHONPATH"] = str(Path(vsrtune.__file__).parents[1])
         try:
@@ -71,9 +72,10 @@ class AgentProcess:
         return self.finish(timeout)
 
     def begin(self, operation: str, **arguments: Any) -> None:
-        """Ask, without waiting for the answer."""
+        """Ask, without waiting for the answer. Traffic that flows is ended by it."""
         assert self._process.stdin is not None
-        line = json.dumps({"op": operation, **arguments}).encode() + b"\n"
+        self._asked += 1
+        line = json.dumps({"id": self._asked, "op": operation, **arguments}).encode() + b"\n"
         try:
             while line:
                 line = line[self._process.stdin.write(line) or 0 :]
@@ -83,6 +85,9 @@ class AgentProcess:
     def finish(self, timeout: float = ANSWER_SECONDS) -> Any:
         """The answer to what was asked last. Raises VsrtuneError."""
         answer: Mapping[str, Any] = json.loads(self._line(timeout))
+        # Those before are of questions whose asker was interrupted.
+        while answer["id"] != self._asked:
+            answer = json.loads(self._line(timeout))
         if "error" in answer:
             error = answer["error"]
             where = error["where"]

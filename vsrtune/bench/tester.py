@@ -169,9 +169,10 @@ class Tester:
         for direction, each in counted(self._spec).items():
             end = self._end(direction)
             if each:
-                wanted[end.host, end.namespace][end.device] = [asdict(one) for one in each]
-        for place, here_counted in wanted.items():
-            self._agents[place].call("sink", counted=here_counted)
+                here_counted = wanted[end.host, end.namespace].setdefault(end.device, [])
+                here_counted += [asdict(one) for one in each]
+        for place, by_device in wanted.items():
+            self._agents[place].call("sink", counted=by_device)
 
     def _end(self, direction: Direction) -> Endpoint:
         """Where frames of a direction come out."""

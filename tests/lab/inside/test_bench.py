@@ -275,6 +275,27 @@ def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Led
     measure(spec, ledger, Load({spec.routers[0].name: SLOW}, 0.5))
 
 
+def test_an_interrupted_trial_leaves_the_tester_usable(
+    spec: Spec, ledger: Ledger, libvirt_guest: LabGuest
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with tester.Tester(spec, ledger, OBSERVER.observe) as running:
+            signal.setitimer(signal.ITIMER_REAL, 4.0)
+            with pytest.raises(KeyboardInterrupt):
+                running.trial(Load({libvirt_guest.ref: SLOW}, 30.0), "untuned")
+            # As when the host is restored: routers are asked whether they forward.
+            assert running.ready(libvirt_guest.ref)
+            assert not flowing()
+            trial = running.trial(Load({libvirt_guest.ref: SLOW}, 1.0), "untuned")
+            assert (trial.sent, trial.forwarded) == (500, 500)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
