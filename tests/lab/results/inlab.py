@@ -25,6 +25,10 @@ TIME_UP = 75
 # Many routes lie below this one, and so do the destinations of many flows.
 PREFIX = "10.128.0.0/9"
 NATIVE_PEER = "10.20.250.2"
+COVERED = 1 << 20
+# An emulated guest takes a millisecond or more for a route; it tells after so many.
+CHUNK = 1024
+ROUTES_SECONDS = 200
 
 
 def say(text: str) -> None:
@@ -49,14 +53,19 @@ def read_yaml(path: str) -> dict[str, Any]:
 # -- guests -------------------------------------------------------------------------------
 
 
-def prefixes(count: int, peer: str) -> str:
-    """Input of `ip -batch`: so many /28 from the start of PREFIX on."""
+def prefixes(count: int, peer: str) -> list[str]:
+    """Input of `ip -batch`: so many prefixes, a power of two, that together cover the
+    first COVERED addresses of PREFIX."""
+    if not count:
+        return []
+    size = COVERED // count
+    length = 33 - size.bit_length()
     lines = []
     for number in range(count):
-        base = (10 << 24) + (128 << 16) + number * 16
+        base = (10 << 24) + (128 << 16) + number * size
         address = ".".join(str(base >> shift & 255) for shift in (24, 16, 8, 0))
-        lines.append(f"route add {address}/28 via {peer}\n")
-    return "".join(lines)
+        lines.append(f"route add {address}/{length} via {peer}\n")
+    return lines
 
 
 def routes_archive(index: int, count: int) -> Path:
@@ -78,16 +87,21 @@ def routes_archive(index: int, count: int) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(Path(source).read_bytes())
         target.chmod(0o755)
-    (top / "routes.batch").write_text(prefixes(count, f"10.20.{index}.2"))
+    lines = prefixes(count, f"10.20.{index}.2")
+    for start in range(0, count, CHUNK):
+        name = f"routes{start + len(lines[start : start + CHUNK]):07}.batch"
+        (top / name).write_text("".join(lines[start : start + CHUNK]))
     script = top / "routes-init"
     script.write_text(
         "#!/bin/busybox sh\n"
         "export PATH=/bin\n"
         "(\n"
-        "\tuntil [ -e /proc/net/route ] && ip route 2>/dev/null | busybox grep -q '^10.128'; do\n"
-        "\t\tsleep 1\n"
+        "\texec >/dev/console 2>&1\n"
+        "\tuntil [ -e /proc/net/route ] && ip route | busybox grep -q '^10.128'; do sleep 1; done\n"
+        "\tfor batch in /routes*.batch; do\n"
+        '\t\t/iproute/ip -batch "$batch" && echo "router: added $batch"\n'
         "\tdone\n"
-        "\t/iproute/ip -batch /routes.batch && echo 'router: routes are there' >/dev/console\n"
+        "\techo 'router: routes are there'\n"
         ") &\n"
         "exec /init\n"
     )
@@ -142,9 +156,11 @@ def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
 def wait_for_routes(index: int, name: str) -> None:
     log = Path(f"/var/log/libvirt/qemu/router{index}.log")
     began = time.monotonic()
-    while "routes are there" not in log.read_text(errors="replace"):
-        if time.monotonic() - began > 300:
-            raise RuntimeError(f"{name} has not filled its routing table within 300 s")
+    while "routes are there" not in (text := log.read_text(errors="replace")):
+        if time.monotonic() - began > ROUTES_SECONDS:
+            last = "\n".join(text.splitlines()[-5:])
+            what = f"has not filled its routing table within {ROUTES_SECONDS} s"
+            raise RuntimeError(f"{name} {what}:\n{last}")
         time.sleep(1)
     say(f"{name}: routing table filled after {time.monotonic() - began:.0f} s")
 
@@ -252,8 +268,8 @@ def main() -> int:
         prepare_guest(index, f"vr{index}", wanted)
     if todo["native_routes"] is not None:
         command("ip", "route", "add", PREFIX, "via", NATIVE_PEER, "dev", "p1")
-        batch = prefixes(todo["native_routes"], f"{NATIVE_PEER} dev p1")
-        command("ip", "-batch", "-", input=batch)
+        lines = prefixes(todo["native_routes"], f"{NATIVE_PEER} dev p1")
+        command("ip", "-batch", "-", input="".join(lines))
     failed = 0
     for run in todo["runs"]:
         spent = time.monotonic() - began

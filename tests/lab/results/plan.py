@@ -27,8 +27,8 @@ NATIVE = "native"
 @dataclass(frozen=True)
 class Guest:
     """How a router of a lab differs from the lab's usual one. ``routes`` is None for a
-    routing table as it is, else how many prefixes below 10.128.0.0/9 it is given beside
-    that one, which all lead to the sink."""
+    routing table as it is, else how many prefixes (a power of two) below 10.128.0.0/9 it
+    is given beside that one, which all lead to the sink."""
 
     vcpus: int = 1
     queues: int = 1
@@ -154,7 +154,7 @@ BASE = Boot("base")
 BOOKWORM = Boot("bookworm", release="bookworm")
 ROUTES = Boot(
     "routes",
-    guests=(Guest(routes=0), Guest(routes=65536)),
+    guests=(Guest(routes=0), Guest(routes=16384)),
     native_routes=0,
 )
 THREADS = Boot("threads", guests=(Guest(), Guest(vcpus=2), Guest(vcpus=2, queues=2)))

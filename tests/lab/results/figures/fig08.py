@@ -58,7 +58,7 @@ FIGURE = Figure(
     title="Fig. 8: size of the routing table",
     paper="A table of a million entries instead of one costs next to nothing, be it for one flow "
     "or for a million, in the virtual router as in the native one.",
-    ours=f"{_ENTRIES['vr2']:,} prefixes of 16 addresses each, which cover the destinations of the "
+    ours=f"{_ENTRIES['vr2']:,} prefixes of equal length, which cover the destinations of the "
     "million flows; a table of a million would take an emulated guest many minutes to fill. Two "
     "guests in one lab, one with each table, tuned alike, measured in turn.",
     runs=tuple(
