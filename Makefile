@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns lab test demo format clean
+.PHONY: help setup lint unit netns lab test demo results format clean
 SHELL := /bin/bash
 
 help: ## this list
@@ -30,6 +30,11 @@ test: lint ## everything: lint, then unit, netns and lab tests in one report
 
 demo: ## the main job on a real router guest in the lab
 	@tests/lab/demo
+
+results: setup ## measure the papers' figures and the peers anew, and write docs/results
+	@# RESUME=1 measures only what is missing; FIGURES=fig03,peers limits it to these.
+	@venv=$$(tests/setup) && cd tests/lab && $$venv/bin/python -m results \
+	$(if $(FIGURES),--figures $(FIGURES)) $(if $(RESUME),,--again all)
 
 format: setup ## rewrite the sources as the linter wants them
 	@venv=$$(tests/setup) && $$venv/bin/ruff format . && $$venv/bin/ruff check --fix .

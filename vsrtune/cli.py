@@ -26,6 +26,7 @@ COMMANDS = {
     "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
     "policy": ("cli_policy", "policy", "Check policy files; print their schema."),
+    "bench": ("cli_bench", "bench", "Measure routers and compare configurations."),
     "daemon": ("cli_daemon", "daemon", "Keep the host tuned until stopped, then undo."),
 }
 

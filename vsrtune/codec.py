@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union
@@ -35,7 +36,7 @@ def encode(value: Any) -> Any:
         return out
     if isinstance(value, (tuple, list)):
         return [encode(v) for v in value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(k): encode(v) for k, v in value.items()}
     return value
 
@@ -63,6 +64,17 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
             raise _fail(where, "a list", data)
         item = typing.get_args(hint)[0]
         return tuple(_decode(item, v, f"{where}[{i}]") for i, v in enumerate(data))
+    if origin is Mapping:
+        if not isinstance(data, dict):
+            raise _fail(where, "a mapping", data)
+        item = typing.get_args(hint)[1]
+        return {k: _decode(item, v, f"{where}.{k}") for k, v in data.items()}
+    if origin is typing.Literal:
+        if data not in typing.get_args(hint):
+            raise VsrtuneError(f"{data!r} is not accepted here", where=where)
+        return data
+    if hint is Any:
+        return data
     if hint is CpuSet:
         if not isinstance(data, str):
             raise _fail(where, "a CPU list", data)

@@ -1,4 +1,4 @@
-"""Structural errors of a policy, found by JSON Schema and told in our own words.
+"""Structural errors of a YAML file, found by JSON Schema and told in our own words.
 
 The texts of the jsonschema library differ between versions, so only the kind of
 a failure and its place are taken from it.
@@ -21,11 +21,19 @@ _TYPES = {
     "integer": "a whole number",
     "string": "text",
     "object": "a mapping",
+    "array": "a list",
+    "number": "a number",
+    "boolean": "true or false",
 }
 
 
-def structural(document: Document, path: str) -> list[tuple[KeyPath, PolicyError]]:
-    """What is wrong with the structure: (key path, error) in the order of lines."""
+def structural(
+    document: Document, path: str, wanted: dict[str, Any] | None = None
+) -> list[tuple[KeyPath, PolicyError]]:
+    """What is wrong with the structure: (key path, error) in the order of lines.
+
+    ``wanted`` is the JSON Schema, that of a policy when None.
+    """
     import jsonschema
     from jsonschema.validators import extend
 
@@ -33,7 +41,7 @@ def structural(document: Document, path: str) -> list[tuple[KeyPath, PolicyError
     # JSON Schema takes 10.0 for an integer; a policy does not.
     checker = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     make: Any = extend  # the stubs leave it untyped
-    validator = make(base, type_checker=checker)(schema())
+    validator = make(base, type_checker=checker)(schema() if wanted is None else wanted)
     found: list[tuple[KeyPath, int, PolicyError]] = []
     for error in validator.iter_errors(document.data):
         where = tuple(str(p) for p in error.absolute_path)
@@ -84,8 +92,8 @@ def _tell(
         case "enum":
             yield where, f"{shown(value)} is not accepted", _suggest(value, part["enum"], hint)
         case "pattern":
-            yield where, f"{shown(value)} is not a CPU list", hint
-        case "minLength" | "minProperties":
+            yield where, f"{shown(value)} is not {part.get('x-pattern', 'a CPU list')}", hint
+        case "minLength" | "minProperties" | "minItems":
             yield where, "the value is empty", hint
         case "maxLength":
             yield where, f"the text is longer than {part['maxLength']} characters", hint

@@ -1,4 +1,4 @@
-"""YAML text of a policy to plain data, with the line of every key.
+"""YAML text of a policy or bench specification to plain data, with the line of every key.
 
 Reads the event stream of the YAML parser, so that scalars have one meaning
 whatever the library version, and every error is in our words with its line.
@@ -71,16 +71,17 @@ class Document:
     errors: list[PolicyError] = field(default_factory=list)
 
 
-def read(text: str, path: str) -> Document:
+def read(text: str, path: str, kind: str = "policy") -> Document:
     """Read one YAML document. Errors stand in the result, never raised;
-    ``data`` is None when the text could not be read to its end."""
+    ``data`` is None when the text could not be read to its end. ``kind`` is what
+    messages call such a file."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     document = Document()
     fail = _Failures(path, document.errors)
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        fail(1, f"the file is larger than {MAX_BYTES // 1024} KiB", "a policy is a few lines")
+        fail(1, f"the file is larger than {MAX_BYTES // 1024} KiB", f"a {kind} is a few lines")
         return document
     tab = _TAB_INDENT.search(text)
     if tab is not None:
@@ -89,7 +90,7 @@ def read(text: str, path: str) -> Document:
         return document
     try:
         events = YAML(typ="safe", pure=True).parse(text.removeprefix("\ufeff"))
-        document.data = _Builder(events, document, fail).document()
+        document.data = _Builder(events, document, fail, kind).document()
     except _Stop:
         document.data = None
     except MarkedYAMLError as error:
@@ -130,10 +131,13 @@ class _Builder:
     """Builds data from parser events, depth first; the nesting is bounded, so
     the recursion is too."""
 
-    def __init__(self, events: Iterator[Any], document: Document, fail: _Failures) -> None:
+    def __init__(
+        self, events: Iterator[Any], document: Document, fail: _Failures, kind: str
+    ) -> None:
         self.events = events
         self.lines = document.lines
         self.fail = fail
+        self.kind = kind
 
     def document(self) -> Any:
         data: Any = None
@@ -146,7 +150,7 @@ class _Builder:
                     self.stop(
                         event,
                         "a second YAML document begins here",
-                        "put every policy into a file of its own",
+                        f"put every {self.kind} into a file of its own",
                     )
             elif kind not in ("StreamStartEvent", "StreamEndEvent", "DocumentEndEvent"):
                 data = self.value(event, ())
@@ -198,7 +202,9 @@ class _Builder:
         for event in self.events:
             if type(event).__name__ == "SequenceEndEvent":
                 break
-            out.append(self.value(event, (*path, str(len(out)))))
+            here = (*path, str(len(out)))
+            self.lines[here] = event.start_mark.line + 1
+            out.append(self.value(event, here))
         return out
 
 

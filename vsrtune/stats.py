@@ -1,23 +1,41 @@
-"""Statistics for ratios measured side by side in interleaved pairs."""
+"""Statistics of measurements: ratios of interleaved pairs, spread, fairness, fits.
+
+The interval of a median is the exact one between two of the sorted values (the
+inversion of the sign test). It assumes nothing of how the values are distributed,
+and holds for every number of them. A percentile bootstrap of the median does not:
+where the true ratio was 1 it claimed a difference in 7 % of runs of 10, 11 or 21
+pairs and in 14 % of runs of 7 pairs, instead of 5 %.
+"""
 
 from __future__ import annotations
 
-import random
+import math
+import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
-RESAMPLES = 4000
+LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A median of paired ratios with its bootstrap interval (``low``..``high``)."""
+    """A median of paired ratios with its 95 % interval (``low``..``high``), which is
+    0..infinity when the pairs are too few for any. ``p`` is the probability of pairs at
+    least as one-sided without any difference (``signed_rank_test``)."""
 
     median: float
     low: float
     high: float
     pairs: int
+    p: float = 1.0
+
+    @property
+    def bounded(self) -> bool:
+        """True when there are enough pairs for an interval."""
+        return math.isfinite(self.high)
 
     @property
     def shown(self) -> bool:
@@ -25,25 +43,158 @@ class Ratio:
         return self.low > 1.0 or self.high < 1.0
 
     def __str__(self) -> str:
+        if not self.bounded:
+            return f"{self.median:.2f} ({self.pairs} pairs are too few for an interval)"
         return f"{self.median:.2f} (95% {self.low:.2f}..{self.high:.2f}, {self.pairs} pairs)"
 
 
-def paired_ratio(
-    ours: Sequence[float], theirs: Sequence[float], *, seed: int = 1, level: float = 0.95
-) -> Ratio:
-    """The median of ``ours[i] / theirs[i]`` with a percentile bootstrap interval.
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeated measurements of one quantity, in its own unit."""
 
-    The pairs are resampled, not the two series apart, because the two members of
-    a pair were measured one after the other and share the machine's mood. A pair
-    in which nothing at all was forwarded by ``theirs`` counts as one packet.
-    Raises ValueError for series of unequal length or without any pair.
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A straight line through points; ``r_squared`` is the share of the variance of y
+    that the line explains, 0 to 1."""
+
+    slope: float
+    intercept: float
+    r_squared: float
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> Ratio:
+    """The median of ``ours[i] / theirs[i]`` with its exact interval.
+
+    A pair in which ``theirs`` is nothing at all counts it as 1 (one packet), one in
+    which both are nothing as equal. Raises ValueError for series of unequal length or
+    without any pair.
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"need pairs, have {len(ours)} and {len(theirs)} values")
-    ratios = [a / max(b, 1.0) for a, b in zip(ours, theirs, strict=True)]
-    generator = random.Random(seed)
-    medians = sorted(median(generator.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    cut = (1.0 - level) / 2.0
-    low = medians[int(cut * RESAMPLES)]
-    high = medians[min(RESAMPLES - 1, int((1.0 - cut) * RESAMPLES))]
-    return Ratio(median(ratios), low, high, len(ratios))
+    ratios = [_ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
+    low, high = median_interval(ratios, level)
+    return Ratio(median(ratios), max(low, 0.0), high, len(ratios), signed_rank_test(ratios))
+
+
+def _ratio(a: float, b: float) -> float:
+    return 1.0 if a == b else a / (b if b > 0 else 1.0)
+
+
+def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """An interval that holds the true median with at least probability ``level``,
+    (-infinity, infinity) when the values are too few for one (fewer than 6 for 95 %)."""
+    rank = _rank(len(values), level)
+    if rank == 0:
+        return -math.inf, math.inf
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[-rank]
+
+
+@cache
+def _rank(count: int, level: float) -> int:
+    """How far from either end the interval's ends stand, 1 being outermost, 0 nowhere.
+
+    Each end is passed by the true median when fewer than ``rank`` values lie beyond
+    it, which is as likely as so few heads in ``count`` throws.
+    """
+    rank = 0
+    while 2.0 * _tail(count, rank) <= 1.0 - level:
+        rank += 1
+    return rank
+
+
+@cache
+def _tail(count: int, most: int) -> float:
+    """The probability of at most ``most`` heads in ``count`` throws of a fair coin."""
+    ways: int = sum(math.comb(count, k) for k in range(most + 1))
+    return float(ways / 2**count)
+
+
+def signed_rank_test(ratios: Sequence[float]) -> float:
+    """Two-sided probability of ratios at least as one-sided if neither of the two measured
+    were the faster: Wilcoxon's signed-rank test of the logarithms, exact also with ties.
+
+    Without a difference each ratio is as likely as its inverse, because the order within a
+    pair was drawn. Ratios of exactly 1 say nothing and are left out.
+    """
+    told = [r for r in ratios if r != 1.0]
+    sizes = sorted(_size(r) for r in told)
+    # Twice the mean rank of equal sizes, which makes them whole numbers.
+    ranks = [bisect_left(sizes, _size(r)) + bisect_right(sizes, _size(r)) + 1 for r in told]
+    ways = {0: 1}
+    for rank in ranks:
+        more = dict(ways)
+        for total, count in ways.items():
+            more[total + rank] = more.get(total + rank, 0) + count
+        ways = more
+    above = sum(rank for rank, r in zip(ranks, told, strict=True) if r > 1.0)
+    far = max(above, sum(ranks) - above)
+    extreme = sum(count for total, count in ways.items() if total >= far)
+    return min(1.0, 2.0 * extreme / float(2 ** len(told)))
+
+
+def _size(ratio: float) -> float:
+    """How far a ratio is from 1, its inverse equally."""
+    return abs(math.log(ratio)) if ratio > 0.0 else math.inf
+
+
+def holm(probabilities: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Which of several tests may be claimed together, so that with probability
+    ``level`` not one claim is false (Holm's step-down procedure)."""
+    claimed = [False] * len(probabilities)
+    order = sorted(range(len(probabilities)), key=lambda i: probabilities[i])
+    for step, index in enumerate(order):
+        # The allowance for rounding keeps a p that equals its bound.
+        if probabilities[index] > (1.0 - level) / (len(order) - step) * (1.0 + 1e-9):
+            break
+        claimed[index] = True
+    return claimed
+
+
+def pairs_needed(tests: int, level: float = LEVEL) -> int:
+    """The fewest pairs with which the sharpest of ``tests`` tests can be claimed."""
+    count = 1
+    while 2.0 * _tail(count, 0) > (1.0 - level) / max(tests, 1):
+        count += 1
+    return count
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, least and greatest. Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values")
+    return Spread(float(median(values)), float(min(values)), float(max(values)), len(values))
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything.
+
+    Nothing for anybody counts as equal. Raises ValueError for no shares.
+    """
+    if not shares:
+        raise ValueError("no shares")
+    squares = math.fsum(s * s for s in shares)
+    if squares == 0.0:
+        return 1.0
+    return math.fsum(shares) ** 2 / (len(shares) * squares)
+
+
+def linear_fit(xs: Sequence[float], ys: Sequence[float]) -> Fit:
+    """Least squares. A constant y is explained wholly (``r_squared`` 1).
+
+    Raises ValueError for fewer than two points or a single x.
+    """
+    if len(xs) != len(ys) or len(xs) < 2 or min(xs) == max(xs):
+        raise ValueError("a line needs points at two different x")
+    slope, intercept = statistics.linear_regression(xs, ys)
+    middle = math.fsum(ys) / len(ys)
+    total = math.fsum((y - middle) ** 2 for y in ys)
+    residual = math.fsum((y - slope * x - intercept) ** 2 for x, y in zip(xs, ys, strict=True))
+    explained = 1.0 if total == 0.0 else max(0.0, 1.0 - residual / total)
+    return Fit(float(slope), float(intercept), explained)

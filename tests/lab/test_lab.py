@@ -35,7 +35,7 @@ class Boot:
 VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
-REAL_NIC = ("test_show.py", "test_tune.py")
+REAL_NIC = ("test_show.py", "test_tune.py", "test_bench_configure.py")
 MATRIX = [
     Boot(release, name, options, tests)
     for release in ("bookworm", "trixie")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 
@@ -83,3 +85,30 @@ def test_missing_field_and_unknown_kind() -> None:
         decode(model.Snapshot, data)
     with pytest.raises(VsrtuneError, match="unknown kind 'x'"):
         act.decode_target({"kind": "x"})
+
+
+@dataclass(frozen=True)
+class Loose:
+    size: int | Literal["imix"]
+    by_name: Mapping[str, float]
+    rest: Mapping[str, Any]
+
+
+def test_mappings_and_literals() -> None:
+    value = Loose("imix", {"a": 1.5}, {"b": [1, None, {"c": "d"}]})
+    assert decode(Loose, json.loads(json.dumps(encode(value)))) == value
+    assert decode(Loose, {"size": 60, "by_name": {"a": 1}, "rest": {}}).by_name == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": "mix"}, "$.size: 'mix' is not accepted here"),
+        ({"by_name": []}, "$.by_name: expected a mapping, found list"),
+        ({"by_name": {"a": "x"}}, "$.by_name.a: expected float, found str"),
+    ],
+)
+def test_broken_mappings_and_literals(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(VsrtuneError) as caught:
+        decode(Loose, {"size": 60, "by_name": {}, "rest": {}} | change)
+    assert str(caught.value) == message

@@ -23,6 +23,20 @@ WRITERS = {
     "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
     "libvirt_pins", "sched_syscalls", "sysops",
 }  # fmt: skip
+# The rooms of the subpackage vsrtune.bench, divided in the same way.
+BENCH_PURE = {
+    "__init__", "accounting", "aggregate", "compare", "fairness", "generator", "interface_xml",
+    "methods", "model", "pins", "points", "rate_search", "results", "runner", "schedule",
+    "search", "spec", "spec_checks", "spec_schema", "streams", "summaries", "tables",
+}  # fmt: skip
+BENCH_READERS = {"counters", "devices", "environment", "threads"}
+BENCH_WRITERS = {
+    "agent", "attach", "bridges", "cleaners", "commands", "edge_cleaners", "guard", "ledger",
+    "live_domains", "netns", "pktgen", "probe", "put_back", "remote", "sink", "tester",
+}  # fmt: skip
+PURE |= {f"bench.{name}" for name in BENCH_PURE}
+READERS |= {f"bench.{name}" for name in BENCH_READERS}
+WRITERS |= {f"bench.{name}" for name in BENCH_WRITERS}
 # These hold tables and syscall wrappers and change nothing by themselves.
 SHARED_EDGE = {"errnos", "sched_syscalls"}
 PURE_LIBRARIES = {"jsonschema", "ruamel"}
@@ -37,18 +51,24 @@ IMPURE_STDLIB = {
     "ctypes",
 }
 
-MODULES = sorted(p.stem for p in PACKAGE.glob("*.py"))
+MODULES = sorted(
+    ".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in PACKAGE.rglob("*.py")
+)
+
+
+def source(module: str) -> str:
+    return (PACKAGE / f"{module.replace('.', '/')}.py").read_text()
 
 
 def imports(module: str) -> set[str]:
     """Every module named in an import of ``module``, those inside functions included."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+    for node in ast.walk(ast.parse(source(module))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "vsrtune":
-                found.update(f"vsrtune.{alias.name}" for alias in node.names)
+            if node.module in ("vsrtune", "vsrtune.bench"):
+                found.update(f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 found.add(node.module)
     return found
@@ -56,7 +76,9 @@ def imports(module: str) -> set[str]:
 
 def own(module: str) -> set[str]:
     """The rooms of this package that ``module`` imports."""
-    return {n.split(".")[1] for n in imports(module) if n.startswith("vsrtune.")}
+    names = {n.removeprefix("vsrtune.") for n in imports(module) if n.startswith("vsrtune.")}
+    names.discard("__version__")
+    return {".".join(n.split(".")[: 2 if n.startswith("bench.") else 1]) for n in names}
 
 
 def room(module: str) -> str:
@@ -70,11 +92,12 @@ def room(module: str) -> str:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m in PURE])
 def test_pure_imports_only_pure(module: str) -> None:
-    assert own(module) - {"__version__"} <= PURE
+    assert own(module) <= PURE
     foreign = {n.split(".")[0] for n in imports(module)} - {"vsrtune"}
     assert foreign.isdisjoint(IMPURE_STDLIB)
     third_party = {"click", "libvirt", "psutil", "pyroute2", "qemu", "rich", "systemd"}
-    assert foreign.isdisjoint(third_party | {"prometheus_client"})
+    third_party |= {"matplotlib", "nftables", "prometheus_client"}
+    assert foreign.isdisjoint(third_party)
     if not module.startswith("policy"):
         assert foreign.isdisjoint(PURE_LIBRARIES)
 
@@ -89,7 +112,27 @@ def test_readers_never_import_writers(module: str) -> None:
     assert own(module) & (WRITERS - SHARED_EDGE) == set()
 
 
+def test_every_room_named_here_exists() -> None:
+    assert (PURE | READERS | WRITERS) - set(MODULES) == set()
+
+
+def test_the_documented_table_is_this_one() -> None:
+    """docs/architecture.md names every module in the row of its room."""
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")]
+    told = {cell.strip().split(":")[0]: names.strip(" `").split() for cell, names in rows}
+    rooms = {"pure": "pure", "edge, reading": "reader", "edge, writing": "writer", "shell": "shell"}
+    for label, name in rooms.items():
+        for prefix, row in (("", label), ("bench.", f"bench, {label}")):
+            here = {
+                m.removeprefix(prefix) for m in MODULES
+                if room(m) == name and m.startswith("bench.") == bool(prefix)
+            }  # fmt: skip
+            assert here - {"__init__", "__main__"} == set(told[row])
+            assert told[row] == sorted(told[row])
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_module_stays_readable(module: str) -> None:
-    lines = (PACKAGE / f"{module}.py").read_text().count("\n")
+    lines = source(module).count("\n")
     assert lines <= 450, f"{module}.py has {lines} lines: look for the second subject in it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
@@ -11,6 +12,11 @@ from .options import Options
 GEN_MAC = "02:76:72:ff:00:00"
 SINK_MAC = "02:76:72:ff:00:01"
 
+# Of p0 and p1, whatever they are.
+PORT_MACS = ("52:54:00:1a:b0:01", "52:54:00:1a:b0:02")
+
+# This host, as a router beside the guests.
+NATIVE_INDEX = 250
 # The plain one comes after any libvirt guest.
 _PLAIN_INDEX = 200
 MAX_GUESTS = 100
@@ -37,13 +43,13 @@ class Guest:
     def kernel_arguments(self) -> str:
         """Addresses of both NICs, and what makes an emulated boot short.
 
-        The sink's second address, .100, is the one measured traffic goes to: no
-        host answers there, so nothing comes back.
+        The addresses from .96 to .127 are those measured traffic goes to: behind the
+        sink and the generator, where no host answers, so nothing comes back.
         """
         i = self.index
         return (
-            f"nic={self.mac(0)},10.10.{i}.1/24,{GEN_MAC},10.10.{i}.2"
-            f" nic={self.mac(1)},10.20.{i}.1/24,{SINK_MAC},10.20.{i}.2,10.20.{i}.100"
+            f"nic={self.mac(0)},10.10.{i}.1/24,{GEN_MAC},10.10.{i}.2,10.10.{i}.96/27"
+            f" nic={self.mac(1)},10.20.{i}.1/24,{SINK_MAC},10.20.{i}.2,10.20.{i}.96/27"
             " console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 ipv6.disable=1"
             " tsc=reliable no_timer_check nokaslr net.ifnames=0 8250.nr_uarts=1"
             " i8042.noaux i8042.nokbd random.trust_cpu=on cryptomgr.notests"
@@ -65,6 +71,46 @@ def of(options: Options) -> list[Guest]:
     if options.plain_qemu:
         guests.append(Guest(_PLAIN_INDEX, "pq1", "qemu", options.vcpus, options.queues))
     return guests
+
+
+def bench_spec(guests: list[Guest]) -> str:
+    """A specification for `vsrtune bench` with these routers."""
+    routers = "".join(
+        _bench_router(f"guest: {_quoted(guest)}", guest.index, guest.mac(0), guest.mac(1))
+        for guest in guests
+    )
+    return _BENCH_HEAD + routers
+
+
+def _quoted(guest: Guest) -> str:
+    """As vsrtune calls it, quoted as JSON and so as YAML."""
+    name = f"qemu:{guest.name}" if guest.kind == "qemu" else guest.name
+    return json.dumps(name, ensure_ascii=False)
+
+
+def native_bench_spec() -> str:
+    """The same for this host as the router."""
+    return _BENCH_HEAD + _bench_router("native: lab", NATIVE_INDEX, *PORT_MACS)
+
+
+_BENCH_HEAD = """\
+left: {device: g0, namespace: gen, cpu: 0}
+right: {device: s0, namespace: sink, cpu: 0}
+traffic: {size: 60, flows: 1}
+method: {kind: sweep, rates: [1000, 4000], seconds: 2}
+limits: {pps: 200000, seconds: 60}
+configuration: {tuning: untuned}
+routers:
+"""
+
+
+def _bench_router(who: str, i: int, left_mac: str, right_mac: str) -> str:
+    # Quoted, because YAML 1.1 takes a MAC of digits for a number to the base of 60.
+    return f"""\
+  - {who}
+    forth: {{mac: "{left_mac}", source: 10.10.{i}.2, destination: 10.20.{i}.100}}
+    back: {{mac: "{right_mac}", source: 10.20.{i}.2, destination: 10.10.{i}.100}}
+"""
 
 
 def domain(guest: Guest) -> str:

@@ -13,6 +13,8 @@ _PACKAGES = (
     # What the vsrtune package depends on, so that it installs without a network.
     " python3 python3-click python3-jsonschema python3-libvirt python3-prometheus-client"
     " python3-psutil python3-pyroute2 python3-rich python3-ruamel.yaml python3-systemd"
+    # What vsrtune bench counts with, attaches to and is compared with.
+    " openvswitch-switch python3-nftables tuned"
     # Building and loading modules.
     " gcc make linux-headers-amd64 linux-image-amd64"
     # The lab's own means, and those of tests.

@@ -96,6 +96,9 @@ def _prepare(control: Path, options: Options, package: Path | None) -> None:
     (control / "domains").mkdir()
     routers = guests.of(options)
     (control / "guests").write_text("".join(f"{guest.row()}\n" for guest in routers))
+    if routers:
+        (control / "bench.yaml").write_text(guests.bench_spec(routers))
+    (control / "bench-native.yaml").write_text(guests.native_bench_spec())
     for guest in routers:
         if guest.kind == "libvirt":
             (control / "domains" / f"{guest.index}.xml").write_text(guests.domain(guest))
@@ -114,6 +117,9 @@ def _prepare(control: Path, options: Options, package: Path | None) -> None:
         "QUIET": str(int(options.quiet_failure)),
         "GEN_MAC": guests.GEN_MAC,
         "SINK_MAC": guests.SINK_MAC,
+        "P0_MAC": guests.PORT_MACS[0],
+        "P1_MAC": guests.PORT_MACS[1],
+        "NATIVE_INDEX": str(guests.NATIVE_INDEX),
         "ROWS": str(rows),
         "COLUMNS": str(columns),
         "TERM": os.environ.get("TERM", "dumb"),

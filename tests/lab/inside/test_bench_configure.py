@@ -1,0 +1,358 @@
+"""Configurations of a bench: each is what it says, and leaves nothing behind, even killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+from vsrtune.bench.cleaners import CLEANERS
+from vsrtune.bench.configure import Configurator
+from vsrtune.bench.ledger import Ledger
+from vsrtune.bench.model import (
+    Attachment,
+    Configuration,
+    Endpoint,
+    Leg,
+    Router,
+    Spec,
+    Tuning,
+)
+from vsrtune.errors import VsrtuneError
+
+NET = Path("/sys/class/net")
+UNTUNED = Configuration("untuned")
+BRIDGE = Configuration("bridge", attachment=Attachment.BRIDGE)
+EMULATED = Configuration("emulated", vhost=False)
+OVS = Configuration("openvswitch", attachment=Attachment.OPENVSWITCH)
+
+
+def spec(guests: list[LabGuest]) -> Spec:
+    """These routers, left to right."""
+    routers = tuple(
+        Router(
+            g.name,
+            Leg(g.macs[0], f"10.10.{g.index}.2", f"10.20.{g.index}.100"),
+            Leg(g.macs[1], f"10.20.{g.index}.2", f"10.10.{g.index}.100"),
+        )
+        for g in guests
+    )
+    return Spec("lab", Endpoint("g0", "gen"), Endpoint("s0", "sink"), routers)
+
+
+def interfaces(name: str) -> str:
+    """The interfaces of the running domain, as virsh prints them."""
+    xml = hoststate.virsh("dumpxml", name)
+    return "\n".join(re.findall(r"<interface.*?</interface>", xml, re.DOTALL))
+
+
+def devices(name: str) -> list[str]:
+    """The host's devices of its interfaces."""
+    return re.findall(r"target dev='([^']+)'", interfaces(name))
+
+
+def settings(name: str) -> str:
+    """The host's settings of the guest, and of the devices of its interfaces. libvirt
+    gives a macvtap that it names itself a new number each time."""
+    xml = re.sub(r"'macvtap\d+'", "'macvtap'", interfaces(name))
+    lengths = [labhelp.text(f"/sys/class/net/{d}/tx_queue_len") for d in devices(name)]
+    pins = [hoststate.virsh(pin, name) for pin in ("vcpupin", "emulatorpin")]
+    return "\n".join([xml, *lengths, *pins])
+
+
+def bridges() -> list[str]:
+    return sorted(e.name for e in NET.iterdir() if e.name.startswith("vsr"))
+
+
+@pytest.fixture
+def routers(guests: list[LabGuest]) -> list[LabGuest]:
+    """The libvirt routers."""
+    return [g for g in guests if g.kind == "libvirt"]
+
+
+@pytest.fixture
+def alone(guests: list[LabGuest]) -> None:
+    """Nobody else on the lower devices, so that bridges can have them."""
+    if any(g.kind == "qemu" for g in guests):
+        pytest.skip("a plain QEMU guest keeps its macvtaps on the lower devices")
+
+
+@pytest.fixture
+def configurator(routers: list[LabGuest], tmp_path: Path) -> Iterator[Configurator]:
+    """One for the routers. The test fails when it does not restore the host exactly."""
+    before = {g.name: settings(g.name) for g in routers}
+
+    def ready() -> None:
+        for guest in routers:
+            labhelp.sh("lab-wait-forward", guest.name, "30")
+
+    with (
+        Ledger.open(tmp_path / "ledger.jsonl") as ledger,
+        Configurator(spec(routers), ledger, ready=ready) as made,
+    ):
+        yield made
+        made.restore()
+        assert ledger.pending() == []
+    assert {g.name: settings(g.name) for g in routers} == before
+    assert bridges() == []
+    ready()
+
+
+@pytest.fixture
+def openvswitch() -> Iterator[None]:
+    labhelp.sh("systemctl", "start", "openvswitch-switch")
+    yield
+    labhelp.sh("systemctl", "stop", "openvswitch-switch", "ovs-vswitchd", "ovsdb-server")
+    labhelp.sh("modprobe", "-r", "openvswitch", check=False)
+
+
+def forwarded(guest: LabGuest) -> int:
+    """Of 1000 frames."""
+    words = ("--guest", guest.name, "--rate", "1000", "--seconds", "1")
+    done = labhelp.sh("lab-traffic", *words)
+    found = re.search(r'"forwarded": (\d+)', done.stdout)
+    assert found is not None, done.stdout
+    return int(found[1])
+
+
+def test_bridge(alone: None, configurator: Configurator, routers: list[LabGuest]) -> None:
+    configurator.check([BRIDGE])
+    configurator.apply(BRIDGE)
+    assert len(bridges()) == 2
+    for guest in routers:
+        assert interfaces(guest.name).count("type='bridge'") == 2
+        for device in devices(guest.name):
+            assert (NET / device / "master").exists()
+        assert forwarded(guest) > 900
+        assert len(guest.workers()) >= 2
+    configurator.apply(replace(BRIDGE, name="emulated", vhost=False))
+    for guest in routers:
+        assert guest.workers() == []
+        assert forwarded(guest) > 500
+
+
+def test_openvswitch(
+    alone: None, openvswitch: None, configurator: Configurator, routers: list[LabGuest]
+) -> None:
+    configurator.check([BRIDGE, OVS, UNTUNED])
+    configurator.apply(OVS)
+    assert "system@ovs-system" in labhelp.sh("ovs-appctl", "dpif/show").stdout
+    for guest in routers:
+        assert interfaces(guest.name).count("type='openvswitch'") == 2
+        assert forwarded(guest) > 900
+    configurator.apply(BRIDGE)
+    assert labhelp.sh("ovs-vsctl", "list-br").stdout == ""
+    configurator.apply(UNTUNED)
+    assert bridges() == []
+    assert labhelp.sh("ovs-vsctl", "show").stdout.count("Port") == 0
+
+
+def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[LabGuest]) -> None:
+    workers = {g.name: len(g.workers()) for g in routers}
+    configurator.apply(Configuration("four", queues=4))
+    for guest in routers:
+        assert interfaces(guest.name).count("queues='4'") == 2
+        assert len(guest.workers()) == 8
+        assert forwarded(guest) > 900
+    configurator.apply(EMULATED)
+    for guest in routers:
+        assert guest.workers() == []
+        assert forwarded(guest) > 500
+    configurator.apply(Configuration("macvtap", attachment=Attachment.MACVTAP))
+    assert {g.name: len(g.workers()) for g in routers} == workers
+
+
+def test_a_queue_length_survives(configurator: Configurator, routers: list[LabGuest]) -> None:
+    length = NET / routers[0].device(0) / "tx_queue_len"
+    before = length.read_text()
+    length.write_text("123\n")
+    configurator.apply(EMULATED)
+    configurator.apply(UNTUNED)
+    length = NET / routers[0].device(0) / "tx_queue_len"
+    assert length.read_text() == "123\n"
+    length.write_text(before)
+
+
+def test_libvirt_pins(restored: None, configurator: Configurator, routers: list[LabGuest]) -> None:
+    pins = Configuration("pins", Tuning.LIBVIRT_PINS, cpus="1")
+    configurator.check([pins])
+    before = hoststate.capture()
+    for _ in range(2):
+        assert configurator.apply(pins) == ()
+        for guest in routers:
+            assert {labhelp.mask(t) == {1} for t in guest.data_plane()} == {True}
+            assert re.search(r"0\s+1$", hoststate.virsh("vcpupin", guest.name), re.MULTILINE)
+            assert re.search(r"(^|\s)1$", hoststate.virsh("emulatorpin", guest.name))
+        configurator.apply(UNTUNED)
+        assert hoststate.differences(before, hoststate.capture()) == []
+    configurator.apply(Configuration("elsewhere", Tuning.LIBVIRT_PINS))
+    others = set(range(1, labhelp.lab_cpus()))
+    assert {t for g in routers for t in g.data_plane() if labhelp.mask(t) != others} == set()
+
+
+def test_policy(
+    restored: None, configurator: Configurator, routers: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    text = "---\n".join(labhelp.TUNED.format(guest=g.name, irq="0") for g in routers)
+    policy = Configuration("policy", Tuning.POLICY, policy=text)
+    configurator.check([policy])
+    configurator.apply(policy)
+    for guest in routers:
+        assert labhelp.untuned_lines(guest, irq_cpus) == []
+    refused = labhelp.vsrtune("apply", check=False)
+    assert refused.returncode != 0
+    assert "is using the journal" in refused.stderr
+    configurator.apply(UNTUNED)
+    for guest in routers:
+        assert "policy=0" in hoststate.sched(guest.workers()[0])
+
+
+def test_policy_on_a_bridge(
+    alone: None, configurator: Configurator, routers: list[LabGuest]
+) -> None:
+    """The threads of interfaces that were just attached are found and tuned."""
+    text = labhelp.TUNED.format(guest="*", irq="0").partition("queue:")[0]
+    tuned = Configuration(
+        "both", Tuning.POLICY, policy=text, attachment=Attachment.BRIDGE, queues=2
+    )
+    print(configurator.apply(tuned))
+    for guest in routers:
+        assert len(guest.workers()) == 4
+        for tid in guest.data_plane():
+            assert 0 not in labhelp.mask(tid)
+            assert f"priority={labhelp.PRIORITY}" in hoststate.sched(tid)
+        assert forwarded(guest) > 900
+
+
+def test_command(configurator: Configurator, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    command = Configuration(
+        "command", Tuning.COMMAND, apply=("touch", str(mark)), revert=("rm", str(mark))
+    )
+    configurator.check([command])
+    configurator.apply(command)
+    assert mark.exists()
+    configurator.apply(UNTUNED)
+    assert not mark.exists()
+    failing = replace(command, apply=("sh", "-c", "echo the reason; exit 3"), revert=("true",))
+    with pytest.raises(VsrtuneError, match=r"status 3.*the reason"):
+        configurator.apply(failing)
+
+
+def sysctls() -> dict[str, str]:
+    """What a profile of TuneD may set."""
+    found = {}
+    for directory in ("vm", "net/core", "kernel"):
+        for path in Path("/proc/sys", directory).iterdir():
+            try:
+                found[str(path)] = path.read_text()
+            except OSError:
+                continue
+    moving = ("ns_last_pid", "random", "pty", "netdev_rss_key", "stat_refresh", "net_dev")
+    return {k: v for k, v in found.items() if not any(m in k for m in moving)}
+
+
+def test_tuned_virtual_host(configurator: Configurator) -> None:
+    profile = Configuration(
+        "tuned",
+        Tuning.COMMAND,
+        apply=("lab-tuned", "start", "virtual-host"),
+        revert=("lab-tuned", "stop"),
+    )
+    before = sysctls()
+    configurator.check([profile])
+    configurator.apply(profile)
+    assert sysctls()["/proc/sys/vm/dirty_background_ratio"] == "5\n"
+    assert "virtual-host" in labhelp.sh("tuned-adm", "active").stdout
+    configurator.apply(UNTUNED)
+    assert sysctls() == before
+
+
+def refusal(work: Callable[[], object]) -> str:
+    with pytest.raises(VsrtuneError) as caught:
+        work()
+    assert caught.value.hint, caught.value
+    return str(caught.value)
+
+
+def test_refusals(configurator: Configurator, routers: list[LabGuest], tmp_path: Path) -> None:
+    def check(configuration: Configuration) -> str:
+        return refusal(lambda: configurator.check([configuration]))
+
+    assert "napi" in check(Configuration("x", attachment=Attachment.NAPI_MACVTAP))
+    missing = check(OVS)
+    assert "does not run" in missing or "cannot be a bridge's port" in missing
+    assert "not all online" in check(Configuration("x", Tuning.LIBVIRT_PINS, cpus="77"))
+    assert "nothing takes back" in check(Configuration("x", Tuning.COMMAND, apply=("true",)))
+    nobody = Configuration("x", Tuning.POLICY, policy="guest: nobody\n")
+    assert "names any of the routers" in refusal(lambda: configurator.apply(nobody))
+    bad = Configuration("x", Tuning.POLICY, policy="guest: a\n---\ngest: b\n", policy_path="p")
+    with pytest.raises(VsrtuneError, match="p:3"):
+        configurator.check([bad])
+
+
+def test_refuses_what_would_cut_others_off(
+    guests: list[LabGuest], libvirt_guest: LabGuest, tmp_path: Path
+) -> None:
+    with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+        with Configurator(spec([libvirt_guest]), ledger) as made:
+            if len(guests) > 1:
+                assert "cannot be a bridge's port" in refusal(lambda: made.check([BRIDGE]))
+        gone = replace(libvirt_guest, name="no such guest")
+        with Configurator(spec([gone]), ledger) as made:
+            assert "no such libvirt guest" in refusal(lambda: made.check([BRIDGE]))
+
+
+def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
+    labhelp.write_policies("0")
+    with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+        labhelp.vsrtune("apply")
+        assert "vsrtune undo" in refusal(lambda: Configurator(spec(guests), ledger).__enter__())
+        labhelp.vsrtune("undo")
+        labhelp.start()
+        assert "systemctl stop" in refusal(lambda: Configurator(spec(guests), ledger).__enter__())
+        labhelp.stop()
+
+
+@pytest.mark.parametrize("seconds", [1.5, 2.2, 3.0, 4.0, 5.5, 7.0])
+def test_killed_at_any_moment(routers: list[LabGuest], tmp_path: Path, seconds: float) -> None:
+    """What the ledger says is enough to put everything back."""
+    before = {g.name: settings(g.name) for g in routers}
+    child = subprocess.Popen([sys.executable, "-B", __file__, str(tmp_path / "ledger.jsonl")])
+    time.sleep(seconds)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL, "it ended by itself"
+    with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+        print([entry.kind for entry in ledger.pending()])
+        assert [str(failure) for failure in ledger.resolve(CLEANERS)] == []
+        assert ledger.pending() == []
+    assert {g.name: settings(g.name) for g in routers} == before
+    assert bridges() == []
+    for guest in routers:
+        labhelp.sh("lab-wait-forward", guest.name, "30")
+
+
+def to_and_fro(ledger_path: Path) -> None:
+    """Two configurations in turn, until somebody ends this."""
+    routers = [g for g in labhelp.lab_guests() if g.kind == "libvirt"]
+    # A bridge where nobody else is on the lower devices.
+    attached = BRIDGE if len(routers) == len(labhelp.lab_guests()) else EMULATED
+    pins = replace(attached, tuning=Tuning.LIBVIRT_PINS, cpus="1")
+    with Ledger.open(ledger_path) as ledger, Configurator(spec(routers), ledger) as made:
+        while True:
+            made.apply(pins)
+            made.apply(UNTUNED)
+
+
+if __name__ == "__main__":
+    to_and_fro(Path(sys.argv[1]))

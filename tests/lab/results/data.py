@@ -1,0 +1,99 @@
+"""Stored results, and the numbers that judgements are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vsrtune.bench.model import Outcome, Trial
+from vsrtune.bench.points import Point, by_configuration
+from vsrtune.bench.results import outcome_from_json
+from vsrtune.stats import Ratio, paired_ratio
+
+
+class Missing(Exception):
+    """A run that has not been made."""
+
+
+class Data:
+    """The raw results below a directory, by "figure/run"."""
+
+    def __init__(self, raw: Path, figure: str = "") -> None:
+        self._raw = raw
+        self._figure = figure
+        self._read: dict[str, Outcome] = {}
+
+    def of(self, figure: str) -> Data:
+        """The same for another figure, whose runs can be named without it."""
+        other = Data(self._raw, figure)
+        other._read = self._read
+        return other
+
+    def outcome(self, run: str) -> Outcome:
+        """One result. Raises Missing."""
+        key = run if "/" in run else f"{self._figure}/{run}"
+        if key not in self._read:
+            path = self._raw / f"{key}.json"
+            if not path.exists():
+                raise Missing(key)
+            self._read[key] = outcome_from_json(path.read_text(encoding="utf-8"), str(path))
+        return self._read[key]
+
+    def has(self, run: str) -> bool:
+        try:
+            self.outcome(run)
+        except Missing:
+            return False
+        return True
+
+    def points(self, run: str, configuration: str | None = None) -> list[Point]:
+        """The points of a configuration, by load; of the only one when not named."""
+        found = by_configuration(self.outcome(run))
+        if configuration is None:
+            (points,) = found.values()
+            return list(points)
+        return list(found[configuration])
+
+    def loads(self, run: str) -> list[float]:
+        return sorted({t.load.total for t in self.outcome(run).trials})
+
+    def at(self, run: str, configuration: str | None, load: float) -> Point:
+        for point in self.points(run, configuration):
+            if abs(point.offered - load) < 1:
+                return point
+        raise Missing(f"{run}: {configuration} at {load:g}")
+
+    def trials(self, run: str, configuration: str, load: float) -> list[Trial]:
+        """In the order in which they were made: the nth belongs to the nth round."""
+        return list(self.at(run, configuration, load).trials)
+
+    def ratio(self, run: str, ours: str, theirs: str, load: float) -> Ratio:
+        """Paired by round: forwarded by ``ours`` over ``theirs``."""
+        a = [t.pps for t in self.trials(run, ours, load)]
+        b = [t.pps for t in self.trials(run, theirs, load)]
+        count = min(len(a), len(b))
+        return paired_ratio(a[:count], b[:count])
+
+    def peak(self, run: str, configuration: str | None = None) -> Point:
+        """The point that forwards most."""
+        return max(self.points(run, configuration), key=lambda p: p.pps)
+
+
+def offered(load: float) -> str:
+    return f"{load:,.0f} pps offered"
+
+
+def mix(point: Point, roles: Sequence[str] = ("vcpu", "vhost", "softirq")) -> str:
+    """What a point's CPU time went to and where its frames were lost, in one clause."""
+    cpu = ", ".join(f"{role} {100 * point.cpu_share(role):.0f} %" for role in roles)
+    places = {
+        "nic": "the NIC",
+        "softnet_backlog": "the backlog",
+        "macvtap_ring": "the tap's queue",
+        "elsewhere": "elsewhere",
+    }
+    lost = [f"{100 * point.drop_share(k):.0f} % at {v}" for k, v in places.items()
+            if point.drop_share(k) >= 0.005]  # fmt: skip
+    switches = point.switches_per_thousand()
+    tail = "" if switches is None else f", {switches:.0f} context switches per 1000 frames"
+    return f"of a CPU: {cpu}; lost: {', '.join(lost) or 'nothing'}{tail}"

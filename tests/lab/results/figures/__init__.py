@@ -1,0 +1,22 @@
+"""The figures, in the order in which the page shows them and the lab measures them."""
+
+from __future__ import annotations
+
+from results.plan import Figure
+
+from . import fig02, fig03, fig07, fig08, fig09, fig10, fig13, fig15, native, peers, seed002
+
+FIGURES: tuple[Figure, ...] = (
+    native.FIGURE,
+    peers.FIGURE,
+    peers.BOOKWORM_FIGURE,
+    fig02.FIGURE,
+    fig03.FIGURE,
+    fig15.FIGURE,
+    fig13.FIGURE,
+    fig09.FIGURE,
+    seed002.FIGURE,
+    fig07.FIGURE,
+    fig08.FIGURE,
+    fig10.FIGURE,
+)

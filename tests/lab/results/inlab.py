@@ -1,0 +1,293 @@
+#!/usr/bin/python3
+"""The lab's end of the matrix: makes the runs of /mnt/share/todo.json, one after another.
+
+Each result is put into /mnt/share/raw as soon as it is there, so an interrupted matrix
+goes on with the next run. Exits 0 when all is done, 75 when the time was up before,
+1 when a run failed (the others were made all the same).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SHARE = Path("/mnt/share")
+SPECS = Path("/run/results")
+TIME_UP = 75
+# Many routes lie below this one, and so do the destinations of many flows.
+PREFIX = "10.128.0.0/9"
+NATIVE_PEER = "10.20.250.2"
+COVERED = 1 << 20
+# An emulated guest takes a millisecond or more for a route; it tells after so many.
+CHUNK = 1024
+ROUTES_SECONDS = 200
+
+
+def say(text: str) -> None:
+    print(f"results: {text}", flush=True)
+
+
+def command(*words: str, **more: Any) -> str:
+    """Standard output; a failure raises with what the command said."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **more)
+    if done.returncode != 0:
+        raise RuntimeError(f"{shlex.join(words)}: {done.stdout}{done.stderr}".strip())
+    return done.stdout
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    from ruamel.yaml import YAML
+
+    found: dict[str, Any] = YAML(typ="safe").load(Path(path).read_text())
+    return found
+
+
+# -- guests -------------------------------------------------------------------------------
+
+
+def prefixes(count: int, peer: str) -> list[str]:
+    """Input of `ip -batch`: so many prefixes, a power of two, that together cover the
+    first COVERED addresses of PREFIX."""
+    if not count:
+        return []
+    size = COVERED // count
+    length = 33 - size.bit_length()
+    lines = []
+    for number in range(count):
+        base = (10 << 24) + (128 << 16) + number * size
+        address = ".".join(str(base >> shift & 255) for shift in (24, 16, 8, 0))
+        lines.append(f"route add {address}/{length} via {peer}\n")
+    return lines
+
+
+def routes_archive(index: int, count: int) -> Path:
+    """An initramfs for router ``index`` that also fills its routing table: the lab's own
+    with iproute2 behind it, since busybox would need a process for every route."""
+    top = SPECS / f"routes{index}"
+    ip = Path("/usr/sbin/ip") if Path("/usr/sbin/ip").exists() else Path("/sbin/ip")
+    libraries = [
+        word
+        for line in command("ldd", str(ip)).splitlines()
+        for word in line.split()
+        if word.startswith("/")
+    ]
+    for source in [str(ip), *libraries]:
+        # Where the loader looks; /lib is a directory of its own in the archive.
+        target = top / (source if source != str(ip) else "/iproute/ip").lstrip("/")
+        if source.startswith("/usr/lib/"):
+            target = top / source.removeprefix("/usr/").lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(Path(source).read_bytes())
+        target.chmod(0o755)
+    lines = prefixes(count, f"10.20.{index}.2")
+    for start in range(0, count, CHUNK):
+        name = f"routes{start + len(lines[start : start + CHUNK]):07}.batch"
+        (top / name).write_text("".join(lines[start : start + CHUNK]))
+    script = top / "routes-init"
+    script.write_text(
+        "#!/bin/busybox sh\n"
+        "export PATH=/bin\n"
+        "(\n"
+        "\texec >/dev/console 2>&1\n"
+        "\tuntil [ -e /proc/net/route ] && ip route | busybox grep -q '^10.128'; do sleep 1; done\n"
+        "\tfor batch in /routes*.batch; do\n"
+        '\t\t/iproute/ip -batch "$batch" && echo "router: added $batch"\n'
+        "\tdone\n"
+        "\techo 'router: routes are there'\n"
+        ") &\n"
+        "exec /init\n"
+    )
+    script.chmod(0o755)
+    archive = SPECS / f"routes{index}.cpio"
+    names = "".join(f"{path.relative_to(top)}\n" for path in sorted(top.rglob("*")))
+    packed = subprocess.run(
+        ["busybox", "cpio", "-o", "-H", "newc"], cwd=top, input=names.encode(),
+        capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    archive.write_bytes(Path("/run/lab/router.cpio").read_bytes() + packed)
+    return archive
+
+
+def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
+    """Define the lab's router anew as the matrix wants it, and wait until it forwards."""
+    if wanted == {"vcpus": 1, "queues": 1, "routes": None}:
+        return
+    say(f"{name}: {wanted}")
+    domain = ET.fromstring(command("virsh", "dumpxml", "--inactive", name))
+    system = domain.find("os")
+    assert system is not None
+    words = system.findtext("cmdline", "").split()
+    if wanted["routes"] is not None:
+        right = next(i for i, word in enumerate(words) if f"10.20.{index}.1/24" in word)
+        words[right] += f",{PREFIX}"
+        if wanted["routes"]:
+            words.append("rdinit=/routes-init")
+            archive = routes_archive(index, wanted["routes"])
+            element = system.find("initrd")
+            assert element is not None
+            element.text = str(archive)
+    element = system.find("cmdline")
+    assert element is not None
+    element.text = " ".join(words)
+    count = domain.find("vcpu")
+    assert count is not None
+    count.text = str(wanted["vcpus"])
+    for interface in domain.iter("interface"):
+        driver = interface.find("driver")
+        if driver is not None and wanted["queues"] > 1:
+            driver.set("queues", str(wanted["queues"]))
+    path = SPECS / f"{index}.xml"
+    path.write_text(ET.tostring(domain, encoding="unicode"))
+    command("virsh", "-q", "destroy", name)
+    command("virsh", "-q", "define", str(path))
+    command("lab-guest", "start", name)
+    if wanted["routes"]:
+        wait_for_routes(index, name)
+
+
+def wait_for_routes(index: int, name: str) -> None:
+    log = Path(f"/var/log/libvirt/qemu/router{index}.log")
+    began = time.monotonic()
+    while "routes are there" not in (text := log.read_text(errors="replace")):
+        if time.monotonic() - began > ROUTES_SECONDS:
+            last = "\n".join(text.splitlines()[-5:])
+            what = f"has not filled its routing table within {ROUTES_SECONDS} s"
+            raise RuntimeError(f"{name} {what}:\n{last}")
+        time.sleep(1)
+    say(f"{name}: routing table filled after {time.monotonic() - began:.0f} s")
+
+
+# -- runs ---------------------------------------------------------------------------------
+
+
+def routers(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The router of the run as the lab describes it, maybe with another destination."""
+    native = run["router"] == "native"
+    base = read_yaml("/run/lab/bench-native.yaml" if native else "/run/lab/bench.yaml")
+    found = [r for r in base["routers"] if native or r.get("guest") == run["router"]]
+    if not run["traffic"].get("bidirectional"):
+        for router in found:
+            router.pop("back", None)
+    if run["destination"] is not None:
+        for router in found:
+            router["forth"]["destination"] = run["destination"]
+    return found
+
+
+def rates(run: dict[str, Any]) -> list[int]:
+    """As written, or from the highest median rate that another run forwarded."""
+    if run["scaled"] is None:
+        return list(run["rates"])
+    source, factors = run["scaled"]
+    result = json.loads((SHARE / "raw" / f"{source}.json").read_text())
+    by_load: dict[float, list[float]] = {}
+    for trial in result["trials"]:
+        load = sum(trial["load"]["pps"].values())
+        by_load.setdefault(load, []).append(trial["forwarded"] / trial["seconds"])
+    peak = max(median(found) for found in by_load.values())
+    say(f"{run['key']}: the peak of {source} is {peak:.0f} pps")
+    return [max(100, round(peak * factor / 100) * 100) for factor in factors]
+
+
+def write_specs(run: dict[str, Any]) -> list[str]:
+    """One file for each configuration; all but the first only name theirs."""
+    place = SPECS / run["key"]
+    place.mkdir(parents=True, exist_ok=True)
+    base = read_yaml("/run/lab/bench.yaml")
+    repeats = run["pairs"] if len(run["configurations"]) == 1 else 1
+    paths = []
+    for number, wanted in enumerate(run["configurations"]):
+        configuration = dict(wanted)
+        spec: dict[str, Any] = {"name": configuration.pop("name")}
+        text = configuration.pop("policy", None)
+        if text is not None:
+            policy = place / f"policy{number}.yaml"
+            policy.write_text(text)
+            configuration["policy"] = str(policy)
+        spec["configuration"] = configuration
+        if number == 0:
+            spec |= {
+                "left": base["left"],
+                "right": base["right"],
+                "routers": routers(run),
+                "traffic": run["traffic"] or {"size": 60},
+                "method": {
+                    "kind": "sweep",
+                    "rates": rates(run),
+                    "seconds": run["seconds"],
+                    "repeats": repeats,
+                },
+                "limits": {"pps": 400000, "seconds": 60},
+            }
+        path = place / f"{number}.yaml"
+        path.write_text(json.dumps(spec, indent=1))
+        paths.append(str(path))
+    return paths
+
+
+def measure(run: dict[str, Any]) -> None:
+    """One run of the bench; its result lands in the share, whole or not at all."""
+    paths = write_specs(run)
+    target = SHARE / "raw" / f"{run['key']}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_suffix(".new")
+    words = ["vsrtune", "bench"]
+    words += ["run"] if len(paths) == 1 else ["compare", "--pairs", str(run["pairs"])]
+    words += ["--seed", str(run["seed"]), "--json", str(fresh), *paths]
+    log = SHARE / "log" / f"{run['key']}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for before in run["before"]:
+        command(*before)
+    try:
+        with log.open("w") as output:
+            code = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False)
+    finally:
+        for after in run["after"]:
+            command(*after)
+    if code.returncode != 0:
+        tail = log.read_text(errors="replace").splitlines()[-12:]
+        raise RuntimeError("\n".join([f"status {code.returncode}", *tail]))
+    fresh.replace(target)
+
+
+def main() -> int:
+    began = time.monotonic()
+    todo = json.loads((SHARE / "todo.json").read_text())
+    SPECS.mkdir(parents=True, exist_ok=True)
+    # The host that is measured must not tune by itself.
+    subprocess.run(["systemctl", "stop", "vsrtune"], capture_output=True, check=False)
+    for index, wanted in enumerate(todo["guests"], start=1):
+        prepare_guest(index, f"vr{index}", wanted)
+    if todo["native_routes"] is not None:
+        command("ip", "route", "add", PREFIX, "via", NATIVE_PEER, "dev", "p1")
+        lines = prefixes(todo["native_routes"], f"{NATIVE_PEER} dev p1")
+        command("ip", "-batch", "-", input="".join(lines))
+    failed = 0
+    for run in todo["runs"]:
+        spent = time.monotonic() - began
+        if spent + run["expected"] > todo["budget"]:
+            say(f"{spent:.0f} of {todo['budget']} s are spent: {run['key']} is left for later")
+            return 1 if failed else TIME_UP
+        say(f"{run['key']}: about {run['expected']:.0f} s")
+        start = time.monotonic()
+        try:
+            measure(run)
+        except (RuntimeError, OSError, ValueError, KeyError) as error:
+            failed += 1
+            say(f"{run['key']}: FAILED: {error}")
+        else:
+            say(f"{run['key']}: measured in {time.monotonic() - start:.0f} s")
+        os.sync()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Ways to judge a claim. All of them look only at the stored trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vsrtune.stats import Ratio
+
+from .data import Data, mix, offered
+from .plan import Verdict
+
+Judge = Callable[[Data], Verdict]
+Why = Callable[[Data], str]
+
+
+def _say(ours: str, theirs: str, ratio: Ratio, load: float) -> str:
+    return f"{ours} / {theirs} at {offered(load)}: {ratio}"
+
+
+def top(data: Data, run: str) -> float:
+    """The highest load of a run: overload."""
+    return data.loads(run)[-1]
+
+
+def more(run: str, ours: str, theirs: str, load: float | None = None) -> Judge:
+    """Agrees when ``ours`` is shown to forward more than ``theirs`` in overload."""
+
+    def judge(data: Data) -> Verdict:
+        at = top(data, run) if load is None else load
+        ratio = data.ratio(run, ours, theirs, at)
+        text = _say(ours, theirs, ratio, at)
+        if not ratio.shown:
+            return Verdict("open", f"{text}: no difference shown")
+        return Verdict("agrees" if ratio.low > 1 else "differs", text)
+
+    return judge
+
+
+def same(run: str, ours: str, theirs: str, load: float | None = None) -> Judge:
+    """Agrees when no difference is shown in overload."""
+
+    def judge(data: Data) -> Verdict:
+        at = top(data, run) if load is None else load
+        ratio = data.ratio(run, ours, theirs, at)
+        text = _say(ours, theirs, ratio, at)
+        if ratio.shown:
+            return Verdict("differs", text)
+        return Verdict("agrees", f"{text}: no difference shown")
+
+    return judge
+
+
+def best(run: str, ours: str, others: Sequence[str]) -> Judge:
+    """Agrees when ``ours`` is shown to forward more than each other in overload."""
+
+    def judge(data: Data) -> Verdict:
+        at = top(data, run)
+        ratios = {o: data.ratio(run, ours, o, at) for o in others}
+        text = "; ".join(_say(ours, o, r, at) for o, r in ratios.items())
+        if all(r.low > 1 for r in ratios.values()):
+            return Verdict("agrees", text)
+        if any(r.high < 1 for r in ratios.values()):
+            return Verdict("differs", text)
+        return Verdict("open", f"{text}: not shown against each")
+
+    return judge
+
+
+def worst(run: str, ours: str, others: Sequence[str]) -> Judge:
+    """Agrees when ``ours`` is shown to forward less than each other in overload."""
+
+    def judge(data: Data) -> Verdict:
+        at = top(data, run)
+        ratios = {o: data.ratio(run, ours, o, at) for o in others}
+        text = "; ".join(_say(ours, o, r, at) for o, r in ratios.items())
+        if all(r.high < 1 for r in ratios.values()):
+            return Verdict("agrees", text)
+        if any(r.low > 1 for r in ratios.values()):
+            return Verdict("differs", text)
+        return Verdict("open", f"{text}: not shown against each")
+
+    return judge
+
+
+def stable(run: str, configuration: str | None, share: float = 0.95) -> Judge:
+    """Agrees when the highest load still forwards ``share`` of the configuration's peak."""
+
+    def judge(data: Data) -> Verdict:
+        found, text = _decline(data, run, configuration)
+        return Verdict("agrees" if found >= share else "differs", text)
+
+    return judge
+
+
+def declines(run: str, configuration: str | None, share: float = 0.9) -> Judge:
+    """Agrees when the highest load forwards less than ``share`` of the peak."""
+
+    def judge(data: Data) -> Verdict:
+        found, text = _decline(data, run, configuration)
+        return Verdict("agrees" if found < share else "differs", text)
+
+    return judge
+
+
+def _decline(data: Data, run: str, configuration: str | None) -> tuple[float, str]:
+    peak = data.peak(run, configuration)
+    last = data.at(run, configuration, top(data, run))
+    found = last.pps / peak.pps if peak.pps else 0.0
+    name = configuration or "it"
+    return found, (
+        f"{name} forwards {last.pps:,.0f} pps at {offered(last.offered)}, {100 * found:.0f} % of "
+        f"its peak of {peak.pps:,.0f} at {peak.offered:,.0f}"
+    )
+
+
+def impossible(text: str) -> Judge:
+    """What this lab cannot show."""
+    return lambda _: Verdict("open", text)
+
+
+def causes(run: str, *configurations: str) -> Why:
+    """What the configurations spent and lost in overload, from the same trials."""
+
+    def why(data: Data) -> str:
+        at = top(data, run)
+        parts = [f"{c}, {mix(data.at(run, c, at))}" for c in configurations]
+        return f"At {offered(at)}: " + ". ".join(parts) + "."
+
+    return why

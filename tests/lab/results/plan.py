@@ -1,0 +1,161 @@
+"""What the matrix consists of: labs, runs in them, and figures made of the runs.
+
+A run is one `vsrtune bench run` or `compare` and leaves one JSON file. It is known by
+"figure/name"; a figure may draw on the runs of others (native forwarding stands in
+every plot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import Data
+
+TREE = Path(__file__).resolve().parents[3]
+
+# Frames per second offered: below, around and far above what an untuned router of the
+# lab can forward.
+RATES = (16000, 32000, 64000)
+PAIRS = 9
+NATIVE = "native"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """How a router of a lab differs from the lab's usual one. ``routes`` is None for a
+    routing table as it is, else how many prefixes (a power of two) below 10.128.0.0/9 it
+    is given beside that one, which all lead to the sink."""
+
+    vcpus: int = 1
+    queues: int = 1
+    routes: int | None = None
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One kind of lab; all runs of a kind are made in one boot if nothing interrupts."""
+
+    name: str
+    release: str = "trixie"
+    cpus: int = 2
+    guests: tuple[Guest, ...] = (Guest(),)
+    # Prefixes below 10.128.0.0/9 that this host, as the native router, has.
+    native_routes: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement. With several ``configurations`` they are compared, the first one
+    being the baseline.
+
+    A configuration is the mapping of a spec file with a ``name`` more, and the text of
+    its policy under ``policy``. ``scaled`` takes the rates from another run: the highest
+    median rate forwarded there, times each factor, rounded to hundreds.
+    """
+
+    name: str
+    boot: Boot
+    configurations: tuple[Mapping[str, Any], ...]
+    rates: tuple[int, ...] = RATES
+    scaled: tuple[str, tuple[float, ...]] | None = None
+    router: str = "vr1"
+    destination: str | None = None
+    traffic: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 1.5
+    pairs: int = PAIRS
+    seed: int = 1
+    # Command lines around it, for what is not running in a lab by itself.
+    before: tuple[tuple[str, ...], ...] = ()
+    after: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def trials(self) -> int:
+        count = len(self.rates) if self.scaled is None else len(self.scaled[1])
+        return count * self.pairs * len(self.configurations)
+
+    @property
+    def expected_seconds(self) -> float:
+        """A guess at how long it takes, for the time budget alone."""
+        changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
+        slow = any("attachment" in c for c in self.configurations)
+        return 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``answer`` is agrees, differs or open; ``text`` says by which figures."""
+
+    answer: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One point that the paper makes (in our words), and how ours is judged."""
+
+    text: str
+    judge: Callable[[Data], Verdict]
+    why: Callable[[Data], str] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a paper. ``lines`` of a plot are (label, run, configuration)."""
+
+    id: str
+    title: str
+    paper: str
+    ours: str
+    runs: tuple[Run, ...]
+    claims: tuple[Claim, ...]
+    plots: Callable[[Data], Mapping[str, Any]] | None = None
+    # Drawn beside: "figure/run" of native forwarding.
+    native: str | None = "native/sweep"
+    tables: Callable[[Data], list[str]] | None = None
+
+
+def untuned(name: str = "untuned", **more: Any) -> dict[str, Any]:
+    return {"name": name, "tuning": "untuned", **more}
+
+
+def policy(name: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "tuning": "policy", "policy": text, **more}
+
+
+def libvirt_pins(name: str, cpus: str) -> dict[str, Any]:
+    return {"name": name, "tuning": "libvirt-pins", "cpus": cpus}
+
+
+def shipped(name: str) -> str:
+    """The text of a policy that is shipped."""
+    return (TREE / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def fifo(vcpu: int, vhost: int, *, queue: int | None = None, guest: str = "vr*") -> str:
+    """A policy: every thread off the interrupt CPU, FIFO with these priorities."""
+    text = (
+        f'guest: "{guest}"\n'
+        "cpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n"
+        "scheduler:\n"
+        f"  vcpu: {{class: fifo, priority: {vcpu}}}\n"
+        f"  vhost: {{class: fifo, priority: {vhost}}}\n"
+        f"  softirq: {{class: fifo, priority: {max(vcpu, vhost)}}}\n"
+    )
+    return text if queue is None else f"{text}queue: {{macvtap: {queue}}}\n"
+
+
+PINS_ONLY = 'guest: "vr*"\ncpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n'
+
+BASE = Boot("base")
+BOOKWORM = Boot("bookworm", release="bookworm")
+ROUTES = Boot(
+    "routes",
+    guests=(Guest(routes=0), Guest(routes=16384)),
+    native_routes=0,
+)
+THREADS = Boot("threads", guests=(Guest(), Guest(vcpus=2), Guest(vcpus=2, queues=2)))
+FOUR = Boot("four", cpus=4)

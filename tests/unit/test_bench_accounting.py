@@ -1,0 +1,127 @@
+"""Counters before and after become a trial whose frames add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vsrtune.bench.accounting import Counts, Effort, account
+from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.generator import Sent
+from vsrtune.bench.model import Latency, Load, Trial
+from vsrtune.bench.threads import (
+    Usage,
+    Used,
+    parse_cpu_line,
+    parse_migrations,
+    parse_switches,
+    work,
+)
+from vsrtune.model import ThreadKey
+
+ZERO = Counts({("vr1/forth", 0): 100, ("vr2/forth", 0): 0}, 5, 6, 7, 8)
+LOAD = Load({"vr1": 1000.0, "vr2": 500.0}, 2.0)
+SENT = [Sent("vr1/forth", 2000, 2.0), Sent("vr2/forth", 1000, 1.9)]
+
+
+def trial(after: Counts, *, probes: Latency | None = None, load: Load = LOAD) -> Trial:
+    return account("c", load, 1, SENT, ZERO, after, Effort(), probes)
+
+
+def adds_up(found: Trial) -> bool:
+    return found.sent == found.forwarded + sum(found.drops.values())
+
+
+def test_nothing_lost() -> None:
+    found = trial(replace(ZERO, counted={("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}))
+    assert (found.sent, found.forwarded, found.seconds, found.loss) == (3000, 3000, 2.0, 0.0)
+    assert set(found.drops.values()) == {0}
+    assert found.sent_by == {"vr1": 2000, "vr2": 1000}
+    assert found.forwarded_by == {"vr1": 2000, "vr2": 1000}
+    assert found.forwarded_by_flow == {"vr1/0": 2000, "vr2/0": 1000}
+    assert found.notes == ()
+
+
+def test_every_frame_has_a_place() -> None:
+    found = trial(Counts({("vr1/forth", 0): 1600, ("vr2/forth", 0): 500}, 35, 16, 17, 508))
+    # 30 refused, of them 10 because of the backlog that counted them as well; 10 missed.
+    assert found.drops == {
+        "nic": 30, "softnet_backlog": 10, "macvtap_ring": 500, "elsewhere": 460,
+    }  # fmt: skip
+    assert adds_up(found)
+
+
+def test_frames_that_nobody_sent_are_noted_not_hidden() -> None:
+    found = trial(replace(ZERO, counted={("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}, ring=28))
+    assert found.drops["elsewhere"] == -20
+    assert adds_up(found)
+    assert "20 more frames were counted than sent" in found.notes[0]
+
+
+def test_a_slow_generator_is_noted() -> None:
+    found = trial(ZERO, load=Load({"vr1": 4000.0}, 2.0))
+    assert found.notes == ("the generator reached 1500 of 4000 frames per second",)
+
+
+def test_a_burst_is_judged_by_its_frames() -> None:
+    assert trial(ZERO, load=Load({"vr1": 1e6}, 1.0, frames=3000)).notes == ()
+    short = trial(ZERO, load=Load({"vr1": 1e6}, 1.0, frames=4000))
+    assert short.notes == ("the generator sent 3000 of 4000 frames",)
+
+
+def test_probes_are_frames_too() -> None:
+    probes = Latency(100, 3, 0.001, 0.002, 0.003)
+    after = Counts({("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}, 5, 6, 7, 11)
+    found = trial(after, probes=probes)
+    assert (found.sent, found.forwarded) == (3100, 3097)
+    assert found.drops["macvtap_ring"] == 3
+    assert found.drops["elsewhere"] == 0
+    assert found.sent_by["vr1"] == 2000
+
+
+def test_flows_of_the_way_back_are_numbered_on_and_slashes_in_names_are_kept() -> None:
+    before = Counts({}, 0, 0, 0, 0)
+    after = Counts(
+        {(f"a/b/{way}", n): n + 1 for way in ("forth", "back") for n in (0, 1)}, 0, 0, 0, 0
+    )
+    sent = [Sent("a/b/forth", 3, 1.0), Sent("a/b/back", 3, 1.0)]
+    found = account("c", Load({"a/b": 6.0}, 1.0), 2, sent, before, after, Effort())
+    assert found.forwarded_by == {"a/b": 6}
+    assert found.forwarded_by_flow == {"a/b/0": 1, "a/b/1": 2, "a/b/2": 1, "a/b/3": 2}
+
+
+def test_flows_that_are_many_are_summed() -> None:
+    after = Counts({("vr1/forth", None): 2100}, 5, 6, 7, 8)
+    before = replace(ZERO, counted={("vr1/forth", None): 100})
+    found = account("c", LOAD, 1000, SENT, before, after, Effort())
+    assert found.forwarded_by == {"vr1": 2000, "vr2": 0}
+    assert found.forwarded_by_flow == {}
+
+
+def test_threads_are_compared_with_themselves() -> None:
+    (a, b, c) = (ThreadKey(1, tid, 5) for tid in (1, 2, 3))
+    before = Usage({a: Used("vcpu", 1.0, 10, 1), b: Used("vcpu", 2.0, 20, 2)}, 0.0, 0.0, 2)
+    after = Usage({a: Used("vcpu", 1.5, 15, 1), c: Used("vhost", 9.0, 90, 9)}, 0.0, 0.0, 2)
+    found = work(before, after)
+    assert found.cpu == {"vcpu": 0.5}
+    assert found.switches == {"vcpu": 5}
+    assert found.migrations == {"vcpu": 0}
+    assert found.missing == 2
+
+
+def test_parsers() -> None:
+    assert (
+        parse_switches("Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n")
+        == 15
+    )
+    assert (
+        parse_migrations("se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n") == 42
+    )
+    assert parse_migrations("") == 0
+    stat = "cpu  100 0 50 900 10 0 30 0 0 0\ncpu0 50 0 25 450 5 0 15 0\ncpu1 50 0 25 450 5 0 15 0\nintr 5\n"
+    assert parse_cpu_line(stat) == (0.3, 9.1, 2)
+    assert parse_softnet_drops("0000 0000000a 0\n0001 00000001 0\n") == 11
+    table = parse_device_table(
+        "Inter-|   Receive\n face |bytes\n  g0: 1 2 3 4 5 6 7 8 9 10 11 12 0 0 0 0\n"
+    )
+    assert table["g0"]["tx_dropped"] == 12
+    assert table["g0"]["rx_fifo"] == 5

@@ -1,0 +1,102 @@
+"""Devices a bench must not flood, from what `ip -j` and `ss` print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vsrtune.bench.devices import own_addresses, refusal
+from vsrtune.bench.probe import ProbeLeg, frame, latency, number_of
+
+UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
+
+
+def link(name: str, *addresses: str, flags: list[str] = UP, **more: Any) -> dict[str, Any]:
+    info = [{"family": "inet", "local": address} for address in addresses]
+    return {"ifname": name, "flags": flags, "addr_info": info, **more}
+
+
+LINKS = [
+    link("lo", "127.0.0.1", flags=["LOOPBACK", "UP", "LOWER_UP"]),
+    link("br0", "192.0.2.10"),
+    link("eno1", master="br0"),
+    link("eno2", "198.51.100.5"),
+    link("vlan7", "203.0.113.9", link="eno3"),
+    link("eno3"),
+    link("eno4"),
+    link("down0", flags=["BROADCAST"]),
+    link("dark0", flags=["BROADCAST", "UP"]),
+    link("veth0", "10.9.0.1", link="veth1"),
+    link("veth1", link="veth0"),
+]
+ROUTES = [{"dst": "default", "gateway": "192.0.2.1", "dev": "br0"}]
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("eno4", None),
+        ("veth0", None),
+        ("eno9", "there is no such device"),
+        ("lo", "it is the loopback device"),
+        ("down0", "it is not up"),
+        ("dark0", "it has no carrier"),
+        ("br0", "it carries the default route"),
+        ("eno1", "it carries the default route"),
+        ("eno2", "it carries an ssh connection to this machine"),
+        ("vlan7", "it carries an ssh connection to this machine"),
+        ("eno3", "it carries an ssh connection to this machine"),
+    ],
+)
+def test_what_is_refused(device: str, why: str | None) -> None:
+    assert refusal(device, LINKS, ROUTES, {"198.51.100.5", "203.0.113.9"}) == why
+
+
+def test_the_peer_of_a_veth_is_not_below_it() -> None:
+    assert refusal("veth0", LINKS, ROUTES, {"10.9.0.1"}) is not None
+    assert refusal("veth1", LINKS, ROUTES, {"10.9.0.1"}) is None
+
+
+def test_every_hop_of_a_default_route_counts() -> None:
+    routes = [{"dst": "default", "nexthops": [{"dev": "eno4"}, {"dev": "eno3"}]}]
+    assert refusal("eno4", LINKS, routes, ()) == "it carries the default route"
+
+
+def test_addresses_of_ssh_connections() -> None:
+    sockets = (
+        "0      0          192.0.2.10:22        198.51.100.77:51234\n"
+        "0      0      [::ffff:203.0.113.9]:22  [::ffff:198.51.100.7]:4711\n"
+        "0      0          192.0.2.10:443       198.51.100.77:22\n"
+        "0      0      [2001:db8::1%eno4]:22    [2001:db8::2]:4711\n"
+    )
+    assert own_addresses(sockets, "") == {"192.0.2.10", "203.0.113.9", "2001:db8::1"}
+    assert own_addresses("", "198.51.100.77 51234 198.51.100.5 2222") == {"198.51.100.5"}
+
+
+LEG = ProbeLeg("52:54:00:00:00:01", "10.10.1.2", "10.20.1.100")
+
+
+def test_a_probe_is_a_whole_frame_and_known_again() -> None:
+    data = frame(bytes.fromhex("020000000001"), LEG, 0xFFFFFFFF, 7)
+    assert len(data) == 60
+    assert data[:14].hex() == "525400000001" + "020000000001" + "0800"
+    # The header's sum, its check included, is all ones.
+    total = sum(int.from_bytes(data[14 + at : 16 + at]) for at in range(0, 20, 2))
+    assert (total & 0xFFFF) + (total >> 16) == 0xFFFF
+    assert number_of(data, 0xFFFFFFFF) == 7
+    assert number_of(data, 1) is None
+    assert number_of(data[:50], 0xFFFFFFFF) is None
+    assert number_of(b"x" * 60, 1) is None
+
+
+def test_percentiles_are_those_of_the_probes_that_came() -> None:
+    sent = dict.fromkeys(range(110), 1000000)
+    received = {n: 1_000_000 + (n + 1) * 1000 for n in range(100)}
+    found = latency(sent, received)
+    assert found is not None
+    assert (found.sent, found.lost) == (110, 10)
+    assert (found.p50, found.p90, found.p99) == pytest.approx((50e-6, 90e-6, 99e-6))
+    assert latency({}, {}) is None
+    lost = latency({1: 5}, {})
+    assert lost is not None and lost.lost == 1

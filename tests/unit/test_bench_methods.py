@@ -1,0 +1,242 @@
+"""The methods, driven against routers whose answers are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bench_router import FakeRouter, spec
+
+from vsrtune.bench import methods
+from vsrtune.bench.model import Load, Method, Spec, Traffic, Trial
+from vsrtune.bench.runner import Progress, run
+from vsrtune.errors import VsrtuneError
+
+
+def measure(of: Spec, router: FakeRouter, seed: int = 1) -> tuple[dict[str, Any], list[Trial]]:
+    return run(methods.start(of, seed), router.trial)
+
+
+class TestSweep:
+    of = spec(Method("sweep", (8000, 1000, 4000), repeats=3), routers=2)
+
+    def test_every_load_in_every_round_in_its_own_order(self) -> None:
+        router = FakeRouter(3000)
+        _, trials = measure(self.of, router)
+        assert len(trials) == methods.estimate(self.of).trials == 9
+        orders = [tuple(load.total for load in router.loads[i : i + 3]) for i in (0, 3, 6)]
+        assert all(sorted(order) == [1000, 4000, 8000] for order in orders)
+        assert len(set(orders)) > 1
+        again = FakeRouter(3000)
+        measure(self.of, again)
+        assert again.loads == router.loads
+
+    def test_routers_share_evenly(self) -> None:
+        router = FakeRouter(3000)
+        measure(self.of, router)
+        assert all(load.pps["vr1"] == load.pps["vr2"] for load in router.loads)
+
+    def test_points_rise_and_the_peak_is_found(self) -> None:
+        found, _ = measure(self.of, FakeRouter(3000, hurt=0.25))
+        assert [p["offered"] for p in found["points"]] == [1000, 4000, 8000]
+        assert [p["pps"]["median"] for p in found["points"]] == [1000, 2750, 1750]
+        assert found["peak"] == {"offered": 4000, "pps": 2750}
+        assert found["at_highest"] == pytest.approx(1750 / 2750)
+        assert found["points"][2]["loss"]["median"] == pytest.approx(1 - 1750 / 8000)
+        assert found["points"][2]["pps"]["count"] == 3
+
+    def test_a_generator_that_falls_short_is_told(self) -> None:
+        found, _ = measure(self.of, FakeRouter(9000, most=5000))
+        assert [p["generator_limited"] for p in found["points"]] == [False, False, True]
+        assert found["points"][2]["sent_pps"]["median"] == 5000
+
+
+class TestSearch:
+    of = spec(Method("ndr", high=200_000, precision=0.02, trials=2, latency=True))
+
+    @pytest.mark.parametrize("hurt", [0.0, 0.3, 1.0])
+    def test_ndr(self, hurt: float) -> None:
+        found, _ = measure(self.of, FakeRouter(23_456, hurt=hurt))
+        assert 23_456 / 1.02 <= found["lower"] <= 23_456 < found["upper"]
+        assert found["upper"] <= found["lower"] * 1.02
+        assert found["limited_by"] == "router"
+        assert found["pps"] == pytest.approx(found["lower"])
+        assert found["worst_loss"] == 0
+
+    def test_pdr_allows_its_loss(self) -> None:
+        pdr = replace(self.of, method=replace(self.of.method, kind="pdr", loss=0.1))
+        found, _ = measure(pdr, FakeRouter(20_000))
+        assert 20_000 / 0.9 / 1.02 <= found["lower"] <= 20_000 / 0.9 * 1.001
+        assert 0 < found["worst_loss"] <= 0.1
+
+    def test_the_worst_of_the_trials_decides(self) -> None:
+        calls: list[float] = []
+
+        def unsteady(load: Load) -> Trial:
+            """Every other full trial above 10,000 pps loses a frame."""
+            calls.append(load.total)
+            trial = FakeRouter(1e9).trial(load)
+            bad = load.total > 10_000 and load.seconds == 2.0 and calls.count(load.total) % 2 == 0
+            return replace(trial, forwarded=trial.forwarded - bad)
+
+        found, _ = run(methods.start(self.of), unsteady)
+        assert 10_000 / 1.02 <= found["lower"] <= 10_000
+
+    def test_latency_at_shares_of_the_answer(self) -> None:
+        found, trials = measure(self.of, FakeRouter(23_456))
+        rates = [one["rate"] / found["lower"] for one in found["latency"]]
+        assert rates == pytest.approx([0.1, 0.5, 0.9])
+        assert all(t.load.latency for t in trials[-3:])
+        assert found["latency"][2]["p99"] == pytest.approx(0.9 * found["lower"] * 1e-8)
+
+    def test_the_ends_of_the_search(self) -> None:
+        found, _ = measure(self.of, FakeRouter(1e9))
+        assert (found["lower"], found["upper"], found["limited_by"]) == (200_000, None, "high")
+        low = replace(self.of, method=replace(self.of.method, low=5000))
+        found, trials = measure(low, FakeRouter(100))
+        assert (found["lower"], found["upper"], found["limited_by"]) == (None, 5000, "low")
+        assert found["latency"] == [] and found["pps"] == 0.0
+        assert min(t.load.total for t in trials) == 5000
+
+    def test_a_generator_that_cannot_send_more(self) -> None:
+        found, _ = measure(self.of, FakeRouter(1e9, most=50_000))
+        assert found["limited_by"] == "generator"
+        # A generator may miss its rate by 3 % before it counts as the limit.
+        assert 50_000 <= found["lower"] <= 50_000 / 0.97
+        assert found["pps"] == pytest.approx(50_000)
+
+    def test_a_router_that_forwards_nothing(self) -> None:
+        found, trials = measure(self.of, FakeRouter(0.0))
+        assert found["lower"] is None
+        assert len(trials) < 30
+
+    def test_the_guess_of_the_time_is_near(self) -> None:
+        _, trials = measure(self.of, FakeRouter(23_456, hurt=0.1))
+        told = methods.estimate(self.of)
+        assert not told.exact
+        assert told.seconds == pytest.approx(sum(t.load.seconds for t in trials), rel=0.6)
+
+
+class TestBackToBack:
+    of = spec(Method("back-to-back", (100_000,), low=1, high=20_000, precision=0.01, repeats=4))
+
+    def test_the_buffer_is_found(self) -> None:
+        # While a burst comes at 100,000 pps a fifth of it leaves: 1000 frames of room hold
+        # a burst of 1250.
+        found, trials = measure(self.of, FakeRouter(20_000, buffer=1000))
+        assert found["burst"]["count"] == 4
+        assert found["mean"] == pytest.approx(1250, rel=0.01)
+        assert found["buffer_seconds"] == pytest.approx(0.0125, rel=0.01)
+        assert found["corrected_buffer_seconds"] == pytest.approx(0.010, rel=0.02)
+        assert found["at_high"] == 0
+        assert all(t.load.total == 100_000 for t in trials)
+        assert max(t.load.seconds for t in trials[1:]) == 0.2
+
+    def test_a_buffer_beyond_the_search(self) -> None:
+        found, _ = measure(self.of, FakeRouter(20_000, buffer=10**6))
+        assert (found["at_high"], found["bursts"]) == (4, [20_000] * 4)
+
+
+class TestFairness:
+    def test_between_routers(self) -> None:
+        of = spec(Method("fairness", (1000, 5000), by_router={"vr2": 3000}), routers=2)
+
+        def starve(load: Load) -> Trial:
+            sent = {name: round(pps * load.seconds) for name, pps in load.pps.items()}
+            got = {"vr1": sent["vr1"], "vr2": sent["vr2"] // 2}
+            return Trial("x", load, load.seconds, sum(sent.values()), sum(got.values()), {},
+                         sent_by=sent, forwarded_by=got)  # fmt: skip
+
+        found, trials = run(methods.start(of), starve)
+        assert sorted(t.load.pps["vr1"] for t in trials) == [1000, 5000]
+        assert all(t.load.pps["vr2"] == 3000 for t in trials)
+        assert found["unit"] == "router"
+        first = found["points"][0]
+        assert first["rate"] == 1000 and first["offered"] == 4000
+        assert [s["share"] for s in first["shares"]] == [1.0, 0.5]
+        assert [s["pps"] for s in first["shares"]] == [1000, 1500]
+        assert first["jain"]["median"] == pytest.approx(0.9)
+        assert first["least_to_most"] == 0.5
+
+    def test_between_flows(self) -> None:
+        of = spec(Method("fairness", (1000,)), traffic=Traffic(flows=3))
+
+        def one_only(load: Load) -> Trial:
+            sent = round(load.total * load.seconds)
+            return Trial("x", load, load.seconds, sent, sent // 3, {}, sent_by={"vr1": sent},
+                         forwarded_by={"vr1": sent // 3},
+                         forwarded_by_flow={"vr1/0": sent // 3})  # fmt: skip
+
+        found, trials = run(methods.start(of), one_only)
+        assert trials[0].load.pps == {"vr1": 3000}
+        [point] = found["points"]
+        assert [s["name"] for s in point["shares"]] == ["vr1/0", "vr1/1", "vr1/2"]
+        assert [s["share"] for s in point["shares"]] == [1.0, 0.0, 0.0]
+        assert point["jain"]["median"] == pytest.approx(1 / 3)
+        assert point["least_to_most"] == 0.0
+
+
+class TestSoak:
+    of = spec(Method("soak", (4000,), seconds=2, duration=7.0))
+
+    def test_trials_fill_the_duration(self) -> None:
+        found, trials = measure(self.of, FakeRouter(9000))
+        assert len(trials) == methods.estimate(self.of).trials == 4
+        assert (found["lossy_trials"], found["drift_per_hour"]) == (0, 0.0)
+        assert found["sent"] == found["forwarded"] == 32_000
+
+    def test_drift_is_seen(self) -> None:
+        peaks = iter([4000, 3600, 3200, 2800])
+        found, _ = run(methods.start(self.of), lambda load: FakeRouter(next(peaks)).trial(load))
+        # 400 pps in each 2 seconds, of a median of 3400.
+        assert found["drift_per_hour"] == pytest.approx(-200 * 3600 / 3400)
+        assert found["r_squared"] == pytest.approx(1.0)
+        assert found["worst"] == {"trial": 3, "pps": 2800, "loss": pytest.approx(0.3)}
+        assert found["lossy_trials"] == 3
+
+
+def test_an_unknown_kind() -> None:
+    with pytest.raises(VsrtuneError, match="no method is called 'x'"):
+        methods.start(spec(Method("x")))
+
+
+class TestRunner:
+    of = spec(Method("sweep", (1000, 2000), repeats=2))
+
+    def test_progress_before_each_trial_and_at_the_end(self) -> None:
+        told: list[Progress[Load]] = []
+        now = iter(range(0, 1000, 10))
+        _, trials = run(
+            methods.start(self.of), FakeRouter(1500).trial, told.append,
+            estimate=methods.estimate(self.of), clock=lambda: float(next(now)),
+        )  # fmt: skip
+        assert [p.done for p in told] == [0, 1, 2, 3, 4]
+        assert [p.expected for p in told] == [4] * 5
+        assert [p.last for p in told] == [None, *trials]
+        assert [p.order is None for p in told] == [False] * 4 + [True]
+        # Each trial of 2 s costs the 10 s that the clock is asked apart.
+        assert [p.seconds_left for p in told] == [8.0, 30.0, 20.0, 10.0, 0.0]
+
+    def test_a_search_that_takes_longer_has_something_left(self) -> None:
+        told: list[Progress[Load]] = []
+        guess = methods.Estimate(2, 4.0, exact=False)
+        run(methods.start(self.of), FakeRouter(1500).trial, told.append, estimate=guess)
+        assert [p.expected for p in told] == [2, 2, 3, 4, 4]
+        assert all(p.seconds_left is not None and p.seconds_left > 0 for p in told[:-1])
+
+    def test_a_failing_trial_closes_the_method(self) -> None:
+        method = methods.start(self.of)
+
+        def fail(_: Load) -> Trial:
+            raise VsrtuneError("the device is gone")
+
+        with pytest.raises(VsrtuneError, match="gone"):
+            run(method, fail)
+        with pytest.raises(StopIteration):
+            next(method)
+
+    def test_trials_are_in_order(self) -> None:
+        _, trials = measure(self.of, FakeRouter(1500))
+        assert Counter(t.load.total for t in trials) == {1000: 2, 2000: 2}

@@ -1,0 +1,69 @@
+"""Results written as JSON read back the same, and broken ones are told."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import bench_samples as samples
+import pytest
+from bench_router import FakeRouter, spec
+
+from vsrtune.bench import methods
+from vsrtune.bench.model import Latency, Method, Outcome
+from vsrtune.bench.results import outcome_from_json, outcome_to_json
+from vsrtune.bench.runner import run
+from vsrtune.errors import VsrtuneError
+
+
+@pytest.mark.parametrize("method", ["sweep", "compare"])
+def test_round_trip(method: str) -> None:
+    outcome = samples.outcome(method)
+    text = outcome_to_json(outcome)
+    assert outcome_from_json(text) == outcome
+    assert text.endswith("}\n")
+    assert json.loads(text)["format"] == "vsrtune-bench/1"
+
+
+def test_round_trip_of_a_measured_search() -> None:
+    of = spec(Method("ndr", high=50_000, latency=True), routers=2)
+    summary, trials = run(methods.start(of), FakeRouter(10_000).trial)
+    outcome = Outcome(of, "ndr", (of.configuration,), tuple(trials), summary, {}, 3, "now", "1")
+    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+
+
+def test_no_probe_heard_is_not_a_lost_result() -> None:
+    mute = Latency(100, 100, math.nan, math.nan, math.inf)
+    trial = replace(samples.trial("untuned", 8000, 8000), latency=mute)
+    outcome = replace(samples.outcome(), trials=(trial,), summary={"p50": math.nan})
+    text = outcome_to_json(outcome)
+    assert "NaN" not in text and "Infinity" not in text
+    back = outcome_from_json(text)
+    assert back.summary == {"p50": None}
+    assert back.trials[0].latency is not None
+    assert math.isnan(back.trials[0].latency.p50)
+    assert back.trials[0].latency.lost == 100
+
+
+def broken(**change: object) -> str:
+    return json.dumps({**json.loads(outcome_to_json(samples.outcome())), **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "r.json: the file is not JSON; name a file that vsrtune bench wrote with --json"),
+        ("[1]", "r.json: the file is not a bench result; name a file that vsrtune bench wrote with --json"),
+        ("[" * 100_000, "r.json: the file is not JSON; name a file that vsrtune bench wrote with --json"),
+        (broken(format="vsrtune-bench/9"), "r.json: the result has another version's format; this one reads vsrtune-bench/1"),
+        (broken(trials=[3]), "r.json: $.trials[0]: expected Trial, found int; name a file that vsrtune bench wrote with --json"),
+        (broken(trials=[{"latency": {"p50": None}}]), "r.json: $.trials[0].configuration: missing; name a file that vsrtune bench wrote with --json"),
+        (broken(more=1), "r.json: $: unknown field 'more'; name a file that vsrtune bench wrote with --json"),
+    ],
+    ids=["json", "list", "deep", "format", "number", "missing", "unknown"],
+)  # fmt: skip
+def test_broken(text: str, message: str) -> None:
+    with pytest.raises(VsrtuneError) as caught:
+        outcome_from_json(text, "r.json")
+    assert str(caught.value) == message

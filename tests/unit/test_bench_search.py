@@ -1,0 +1,100 @@
+"""The search for the highest passing value, against routers with a known edge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vsrtune.bench.search import Answer, Ask, Bounds, Search, highest
+
+Router = Callable[[Ask], Answer]
+
+
+def drive(search: Search, router: Router) -> tuple[Bounds, list[Ask]]:
+    asked: list[Ask] = []
+    try:
+        ask = next(search)
+        while True:
+            asked.append(ask)
+            ask = search.send(router(ask))
+    except StopIteration as end:
+        return end.value, asked
+
+
+def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
+    """Passes up to ``at``; above, ``collapse`` of it still gets through. The generator
+    sends at most ``most``."""
+
+    def answer(ask: Ask) -> Answer:
+        sent = min(float(ask.value), most)
+        return Answer(sent <= at, sent, None if sent <= at else at * collapse)
+
+    return answer
+
+
+@given(
+    st.integers(1, 10**6), st.integers(2, 10**6), st.floats(0.5, 2e6),
+    st.sampled_from([0.001, 0.01, 0.05, 0.3]), st.floats(0.0, 1.0), st.booleans(),
+)  # fmt: skip
+def test_the_edge_is_between_the_bounds(
+    low: int, more: int, at: float, precision: float, collapse: float, coarse: bool
+) -> None:
+    high = low + more
+    found, asked = drive(highest(low, high, precision, coarse=coarse), edge(at, collapse=collapse))
+    assert all(low <= ask.value <= high for ask in asked)
+    assert len(asked) <= 70
+    if at >= high:
+        assert found == Bounds(high, None)
+    elif at < low:
+        assert found == Bounds(None, low)
+    else:
+        assert found.lower is not None and found.upper is not None
+        assert found.lower <= at < found.upper
+        # A value between neighbours that rounds to one of them cannot be tried.
+        assert found.upper <= found.lower * (1 + precision) or found.upper - found.lower <= 1
+    # Both bounds rest on full trials.
+    full = {ask.value for ask in asked if not ask.short}
+    assert {b for b in (found.lower, found.upper) if b is not None} <= full
+
+
+def test_a_typical_search_is_short() -> None:
+    found, asked = drive(highest(1, 200_000, 0.05), edge(23_456))
+    assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
+    assert sum(ask.short for ask in asked) <= 6
+    assert sum(not ask.short for ask in asked) <= 4
+
+
+def test_a_router_that_collapses_in_overload() -> None:
+    found, asked = drive(highest(1, 200_000, 0.05), edge(23_456, collapse=0.01))
+    assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
+    assert len(asked) <= 20
+
+
+def test_a_generator_that_falls_short_is_told_from_loss() -> None:
+    found, _ = drive(highest(1, 200_000, 0.05), edge(80_000, most=50_000.0))
+    assert found.by_generator
+    assert found.lower == 50_000.0
+    assert found.upper is not None and found.upper <= 52_500
+    found, _ = drive(highest(1, 200_000, 0.05), edge(40_000, most=50_000.0))
+    assert not found.by_generator
+    assert found.lower is not None and 38_000 <= found.lower <= 40_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_short_trials_may_lie(seed: int) -> None:
+    """What the coarse pass found is not believed: here it answers at random."""
+    source = random.Random(seed)
+    truth = edge(23_456)
+
+    def liar(ask: Ask) -> Answer:
+        if not ask.short:
+            return truth(ask)
+        return Answer(source.random() < 0.5, ask.value, source.uniform(1, 200_000))
+
+    found, _ = drive(highest(1, 200_000, 0.05), liar)
+    assert found.lower is not None and found.upper is not None
+    assert found.lower <= 23_456 < found.upper <= found.lower * 1.05

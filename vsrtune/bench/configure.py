@@ -1,0 +1,192 @@
+"""Brings the routers under test into the configurations of a bench, and back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from vsrtune.bench import attach, put_back
+from vsrtune.bench.attach import Attachments, Wanted
+from vsrtune.bench.model import Configuration, Spec, Tuning
+from vsrtune.bench.put_back import boot_id
+from vsrtune.bench.tuning import Tuner
+from vsrtune.errors import VsrtuneError
+from vsrtune.journal import DEFAULT_PATH, Journal
+
+URI = "qemu:///system"
+
+
+class Records(Protocol):
+    """The part of the ledger that is needed here."""
+
+    def add(self, kind: str, data: Mapping[str, Any]) -> Any:
+        """Write down, durably, what is about to be changed; the entry's id."""
+        ...
+
+    def done(self, entry: Any) -> None:
+        """The change is taken back."""
+        ...
+
+
+class Configurator:
+    """The routers of ``spec`` in one configuration at a time. A context manager.
+
+    Entering takes the journal of vsrtune for the whole run, so no daemon, `apply` or
+    other bench tunes meanwhile; leaving restores the host. ``ready`` is called after the
+    interfaces of guests were attached anew, and returns when every router forwards
+    again; it raises VsrtuneError when one does not in time.
+
+    The ledger has an entry for what is attached from before the first move until the
+    originals are back, and after it one for the present tuning: taken back latest
+    first, the threads are untuned before they go with their interfaces.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        ledger: Records,
+        *,
+        ready: Callable[[], None] | None = None,
+        uri: str = URI,
+        journal: Path = DEFAULT_PATH,
+    ) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._ready = ready
+        self._uri = uri
+        self._path = journal
+        self._attachments = Attachments(spec.routers, uri)
+        self._journal: Journal | None = None
+        self._tuner: Tuner | None = None
+        self._present: Configuration | None = None
+        self._notes: tuple[str, ...] = ()
+        # Entries of the ledger: id, and for a tuning what takes it back.
+        self._attached: Any = None
+        self._original: dict[str, Any] = {}
+        self._tuned: tuple[Any, Callable[[], object]] | None = None
+
+    def __enter__(self) -> Self:
+        """Raises VsrtuneError when the daemon runs, when another process holds the
+        journal, or when it has entries: the host must be untuned to begin with."""
+        journal = Journal.open(self._path, boot_id())
+        entries = journal.entries()
+        if entries:
+            journal.close()
+            raise VsrtuneError(
+                f"vsrtune has tuned this host already ({len(entries)} settings, "
+                f"{entries[0].target} for one)",
+                where=str(self._path),
+                hint="vsrtune undo",
+            )
+        self._journal = journal
+        self._tuner = self._make_tuner(journal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.restore()
+        finally:
+            self._attachments.close()
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = self._tuner = None
+
+    def check(self, configurations: Sequence[Configuration]) -> None:
+        """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
+        for configuration in configurations:
+            self._attachments.check(Wanted.of(configuration))
+            self._entered().check(configuration)
+
+    def apply(self, configuration: Configuration) -> tuple[str, ...]:
+        """Take back the present tuning and bring the routers into ``configuration``.
+
+        Returns notes for the operator (what a policy could not do, for one), the same
+        ones again when the configuration is the present one, for which nothing is done.
+        Raises VsrtuneError; then the tuning is taken back, and ``restore`` does the rest.
+        """
+        if configuration == self._present:
+            return self._notes
+        self._present = None
+        self._untune()
+        self._attach(Wanted.of(configuration))
+        self._notes = self._tune(configuration)
+        self._present = configuration
+        return self._notes
+
+    def restore(self) -> None:
+        """Everything as it was on entry. May be called again after it raised."""
+        self._present = None
+        try:
+            self._untune()
+        finally:
+            self._detach()
+
+    def _attach(self, wanted: Wanted) -> None:
+        if not self._attachments.differ(wanted):
+            return
+        if self._attachments.original(wanted):
+            self._detach()
+        else:
+            if self._attached is None:
+                self._original = self._attachments.record()
+                self._attached = self._ledger.add(attach.KIND, self._original)
+            self._attachments.switch(wanted)
+        if self._ready is not None:
+            self._ready()
+
+    def _detach(self) -> None:
+        if self._attached is None:
+            return
+        attach.put_back(self._original)
+        self._attachments.back_to_original()
+        self._ledger.done(self._attached)
+        self._attached = None
+
+    def _tune(self, configuration: Configuration) -> tuple[str, ...]:
+        if configuration.tuning is Tuning.UNTUNED:
+            return ()
+        tuner = self._entered()
+        undo: Callable[[], object] = tuner.undo
+        if configuration.tuning is Tuning.COMMAND:
+            data: dict[str, Any] = {"revert": list(configuration.revert)}
+            undo = partial(put_back.revert_command, data)
+            entry = self._ledger.add(put_back.COMMAND, data)
+        else:
+            data = {"journal": str(self._path), "uri": self._uri}
+            entry = self._ledger.add(put_back.TUNING, data)
+        self._tuned = (entry, undo)
+        try:
+            return tuner.apply(configuration)
+        except VsrtuneError:
+            # What went wrong first says more than what then cannot be put back;
+            # `restore` meets the latter again.
+            with contextlib.suppress(VsrtuneError):
+                self._untune()
+            raise
+
+    def _untune(self) -> None:
+        if self._tuned is None:
+            return
+        entry, undo = self._tuned
+        undo()
+        self._ledger.done(entry)
+        self._tuned = None
+
+    def _entered(self) -> Tuner:
+        if self._tuner is None:
+            raise VsrtuneError("the configurator is used outside of its context")
+        return self._tuner
+
+    def _make_tuner(self, journal: Journal) -> Tuner:
+        left = self._spec.left
+        guests = [router.name for router in self._spec.routers if not router.native]
+        return Tuner(journal, guests, left.cpu if left.host is None else None, self._uri)

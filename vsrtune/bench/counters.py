@@ -1,0 +1,129 @@
+"""The kernel's counters of frames lost on the way, on the host of the routers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vsrtune.bench.model import Router
+from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.model import Guest, Snapshot
+from vsrtune.net import CLASS
+from vsrtune.rootfs import HostRoot
+
+# The columns of /proc/net/dev, in order.
+_FIELDS = (
+    *("rx_bytes", "rx_packets", "rx_errors", "rx_dropped"),
+    *("rx_fifo", "rx_frame", "rx_compressed", "multicast"),
+    *("tx_bytes", "tx_packets", "tx_errors", "tx_dropped"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where frames of the routers under test can be lost. ``lowers`` are the devices
+    that they come and go by, ``rings`` the counter files of the guests' taps."""
+
+    lowers: tuple[str, ...]
+    rings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Counters so far. ``refused`` by devices that were to send, ``missed`` by NICs
+    for want of descriptors, ``backlog`` at the per-CPU backlogs, ``ring`` at taps."""
+
+    refused: int = 0
+    missed: int = 0
+    backlog: int = 0
+    ring: int = 0
+
+
+def guest_of(router: Router, snapshot: Snapshot) -> Guest | None:
+    """The running guest that is the router; None for a native one. Raises
+    VsrtuneError when it does not run."""
+    if router.native:
+        return None
+    found = [g for g in snapshot.guests if router.name in (g.ref, g.name)]
+    exact = [g for g in found if g.ref == router.name] or found
+    if len(exact) != 1:
+        names = ", ".join(g.ref for g in snapshot.guests) or "none"
+        raise VsrtuneError(
+            "this router does not run" if not exact else "several guests have this name",
+            where=router.name,
+            hint=f"guests that run: {names}",
+            lasting=Lasting.TRANSIENT,
+        )
+    return exact[0]
+
+
+def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Places:
+    """Where to look for the frames of these routers."""
+    lowers: set[str] = set()
+    rings: set[str] = set()
+    for router in routers:
+        guest = guest_of(router, snapshot)
+        if guest is None:
+            macs = {leg.mac.lower() for leg in (router.forth, router.back) if leg is not None}
+            lowers |= {name for name in _names(root) if _text(root, name, "address") in macs}
+            continue
+        for interface in guest.interfaces:
+            lowers.update(interface.lower)
+            # A macvtap receives what goes to its guest; a tun device sends it.
+            tun = root.exists(f"{CLASS}/{interface.target}/tun_flags")
+            counter = "tx_dropped" if tun else "rx_dropped"
+            rings.add(f"{CLASS}/{interface.target}/statistics/{counter}")
+    return Places(tuple(sorted(lowers)), tuple(sorted(rings)))
+
+
+def read_losses(root: HostRoot, where: Places) -> Losses:
+    """The counters now. Raises VsrtuneError when a device is gone."""
+    refused = missed = 0
+    for name in where.lowers:
+        statistics = f"{CLASS}/{name}/statistics"
+        refused += _number(root, f"{statistics}/tx_dropped")
+        missed += _number(root, f"{statistics}/rx_missed_errors")
+        missed += _number(root, f"{statistics}/rx_fifo_errors")
+    return Losses(
+        refused=refused,
+        missed=missed,
+        backlog=parse_softnet_drops(root.read("/proc/net/softnet_stat")),
+        ring=sum(_number(root, path) for path in where.rings),
+    )
+
+
+def parse_device_table(text: str) -> dict[str, dict[str, int]]:
+    """Read /proc/net/dev: counters by device."""
+    table = {}
+    for line in text.splitlines()[2:]:
+        (device, _, values) = line.partition(":")
+        table[device.strip()] = dict(zip(_FIELDS, map(int, values.split()), strict=False))
+    return table
+
+
+def parse_softnet_drops(text: str) -> int:
+    """Frames that found a CPU's backlog full: column 2 of /proc/net/softnet_stat."""
+    return sum(int(line.split()[1], 16) for line in text.splitlines())
+
+
+def _names(root: HostRoot) -> list[str]:
+    return [name for name in root.listdir(CLASS) if name != "bonding_masters"]
+
+
+def _text(root: HostRoot, name: str, file: str) -> str:
+    with contextlib.suppress(OSError):
+        return root.read(f"{CLASS}/{name}/{file}").strip()
+    return ""
+
+
+def _number(root: HostRoot, path: str) -> int:
+    try:
+        return int(root.read(path))
+    except OSError as error:
+        raise VsrtuneError(
+            f"a counter cannot be read: {error.strerror}",
+            where=path,
+            hint="the device went away during the trial",
+            lasting=Lasting.TRANSIENT,
+        ) from error

@@ -1,0 +1,141 @@
+"""Which devices a bench may send to: not those by which the machine is reached.
+
+A flood on the device that carries the default route or the administrator's own
+connection would cut the machine off, so such devices are refused, and so is whatever
+lies below them (the ports of a bridge, the parent of a VLAN).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vsrtune.errors import VsrtuneError
+
+Link = Mapping[str, Any]
+
+
+def check(devices: Iterable[str], ssh_connection: str = "") -> None:
+    """Raises VsrtuneError for a device of this namespace that must not be used.
+    ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
+    links = json.loads(_ip("-j", "address", "show"))
+    routes = [
+        route
+        for family in ("-4", "-6")
+        for route in json.loads(_ip("-j", family, "route", "show", "default") or "[]")
+    ]
+    ours = own_addresses(_run("ss", "-Htn", "state", "established"), ssh_connection)
+    for device in devices:
+        what = refusal(device, links, routes, ours)
+        if what is not None:
+            raise VsrtuneError(f"refused: {what}", where=device)
+
+
+def refusal(
+    device: str, links: Sequence[Link], routes: Sequence[Mapping[str, Any]], ssh: Iterable[str]
+) -> str | None:
+    """Why a bench must not use the device; None when it may.
+
+    ``links`` and ``routes`` are what `ip -j` prints, ``ssh`` the own addresses of ssh
+    connections.
+    """
+    by_name = {link["ifname"]: link for link in links}
+    if device not in by_name:
+        return "there is no such device"
+    flags = by_name[device].get("flags", ())
+    if "LOOPBACK" in flags:
+        return "it is the loopback device"
+    if "UP" not in flags:
+        return "it is not up"
+    if "LOWER_UP" not in flags:
+        return "it has no carrier"
+    for names, why in (
+        ({name for route in routes for name in _route_devices(route)}, "the default route"),
+        (_holders(links, ssh), "an ssh connection to this machine"),
+    ):
+        if device in _with_lowers(names, links):
+            return f"it carries {why}"
+    return None
+
+
+def own_addresses(sockets: str, ssh_connection: str) -> frozenset[str]:
+    """This machine's addresses of ssh connections: those of sshd's port in what
+    `ss -Htn` prints, and the one of SSH_CONNECTION, whatever its port."""
+    found = set()
+    words = ssh_connection.split()
+    if len(words) == 4:
+        found.add(_address(words[2]))
+    for line in sockets.splitlines():
+        fields = line.split()
+        local = next((f for f in fields if f.rpartition(":")[2].isdecimal() and ":" in f), "")
+        (address, _, port) = local.rpartition(":")
+        if port == "22":
+            found.add(_address(address))
+    return frozenset(found)
+
+
+def _address(text: str) -> str:
+    text = text.strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _route_devices(route: Mapping[str, Any]) -> Iterable[str]:
+    for hop in (route, *route.get("nexthops", ())):
+        if "dev" in hop:
+            yield hop["dev"]
+
+
+def _holders(links: Sequence[Link], addresses: Iterable[str]) -> set[str]:
+    wanted = set(addresses)
+    return {
+        link["ifname"]
+        for link in links
+        for entry in link.get("addr_info", ())
+        if entry.get("local") in wanted and "LOOPBACK" not in link.get("flags", ())
+    }
+
+
+def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
+    """The devices and everything below them."""
+    found = set(names)
+    while True:
+        ports = {link["ifname"] for link in links if link.get("master") in found}
+        parents = {
+            str(link["link"]) for link in links if link["ifname"] in found and "link" in link
+        }
+        # A veth's link is its peer, which is beside it, not below.
+        more = ports | {name for name in parents if not _is_peer(name, found, links)}
+        if more <= found:
+            return found
+        found |= more
+
+
+def _is_peer(name: str, found: Iterable[str], links: Sequence[Link]) -> bool:
+    mutual = {str(link.get("link")) for link in links if link["ifname"] == name}
+    return bool(mutual & set(found))
+
+
+def _ip(*words: str) -> str:
+    return _run("ip", *words)
+
+
+def _run(*words: str) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+    except OSError as error:
+        raise VsrtuneError(
+            f"cannot run {words[0]}: {error.strerror}", hint="install iproute2"
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise VsrtuneError(f"{' '.join(words)} does not end") from None
+    if done.returncode != 0:
+        raise VsrtuneError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,151 @@
+"""A guest's interfaces as libvirt writes them: read, and rewritten for another attachment.
+
+What a guest sees of an interface (MAC, model, PCI address, boot order) stays; what the
+host has below it is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+
+from vsrtune.bench.model import Attachment
+from vsrtune.errors import VsrtuneError
+
+_DEVICE = "/interface/target/@dev"
+_GENERATED = re.compile(r"(macvtap|vnet)\d+")
+# Which part of the host an interface stands on; written anew for each attachment.
+_BACK_END = ("source", "target", "virtualport")
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One ``<interface>`` of a live domain, ``xml`` being its text. ``kind`` is its type
+    attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device that
+    a direct one stands on; "" where there is none."""
+
+    mac: str
+    kind: str
+    device: str
+    lower: str
+    model: str
+    xml: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """What an interface shall stand on: the kind, the bridge for kinds that have one,
+    and what is asked of its driver (None: as it was)."""
+
+    attachment: Attachment
+    bridge: str = ""
+    vhost: bool | None = None
+    queues: int | None = None
+
+
+def nics(domain: str) -> tuple[Nic, ...]:
+    """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is none."""
+    try:
+        tree = ET.fromstring(domain)
+    except ET.ParseError as error:
+        raise VsrtuneError(f"domain XML cannot be read: {error}") from error
+    return tuple(_nic(element) for element in tree.iterfind("./devices/interface"))
+
+
+def nic(xml: str) -> Nic:
+    """One interface of its own text."""
+    return _nic(ET.fromstring(xml))
+
+
+def rewritten(original: Nic, back: Back) -> str:
+    """The XML with which to attach ``original`` again on ``back``.
+
+    Raises VsrtuneError when something is asked that the interface cannot have.
+    """
+    element = ET.fromstring(original.xml)
+    if back.attachment in (Attachment.BRIDGE, Attachment.OPENVSWITCH):
+        for name in _BACK_END:
+            for old in element.findall(name):
+                element.remove(old)
+        element.set("type", "bridge")
+        ET.SubElement(element, "source", {"bridge": back.bridge})
+        if back.attachment is Attachment.OPENVSWITCH:
+            ET.SubElement(element, "virtualport", {"type": "openvswitch"})
+    elif back.attachment is Attachment.NAPI_MACVTAP:
+        raise VsrtuneError(
+            "this version of vsrtune has no napi-macvtap attachment",
+            where=f"interface {original.mac}",
+            hint="use macvtap, bridge or openvswitch",
+        )
+    _drive(element, original, back)
+    return ET.tostring(element, encoding="unicode")
+
+
+def switchable(found: Nic, back: Back) -> str:
+    """Why ``found`` cannot be attached as ``back`` asks, "" when it can."""
+    if back.attachment is not Attachment.AS_IS and (found.kind != "direct" or not found.lower):
+        return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
+    if (back.vhost, back.queues) != (None, None) and not found.model.startswith("virtio"):
+        return f"its model is {found.model or 'unset'}, and vhost and queues are virtio's"
+    return ""
+
+
+def differences(before: str, after: str) -> tuple[str, ...]:
+    """Paths in which two interfaces' XML differ, with both values, for people.
+
+    A name of the host's device that libvirt made up is none: it counts on, and gives
+    no such name a second time, even when asked for it.
+    """
+    old, new = _flat(ET.fromstring(before)), _flat(ET.fromstring(after))
+    if all(_GENERATED.fullmatch(found.get(_DEVICE, "")) for found in (old, new)):
+        new[_DEVICE] = old[_DEVICE]
+    return tuple(
+        f"{path}: was {old.get(path, 'absent')!r}, is {new.get(path, 'absent')!r}"
+        for path in sorted({*old, *new})
+        if old.get(path) != new.get(path)
+    )
+
+
+def _drive(element: ET.Element, original: Nic, back: Back) -> None:
+    if back.vhost is None and back.queues is None:
+        return
+    driver = element.find("driver")
+    if driver is None:
+        driver = ET.SubElement(element, "driver")
+    if back.vhost is not None:
+        driver.set("name", "vhost" if back.vhost else "qemu")
+    elif driver.get("name") is None and original.model.startswith("virtio"):
+        # What libvirt does without a name, and queues need one.
+        driver.set("name", "vhost")
+    if back.queues is not None:
+        driver.attrib.pop("queues", None)
+        if back.queues > 1:
+            driver.set("queues", str(back.queues))
+
+
+def _nic(element: ET.Element) -> Nic:
+    source = element.find("source")
+    return Nic(
+        mac=_attribute(element, "mac", "address").lower(),
+        kind=element.get("type", ""),
+        device=_attribute(element, "target", "dev"),
+        lower=source.get("dev", "") if source is not None else "",
+        model=_attribute(element, "model", "type"),
+        xml=ET.tostring(element, encoding="unicode").strip(),
+    )
+
+
+def _attribute(element: ET.Element, child: str, name: str) -> str:
+    found = element.find(child)
+    return found.get(name, "") if found is not None else ""
+
+
+def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
+    """Every attribute and text by its path."""
+    path = f"{path}/{element.tag}"
+    found = {f"{path}/@{name}": value for name, value in element.attrib.items()}
+    found[path] = (element.text or "").strip()
+    for child in element:
+        found |= _flat(child, path)
+    return found

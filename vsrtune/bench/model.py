@@ -1,0 +1,244 @@
+"""What a bench is asked and what it answers: frozen values, JSON in and out.
+
+Rates are frames per second (pps), over all routers and directions of a trial
+unless a name says otherwise; times are seconds; frame sizes are bytes without
+the frame check sequence, as pktgen counts them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+IMIX = "imix"
+# The usual simple IMIX: size without FCS, and its weight.
+IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A device that sends and counts. ``namespace`` is a name of `ip netns`, None for
+    the host's own; ``host`` an ssh destination, None for this machine; ``cpu`` the one
+    whose pktgen thread sends."""
+
+    device: str
+    namespace: str | None = None
+    host: str | None = None
+    cpu: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.namespace}/" if self.namespace else ""
+        return f"{self.host}:{where}{self.device}" if self.host else f"{where}{self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One direction through one router: frames to ``mac`` with these IPv4 addresses
+    (text). ``destination`` is the first of ``Traffic.destinations``."""
+
+    mac: str
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router under test. ``name`` is the guest's, or any name when ``native`` (this
+    host itself forwards). ``back`` is the leg from right to left, None without one."""
+
+    name: str
+    forth: Leg
+    back: Leg | None = None
+    native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the frames are like. ``size`` is bytes, or "imix"; ``flows`` per router
+    and direction (1 to 1,000,000), told apart by their UDP ports. ``destinations``
+    addresses from a leg's first on are sent to in turn; flows should be a multiple
+    of it."""
+
+    size: int | Literal["imix"] = 60
+    flows: int = 1
+    bidirectional: bool = False
+    destinations: int = 1
+
+
+class Tuning(enum.StrEnum):
+    UNTUNED = "untuned"
+    LIBVIRT_PINS = "libvirt-pins"
+    POLICY = "policy"
+    COMMAND = "command"
+
+
+class Attachment(enum.StrEnum):
+    AS_IS = "as-is"
+    MACVTAP = "macvtap"
+    BRIDGE = "bridge"
+    OPENVSWITCH = "openvswitch"
+    NAPI_MACVTAP = "napi-macvtap"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A way to run the routers.
+
+    ``policy`` is the text of a policy file, for Tuning.POLICY; it may hold several
+    documents' worth of guests by pattern. ``apply`` and ``revert`` are command lines
+    (argv) for Tuning.COMMAND: a peer such as TuneD is measured so. ``vhost`` and
+    ``queues`` of None leave the guest's interfaces as they are.
+    """
+
+    name: str
+    tuning: Tuning = Tuning.UNTUNED
+    policy: str | None = None
+    policy_path: str | None = None
+    cpus: str | None = None
+    apply: tuple[str, ...] = ()
+    revert: tuple[str, ...] = ()
+    attachment: Attachment = Attachment.AS_IS
+    vhost: bool | None = None
+    queues: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a run may never exceed: offered pps and seconds of one trial."""
+
+    pps: int = 2_000_000
+    seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Which trials are made: ``kind`` is sweep, ndr, pdr, back-to-back, fairness or soak.
+
+    sweep: ``rates``, ``repeats``. ndr/pdr: ``low``..``high``, loss threshold ``loss``
+    (share, 0 for ndr), ``precision`` (share of the rate), ``trials`` per rate, the
+    worst deciding. back-to-back: ``low``..``high`` frames at ``high`` rate (``rates[0]``),
+    RFC 9004, ``repeats``. fairness: ``rates[0]`` to each router, or flow. soak:
+    ``rates[0]`` in trials of ``seconds`` for ``duration``.
+    """
+
+    kind: str = "sweep"
+    rates: tuple[int, ...] = ()
+    seconds: float = 2.0
+    repeats: int = 1
+    low: int = 0
+    high: int = 0
+    loss: float = 0.0
+    precision: float = 0.05
+    trials: int = 1
+    duration: float = 0.0
+    # fairness: pps by router name, where they are not equal.
+    by_router: Mapping[str, int] = field(default_factory=dict)
+    latency: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One specification file, whole and checked."""
+
+    name: str
+    left: Endpoint
+    right: Endpoint
+    routers: tuple[Router, ...]
+    traffic: Traffic = Traffic()
+    method: Method = Method()
+    configuration: Configuration = field(default_factory=lambda: Configuration("untuned"))
+    limits: Limits = Limits()
+    warmup: float = 0.5
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One trial's order: pps to each router by name (sum of both directions), for
+    ``seconds``. ``frames`` instead asks for that many at the rate (a burst)."""
+
+    pps: Mapping[str, float]
+    seconds: float
+    frames: int | None = None
+    latency: bool = False
+
+    @property
+    def total(self) -> float:
+        return sum(self.pps.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One-way latency of probes, seconds. ``lost`` of ``sent`` never came."""
+
+    sent: int
+    lost: int
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one load. Counts are frames over all directions.
+
+    sent = forwarded + the sum of ``drops``; ``drops`` has the keys nic,
+    softnet_backlog, macvtap_ring, elsewhere. ``sent_by`` and ``forwarded_by`` are by
+    router, ``forwarded_by_flow`` by "router/flow number" where flows are few (<= 16).
+    ``cpu_seconds``, ``switches`` (voluntary and not) and ``migrations`` are by thread
+    role: vcpu, vhost, emulator, other (of the guests), ksoftirqd, and for CPU seconds
+    also softirq and idle (of the whole host).
+    """
+
+    configuration: str
+    load: Load
+    seconds: float
+    sent: int
+    forwarded: int
+    drops: Mapping[str, int]
+    sent_by: Mapping[str, int] = field(default_factory=dict)
+    forwarded_by: Mapping[str, int] = field(default_factory=dict)
+    forwarded_by_flow: Mapping[str, int] = field(default_factory=dict)
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    switches: Mapping[str, int] = field(default_factory=dict)
+    migrations: Mapping[str, int] = field(default_factory=dict)
+    latency: Latency | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pps(self) -> float:
+        """Forwarded frames per second."""
+        return self.forwarded / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def sent_pps(self) -> float:
+        return self.sent / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def loss(self) -> float:
+        """Share of the sent frames that were not forwarded, 0 to 1."""
+        return max(0.0, 1.0 - self.forwarded / self.sent) if self.sent else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that one bench run found, ready for JSON and the reports.
+
+    ``method`` names it ("sweep", "ndr", "compare", ...). ``summary`` is the method's
+    own result as plain JSON data (see methods.py and compare.py). ``environment`` is
+    the environment block by configuration name.
+    """
+
+    spec: Spec
+    method: str
+    configurations: tuple[Configuration, ...]
+    trials: tuple[Trial, ...]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    seed: int | None = None
+    started: str = ""
+    version: str = ""
+    # Why the run ended before its method did; "" for a whole one.
+    unfinished: str = ""

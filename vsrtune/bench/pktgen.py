@@ -1,0 +1,230 @@
+"""The kernel's packet generator, in the network namespace of this process.
+
+It sends only while somebody is inside a write of "start" to its control file: the
+kernel stops all threads when that write is interrupted, be it by SIGKILL. The write
+therefore happens in a thread of this process, and traffic cannot outlive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+
+from vsrtune.bench.generator import Sent
+from vsrtune.bench.model import IMIX_WEIGHTS
+from vsrtune.bench.streams import FIRST_SOURCE_PORT, Stream
+from vsrtune.errors import Lasting, VsrtuneError
+
+DIRECTORY = "/proc/net/pktgen"
+MODULE = "/sys/module/pktgen"
+# pktgen sleeps this long between being told to start and starting.
+START_DELAY = 0.125
+# How long a stop may take: a thread looks for it between two frames, and the writer
+# every 0.1 s. Beside real-time threads that takes its time.
+STOP_SECONDS = 10.0
+
+_THREAD = re.compile(r"kpktgend_(\d+)")
+_SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
+_RESULT = re.compile(r"Result: OK: (\d+)\(")
+_NO_DELAY_LIMIT = 0x7FFFFFFF - 1
+
+
+def load_module() -> bool:
+    """Make pktgen available; whether it was not before. Raises VsrtuneError."""
+    if os.path.isdir(MODULE) or os.path.isdir(DIRECTORY):
+        return False
+    done = subprocess.run(["modprobe", "pktgen"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise VsrtuneError(
+            f"the kernel's packet generator cannot be loaded: {done.stderr.strip()}",
+            where="pktgen",
+            hint="the module comes with the kernel's package (CONFIG_NET_PKTGEN)",
+        )
+    return True
+
+
+def unload_module() -> None:
+    """Take the module away again, unless somebody else uses it by now."""
+    if os.path.isdir(MODULE):
+        subprocess.run(["modprobe", "-r", "pktgen"], capture_output=True, check=False)
+
+
+class Pktgen:
+    """A Generator. One process in a network namespace may use it at a time."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        """Raises VsrtuneError when pktgen is used by somebody else in this namespace."""
+        self._devices = frozenset(devices)
+        self._streams: dict[str, Stream] = {}
+        for cpu in threads():
+            foreign = [name for name in _listed(cpu) if base(name) not in self._devices]
+            if foreign:
+                raise VsrtuneError(
+                    f"somebody else has set up the packet generator for {' '.join(foreign)}",
+                    where=_thread(cpu),
+                    hint="end that, or write rem_device_all there",
+                    lasting=Lasting.TRANSIENT,
+                )
+        self.close()
+
+    def configure(self, streams: Sequence[Stream]) -> None:
+        self.close()
+        available = threads()
+        numbers = dict.fromkeys(self._devices, 0)
+        for stream in streams:
+            if stream.device not in self._devices:
+                raise VsrtuneError("refused: it is not a device of this bench", where=stream.device)
+            if stream.cpu not in available:
+                raise VsrtuneError(
+                    f"CPU {stream.cpu} has no thread of the packet generator",
+                    where=stream.device,
+                    hint=f"`cpu` may be one of {' '.join(map(str, available))}",
+                )
+            name = f"{stream.device}@{numbers[stream.device]}"
+            numbers[stream.device] += 1
+            _write(_thread(stream.cpu), f"add_device {name}")
+            self._streams[name] = stream
+            for command in commands(stream):
+                _write(f"{DIRECTORY}/{name}", command)
+
+    def run(self, seconds: float, cancel: int) -> tuple[Sent, ...]:
+        if not self._streams:
+            return ()
+        (done, closed) = os.pipe()
+        failed: list[VsrtuneError] = []
+        writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
+        writer.start()
+        try:
+            select.select([done, cancel], [], [], START_DELAY + seconds)
+        finally:
+            _stop(writer)
+            os.close(done)
+        if failed:
+            raise failed[0]
+        return tuple(self._result(name) for name in self._streams)
+
+    def close(self) -> None:
+        self._streams = {}
+        for cpu in threads():
+            if _listed(cpu):
+                _write(_thread(cpu), "rem_device_all")
+
+    def _result(self, name: str) -> Sent:
+        with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
+            return parse_result(self._streams[name].key, file.read())
+
+
+def commands(stream: Stream) -> list[str]:
+    """What is written to pktgen's file of a stream."""
+    if int(stream.mac.split(":")[0], 16) & 1:
+        raise VsrtuneError("refused: it is a group address, every host would get it",
+                           where=stream.mac)  # fmt: skip
+    if not stream.frames > 0 or not stream.pps > 0:
+        raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
+    delay = min(round(1e9 / stream.pps), _NO_DELAY_LIMIT)
+    if stream.size:
+        size = [f"pkt_size {stream.size}"]
+    else:
+        size = ["imix_weights " + " ".join(f"{size},{weight}" for size, weight in IMIX_WEIGHTS)]
+    return [
+        f"count {stream.frames}",
+        f"delay {delay}",
+        *size,
+        "clone_skb 0",
+        "burst 1",
+        f"dst_mac {stream.mac}",
+        f"src_min {stream.source}",
+        f"src_max {stream.source}",
+        f"dst_min {stream.destination}",
+        f"dst_max {stream.last_destination}",
+        # The upper ends are not themselves used.
+        f"udp_src_min {FIRST_SOURCE_PORT}",
+        f"udp_src_max {FIRST_SOURCE_PORT + stream.source_ports}",
+        f"udp_dst_min {stream.destination_port}",
+        f"udp_dst_max {stream.destination_port + stream.destination_ports}",
+    ]
+
+
+def parse_result(key: str, text: str) -> Sent:
+    """Read a stream's file after a run.
+
+    Whether pktgen counts a frame that the device refused (its peer's backlog was full)
+    as sent or as an error depends on the kernel; it was offered in both cases.
+    """
+    sofar = _SOFAR.search(text)
+    spent = _RESULT.search(text)
+    if sofar is None or spent is None:
+        raise VsrtuneError("the packet generator did not run", where=key, hint=text.strip())
+    return Sent(key, int(sofar[1]) + int(sofar[2]), int(spent[1]) / 1e6)
+
+
+def threads() -> tuple[int, ...]:
+    """The CPUs that have a pktgen thread. Raises VsrtuneError without pktgen."""
+    try:
+        names = os.listdir(DIRECTORY)
+    except OSError as error:
+        raise VsrtuneError(
+            f"the kernel's packet generator is not there: {error.strerror}", where=DIRECTORY
+        ) from error
+    return tuple(sorted(int(m[1]) for name in names if (m := _THREAD.fullmatch(name))))
+
+
+def parse_thread(text: str) -> list[str]:
+    """The devices that a thread's file lists."""
+    found: list[str] = []
+    for line in text.splitlines():
+        for label in ("Running:", "Stopped:"):
+            if line.startswith(label):
+                found += line.removeprefix(label).split()
+    return found
+
+
+def base(name: str) -> str:
+    """The device of a pktgen entry's name (DEVICE@NUMBER)."""
+    return name.partition("@")[0]
+
+
+def _listed(cpu: int) -> list[str]:
+    with open(_thread(cpu), encoding="ascii") as file:
+        return parse_thread(file.read())
+
+
+def _thread(cpu: int) -> str:
+    return f"{DIRECTORY}/kpktgend_{cpu}"
+
+
+def _start(closed: int, failed: list[VsrtuneError]) -> None:
+    try:
+        _write(f"{DIRECTORY}/pgctrl", "start")  # returns when all have stopped
+    except VsrtuneError as error:
+        failed.append(error)
+    finally:
+        os.close(closed)
+
+
+def _stop(writer: threading.Thread) -> None:
+    # A stop that comes before the threads have begun is lost, so it is repeated.
+    waited = 0.0
+    while writer.is_alive() and waited < STOP_SECONDS:
+        with contextlib.suppress(VsrtuneError):
+            _write(f"{DIRECTORY}/pgctrl", "stop")
+        writer.join(0.2)
+        waited += 0.2
+    if writer.is_alive():
+        raise VsrtuneError("the packet generator does not stop", where=DIRECTORY)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"{text}\n".encode("ascii"))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise VsrtuneError(f"{text!r}: {error.strerror}", where=path) from error

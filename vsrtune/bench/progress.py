@@ -1,0 +1,97 @@
+"""How far a run is and how long it will still take, on standard error.
+
+A bar on a terminal; elsewhere one line for each trial, so that a log tells the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from vsrtune.bench.model import Trial
+from vsrtune.bench.runner import Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+
+class Watch:
+    """Shows the progress of one run. A context manager; silent when ``quiet``."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[left]}", markup=False),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("looking at the host", total=None, left="")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A remark that stays on the screen."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif not self._quiet:
+            sys.stderr.write(f"vsrtune: {text}\n")
+            sys.stderr.flush()
+
+    def doing(self, text: str) -> None:
+        """What is being done now, for a bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=text)
+
+    def progress(self, now: Progress[Any]) -> None:
+        """What the runner tells before each trial and at the end."""
+        left = "" if now.seconds_left is None else f"{duration(now.seconds_left)} left"
+        if self._bar is not None and self._task is not None:
+            total = max(now.expected, now.done)
+            text = describe(now.last) if now.last is not None else "first trial"
+            self._bar.update(
+                self._task, description=text, completed=now.done, total=total, left=left
+            )
+        elif now.last is not None:
+            tail = f", {left}" if left and now.order is not None else ""
+            self.say(f"trial {now.done} of {now.expected}: {describe(now.last)}{tail}")
+
+
+def describe(trial: Trial) -> str:
+    """One trial on one line."""
+    return (
+        f"{trial.configuration}, {trial.load.total:,.0f} pps offered, "
+        f"{trial.pps:,.0f} forwarded, {100 * trial.loss:.1f} % lost"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as an operator says them: ``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,52 @@
+"""Takes back tunings, for the bench itself and for whoever cleans up after it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vsrtune import executor
+from vsrtune.bench.commands import run
+from vsrtune.errors import VsrtuneError, WriteError
+from vsrtune.executor import Result
+from vsrtune.journal import Journal
+from vsrtune.sysops import LiveSysOps
+
+TUNING = "tuning"
+COMMAND = "command"
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def undo_journal(data: Mapping[str, Any]) -> None:
+    """Put back every setting in the journal that a ``tuning`` entry names. Raises
+    VsrtuneError."""
+    with contextlib.closing(Journal.open(Path(data["journal"]), boot_id())) as journal:
+        settle(executor.undo(LiveSysOps(libvirt_uri=data["uri"]), journal))
+
+
+def revert_command(data: Mapping[str, Any]) -> None:
+    """Run the command that takes back a ``command`` entry's. Raises WriteError."""
+    run(data["revert"])
+
+
+def settle(result: Result) -> tuple[str, ...]:
+    """What others changed meanwhile, for people. Raises WriteError when something could
+    not be put back."""
+    if result.failed:
+        raise failure(result)
+    return tuple(str(left) for left in result.left)
+
+
+def failure(result: Result) -> VsrtuneError:
+    """The first error of a result that has some: it says most."""
+    action, error = result.failed[0]
+    more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
+    return WriteError(
+        f"{error.what}{more}", where=str(action.target), hint=error.hint, lasting=error.lasting
+    )

@@ -1,0 +1,147 @@
+"""The search for the highest value (a rate, a burst) that still passes.
+
+It keeps two bounds: ``lower`` has passed, ``upper`` has failed. The first guess is the
+highest value, since what got through of an overload is a good second guess; then the
+bounds are moved apart in growing steps until one has passed and one has failed, and
+halved on a logarithmic scale, because the precision is a share. Two passes are made, as
+in MLRsearch: a coarse one of short trials finds where to look, and a fine one of full
+trials owes nothing to it but its first guesses, so that the answer rests on full
+trials alone.
+
+A failing value is taken to make every greater one fail. A router that passes again
+above (as one may whose load makes it poll) is described by the lowest such edge found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+# Widths by which an open side is widened: the coarse pass looks far, the fine one knows.
+COARSE_WIDTH = 1.0
+# How often what got through of a failing value is the next guess.
+GUESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Try ``value``; ``short`` allows a shorter and single trial."""
+
+    value: int
+    short: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of it. ``reached`` is the value that was really tried, less than asked
+    when the generator fell short; ``guess`` a value that might pass where this did not."""
+
+    passed: bool
+    reached: float
+    guess: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
+    when the highest passed. ``by_generator``: the upper one was not reached by the
+    generator, so nothing is known of the router there."""
+
+    lower: float | None
+    upper: float | None
+    by_generator: bool = False
+
+
+Search = Generator[Ask, Answer, Bounds]
+
+
+def highest(low: int, high: int, precision: float, *, coarse: bool = True) -> Search:
+    """Find the highest value from ``low`` to ``high`` that passes, until the bounds are
+    ``precision`` (a share) apart or neighbours. ``coarse`` makes the coarse pass first."""
+    low = max(1, low)
+    guesses: Sequence[float] = (high,)
+    width = COARSE_WIDTH
+    if coarse:
+        found = yield from _pass(low, high, min(0.5, 2 * precision), guesses, width, short=True)
+        guesses = tuple(bound for bound in (found.lower, found.upper) if bound is not None)
+        width = precision
+    return (yield from _pass(low, high, precision, guesses, width, short=False))
+
+
+def _pass(
+    low: int, high: int, precision: float, guesses: Sequence[float], width: float, *, short: bool
+) -> Search:
+    state = _State(low, high, precision, list(guesses), width, precision, GUESSES)
+    value = state.next()
+    while value is not None:
+        state.note(value, (yield Ask(value, short)))
+        value = state.next()
+    return state.bounds()
+
+
+@dataclass(slots=True)
+class _State:
+    """The bounds of one pass. Invariant: nothing outside of them is ever asked."""
+
+    low: int
+    high: int
+    precision: float
+    guesses: list[float]
+    width: float
+    stride: float
+    more_guesses: int
+    lower: float | None = None
+    upper: int | None = None
+    by_generator: bool = False
+    guessed: bool = False
+
+    def note(self, value: int, answer: Answer) -> None:
+        if answer.passed:
+            if self.lower is None or answer.reached > self.lower:
+                self.lower = min(float(value), answer.reached)
+            if answer.reached < value:
+                self.upper, self.by_generator = value, True
+            elif self.guessed:
+                # The edge is likely just above a good guess, so bound it from there.
+                self.guesses.append(value * (1.0 + self.stride))
+                self.stride *= 2.0
+        else:
+            self.upper, self.by_generator = value, False
+            if answer.guess is not None and self.more_guesses > 0:
+                self.more_guesses -= 1
+                self.guesses.append(answer.guess)
+
+    def next(self) -> int | None:
+        """The next value to try; None when the bounds are narrow enough."""
+        while self.guesses:
+            guess = round(self.guesses.pop(0))
+            if self.inside(guess):
+                self.guessed = True
+                return guess
+        self.guessed = False
+        if self.upper is None:
+            if self.lower is None:
+                return self.high
+            return None if self.lower >= self.high else self.wider(self.lower, up=True)
+        if self.lower is None:
+            return None if self.upper <= self.low else self.wider(self.upper, up=False)
+        if self.upper <= self.lower * (1.0 + self.precision):
+            return None
+        middle = round((self.lower * self.upper) ** 0.5)
+        return middle if self.inside(middle) else None
+
+    def inside(self, value: int) -> bool:
+        """True for a value that the bounds leave open."""
+        above = value >= self.low if self.lower is None else value > self.lower
+        return above and (value <= self.high if self.upper is None else value < self.upper)
+
+    def wider(self, bound: float, *, up: bool) -> int:
+        """The next value beyond ``bound``; each step is twice as wide as the one before."""
+        step = 1.0 + self.width
+        self.width *= 2.0
+        if up:
+            return min(self.high, max(int(bound) + 1, round(bound * step)))
+        return max(self.low, min(int(bound) - 1, round(bound / step)))
+
+    def bounds(self) -> Bounds:
+        return Bounds(self.lower, self.upper, self.by_generator)

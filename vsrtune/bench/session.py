@@ -1,0 +1,263 @@
+"""One bench run from specification to outcome: puts the parts together.
+
+What is entered is left in reverse: routers get their configuration back while the tester
+can still see that they forward, then the tester takes its counters away, then the guard
+finds nothing to do. After a kill the guard does all of that from the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
+
+from vsrtune import __version__
+from vsrtune.bench import compare, guard, methods, runner
+from vsrtune.bench.configure import Configurator
+from vsrtune.bench.environment import environment
+from vsrtune.bench.ledger import Failure, Ledger
+from vsrtune.bench.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
+from vsrtune.bench.progress import Watch
+from vsrtune.bench.tester import Tester
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Snapshot
+from vsrtune.observe import live_observer
+
+# A guest whose interface was plugged anew needs a moment, an emulated one longer.
+READY_SECONDS = 90.0
+
+Order = TypeVar("Order")
+
+
+class Unfinished(VsrtuneError):
+    """The run ended early. ``outcome`` holds the trials that were made, without a summary."""
+
+    def __init__(self, outcome: Outcome, cause: BaseException) -> None:
+        if isinstance(cause, VsrtuneError):
+            super().__init__(cause.what, where=cause.where, hint=cause.hint)
+            self.exit_code = cause.exit_code
+        else:
+            super().__init__(outcome.unfinished)
+            self.exit_code = 130
+        self.outcome = outcome
+
+
+def run_spec(spec: Spec, *, seed: int, watch: Watch, uri: str) -> Outcome:
+    """Measure one specification by its method. The host is restored in any case. Raises
+    VsrtuneError, Unfinished when some trials had been made."""
+    session = _Session(spec, (spec.configuration,), watch, uri)
+    with session.keeping(spec.method.kind, seed), session:
+        summary = session.drive(
+            methods.start(session.spec, seed),
+            lambda load: session.trial(0, load),
+            methods.estimate(session.spec),
+        )
+    return session.outcome(spec.method.kind, summary, seed)
+
+
+def compare_specs(
+    specs: Sequence[Spec], *, pairs: int, seed: int, watch: Watch, uri: str
+) -> Outcome:
+    """Measure the configurations of ``specs`` in turn; the first is the baseline and says
+    what is measured. The host is restored in any case. Raises as ``run_spec`` does."""
+    configurations = tuple(spec.configuration for spec in specs)
+    estimate = compare.estimate(specs[0], len(specs), pairs)
+    session = _Session(specs[0], configurations, watch, uri)
+    with session.keeping("compare", seed), session:
+        summary = session.drive(
+            compare.compare(session.spec, configurations, pairs, seed),
+            lambda order: session.trial(*order),
+            estimate,
+        )
+    return session.outcome("compare", summary, seed)
+
+
+def clean() -> list[str]:
+    """Take back what a killed run left; one line for each thing that was. Raises
+    VsrtuneError naming what could not be taken back."""
+    with Ledger.open() as ledger:
+        owed = ledger.pending()
+        _fail(guard.clean(ledger))
+        return [f"cleaned: {entry.kind}" for entry in owed]
+
+
+def with_macs(spec: Spec, snapshot: Snapshot) -> Spec:
+    """The specification with the MACs that it leaves to the guests: of a guest's first
+    interface for ``forth``, of its second for ``back``. Raises VsrtuneError for a guest
+    that does not run or has too few interfaces."""
+    return replace(spec, routers=tuple(_router(r, snapshot) for r in spec.routers))
+
+
+def _router(router: Router, snapshot: Snapshot) -> Router:
+    if router.native:
+        return router
+    guest = next((g for g in snapshot.guests if g.ref == router.name), None)
+    if guest is None:
+        raise VsrtuneError(
+            "no such guest is running", where=router.name, hint="`vsrtune show` lists them"
+        )
+    macs = [interface.mac for interface in guest.interfaces]
+
+    def known(leg: Leg, index: int) -> Leg:
+        if leg.mac:
+            return leg
+        if index >= len(macs):
+            raise VsrtuneError(
+                f"has {len(macs)} network interfaces, so no MAC can be taken for this direction",
+                where=router.name,
+                hint="write `mac:` in the specification",
+            )
+        return replace(leg, mac=macs[index])
+
+    back = None if router.back is None else known(router.back, 1)
+    return replace(router, forth=known(router.forth, 0), back=back)
+
+
+class _Session:
+    """The open run. ``spec`` is complete; ``trial`` measures."""
+
+    def __init__(
+        self, spec: Spec, configurations: tuple[Configuration, ...], watch: Watch, uri: str
+    ) -> None:
+        self.spec = spec
+        self._configurations = configurations
+        self._watch = watch
+        self._uri = uri
+        self._environment: dict[str, Any] = {}
+        self._present: int | None = None
+        self._trials: list[Trial] = []
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_signals())
+            ledger = stack.enter_context(Ledger.open())
+            _fail(guard.clean(ledger))
+            stack.enter_context(guard.start(ledger))
+            observer = live_observer(self._uri)
+            self._observe: Callable[[], Snapshot] = observer.observe
+            self.spec = with_macs(self.spec, self._observe())
+            self._tester = stack.enter_context(Tester(self.spec, ledger, self._observe))
+            self._configurator = stack.enter_context(
+                Configurator(self.spec, ledger, ready=self._wait_ready, uri=self._uri)
+            )
+            self._configurator.check(self._configurations)
+            self._watch.doing("waiting for the routers to forward")
+            self._wait_ready()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watch.doing("restoring the host")
+        self._stack.__exit__(kind, error, trace)
+
+    @contextlib.contextmanager
+    def keeping(self, method: str, seed: int) -> Iterator[None]:
+        """Hours of trials are not lost with the last one: raises Unfinished with them."""
+        try:
+            yield
+        except (VsrtuneError, KeyboardInterrupt) as error:
+            if not self._trials:
+                raise
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+            outcome = replace(self.outcome(method, {}, seed), unfinished=why)
+            raise Unfinished(outcome, error) from error
+
+    def drive(
+        self,
+        method: Generator[Order, Trial, dict[str, Any]],
+        do_trial: Callable[[Order], Trial],
+        estimate: methods.Estimate,
+    ) -> dict[str, Any]:
+        """Run the method to its end; its summary."""
+        summary, _ = runner.run(
+            method, do_trial, self._watch.progress, estimate=estimate, clock=time.monotonic
+        )
+        return summary
+
+    def trial(self, index: int, load: Load) -> Trial:
+        """One trial in the configuration of that index."""
+        configuration = self._configurations[index]
+        if index != self._present:
+            self._present = None
+            notes = self._configurator.apply(configuration)
+            self._present = index
+            if configuration.name not in self._environment:
+                self._describe(configuration, notes)
+        trial = self._tester.trial(load, configuration.name)
+        self._trials.append(trial)
+        return trial
+
+    def outcome(self, method: str, summary: dict[str, Any], seed: int) -> Outcome:
+        """Everything that was found so far."""
+        return Outcome(
+            spec=self.spec,
+            method=method,
+            configurations=self._configurations,
+            trials=tuple(self._trials),
+            summary=summary,
+            environment={
+                c.name: self._environment[c.name]
+                for c in self._configurations
+                if c.name in self._environment
+            },
+            seed=seed,
+            started=self._started,
+            version=__version__,
+        )
+
+    def _describe(self, configuration: Configuration, notes: Sequence[str]) -> None:
+        block = environment(self._observe(), self.spec, configuration)
+        block["notes"] = list(notes)
+        self._environment[configuration.name] = block
+        for note in notes:
+            self._watch.say(f"{configuration.name}: {note}")
+
+    def _wait_ready(self) -> None:
+        """Return when every router forwards. Raises VsrtuneError when one does not."""
+        end = time.monotonic() + READY_SECONDS
+        for router in self.spec.routers:
+            while not self._tester.ready(router.name):
+                if time.monotonic() > end:
+                    raise VsrtuneError(
+                        f"no frame from {self.spec.left} came through to {self.spec.right} "
+                        f"within {READY_SECONDS:.0f} s",
+                        where=router.name,
+                        hint="check the MAC and addresses of its legs, and that it knows the "
+                        "way and the neighbour (static) of the destination",
+                    )
+
+
+def _fail(failures: Sequence[Failure]) -> None:
+    """Refuse to go on from a host that an earlier run has left changed."""
+    if failures:
+        raise VsrtuneError(
+            "an earlier run left what cannot be taken back: " + "; ".join(map(str, failures)),
+            hint="put it right by hand, then run `vsrtune bench clean`",
+        )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does: restoring the host first."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,128 @@
+"""What the threads that move frames used: CPU time, switches, migrations, by role."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vsrtune.model import Guest, Role, Snapshot, ThreadKey
+from vsrtune.proc import CLOCK_TICKS, parse_stat
+from vsrtune.rootfs import HostRoot
+
+_ROLES = {Role.VCPU: "vcpu", Role.VHOST: "vhost", Role.EMULATOR: "emulator"}
+_SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_MIGRATIONS = re.compile(r"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one thread used so far. ``cpu`` in seconds."""
+
+    role: str
+    cpu: float
+    switches: int
+    migrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What all of them used so far. ``softirq`` and ``idle`` are the whole host's, in
+    seconds, summed over ``cpus`` CPUs."""
+
+    threads: Mapping[ThreadKey, Used]
+    softirq: float
+    idle: float
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was used between two Usages, by role. ``missing`` threads were not there at
+    both, and are not in it."""
+
+    cpu: Mapping[str, float]
+    switches: Mapping[str, int]
+    migrations: Mapping[str, int]
+    missing: int
+
+
+def roles(snapshot: Snapshot, guests: Iterable[Guest]) -> dict[ThreadKey, str]:
+    """The threads that count: those of the guests, and the host's ksoftirqd."""
+    found = {t.key: _ROLES.get(t.role, "other") for guest in guests for t in guest.threads}
+    found.update((t.key, "ksoftirqd") for t in snapshot.host.softirq)
+    return found
+
+
+def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
+    """What they used so far. Threads that are gone are left out."""
+    found = {}
+    for key, role in threads.items():
+        used = _used(root, key, role)
+        if used is not None:
+            found[key] = used
+    (softirq, idle, cpus) = parse_cpu_line(root.read("/proc/stat"))
+    return Usage(found, softirq, idle, cpus)
+
+
+def work(before: Usage, after: Usage) -> Work:
+    """The difference, by role."""
+    switches: Counter[str] = Counter()
+    migrations: Counter[str] = Counter()
+    seconds: dict[str, float] = {}
+    both = before.threads.keys() & after.threads.keys()
+    for key in both:
+        (old, new) = (before.threads[key], after.threads[key])
+        seconds[new.role] = seconds.get(new.role, 0.0) + new.cpu - old.cpu
+        switches[new.role] += new.switches - old.switches
+        migrations[new.role] += new.migrations - old.migrations
+    return Work(
+        cpu={role: round(seconds[role], 6) for role in sorted(seconds)},
+        switches={role: switches[role] for role in sorted(seconds)},
+        migrations={role: migrations[role] for role in sorted(seconds)},
+        missing=len(before.threads.keys() | after.threads.keys()) - len(both),
+    )
+
+
+def parse_switches(status: str) -> int:
+    """Voluntary and other context switches in /proc/TID/status."""
+    return sum(int(count) for count in _SWITCHES.findall(status))
+
+
+def parse_migrations(sched: str) -> int:
+    """``se.nr_migrations`` of /proc/TID/sched; 0 where the kernel does not tell."""
+    match = _MIGRATIONS.search(sched)
+    return int(match[1]) if match else 0
+
+
+def parse_cpu_line(stat: str) -> tuple[float, float, int]:
+    """SoftIRQ and idle seconds of all CPUs, and how many CPUs, from /proc/stat."""
+    lines = stat.splitlines()
+    fields = [int(word) for word in lines[0].split()[1:]]
+    cpus = sum(1 for line in lines[1:] if re.match(r"cpu\d", line))
+    return fields[6] / CLOCK_TICKS, (fields[3] + fields[4]) / CLOCK_TICKS, cpus
+
+
+def _used(root: HostRoot, key: ThreadKey, role: str) -> Used | None:
+    base = f"/proc/{key.pid}/task/{key.tid}"
+    try:
+        stat = parse_stat(root.read(f"{base}/stat"))
+        if stat.start_time != key.start_time:
+            return None
+        status = root.read(f"{base}/status")
+        seconds = _seconds(root, base, stat.cpu_ticks)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    try:
+        migrations = parse_migrations(root.read(f"{base}/sched"))
+    except OSError:  # a kernel without CONFIG_SCHED_DEBUG
+        migrations = 0
+    return Used(role, seconds, parse_switches(status), migrations)
+
+
+def _seconds(root: HostRoot, base: str, ticks: int) -> float:
+    try:
+        return int(root.read(f"{base}/schedstat").split()[0]) / 1e9
+    except (PermissionError, FileNotFoundError, IndexError, ValueError):
+        return ticks / CLOCK_TICKS

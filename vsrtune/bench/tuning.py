@@ -1,0 +1,154 @@
+"""Tunes and untunes the host for a configuration: policies, libvirt's pins, commands.
+
+Policies and pins are plans, carried out with vsrtune's own journal, so that what a
+killed bench leaves can also be put back with `vsrtune undo`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+
+from vsrtune import executor
+from vsrtune.actions import Plan
+from vsrtune.bench.commands import run
+from vsrtune.bench.model import Configuration, Tuning
+from vsrtune.bench.pins import libvirt_pins
+from vsrtune.bench.put_back import failure, settle
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.full_plan import full_plan
+from vsrtune.journal import Journal
+from vsrtune.model import Snapshot
+from vsrtune.observe import live_observer
+from vsrtune.policy import Policy, parse
+from vsrtune.policy_match import Match, match
+from vsrtune.sysops import LiveSysOps
+
+# A thread may end, or a worker wake up, between the look at the host and the write.
+_TRIES = 3
+
+
+def policies(configuration: Configuration) -> tuple[Policy, ...]:
+    """The policies of a configuration's text: one, or several set apart by lines of
+    ``---``. Raises PolicyErrors, VsrtuneError for a configuration without one."""
+    path = configuration.policy_path or f"{configuration.name} (policy)"
+    if not configuration.policy:
+        raise VsrtuneError("there is no policy", where=configuration.name, hint="name a file")
+    found = []
+    line = 0
+    for part in re.split(r"(?m)^---[ \t]*\n", configuration.policy):
+        # Empty lines keep the numbers of lines in messages right.
+        if part.strip():
+            found.append(parse("\n" * line + part, path))
+        line += part.count("\n") + 1
+    return tuple(found)
+
+
+def pin_cpus(configuration: Configuration, online: CpuSet, sender: int | None) -> CpuSet:
+    """Where libvirt's pins go: ``cpus`` of the configuration, else every CPU but the one
+    that sends (and so receives, where sender and receiver are one machine)."""
+    if configuration.cpus is None:
+        others = CpuSet(cpu for cpu in online if cpu != sender)
+        return others or online
+    cpus = CpuSet.parse(configuration.cpus)
+    if not cpus or not cpus <= online:
+        raise VsrtuneError(
+            f"CPUs {configuration.cpus} are not all online, {online} are",
+            where=f"{configuration.name}: cpus",
+            hint="name online CPUs",
+        )
+    return cpus
+
+
+class Tuner:
+    """One tuning at a time, on an open journal. Methods raise VsrtuneError."""
+
+    def __init__(
+        self, journal: Journal, guests: Sequence[str], sender: int | None, uri: str
+    ) -> None:
+        self._journal = journal
+        self._guests = tuple(guests)
+        self._sender = sender
+        self._uri = uri
+        self._ops = LiveSysOps(libvirt_uri=uri)
+
+    def check(self, configuration: Configuration) -> None:
+        """Refuse a configuration that cannot be carried out, as far as can be told."""
+        match configuration.tuning:
+            case Tuning.UNTUNED:
+                return
+            case Tuning.COMMAND:
+                _check_commands(configuration)
+            case Tuning.POLICY:
+                policies(configuration)
+            case Tuning.LIBVIRT_PINS:
+                pin_cpus(configuration, self._ops.online(), self._sender)
+
+    def apply(self, configuration: Configuration) -> tuple[str, ...]:
+        """Carry out the configuration's tuning on an untuned host; notes for people."""
+        match configuration.tuning:
+            case Tuning.UNTUNED:
+                return ()
+            case Tuning.COMMAND:
+                run(configuration.apply)
+                return ()
+            case Tuning.POLICY:
+                chosen = policies(configuration)
+                return self._carry_out(lambda snapshot: self._policy_plan(snapshot, chosen))
+            case Tuning.LIBVIRT_PINS:
+                cpus = pin_cpus(configuration, self._ops.online(), self._sender)
+                return self._carry_out(lambda s: libvirt_pins(s, self._guests, cpus))
+
+    def undo(self) -> tuple[str, ...]:
+        """Put back every setting in the journal; notes on those that others changed."""
+        return settle(executor.undo(self._ops, self._journal))
+
+    def _policy_plan(self, snapshot: Snapshot, chosen: Sequence[Policy]) -> Plan:
+        under_test = [g for g in snapshot.guests if self._names(g.name, g.ref)]
+        if under_test and not any(
+            match(p.guest, guest) is not Match.NONE for p in chosen for guest in under_test
+        ):
+            raise VsrtuneError(
+                f"no policy names any of the routers ({', '.join(g.ref for g in under_test)})",
+                where=chosen[0].path,
+                hint="write the router's name, or a glob that matches it, as guest",
+            )
+        return full_plan(snapshot, chosen, self._journal.entries(), reassert=True)
+
+    def _names(self, name: str, ref: str) -> bool:
+        return name in self._guests or ref in self._guests
+
+    def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
+        for attempt in range(1, _TRIES + 1):
+            plan = make(live_observer(self._uri).observe(0.0))
+            for refusal in plan.refusals:
+                where = f"{refusal.policy}: {refusal.guest}"
+                raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)
+            result = executor.apply(plan, self._ops, self._journal)
+            if not result.failed:
+                skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
+                return (*plan.warnings, *skipped)
+            self.undo()
+            if attempt == _TRIES or any(
+                error.lasting is not Lasting.TRANSIENT for _, error in result.failed
+            ):
+                raise failure(result)
+        raise AssertionError("unreachable")
+
+
+def _check_commands(configuration: Configuration) -> None:
+    for key in ("apply", "revert"):
+        argv: tuple[str, ...] = getattr(configuration, key)
+        where = f"{configuration.name}: {key}"
+        if not argv:
+            raise VsrtuneError(
+                "a command that nothing takes back is not run",
+                where=where,
+                hint=f"write {key}: [program, argument, ...]",
+            )
+        if shutil.which(argv[0]) is None:
+            raise VsrtuneError(
+                f"there is no program {argv[0]!r}", where=where, hint="install it, or name its path"
+            )

@@ -1,0 +1,314 @@
+"""``vsrtune bench``: measure routers, compare configurations, render stored results."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vsrtune.cli_common import options, uri_option
+from vsrtune.errors import VsrtuneError
+
+if TYPE_CHECKING:
+    from vsrtune.bench.model import Outcome, Spec
+
+_MAX_BYTES = 256 * 1024
+_SPEC_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_OUTPUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+
+json_file_option = click.option(
+    "--json",
+    "json_file",
+    type=_OUTPUT,
+    help="Store the result here; - prints it instead of tables.",
+)
+html_file_option = click.option(
+    "--html", "html_file", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a report with plots here (needs python3-matplotlib).",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=click.IntRange(0), help="Order of the trials; drawn and printed by default."
+)
+quiet_option = click.option("--quiet", is_flag=True, help="No progress on standard error.")
+
+
+@click.group()
+def bench() -> None:
+    """Measure routers on this host, and compare configurations.
+
+    Sends frames from one device to another through the routers, counts what arrives, and
+    says where the rest was lost and what forwarding cost. The host is restored at the end.
+
+    \b
+    vsrtune bench run SPEC.yaml                measure
+    vsrtune bench compare A.yaml B.yaml        is B faster than A, and how sure is that
+    vsrtune bench report RESULT.json           show a stored result
+    vsrtune bench clean                        take back what a killed run left
+    """
+
+
+@bench.command()
+@click.argument("spec_file", required=False, type=_SPEC_FILE, metavar="[SPEC.yaml]")
+@options(
+    click.option("--guest", help="Instead of SPEC.yaml: the router, a guest."),
+    click.option("--native", is_flag=True, help="Instead of --guest: this host routes."),
+    click.option("--left", help="The device that sends: [HOST:]DEVICE[@NAMESPACE]."),
+    click.option("--right", help="The device that receives."),
+    click.option("--source", help="IPv4 source address of the frames."),
+    click.option("--destination", help="IPv4 destination address; no host must answer there."),
+    click.option("--mac", help="MAC that frames go to; the guest's first interface by default."),
+    click.option("--rates", help="Frames per second to offer, by commas."),
+    click.option("--seconds", type=float, help="Length of a trial."),
+    click.option("--repeats", type=int, help="Trials at each rate."),
+    click.option("--size", help="Frame size without FCS, 60 to 1514, or imix."),
+    click.option("--flows", type=int, help="Flows, 1 to 1000000."),
+    json_file_option,
+    html_file_option,
+    seed_option,
+    quiet_option,
+    uri_option,
+)
+def run(
+    spec_file: Path | None,
+    json_file: Path | None,
+    html_file: Path | None,
+    seed: int | None,
+    quiet: bool,
+    uri: str,
+    **short: Any,
+) -> int:
+    """Measure what SPEC.yaml describes, or what the options do.
+
+    \b
+    vsrtune bench run --guest vr1 --left g0@gen --right s0@sink \\
+      --source 10.10.1.2 --destination 10.20.1.100 --rates 1000,8000
+
+    \b
+    Exit codes: 0 measured, 1 something failed, 2 the specification is wrong.
+    """
+    from vsrtune.bench import session
+    from vsrtune.bench.progress import Watch
+
+    given = {name: value for name, value in short.items() if value not in (None, False)}
+    if spec_file is not None and given:
+        names = ", ".join(f"--{name}" for name in given)
+        raise click.UsageError(f"{names}: write this in {spec_file}, or leave the file out")
+    spec = read_spec(spec_file) if spec_file is not None else short_spec(given)
+    check_outputs(json_file, html_file)
+    with _delivering_rest(json_file, html_file), Watch(quiet=quiet) as watch:
+        outcome = session.run_spec(spec, seed=_seed(seed), watch=watch, uri=uri)
+    deliver(outcome, json_file, html_file)
+    return 0
+
+
+@bench.command()
+@click.argument("spec_files", nargs=-1, required=True, type=_SPEC_FILE, metavar="A.yaml B.yaml...")
+@options(
+    click.option(
+        "--pairs", type=click.IntRange(1), default=9, show_default=True,
+        help="Rounds; in each every configuration meets every load.",
+    ),
+    json_file_option,
+    html_file_option,
+    seed_option,
+    quiet_option,
+    uri_option,
+)  # fmt: skip
+def compare(
+    spec_files: tuple[Path, ...],
+    pairs: int,
+    json_file: Path | None,
+    html_file: Path | None,
+    seed: int | None,
+    quiet: bool,
+    uri: str,
+) -> int:
+    """Measure configurations in turn, interleaved, and say which differ.
+
+    The first file says what is measured and is the baseline; the others need only a name
+    and a configuration. Ratios are those of the later to the first within a round.
+
+    \b
+    Exit codes: 0 measured, 1 something failed, 2 a specification is wrong.
+    """
+    from vsrtune.bench import session
+    from vsrtune.bench.progress import Watch
+
+    if len(spec_files) < 2:
+        raise click.UsageError("name at least two files, the baseline first")
+    first = read_spec(spec_files[0])
+    specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
+    check_outputs(json_file, html_file)
+    with _delivering_rest(json_file, html_file), Watch(quiet=quiet) as watch:
+        outcome = session.compare_specs(specs, pairs=pairs, seed=_seed(seed), watch=watch, uri=uri)
+    deliver(outcome, json_file, html_file)
+    return 0
+
+
+@bench.command()
+@click.argument(
+    "result", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True)
+)
+@html_file_option
+def report(result: Path, html_file: Path | None) -> None:
+    """Show a result stored with --json, on any machine."""
+    from vsrtune.bench.results import outcome_from_json
+
+    check_outputs(None, html_file)
+    text = click.get_text_stream("stdin").read() if str(result) == "-" else result.read_text()
+    outcome = outcome_from_json(text, str(result))
+    deliver(outcome, None, html_file)
+
+
+@bench.command()
+def clean() -> int:
+    """Take back what a killed run left on this host; every run does so when it starts.
+
+    \b
+    Exit codes: 0 nothing is left, 1 something could not be taken back.
+    """
+    from vsrtune.bench import session
+
+    lines = session.clean()
+    for line in lines:
+        click.echo(line)
+    if not lines:
+        click.echo("Nothing to clean: no bench has left anything on this host.")
+    return 0
+
+
+def read_spec(path: Path, base: Spec | None = None) -> Spec:
+    """A specification file with the text of its policy. Raises SpecErrors, PolicyErrors."""
+    from vsrtune.bench.spec import load_text, with_policy
+
+    spec = load_text(_text(path), str(path), base)
+    named = spec.configuration.policy_path
+    return spec if named is None else with_policy(spec, _text(Path(named), str(path)))
+
+
+_END = re.compile(r"(?:(?P<host>[^:]+):)?(?P<device>[^@:]+)(?:@(?P<namespace>[^@]+))?")
+_NEEDED = ("left", "right", "source", "destination")
+
+
+def short_spec(given: dict[str, Any]) -> Spec:
+    """The specification that command-line options stand for."""
+    from vsrtune.bench.spec import load_data
+
+    missing = [f"--{name}" for name in _NEEDED if name not in given]
+    if "guest" in given and given.get("native"):
+        raise click.UsageError("--guest and --native exclude each other")
+    if "guest" not in given and not given.get("native"):
+        missing.insert(0, "--guest")
+    if given.get("native") and "mac" not in given:
+        missing.append("--mac")
+    if missing:
+        raise click.UsageError(f"without SPEC.yaml, {', '.join(missing)} must be given")
+    leg = {name: given[name] for name in ("mac", "source", "destination") if name in given}
+    router = {"native": "host"} if given.get("native") else {"guest": given["guest"]}
+    method: dict[str, Any] = {
+        "kind": "sweep",
+        "rates": _rates(given.get("rates", "1000,4000,16000")),
+    }
+    method |= {name: given[name] for name in ("seconds", "repeats") if name in given}
+    traffic: dict[str, Any] = {}
+    if "size" in given:
+        size = str(given["size"])
+        traffic["size"] = int(size) if size.isdecimal() else size
+    if "flows" in given:
+        traffic["flows"] = given["flows"]
+    data: dict[str, Any] = {
+        "name": router.get("guest", "native"),
+        "left": _endpoint(given["left"], "--left"),
+        "right": _endpoint(given["right"], "--right"),
+        "routers": [{**router, "forth": leg}],
+        "method": method,
+    }
+    if traffic:
+        data["traffic"] = traffic
+    return load_data(data, "command line")
+
+
+def _endpoint(text: str, option: str) -> dict[str, str]:
+    found = _END.fullmatch(text)
+    if found is None:
+        raise click.UsageError(f"{option} {text}: write [HOST:]DEVICE[@NAMESPACE], as g0@gen")
+    return {name: value for name, value in found.groupdict().items() if value is not None}
+
+
+def _rates(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--rates {text}: write whole numbers by commas") from None
+
+
+def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
+    """Find out before a long run that its result could not be delivered."""
+    for path in (json_file, html_file):
+        if path is None or str(path) == "-":
+            continue
+        if not path.parent.is_dir():
+            raise VsrtuneError("the directory does not exist", where=str(path.parent))
+    if html_file is not None:
+        from vsrtune.bench import plots
+
+        plots.require()
+
+
+def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
+    """Print and store a result; the stored one first, since it cannot be had again."""
+    from vsrtune.bench import tables
+    from vsrtune.bench.results import outcome_to_json
+
+    if json_file is not None:
+        text = outcome_to_json(outcome)
+        if str(json_file) == "-":
+            click.echo(text, nl=False)
+        else:
+            json_file.write_text(text, encoding="utf-8")
+    if html_file is not None:
+        from vsrtune.bench import html
+
+        html.write(outcome, html_file)
+    if str(json_file) != "-":
+        from vsrtune import render
+
+        render.show(tables.outcome_tables(outcome))
+
+
+@contextlib.contextmanager
+def _delivering_rest(json_file: Path | None, html_file: Path | None) -> Iterator[None]:
+    """What was measured before an error or Ctrl-C is delivered, then the error goes on."""
+    from vsrtune.bench.session import Unfinished
+
+    try:
+        yield
+    except Unfinished as stop:
+        deliver(stop.outcome, json_file, html_file)
+        raise
+
+
+def _seed(seed: int | None) -> int:
+    return random.SystemRandom().randrange(1_000_000) if seed is None else seed
+
+
+def _text(path: Path, where: str = "") -> str:
+    """The text of a file. Raises VsrtuneError for one that is no text or too long."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or "unknown reason"
+        what = f"{path} cannot be read: {reason}" if where else f"cannot be read: {reason}"
+        raise VsrtuneError(what, where=where or str(path)) from None
+    if len(raw) > _MAX_BYTES:
+        raise VsrtuneError(f"longer than {_MAX_BYTES} bytes", where=str(path))
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise VsrtuneError("the text is not UTF-8", where=str(path)) from None
