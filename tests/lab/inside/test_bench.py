@@ -332,8 +332,10 @@ def start_child(until: str) -> tuple[subprocess.Popen[str], dict[str, list[int]]
 
 @pytest.mark.parametrize(
     ("until", "delay"),
-    [("guarded", 0.0), ("guarded", 0.4), ("guarded", 0.8), ("opened", 0.1), ("opened", 1.5),
-     ("opened", 2.5), ("opened", 4.4), ("trial", 0.2)],
+    labhelp.some([
+        ("guarded", 0.0), ("guarded", 0.4), ("guarded", 0.8), ("opened", 0.1), ("opened", 1.5),
+        ("opened", 2.5), ("opened", 4.4), ("trial", 0.2),
+    ]),
 )  # fmt: skip
 def test_a_killed_bench_leaves_nothing(until: str, delay: float) -> None:
     (child, said) = start_child(until)

@@ -324,7 +324,7 @@ def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
         labhelp.stop()
 
 
-@pytest.mark.parametrize("seconds", [1.5, 2.2, 3.0, 4.0, 5.5, 7.0])
+@pytest.mark.parametrize("seconds", labhelp.some([1.5, 2.2, 3.0, 4.0, 5.5, 7.0]))
 def test_killed_at_any_moment(routers: list[LabGuest], tmp_path: Path, seconds: float) -> None:
     """What the ledger says is enough to put everything back."""
     before = {g.name: settings(g.name) for g in routers}
