@@ -22,10 +22,10 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from vsrtune.actions import Action, Target, Value
+from vsrtune.closing import Closing
 from vsrtune.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.journal_records import (
     VERSION,
@@ -52,7 +52,7 @@ _HOW_TO_REPAIR = (
 )
 
 
-class Journal:
+class Journal(Closing):
     """The open journal of this boot, locked. Use as a context manager, or ``close``.
 
     Every method that appends raises JournalError when the record did not get to the
@@ -144,17 +144,6 @@ class Journal:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._lock = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # -- reading
 

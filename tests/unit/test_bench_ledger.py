@@ -156,13 +156,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_stopping_the_guard_says_what_was_not_put_back(path: Path) -> None:
-    done = run_bench(path, "ledger.add('unheard-of', {})\nwatch.stop()")
+    done = run_bench(path, "ledger.add('unheard-of', {})\nwatch.close()")
     assert done.returncode == 1
     assert "not everything was put back: unheard-of: nothing in this version" in done.stderr
 
 
 def test_stopping_the_guard_with_nothing_pending_is_silent(path: Path) -> None:
     done = run_bench(
-        path, "[ledger.done(e.id) for e in ledger.pending()]\nwatch.stop()\nwatch.stop()"
+        path, "[ledger.done(e.id) for e in ledger.pending()]\nwatch.close()\nwatch.close()"
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vsrtune.bench import attach, put_back
@@ -14,6 +13,7 @@ from vsrtune.bench.attach import Attachments, Wanted
 from vsrtune.bench.model import Configuration, Spec, Tuning
 from vsrtune.bench.put_back import boot_id
 from vsrtune.bench.tuning import Tuner
+from vsrtune.closing import Closing
 from vsrtune.errors import VsrtuneError
 from vsrtune.journal import DEFAULT_PATH, Journal
 
@@ -32,7 +32,7 @@ class Records(Protocol):
         ...
 
 
-class Configurator:
+class Configurator(Closing):
     """The routers of ``spec`` in one configuration at a time. A context manager.
 
     Entering takes the journal of vsrtune for the whole run, so no daemon, `apply` or
@@ -86,12 +86,8 @@ class Configurator:
         self._tuner = self._make_tuner(journal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Restore the host, and let go of the journal."""
         try:
             self.restore()
         finally:

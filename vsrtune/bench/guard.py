@@ -20,11 +20,10 @@ import syslog
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import vsrtune
 from vsrtune.bench.ledger import Cleaner, Failure, Ledger
+from vsrtune.closing import Closing
 from vsrtune.errors import VsrtuneError
 
 # Loading libvirt on a busy host takes its time.
@@ -34,8 +33,8 @@ _STOP_SECONDS = 300.0
 _READY = b"ready\n"
 
 
-class Guard:
-    """A running guard. Use as a context manager, or ``stop``."""
+class Guard(Closing):
+    """A running guard. Use as a context manager, or ``close``."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -44,7 +43,7 @@ class Guard:
     def pid(self) -> int:
         return self._process.pid
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the guard: it resolves what is still pending, then exits. Raises
         VsrtuneError saying what could not be put back."""
         if self._process.stdin is None or self._process.stdin.closed:
@@ -63,17 +62,6 @@ class Guard:
                 "not everything was put back: " + "; ".join(failures),
                 hint="`vsrtune bench clean` tries again",
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def start(ledger: Ledger) -> Guard:

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from vsrtune.closing import Closing
 from vsrtune.errors import Lasting, VsrtuneError
 
 DEFAULT_PATH = Path("/run/vsrtune/bench/ledger.jsonl")
@@ -51,7 +51,7 @@ class Failure:
         return f"{self.entry.kind}: {self.what}"
 
 
-class Ledger:
+class Ledger(Closing):
     """The open ledger. Use as a context manager, or ``close``."""
 
     def __init__(
@@ -134,17 +134,6 @@ class Ledger:
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self.lock_descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _append(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, ensure_ascii=False) + "\n"

@@ -17,10 +17,10 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from vsrtune.bench.model import Latency
+from vsrtune.closing import Closing
 from vsrtune.errors import VsrtuneError
 
 PORT = 19999
@@ -73,7 +73,7 @@ def number_of(data: bytes, run: int) -> int | None:
     return int(number) if its_run == run else None
 
 
-class _Packets:
+class _Packets(Closing):
     """A packet socket of one device."""
 
     def __init__(self, device: str, protocol: int) -> None:
@@ -99,17 +99,6 @@ class _Packets:
 
     def close(self) -> None:
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Receiver(_Packets):

@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import vsrtune
+from vsrtune.closing import Closing
 from vsrtune.errors import Lasting, VsrtuneError
 
 # For an answer to what is not traffic; a remote login, or a host under load, is slow.
@@ -36,7 +36,7 @@ def command(host: str | None) -> list[str]:
     return [*_SSH, host, root]
 
 
-class AgentProcess:
+class AgentProcess(Closing):
     """One agent. Use as a context manager, or ``close``."""
 
     def __init__(self, host: str | None = None) -> None:
@@ -109,17 +109,6 @@ class AgentProcess:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _line(self, timeout: float) -> bytes:
         assert self._process.stdout is not None

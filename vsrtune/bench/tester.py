@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 from vsrtune.bench import counters, edge_cleaners, threads
@@ -17,6 +16,7 @@ from vsrtune.bench.model import Endpoint, Latency, Load, Spec, Trial
 from vsrtune.bench.probe import latency
 from vsrtune.bench.remote import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.streams import Direction, Stream, counted, streams
+from vsrtune.closing import Closing
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Snapshot
 from vsrtune.rootfs import HostRoot, LiveRoot
@@ -35,7 +35,7 @@ READY_PROBES = 5
 _Place = tuple[str | None, str | None]
 
 
-class Tester:
+class Tester(Closing):
     """Generator, sink and counters of one spec. Use as a context manager.
 
     Entering it starts an agent for each end (on this host or over ssh), checks that
@@ -68,14 +68,6 @@ class Tester:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop everything and take it away."""
