@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from vsrtune.stats import Ratio
 
@@ -111,6 +112,17 @@ def _decline(data: Data, run: str, configuration: str | None) -> tuple[float, st
         f"{name} forwards {last.pps:,.0f} pps at {offered(last.offered)}, {100 * found:.0f} % of "
         f"its peak of {peak.pps:,.0f} at {peak.offered:,.0f}"
     )
+
+
+def change(before: Sequence[float], after: Sequence[float], margin: float = 0.1) -> str:
+    """What became of a rate between two runs that were not interleaved: "less" or "more"
+    when no trial of one reaches any of the other, "same" when the medians are within
+    ``margin`` of each other, else "open", for then the machine's mood may be all of it."""
+    if max(after) < min(before):
+        return "less"
+    if min(after) > max(before):
+        return "more"
+    return "same" if abs(median(after) / max(median(before), 1.0) - 1.0) <= margin else "open"
 
 
 def impossible(text: str) -> Judge:

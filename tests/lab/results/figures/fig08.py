@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from results.data import Data, offered
+from results.judge import change
 from results.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
 
 from .fig07 import FIRST, RATES, traffic
@@ -33,7 +34,10 @@ def _keeps(flows: int) -> Any:
             f"{median(small):,.0f} ({min(small):,.0f}..{max(small):,.0f}) at {offered(load)}: "
             f"{100 * share:.0f} %"
         )
-        return Verdict("differs" if max(large) < min(small) else "agrees", text)
+        became = change(small, large)
+        if became == "open":
+            return Verdict("open", text)
+        return Verdict("differs" if became == "less" else "agrees", text)
 
     return judge
 

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from results.data import Data, offered
+from results.judge import change
 from results.plan import RATES, THREADS, Claim, Figure, Run, Verdict, fifo, policy, untuned
 
 _ROUTERS = {
@@ -25,11 +26,12 @@ def _ratio(ours: str, theirs: str) -> Any:
         text = (
             f"{_ROUTERS[ours]} {median(a):,.0f} ({min(a):,.0f}..{max(a):,.0f}), "
             f"{_ROUTERS[theirs]} {median(b):,.0f} ({min(b):,.0f}..{max(b):,.0f}) "
-            f"at {offered(load)}, tuned; not interleaved, so judged by whether they overlap"
+            f"at {offered(load)}, tuned; measured in turn, not interleaved"
         )
-        if min(a) > max(b):
-            return Verdict("differs", text)
-        return Verdict("agrees", text)
+        became = change(b, a)
+        if became == "open":
+            return Verdict("open", text)
+        return Verdict("differs" if became == "more" else "agrees", text)
 
     return judge
 
