@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from labreport import REPORTS
+from labreport import CRASHES, REPORTS
 
 collect_ignore = ["inside"]
 
@@ -13,6 +13,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not REPORTS:
         return
     terminalreporter.section("inside the labs")
+    for crash in CRASHES:
+        terminalreporter.write_line(crash)
     for boot, rows in REPORTS.items():
         counts = {o: sum(r[0] == o for r in rows) for o in ("passed", "failed", "skipped")}
         terminalreporter.write_line(

@@ -7,6 +7,9 @@ from pathlib import Path
 
 REPORTS: dict[str, list[tuple[str, str, str]]] = {}
 
+# Labs whose kernel broke under emulation, and which were booted again.
+CRASHES: list[str] = []
+
 
 def read_report(boot: str, path: Path) -> dict[str, int]:
     """Keep every test of one boot's JUnit file as (outcome, name, reason)."""

@@ -44,7 +44,7 @@ def test_plain_guest_started_later_is_found_by_rescan(
 ) -> None:
     labhelp.stop_guest(plain_guest)
     labhelp.write_policies("auto")
-    labhelp.set_environment(VSRTUNE_INTERVAL="2")
+    labhelp.set_environment(VSRTUNE_INTERVAL="8")
     labhelp.start()
     labhelp.start_guest(plain_guest)
     labhelp.wait_for(

@@ -43,9 +43,9 @@ CGROUP = Path("/sys/fs/cgroup")
 BOOT = "lab"
 FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 OWNER = CpuSet([0])
-# The unit tests kill at every write of an imitated host; here every fifth write is enough
+# The unit tests kill at every write of an imitated host; here every eighth is enough
 # to show that the real one behaves like it. LAB_STRIDE=1 tries all of them.
-STRIDE = int(os.environ.get("LAB_STRIDE", "5"))
+STRIDE = int(os.environ.get("LAB_STRIDE", "8"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -21,12 +22,14 @@ _UNUSED_MODULES = (
     " sha1_ssse3 sha256_ssse3 sha512_ssse3"
 )
 
+_CRASH = re.compile(rb"\] (traps: PANIC|Oops|BUG: kernel|BUG: unable|Kernel panic)")
+
 _KERNEL_ARGUMENTS = (
     "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off audit=0"
     " apparmor=0 nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
     " 8250.nr_uarts=1 i8042.noaux i8042.nokbd"
     # With -no-reboot a panic ends QEMU, and the run, at once.
-    " panic=-1"
+    " oops=panic panic=-1"
     " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
     f" module_blacklist={','.join(_UNUSED_MODULES.split())}"
 )
@@ -96,9 +99,9 @@ class Machine:
         """Whether the kernel has noticed a CPU that makes no progress."""
         return self.serial.exists() and b"soft lockup" in self.serial.read_bytes()
 
-    def panicked(self) -> bool:
-        """Whether the kernel gave up."""
-        return self.serial.exists() and b"Kernel panic" in self.serial.read_bytes()
+    def crashed(self) -> bool:
+        """Whether the kernel has said that it is broken; it may hang then, not end."""
+        return self.serial.exists() and _CRASH.search(self.serial.read_bytes()) is not None
 
     def serial_tail(self, lines: int) -> list[str]:
         text = ""

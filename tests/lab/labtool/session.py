@@ -27,6 +27,8 @@ _BOOT_TIMEOUT = 240
 _GRACE = 30
 _TAIL = 150
 TIMED_OUT = 124
+# The kernel of the lab broke while the command ran: the emulator's doing, as a rule.
+CRASHED = 123
 
 
 def run(options: Options, emulator: Emulator, image: Image, package: Path | None) -> int:
@@ -192,20 +194,24 @@ class _Conversation:
         if not self._ready and self._machine.locked_up():
             self._boot_failure("the lab did not come up: its CPUs are stuck")
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
-        if self._machine.alive() and not late:
+        crashed = self._machine.crashed()
+        if self._machine.alive() and not late and not crashed:
             return
         if not self._machine.alive() and selector.select(timeout=0):
             return
         if not self._ready:
             what = f"not ready after {_BOOT_TIMEOUT} s" if late else "QEMU ended"
+            if crashed:
+                what = "its kernel crashed"
             self._boot_failure(f"the lab did not come up: {what}")
         if self._options.mode == "shell":
             self._status = 0
             return
-        what = "the lab ended before the command did"
-        if self._machine.panicked():
-            what = "the lab's kernel panicked"
-        progress.error("the lab hangs" if late else what)
+        if crashed:
+            progress.error("the kernel of the lab crashed")
+            self._status = CRASHED
+            return
+        progress.error("the lab hangs" if late else "the lab ended before the command did")
         self._status = TIMED_OUT if late else 125
 
     def _boot_failure(self, text: str) -> None:
