@@ -19,6 +19,7 @@ def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str
     out: list[str] = []
     for guest in guests:
         out += _order(guest)
+        out += _spinning(guest)
         out += _starved_emulator(guest)
         out += _on_interrupts(guest, irq)
     out += _between_guests(guests)
@@ -50,6 +51,22 @@ def _order(guest: Guest) -> list[str]:
             "frames wait in the guest; the same priority for both forwards more"
         )
     return out
+
+
+def _spinning(guest: Guest) -> list[str]:
+    """A FIFO thread gives way to its equals only by sleeping, and a vcpu that spins for
+    another one's lock or answer does not sleep. KVM sees it spin (kvm_vcpu_on_spin),
+    but yield_to knows no real-time class."""
+    found: dict[CpuSet, list[Thread]] = {}
+    for thread in guest.by_role(Role.VCPU):
+        if thread.sched.cls is SchedClass.FIFO and len(thread.affinity) == 1:
+            found.setdefault(thread.affinity, []).append(thread)
+    return [
+        f"{guest.ref}: {len(vcpus)} vcpus share CPU {cpus} under fifo: one that spins for another "
+        "never makes room for it, and the guest can stand still; class rr takes turns"
+        for cpus, vcpus in found.items()
+        if len(vcpus) > 1
+    ]
 
 
 def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:

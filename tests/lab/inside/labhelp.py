@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -35,8 +36,8 @@ cpus:
   vcpu: auto
   vhost: auto
 scheduler:
-  vcpu: {{{{class: fifo, priority: {PRIORITY}}}}}
-  vhost: {{{{class: fifo, priority: {PRIORITY}}}}}
+  vcpu: {{{{class: {{cls}}, priority: {PRIORITY}}}}}
+  vhost: {{{{class: {{cls}}, priority: {PRIORITY}}}}}
   softirq: {{{{class: fifo, priority: {PRIORITY}}}}}
 queue:
   macvtap: {QUEUE}
@@ -163,7 +164,25 @@ def write_policies(irq: int | str, guests: tuple[str, ...] = ("*", "qemu:*")) ->
     """One policy file for each guest pattern."""
     POLICIES.mkdir(parents=True, exist_ok=True)
     for number, guest in enumerate(guests):
-        (POLICIES / f"test{number}.yaml").write_text(TUNED.format(guest=guest, irq=irq))
+        (POLICIES / f"test{number}.yaml").write_text(tuned_policy(guest, irq))
+
+
+def tuned_policy(guest: str, irq: int | str) -> str:
+    """A policy that sets everything."""
+    return TUNED.format(guest=guest, irq=irq, cls=realtime_class())
+
+
+@functools.cache
+def realtime_class() -> str:
+    """fifo; rr where routers have several vcpus, which share a CPU here and spin for
+    one another, for which FIFO makes no room."""
+    return "rr" if any(len(g.vcpus()) > 1 for g in lab_guests() if g.runs) else "fifo"
+
+
+def realtime_start() -> str:
+    """How hoststate tells the class of a tuned thread."""
+    number = {"fifo": 1, "rr": 2}[realtime_class()]
+    return f"policy={number} flags=1 nice=0 priority={PRIORITY} "
 
 
 def clear_policies() -> None:
@@ -262,7 +281,7 @@ def untuned_lines(guest: LabGuest, irq: set[int]) -> list[str]:
         if mask(tid) & irq:
             lines.append(f"{guest.name} {tid}: mask {mask(tid)} has the interrupts' CPUs {irq}")
         sched = hoststate.sched(tid)
-        if not sched.startswith(f"policy=1 flags=1 nice=0 priority={PRIORITY} "):
+        if not sched.startswith(realtime_start()):
             lines.append(f"{guest.name} {tid}: {sched}")
     for nic in (0, 1):
         device = guest.device(nic)

@@ -203,7 +203,7 @@ def test_libvirt_pins(restored: None, configurator: Configurator, routers: list[
 def test_policy(
     restored: None, configurator: Configurator, routers: list[LabGuest], irq_cpus: set[int]
 ) -> None:
-    text = "---\n".join(labhelp.TUNED.format(guest=g.name, irq="0") for g in routers)
+    text = "---\n".join(labhelp.tuned_policy(g.name, "0") for g in routers)
     policy = Configuration("policy", Tuning.POLICY, policy=text)
     configurator.check([policy])
     configurator.apply(policy)
