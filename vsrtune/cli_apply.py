@@ -9,7 +9,6 @@ import click
 
 from vsrtune import report
 from vsrtune.cli_common import (
-    boot_id,
     journal_option,
     json_option,
     load_policies,
@@ -60,6 +59,7 @@ def apply(
     from vsrtune import executor, plan_json, render
     from vsrtune.full_plan import full_plan
     from vsrtune.journal import Journal
+    from vsrtune.rootfs import boot_id
     from vsrtune.sysops import LiveSysOps
 
     boot = boot_id()
@@ -101,6 +101,7 @@ def undo(as_json: bool, journal: Path, uri: str) -> int:
     Exit codes: 0 all is back, 1 something could not be put back.
     """
     from vsrtune.journal import Journal, read_entries
+    from vsrtune.rootfs import boot_id
 
     boot = boot_id()
     if not read_entries(journal, boot):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,17 +92,14 @@ def run(
     Exit codes: 0 measured, 1 something failed, 2 the specification is wrong.
     """
     from vsrtune.bench import session
-    from vsrtune.bench.progress import Watch
 
     given = {name: value for name, value in short.items() if value not in (None, False)}
     if spec_file is not None and given:
         names = ", ".join(f"--{name}" for name in given)
         raise click.UsageError(f"{names}: write this in {spec_file}, or leave the file out")
     spec = read_spec(spec_file) if spec_file is not None else short_spec(given)
-    check_outputs(json_file, html_file)
-    with _delivering_rest(json_file, html_file), Watch(quiet=quiet) as watch:
-        outcome = session.run_spec(spec, seed=_seed(seed), watch=watch, uri=uri)
-    deliver(outcome, json_file, html_file)
+    measure = partial(session.run_spec, spec, seed=_seed(seed), uri=uri)
+    _measure(measure, json_file, html_file, quiet)
     return 0
 
 
@@ -137,16 +134,13 @@ def compare(
     Exit codes: 0 measured, 1 something failed, 2 a specification is wrong.
     """
     from vsrtune.bench import session
-    from vsrtune.bench.progress import Watch
 
     if len(spec_files) < 2:
         raise click.UsageError("name at least two files, the baseline first")
     first = read_spec(spec_files[0])
     specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
-    check_outputs(json_file, html_file)
-    with _delivering_rest(json_file, html_file), Watch(quiet=quiet) as watch:
-        outcome = session.compare_specs(specs, pairs=pairs, seed=_seed(seed), watch=watch, uri=uri)
-    deliver(outcome, json_file, html_file)
+    measure = partial(session.compare_specs, specs, pairs=pairs, seed=_seed(seed), uri=uri)
+    _measure(measure, json_file, html_file, quiet)
     return 0
 
 
@@ -281,16 +275,22 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         render.show(tables.outcome_tables(outcome))
 
 
-@contextlib.contextmanager
-def _delivering_rest(json_file: Path | None, html_file: Path | None) -> Iterator[None]:
-    """What was measured before an error or Ctrl-C is delivered, then the error goes on."""
+def _measure(
+    measure: Callable[..., Outcome], json_file: Path | None, html_file: Path | None, quiet: bool
+) -> None:
+    """Measure and deliver. What was measured before an error or Ctrl-C is delivered too,
+    then the error goes on."""
+    from vsrtune.bench.progress import Watch
     from vsrtune.bench.session import Unfinished
 
+    check_outputs(json_file, html_file)
     try:
-        yield
+        with Watch(quiet=quiet) as watch:
+            outcome = measure(watch=watch)
     except Unfinished as stop:
         deliver(stop.outcome, json_file, html_file)
         raise
+    deliver(outcome, json_file, html_file)
 
 
 def _seed(seed: int | None) -> int:

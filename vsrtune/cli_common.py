@@ -83,16 +83,12 @@ def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
     return live_observer(uri).observe(trace_seconds)
 
 
-def boot_id() -> str:
-    """The kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def entries(journal: Path, root: Path | None) -> tuple[Entry, ...]:
     """What vsrtune has written on this host; nothing on a recorded one."""
     if root is not None:
         return ()
     from vsrtune.journal import read_entries
+    from vsrtune.rootfs import boot_id
 
     return read_entries(journal, boot_id())
 

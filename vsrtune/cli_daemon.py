@@ -89,8 +89,9 @@ def daemon(
     changed).
     """
     from vsrtune import log
-    from vsrtune.cli_common import boot_id, no_policies
+    from vsrtune.cli_common import no_policies
     from vsrtune.policy_files import load_dirs
+    from vsrtune.rootfs import boot_id
 
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     log.setup(verbose)

@@ -135,6 +135,11 @@ class LiveRoot:
             raise
 
 
+def boot_id(root: HostRoot | None = None) -> str:
+    """The kernel's id of the present boot; of this machine when ``root`` is None."""
+    return (LiveRoot() if root is None else root).read("/proc/sys/kernel/random/boot_id").strip()
+
+
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 

@@ -57,8 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     for module in ("cli_show", "cli_plan", "cli_apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
-    monkeypatch.setattr("vsrtune.cli_apply.boot_id", lambda: samples.BOOT)
-    monkeypatch.setattr("vsrtune.cli_common.boot_id", lambda: samples.BOOT)
+    monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
     monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(run.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(run.journal))

@@ -28,6 +28,7 @@ from vsrtune.bench.probe import ProbeLeg
 from vsrtune.bench.sink import Sink
 from vsrtune.bench.streams import Counted, Stream
 from vsrtune.errors import VsrtuneError
+from vsrtune.rootfs import boot_id
 
 
 class Agent:
@@ -67,8 +68,7 @@ class Agent:
         self._generator = pktgen.Pktgen(names)
         self._devices = tuple(names)
         self._receivers = {name: probe.Receiver(name) for name in names}
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return {"version": __version__, "boot": file.read().strip()}
+        return {"version": __version__, "boot": boot_id()}
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
         """Count these frames, by the device where they come."""

@@ -7,11 +7,14 @@ greatest.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from vsrtune.bench.model import Load, Spec, Trial
 from vsrtune.stats import spread
+
+# A method: yields loads, is sent the trial of each, returns its summary.
+MethodRun = Generator[Load, Trial, dict[str, Any]]
 
 # Below this share of what was asked for the generator was the limit, not the router.
 SENT_ENOUGH = 0.97

@@ -31,7 +31,7 @@ from typing import Any
 
 from vsrtune import stats
 from vsrtune.bench import methods
-from vsrtune.bench.aggregate import point
+from vsrtune.bench.aggregate import MethodRun, point
 from vsrtune.bench.methods import SEARCHES, Estimate
 from vsrtune.bench.model import Configuration, Load, Spec, Trial
 from vsrtune.bench.schedule import rounds
@@ -133,7 +133,7 @@ def _searches(
     return _summary(spec, configurations, values, seed)
 
 
-def _tagged(index: int, method: methods.MethodRun) -> CompareRun:
+def _tagged(index: int, method: MethodRun) -> CompareRun:
     """Passes a method's loads on with the configuration they belong to."""
     try:
         load = next(method)

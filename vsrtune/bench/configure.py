@@ -11,13 +11,12 @@ from typing import Any, Protocol, Self
 from vsrtune.bench import attach, put_back
 from vsrtune.bench.attach import Attachments, Wanted
 from vsrtune.bench.model import Configuration, Spec, Tuning
-from vsrtune.bench.put_back import boot_id
 from vsrtune.bench.tuning import Tuner
 from vsrtune.closing import Closing
 from vsrtune.errors import VsrtuneError
 from vsrtune.journal import DEFAULT_PATH, Journal
-
-URI = "qemu:///system"
+from vsrtune.rootfs import boot_id
+from vsrtune.virt import DEFAULT_URI
 
 
 class Records(Protocol):
@@ -51,7 +50,7 @@ class Configurator(Closing):
         ledger: Records,
         *,
         ready: Callable[[], None] | None = None,
-        uri: str = URI,
+        uri: str = DEFAULT_URI,
         journal: Path = DEFAULT_PATH,
     ) -> None:
         self._spec = spec

@@ -9,11 +9,11 @@ least_to_most (the median share of the worst unit over that of the best, None of
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from vsrtune.bench.aggregate import point, spread_of
+from vsrtune.bench.aggregate import MethodRun, point, spread_of
 from vsrtune.bench.model import Load, Spec, Trial
 from vsrtune.bench.schedule import each_in_turn
 from vsrtune.bench.spec_checks import fair_loads
@@ -29,7 +29,7 @@ def loads(spec: Spec) -> list[Load]:
     ]
 
 
-def fairness(spec: Spec, seed: int) -> Generator[Load, Trial, dict[str, Any]]:
+def fairness(spec: Spec, seed: int) -> MethodRun:
     """The generator of a fairness test."""
     made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
     points = [fair_point(spec, trials) for trials in made]

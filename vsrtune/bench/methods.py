@@ -14,18 +14,16 @@ ndr, pdr, back-to-back: see rate_search.py; fairness: see fairness.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.bench import fairness, rate_search
-from vsrtune.bench.aggregate import even_load, point, spread_of
+from vsrtune.bench.aggregate import MethodRun, even_load, point, spread_of
 from vsrtune.bench.model import Load, Spec, Trial
 from vsrtune.bench.schedule import each_in_turn
 from vsrtune.errors import VsrtuneError
 from vsrtune.stats import linear_fit
-
-MethodRun = Generator[Load, Trial, dict[str, Any]]
 
 SEARCHES = ("ndr", "pdr", "back-to-back")
 

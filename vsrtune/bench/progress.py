@@ -6,18 +6,18 @@ A bar on a terminal; elsewhere one line for each trial, so that a log tells the 
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from vsrtune.bench.model import Trial
 from vsrtune.bench.runner import Progress
+from vsrtune.closing import Closing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 
-class Watch:
+class Watch(Closing):
     """Shows the progress of one run. A context manager; silent when ``quiet``."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -43,12 +43,8 @@ class Watch:
             self._task = self._bar.add_task("looking at the host", total=None, left="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar off the screen."""
         if self._bar is not None:
             self._bar.stop()
 

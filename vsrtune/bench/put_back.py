@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,17 @@ from vsrtune.bench.commands import run
 from vsrtune.errors import VsrtuneError, WriteError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
+from vsrtune.rootfs import boot_id
 from vsrtune.sysops import LiveSysOps
 
 TUNING = "tuning"
 COMMAND = "command"
 
 
-def boot_id() -> str:
-    """The kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting in the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
-    with contextlib.closing(Journal.open(Path(data["journal"]), boot_id())) as journal:
+    with Journal.open(Path(data["journal"]), boot_id()) as journal:
         settle(executor.undo(LiveSysOps(libvirt_uri=data["uri"]), journal))
 
 

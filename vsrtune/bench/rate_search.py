@@ -18,15 +18,12 @@ section 5.4, with drain_pps as the measured throughput).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from statistics import fmean
 from typing import Any
 
-from vsrtune.bench.aggregate import even_load, fell_short, spread_of
-from vsrtune.bench.model import Load, Spec, Trial
+from vsrtune.bench.aggregate import MethodRun, even_load, fell_short, spread_of
+from vsrtune.bench.model import Spec, Trial
 from vsrtune.bench.search import Answer, Ask, highest
-
-Run = Generator[Load, Trial, dict[str, Any]]
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
@@ -53,7 +50,7 @@ def _short(spec: Spec) -> float:
     return min(spec.method.seconds, max(SHORTEST, spec.method.seconds / 4))
 
 
-def throughput(spec: Spec) -> Run:
+def throughput(spec: Spec) -> MethodRun:
     """NDR or PDR."""
     method = spec.method
     steps: list[dict[str, Any]] = []
@@ -143,7 +140,7 @@ def _latency(share: float, trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def back_to_back(spec: Spec) -> Run:
+def back_to_back(spec: Spec) -> MethodRun:
     """The longest burst at the rate that passes whole, ``repeats`` times."""
     method = spec.method
     rate = float(method.rates[0])

@@ -7,6 +7,7 @@ from typing import Any
 
 from vsrtune.bench.model import Leg, Method, Spec, Tuning
 from vsrtune.bench.spec_schema import MAX_PPS
+from vsrtune.bench.streams import COUNTED_FLOWS
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import PolicyError, VsrtuneError
 from vsrtune.policy_messages import line_of
@@ -40,8 +41,6 @@ _TUNING_KEYS = {
     Tuning.COMMAND: ("apply", "revert"),
 }
 _UNICAST_END = int(ipaddress.IPv4Address("224.0.0.0"))
-# More flows than these are counted together, not one by one.
-MAX_FAIR_FLOWS = 16
 
 
 def offered(spec: Spec) -> list[float]:
@@ -189,11 +188,11 @@ class Checker:
                     "no router has this name",
                     f"the routers are {', '.join(names)}",
                 )
-        if len(names) == 1 and not 2 <= spec.traffic.flows <= MAX_FAIR_FLOWS:
+        if len(names) == 1 and not 2 <= spec.traffic.flows <= COUNTED_FLOWS:
             self.fail(
                 ("method", "kind"),
                 "there is nothing to share between",
-                f"list several routers, or write traffic.flows from 2 to {MAX_FAIR_FLOWS}",
+                f"list several routers, or write traffic.flows from 2 to {COUNTED_FLOWS}",
             )
 
     def limits(self, spec: Spec) -> None:

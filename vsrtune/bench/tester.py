@@ -19,7 +19,7 @@ from vsrtune.bench.streams import Direction, Stream, counted, streams
 from vsrtune.closing import Closing
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Snapshot
-from vsrtune.rootfs import HostRoot, LiveRoot
+from vsrtune.rootfs import HostRoot, LiveRoot, boot_id
 
 # What is still queued after the last frame was sent gets this long to arrive.
 DRAIN_SECONDS = 3.0
@@ -226,8 +226,7 @@ class Tester(Closing):
 
     def _counts(self, where: counters.Places) -> Counts:
         total = counters.read_losses(self._root, where)
-        own_boot = self._root.read("/proc/sys/kernel/random/boot_id").strip()
-        (refused, backlog, seen) = (total.refused, total.backlog, {own_boot})
+        (refused, backlog, seen) = (total.refused, total.backlog, {boot_id(self._root)})
         frames: dict[tuple[str, int | None], int] = {}
         for place, agent in self._agents.items():
             answer = agent.call("counters")

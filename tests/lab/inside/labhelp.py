@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import hoststate
 
+from vsrtune.bench.model import Endpoint, Leg, Router, Spec
 from vsrtune.errors import VsrtuneError
 from vsrtune.journal import read_entries
 
@@ -177,6 +178,19 @@ def realtime_class() -> str:
     """fifo; rr where routers have several vcpus, which share a CPU here and spin for
     one another, for which FIFO makes no room."""
     return "rr" if any(len(g.vcpus()) > 1 for g in lab_guests() if g.runs) else "fifo"
+
+
+def bench_spec(guests: Sequence[LabGuest], **more: Any) -> Spec:
+    """A bench through these routers, from the lab's generator to its sink and back."""
+    routers = tuple(
+        Router(
+            g.ref,
+            Leg(g.macs[0], f"10.10.{g.index}.2", f"10.20.{g.index}.100"),
+            Leg(g.macs[1], f"10.20.{g.index}.2", f"10.10.{g.index}.100"),
+        )
+        for g in guests
+    )
+    return Spec("lab", Endpoint("g0", "gen"), Endpoint("s0", "sink"), routers, **more)
 
 
 def realtime_start() -> str:

@@ -36,16 +36,7 @@ def spec(guests: list[LabGuest]) -> Spec:
 
 
 def make_spec(guests: list[LabGuest]) -> Spec:
-    routers = tuple(
-        Router(
-            g.ref,
-            Leg(g.macs[0], f"10.10.{g.index}.2", f"10.20.{g.index}.100"),
-            Leg(g.macs[1], f"10.20.{g.index}.2", f"10.10.{g.index}.100"),
-        )
-        for g in guests
-    )
-    left, right = Endpoint("g0", "gen"), Endpoint("s0", "sink")
-    return Spec("lab", left, right, routers, warmup=0.3)
+    return labhelp.bench_spec(guests, warmup=0.3)
 
 
 @pytest.fixture

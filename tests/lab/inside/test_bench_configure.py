@@ -22,10 +22,6 @@ from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import (
     Attachment,
     Configuration,
-    Endpoint,
-    Leg,
-    Router,
-    Spec,
     Tuning,
 )
 from vsrtune.errors import VsrtuneError
@@ -35,19 +31,6 @@ UNTUNED = Configuration("untuned")
 BRIDGE = Configuration("bridge", attachment=Attachment.BRIDGE)
 EMULATED = Configuration("emulated", vhost=False)
 OVS = Configuration("openvswitch", attachment=Attachment.OPENVSWITCH)
-
-
-def spec(guests: list[LabGuest]) -> Spec:
-    """These routers, left to right."""
-    routers = tuple(
-        Router(
-            g.name,
-            Leg(g.macs[0], f"10.10.{g.index}.2", f"10.20.{g.index}.100"),
-            Leg(g.macs[1], f"10.20.{g.index}.2", f"10.10.{g.index}.100"),
-        )
-        for g in guests
-    )
-    return Spec("lab", Endpoint("g0", "gen"), Endpoint("s0", "sink"), routers)
 
 
 def interfaces(name: str) -> str:
@@ -98,7 +81,7 @@ def configurator(routers: list[LabGuest], tmp_path: Path) -> Iterator[Configurat
 
     with (
         Ledger.open(tmp_path / "ledger.jsonl") as ledger,
-        Configurator(spec(routers), ledger, ready=ready) as made,
+        Configurator(labhelp.bench_spec(routers), ledger, ready=ready) as made,
     ):
         yield made
         made.restore()
@@ -221,7 +204,7 @@ def test_policy_on_a_bridge(
     alone: None, configurator: Configurator, routers: list[LabGuest]
 ) -> None:
     """The threads of interfaces that were just attached are found and tuned."""
-    text = labhelp.TUNED.format(guest="*", irq="0").partition("queue:")[0]
+    text = labhelp.tuned_policy("*", "0").partition("queue:")[0]
     tuned = Configuration(
         "both", Tuning.POLICY, policy=text, attachment=Attachment.BRIDGE, queues=2
     )
@@ -305,11 +288,11 @@ def test_refuses_what_would_cut_others_off(
     guests: list[LabGuest], libvirt_guest: LabGuest, tmp_path: Path
 ) -> None:
     with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
-        with Configurator(spec([libvirt_guest]), ledger) as made:
+        with Configurator(labhelp.bench_spec([libvirt_guest]), ledger) as made:
             if len(guests) > 1:
                 assert "cannot be a bridge's port" in refusal(lambda: made.check([BRIDGE]))
         gone = replace(libvirt_guest, name="no such guest")
-        with Configurator(spec([gone]), ledger) as made:
+        with Configurator(labhelp.bench_spec([gone]), ledger) as made:
             assert "no such libvirt guest" in refusal(lambda: made.check([BRIDGE]))
 
 
@@ -317,10 +300,14 @@ def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
     labhelp.write_policies("0")
     with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
         labhelp.vsrtune("apply")
-        assert "vsrtune undo" in refusal(lambda: Configurator(spec(guests), ledger).__enter__())
+        assert "vsrtune undo" in refusal(
+            lambda: Configurator(labhelp.bench_spec(guests), ledger).__enter__()
+        )
         labhelp.vsrtune("undo")
         labhelp.start()
-        assert "systemctl stop" in refusal(lambda: Configurator(spec(guests), ledger).__enter__())
+        assert "systemctl stop" in refusal(
+            lambda: Configurator(labhelp.bench_spec(guests), ledger).__enter__()
+        )
         labhelp.stop()
 
 
@@ -348,7 +335,10 @@ def to_and_fro(ledger_path: Path) -> None:
     # A bridge where nobody else is on the lower devices.
     attached = BRIDGE if len(routers) == len(labhelp.lab_guests()) else EMULATED
     pins = replace(attached, tuning=Tuning.LIBVIRT_PINS, cpus="1")
-    with Ledger.open(ledger_path) as ledger, Configurator(spec(routers), ledger) as made:
+    with (
+        Ledger.open(ledger_path) as ledger,
+        Configurator(labhelp.bench_spec(routers), ledger) as made,
+    ):
         while True:
             made.apply(pins)
             made.apply(UNTUNED)

@@ -21,7 +21,6 @@ _SUITE = "trixie"
 _PACKAGE = "qemu-system-x86"
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _DATA = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
-_UNWANTED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Emulator:
 
 def get() -> Emulator:
     """The emulator, fetched if need be."""
-    key = cache.digest([_SUITE.encode(), _PACKAGE.encode(), *(p.encode() for p in _UNWANTED)])
+    key = cache.digest([_SUITE.encode(), _PACKAGE.encode()])
     return Emulator(cache.entry("emulator", "qemu", key, _fetch))
 
 
@@ -53,12 +52,10 @@ def _fetch(place: Path) -> None:
         raise LabError("fetching the emulator needs root", hint="sudo lab build")
     progress.step(f"fetching the emulator: QEMU of {_SUITE}")
     root = place / "root"
-    log = place / "build.log"
-    command = ["mmdebstrap", "--variant=extract", "--mode=root", f"--include={_PACKAGE}"]
-    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
-    command += ['--aptopt=Acquire::Languages "none"', "--aptopt=Acquire::Retries 3"]
-    command += [_SUITE, str(root), f"deb {MIRROR} {_SUITE} main"]
-    hosttools.run_logged(command, log)
+    sources = [f"deb {MIRROR} {_SUITE} main"]
+    hosttools.mmdebstrap(
+        _SUITE, root, [_PACKAGE], sources, place / "build.log", "--variant=extract"
+    )
     # What is wanted is in usr; the rest is apt's and of no use without a chroot.
     (root / "usr").rename(place / "usr")
     shutil.rmtree(root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import progress
@@ -12,6 +13,7 @@ from .errors import LabError
 
 _APT_TIMEOUT = 1200
 _BUILD_TIMEOUT = 1800
+_UNWANTED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
 
 # Program, or file, and the Debian package it comes in.
 IMAGE = {
@@ -50,6 +52,21 @@ def ensure(needed: dict[str, str]) -> None:
         _apt("update")
         if not _apt("install", *missing):
             raise LabError(f"'{command}' failed", hint="run it by hand and see why")
+
+
+def mmdebstrap(
+    suite: str,
+    root: Path,
+    packages: Sequence[str],
+    sources: Sequence[str],
+    log: Path,
+    *options: str,
+) -> None:
+    """Make a tree of Debian packages in `root`, without what nobody reads there."""
+    command = ["mmdebstrap", "--mode=root", f"--include={','.join(packages)}"]
+    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
+    command += ['--aptopt=Acquire::Languages "none"', "--aptopt=Acquire::Retries 3"]
+    run_logged([*command, *options, suite, str(root), *sources], log)
 
 
 def run_logged(command: list[str], log: Path) -> None:

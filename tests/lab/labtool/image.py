@@ -25,8 +25,6 @@ _ROUTER_MODULES = "virtio_pci virtio_net"
 
 _APPLETS = "arp cat cp insmod ip ln mkdir mkfifo mount poweroff sh sleep switch_root umount"
 
-_UNWANTED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
-
 # Kernel packages would build a generic initrd, which nothing here boots.
 _NO_INITRD = (
     'mkdir -p "$1/etc/initramfs-tools";'
@@ -100,16 +98,11 @@ def _build(release: Release, image: Image) -> None:
 
 
 def _bootstrap(release: Release, root: Path, log: Path) -> None:
-    command = ["mmdebstrap", "--variant=minbase", "--mode=root"]
-    command += [f"--include={','.join(release.packages)}"]
-    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
-    command += ['--aptopt=Acquire::Languages "none"', "--aptopt=Acquire::Retries 3"]
-    command += [f"--essential-hook={_NO_INITRD}", "--dpkgopt=force-confold"]
+    options = ["--variant=minbase", f"--essential-hook={_NO_INITRD}", "--dpkgopt=force-confold"]
     if release.backports:
         newer = f"apt-get install -y -t {release.backports_suite} {' '.join(release.backports)}"
-        command += [f'--customize-hook=chroot "$1" {newer}']
-    command += [release.suite, str(root), *release.sources]
-    hosttools.run_logged(command, log)
+        options.append(f'--customize-hook=chroot "$1" {newer}')
+    hosttools.mmdebstrap(release.suite, root, release.packages, release.sources, log, *options)
 
 
 def _settle(root: Path) -> None:

@@ -53,30 +53,30 @@ def same(run: str, ours: str, theirs: str, load: float | None = None) -> Judge:
 
 def best(run: str, ours: str, others: Sequence[str]) -> Judge:
     """Agrees when ``ours`` is shown to forward more than each other in overload."""
-
-    def judge(data: Data) -> Verdict:
-        at = top(data, run)
-        ratios = {o: data.ratio(run, ours, o, at) for o in others}
-        text = "; ".join(_say(ours, o, r, at) for o, r in ratios.items())
-        if all(r.low > 1 for r in ratios.values()):
-            return Verdict("agrees", text)
-        if any(r.high < 1 for r in ratios.values()):
-            return Verdict("differs", text)
-        return Verdict("open", f"{text}: not shown against each")
-
-    return judge
+    return _against_each(run, ours, others, lambda r: r.low > 1, lambda r: r.high < 1)
 
 
 def worst(run: str, ours: str, others: Sequence[str]) -> Judge:
     """Agrees when ``ours`` is shown to forward less than each other in overload."""
+    return _against_each(run, ours, others, lambda r: r.high < 1, lambda r: r.low > 1)
+
+
+def _against_each(
+    run: str,
+    ours: str,
+    others: Sequence[str],
+    agrees: Callable[[Ratio], bool],
+    differs: Callable[[Ratio], bool],
+) -> Judge:
+    """All ratios must agree for one answer; a single one that differs gives the other."""
 
     def judge(data: Data) -> Verdict:
         at = top(data, run)
         ratios = {o: data.ratio(run, ours, o, at) for o in others}
         text = "; ".join(_say(ours, o, r, at) for o, r in ratios.items())
-        if all(r.high < 1 for r in ratios.values()):
+        if all(agrees(r) for r in ratios.values()):
             return Verdict("agrees", text)
-        if any(r.low > 1 for r in ratios.values()):
+        if any(differs(r) for r in ratios.values()):
             return Verdict("differs", text)
         return Verdict("open", f"{text}: not shown against each")
 
@@ -123,6 +123,11 @@ def change(before: Sequence[float], after: Sequence[float], margin: float = 0.1)
     if min(after) > max(before):
         return "more"
     return "same" if abs(median(after) / max(median(before), 1.0) - 1.0) <= margin else "open"
+
+
+def ranged(rates: Sequence[float]) -> str:
+    """Trials of one load as text: their median, and from where to where they go."""
+    return f"{median(rates):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
 
 
 def impossible(text: str) -> Judge:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from results.data import Data, mix, offered
-from results.judge import change
+from results.judge import change, ranged
 from results.plan import NATIVE, ROUTES, Claim, Figure, Run, Verdict, fifo, policy, untuned
 
 FLOWS = (1, 16384, 1_000_000)
@@ -33,9 +33,8 @@ def _keeps(router: str, flows: int, says: str) -> Any:
         many = [t.pps for t in data.at(_name(router, flows), None, load).trials]
         share = median(many) / max(median(few), 1.0)
         text = (
-            f"{router}: {flows:,} flows forward {median(many):,.0f} "
-            f"({min(many):,.0f}..{max(many):,.0f}), one flow {median(few):,.0f} "
-            f"({min(few):,.0f}..{max(few):,.0f}) at {offered(load)}: {100 * share:.0f} %"
+            f"{router}: {flows:,} flows forward {ranged(many)}, one flow {ranged(few)} "
+            f"at {offered(load)}: {100 * share:.0f} %"
         )
         became = change(few, many)
         if became == "open":

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from results.data import Data, offered
-from results.judge import change
+from results.judge import change, ranged
 from results.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
 
 from .fig07 import FIRST, RATES, traffic
@@ -30,8 +30,7 @@ def _keeps(flows: int) -> Any:
         share = median(large) / max(median(small), 1.0)
         text = (
             f"{flows:,} flow{'s' if flows > 1 else ''}, {_ENTRIES['vr2']:,} prefixes: "
-            f"{median(large):,.0f} ({min(large):,.0f}..{max(large):,.0f}), one prefix: "
-            f"{median(small):,.0f} ({min(small):,.0f}..{max(small):,.0f}) at {offered(load)}: "
+            f"{ranged(large)}, one prefix: {ranged(small)} at {offered(load)}: "
             f"{100 * share:.0f} %"
         )
         became = change(small, large)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from results.data import Data, offered
-from results.judge import change
+from results.judge import change, ranged
 from results.plan import RATES, THREADS, Claim, Figure, Run, Verdict, fifo, policy, untuned
 
 _ROUTERS = {
@@ -24,8 +23,7 @@ def _ratio(ours: str, theirs: str) -> Any:
         a = [t.pps for t in data.trials(ours, _TUNED, load)]
         b = [t.pps for t in data.trials(theirs, _TUNED, load)]
         text = (
-            f"{_ROUTERS[ours]} {median(a):,.0f} ({min(a):,.0f}..{max(a):,.0f}), "
-            f"{_ROUTERS[theirs]} {median(b):,.0f} ({min(b):,.0f}..{max(b):,.0f}) "
+            f"{_ROUTERS[ours]} {ranged(a)}, {_ROUTERS[theirs]} {ranged(b)} "
             f"at {offered(load)}, tuned; measured in turn, not interleaved"
         )
         became = change(b, a)
