@@ -143,8 +143,9 @@ def _drive(element: ET.Element, original: Nic, back: Driver) -> None:
     if back.mergeable is not None:
         _child(driver, "host").set("mrg_rxbuf", "on" if back.mergeable else "off")
         if not back.mergeable:
-            # A guest that may be sent segments of 64 KiB would reserve so much for every
-            # frame, and a small one runs out of memory.
+            # A guest that may be sent segments of 64 KiB reserves so much for every slot
+            # of the ring, and a small one runs out of memory. From QEMU 8.2 on there is
+            # USO as well, which libvirt cannot turn off.
             guest = _child(driver, "guest")
             for offload in ("tso4", "tso6", "ecn", "ufo"):
                 guest.set(offload, "off")

@@ -55,8 +55,6 @@ _GUEST: tuple[tuple[str, dict[str, Any]], ...] = (
     ("receive rings of 512", policy("ring 512", _SHIPPED, ring=512)),
     ("receive rings of 1024", policy("ring 1024", _SHIPPED, ring=1024)),
     ("no mergeable receive buffers", policy("not mergeable", _SHIPPED, mergeable=False)),
-    ("neither, with rings of 1024", policy(
-        "not mergeable, ring 1024", _SHIPPED, mergeable=False, ring=1024)),
 )  # fmt: skip
 
 
@@ -97,13 +95,16 @@ HOST = _figure(
     "levers-host",
     "Levers of the host",
     _HOST,
-    "The policy that is shipped for hosts like this one, and one more setting at a time.",
+    "The policy that is shipped for hosts like this one, and one more setting at a time. A longer "
+    "queue is no default: at these rates 4000 frames wait for a tenth of a second.",
     31,
 )
 GUEST = _figure(
     "levers-guest",
     "Levers of the guest's definition",
     _GUEST,
-    "The same policy; the guest's interfaces are plugged in anew with another driver setting.",
+    "The same policy; the guest's interfaces are plugged in anew with another driver setting. "
+    "Without mergeable buffers this guest reserves 64 KiB for each slot of a ring, since QEMU's USO "
+    "cannot be turned off through libvirt.",
     32,
 )
