@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from labreport import CRASHES, REPORTS
+from labruns import LabRuns
 
 collect_ignore = ["inside"]
 
@@ -22,10 +25,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     Whoever wants an image that is being built waits for it; what goes wrong here goes
     wrong there again, and is told there.
     """
-    labs = [item for item in session.items if "test_inside" in item.name]
-    if len(labs) == len(session.items) or os.geteuid() != 0 or session.config.option.collectonly:
+    boots = _boots(session)
+    if len(boots) == len(session.items) or os.geteuid() != 0 or session.config.option.collectonly:
         return
-    releases = dict.fromkeys(item.callspec.params["boot"].release for item in labs)  # type: ignore[attr-defined]
+    releases = dict.fromkeys(boot.release for boot in boots)
     builds = (shlex.join([str(LAB), "build", "--release", release]) for release in releases)
     subprocess.Popen(
         ["nice", "sh", "-c", " & ".join(builds)],
@@ -34,6 +37,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def _boots(session: pytest.Session) -> list[Any]:
+    """The labs that were selected, in order."""
+    calls = (getattr(item, "callspec", None) for item in session.items)
+    return [call.params["boot"] for call in calls if call is not None and "boot" in call.params]
+
+
+@pytest.fixture(scope="session")
+def lab_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LabRuns]:
+    """The selected labs, running."""
+    commands = {boot.id: boot.command for boot in _boots(request.session)}
+    runs = LabRuns(commands if os.geteuid() == 0 else {}, tmp_path_factory.mktemp("labs"))
+    yield runs
+    runs.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
