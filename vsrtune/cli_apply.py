@@ -81,6 +81,8 @@ def apply(
         click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
     for target in result.vanished:
         click.echo(f"{target}: gone meanwhile")
+    for action, error in result.pending:
+        click.echo(f"pending: {report.failure_line(action, error)}")
     if made.actions:
         click.echo(f"{len(result.done)} of {len(made.actions)} changes done.")
     if result.failed:

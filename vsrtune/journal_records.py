@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vsrtune.actions import Action, Pin, Target, Value, decode_target, decode_value
+from vsrtune.actions import Action, PartitionState, Pin, Target, Value, decode_target, decode_value
 from vsrtune.codec import decode, encode
 from vsrtune.errors import VsrtuneError
 
@@ -60,9 +60,12 @@ class Entry:
 
 def same_setting(a: Value, b: Value) -> bool:
     """Whether two values of a target are one setting: pins compare by their CPUs,
-    because libvirt writes the same cpuset in more than one way."""
+    because libvirt writes the same cpuset in more than one way, and a partition that
+    became invalid is still the one that was asked for."""
     if isinstance(a, Pin) and isinstance(b, Pin):
         return a.cpus == b.cpus
+    if isinstance(a, PartitionState) and isinstance(b, PartitionState):
+        return a.wanted == b.wanted
     return type(a) is type(b) and a == b
 
 

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_tree import read_tree
+from vsrtune.deadline_books import read_books
 from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.hostinfo import read_cpus
@@ -154,6 +156,8 @@ class _Pass:
             sched_rt_period_us=self._try("sched", lambda: self._number("sched_rt_period_us"), 0),
             neighbours=read_neighbours(self._root, processes.daemons, runtime),
             softirq=self._softirq(processes),
+            cpusets=read_tree(self._root, (t.cgroup for g in guests for t in g.threads)),
+            deadline=read_books(self._root),
         )
         return Snapshot(host, guests, tuple(self._problems))
 

@@ -7,12 +7,22 @@ repeated at any time: on a host that is as the policies say it writes nothing.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from vsrtune import executor, planner, report
-from vsrtune.actions import HOST_REF, Action, CgroupDir, Plan, Target, TxQueueLen, Value
+from vsrtune.actions import (
+    HOST_REF,
+    Action,
+    CgroupTarget,
+    Partition,
+    Plan,
+    Target,
+    TxQueueLen,
+    Value,
+)
 from vsrtune.backoff import Backoff, SaidOnce
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
@@ -24,6 +34,9 @@ from vsrtune.policy_match import assign
 from vsrtune.projection import project_actions
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 from vsrtune.sysops import SysOps
+
+# How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
+PENDING = 1.0
 
 
 class Observing(Protocol):
@@ -62,6 +75,8 @@ class Reconciler:
         # Failures already logged, by guest, until the guest succeeds.
         self._known: dict[str, set[tuple[Target, str]]] = {}
         self._snapshot: Snapshot | None = None
+        # Settings that the kernel put off in this pass, by guest.
+        self._waiting: Counter[str] = Counter()
         self.policies = policies
         self.state = State(policies=len(policies))
 
@@ -105,8 +120,12 @@ class Reconciler:
         return not result.failed
 
     def next_try(self) -> float | None:
-        """Seconds until a failed guest is due again; None when none waits."""
-        return self._backoff.next_try(self._clock())
+        """Seconds until a failed guest is due again, or a thread that has to run first is
+        looked at again; None when none waits."""
+        failed = self._backoff.next_try(self._clock())
+        if not any(g.pending for g in self.state.guests):
+            return failed
+        return PENDING if failed is None else min(PENDING, failed)
 
     # -- the stages of a pass
 
@@ -152,7 +171,7 @@ class Reconciler:
             if isinstance(target, TxQueueLen):
                 if target.ifindex in devices:
                     continue
-            elif not isinstance(target, CgroupDir) and target.thread in alive:
+            elif not isinstance(target, CgroupTarget) and target.thread in alive:
                 continue
             try:
                 gone = self._ops.read(target) is False
@@ -173,11 +192,11 @@ class Reconciler:
         when the guest that needed them is gone: they are looked at in every pass.
         """
         ours = self._journal.ours()
-        if not settle and not any(t.guest == HOST_REF for t in ours):
+        if not settle and not any(t.guest == HOST_REF or isinstance(t, Partition) for t in ours):
             return False
         released = planner.released(snapshot, self.policies, ours)
         if not settle:
-            released = frozenset(t for t in released if t.guest == HOST_REF)
+            released = planner.pressing(released, snapshot)
         if not released:
             return False
         result = executor.undo(self._ops, self._journal, released.__contains__)
@@ -195,10 +214,12 @@ class Reconciler:
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
+        self._waiting = Counter()
         if not due:
             return (), pending
         self._pulse()
         result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
+        self._waiting = Counter(a.target.guest for a, _ in result.pending)
         self._log_result(result, "")
         errors: dict[str, list[VsrtuneError]] = {}
         for action, error in result.failed:
@@ -221,13 +242,16 @@ class Reconciler:
         guests = []
         for guest in snapshot.guests:
             held = sum(s.held for s in plan.skipped if s.guest == guest.ref)
+            waits = sum(s.pending for s in plan.skipped if s.guest == guest.ref)
+            waits += self._waiting.get(guest.ref, 0)
             guests.append(
                 GuestState(
                     guest.ref,
                     guest.source,
-                    tuned=guest.ref in matched - unable,
-                    drift=held + pending.get(guest.ref, 0),
+                    tuned=guest.ref in matched - unable and not waits,
+                    drift=held + pending.get(guest.ref, 0) + waits,
                     held=held,
+                    pending=waits,
                 )
             )
         self.state = replace(
@@ -299,6 +323,12 @@ class Reconciler:
                 )
         for left in result.left:
             LOGGER.warning("left alone: %s", left)
+        for action, error in result.pending:
+            LOGGER.info(
+                "pending: %s",
+                report.failure_line(action, error),
+                extra=fields(guest=action.target.guest),
+            )
 
 
 def worth_tracing(before: Snapshot, now: Snapshot) -> bool:

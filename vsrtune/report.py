@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.actions import Action, CgroupDir, Plan, Skipped, Target
+from vsrtune.actions import Action, CgroupDir, CpusetFile, Partition, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Host, Interface, Nic, Role, Snapshot, Thread
@@ -225,6 +225,10 @@ def split_target(target: Target) -> tuple[str, str]:
     """The guest a target belongs to and the rest of its name."""
     if isinstance(target, CgroupDir):
         return target.guest, f"cgroup {short_cgroup(target.path)}"
+    if isinstance(target, CpusetFile):
+        return target.guest, f"{short_cgroup(target.path)} {target.file}"
+    if isinstance(target, Partition):
+        return target.guest, f"partition {short_cgroup(target.path)}"
     return target.guest, str(target).removeprefix(f"{target.guest}: ")
 
 
@@ -253,7 +257,7 @@ def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[s
         f"{a.target}: is {value_text(a.before)}, should be {value_text(a.after)} ({a.reason})"
         for a in actions
     ]
-    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held]
+    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held or s.pending]
     return lines
 
 
