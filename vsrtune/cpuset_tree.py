@@ -10,10 +10,13 @@ from vsrtune.errors import VsrtuneError
 from vsrtune.model import CpusetGroup
 from vsrtune.rootfs import HostRoot
 
+# Files that controllers put beside child cgroups.
+_FILES = ("cgroup.", "cpu.", "cpuset.", "hugetlb.", "io.", "irq.", "memory.", "misc.", "pids.")
+
 
 def read_tree(root: HostRoot, used: Iterable[str]) -> tuple[CpusetGroup, ...]:
-    """Every cgroup that is above or beside one of ``used``, or has a cpuset setting of
-    its own, sorted by path. Cgroups without the controller have none below with it."""
+    """Every cgroup that is above or beside one of ``used``, is a partition or has
+    exclusive CPUs, sorted by path."""
     near: set[str] = set()
     for path in used:
         while path:
@@ -28,9 +31,11 @@ def read_tree(root: HostRoot, used: Iterable[str]) -> tuple[CpusetGroup, ...]:
             group = read_group(root, path)
             if group is None:
                 continue
-            waiting.append(path)
-            own = group.cpus or group.exclusive or group.partition != "member"
-            if own or above in near:
+            # Partitions are below partitions, or below cgroups with exclusive CPUs.
+            passed_on = bool(group.exclusive) or group.partition != "member"
+            if path in near or passed_on:
+                waiting.append(path)
+            if above in near or passed_on:
                 found.append(group)
     return tuple(sorted(found, key=lambda g: g.path))
 
@@ -61,6 +66,7 @@ def _exclusive(root: HostRoot, base: str) -> str | None:
 def _children(root: HostRoot, path: str) -> list[str]:
     base = f"{MOUNT}/{path}" if path else MOUNT
     try:
-        return [n for n in root.listdir(base) if root.exists(f"{base}/{n}/cgroup.procs")]
+        names = [n for n in root.listdir(base) if not n.startswith(_FILES)]
+        return [n for n in names if root.exists(f"{base}/{n}/cgroup.procs")]
     except OSError:
         return []

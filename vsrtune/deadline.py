@@ -1,4 +1,4 @@
-"""SCHED_DEADLINE arithmetic: times, percentages, and what the kernel admits.
+"""SCHED_DEADLINE arithmetic: percentages, bandwidths, and what the kernel admits.
 
 Bandwidths are integers in units of 1/2**20 of one CPU, rounded down as the kernel
 rounds them (``to_ratio`` in kernel/sched/core.c), so that a sum here equals the sum the
@@ -34,24 +34,8 @@ LEAVING = Sched(
     period_ns=MAX_PERIOD_NS,
 )
 
-_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-TIME_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*(ns|us|µs|ms|s)\s*$"
 PERCENT_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s)", re.ASCII)
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%", re.ASCII)
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds of ``8ms``, ``0.5 s``, ``200us``. Raises VsrtuneError."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        raise VsrtuneError(f"{text!r} is not a time", hint="write a number and its unit, as 10ms")
-    exact = Fraction(match[1]) * _UNITS[match[2]]
-    if exact.denominator != 1:
-        raise VsrtuneError(
-            f"{text!r} is no whole number of nanoseconds", hint="write fewer decimals"
-        )
-    return int(exact)
 
 
 def parse_percent(text: str) -> Fraction:
@@ -60,14 +44,6 @@ def parse_percent(text: str) -> Fraction:
     if match is None:
         raise VsrtuneError(f"{text!r} is not a percentage", hint="write a number and %, as 85%")
     return Fraction(match[1]) / 100
-
-
-def time_text(nanoseconds: int) -> str:
-    """The shortest way to write a time: ``8ms``, ``1.5ms``, ``200us``, ``1024ns``."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if nanoseconds >= size and nanoseconds % (size // 1000) == 0:
-            return f"{nanoseconds / size:g}{unit}"
-    return f"{nanoseconds}ns"
 
 
 def bandwidth(sched: Sched) -> int:
@@ -109,3 +85,10 @@ def limit_text(host: Host, cpus: CpuSet) -> str:
     own = served_by_kernel(host, cpus)
     text = percent(most)
     return f"{text} ({percent(most + own)} less {percent(own)} of the fair_server)" if own else text
+
+
+def used(sched: Sched, run_ns: int, elapsed_ns: int) -> float:
+    """The share of its budget that a thread used: what it ran in the time that has
+    passed, against what it was given; about 1 for one that was throttled."""
+    given = sched.runtime_ns * elapsed_ns
+    return run_ns * sched.period_ns / given if given > 0 else 0.0

@@ -13,6 +13,7 @@ from vsrtune.model import DeadlineCpu
 from vsrtune.rootfs import HostRoot
 
 SCHED = "/sys/kernel/debug/sched"
+BOOKS = f"{SCHED}/debug"
 _RQ = re.compile(r"^dl_rq\[(\d+)\]:\s*$", re.ASCII)
 _TOTAL = re.compile(r"^\s*\.dl_bw->total_bw\s*:\s*(-?\d+)\s*$", re.ASCII)
 
@@ -31,10 +32,15 @@ def parse_books(text: str) -> dict[int, int]:
     return books
 
 
+def book_lines(text: str) -> list[str]:
+    """The lines that ``parse_books`` uses."""
+    return [line for line in text.splitlines() if _RQ.match(line) or _TOTAL.match(line)]
+
+
 def read_books(root: HostRoot) -> tuple[DeadlineCpu, ...]:
     """The books of every CPU; empty where debugfs cannot be read."""
     try:
-        books = parse_books(root.read(f"{SCHED}/debug"))
+        books = parse_books(root.read(BOOKS))
     except OSError:
         return ()
     return tuple(

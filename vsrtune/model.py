@@ -13,6 +13,7 @@ from typing import Any
 
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
+from vsrtune.durations import time_text
 
 SNAPSHOT_VERSION = 1
 
@@ -86,7 +87,10 @@ class Sched:
             case SchedClass.FIFO | SchedClass.RR:
                 text = f"{self.cls.value}:{self.priority}"
             case SchedClass.DEADLINE:
-                text = f"deadline:{self.runtime_ns}/{self.deadline_ns}/{self.period_ns}ns"
+                due = (
+                    "" if self.deadline_ns == self.period_ns else time_text(self.deadline_ns) + "/"
+                )
+                text = f"deadline:{time_text(self.runtime_ns)}/{due}{time_text(self.period_ns)}"
             case _:
                 text = self.cls.value + (f" nice {self.nice}" if self.nice else "")
         return text + (" reset-on-fork" if self.reset_on_fork else "")

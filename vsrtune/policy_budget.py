@@ -14,9 +14,8 @@ from vsrtune.deadline import (
     MIN_PERIOD_NS,
     MIN_RUNTIME_NS,
     parse_percent,
-    parse_time,
-    time_text,
 )
+from vsrtune.durations import parse_time, time_text
 from vsrtune.errors import VsrtuneError
 
 BUDGET_KEYS = ("runtime", "period", "deadline", "bandwidth")

@@ -11,7 +11,8 @@ import copy
 from typing import Any
 
 from vsrtune.cpuset import MAX_CPU
-from vsrtune.deadline import PERCENT_PATTERN, TIME_PATTERN
+from vsrtune.deadline import PERCENT_PATTERN
+from vsrtune.durations import TIME_PATTERN
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767

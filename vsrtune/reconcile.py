@@ -24,11 +24,12 @@ from vsrtune.actions import (
     Value,
 )
 from vsrtune.backoff import Backoff, SaidOnce
+from vsrtune.deadline import used
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import Confidence, Role, Snapshot
+from vsrtune.model import Confidence, Role, SchedClass, Snapshot, ThreadKey
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project_actions
@@ -75,6 +76,7 @@ class Reconciler:
         # Failures already logged, by guest, until the guest succeeds.
         self._known: dict[str, set[tuple[Target, str]]] = {}
         self._snapshot: Snapshot | None = None
+        self._seen_at = 0.0
         # Settings that the kernel put off in this pass, by guest.
         self._waiting: Counter[str] = Counter()
         self.policies = policies
@@ -142,9 +144,11 @@ class Reconciler:
         done, pending = self._apply(plan)
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
         self._count(writes=len(done), corrections=again)
+        budgets = self._budgets(snapshot)
         self._snapshot = snapshot
         # What is shown is the host as this pass leaves it.
         self._publish(project_actions(snapshot, done), plan, pending)
+        self.state = replace(self.state, budgets=budgets)
         return wrote or bool(done)
 
     def _observe(self) -> Snapshot:
@@ -256,6 +260,21 @@ class Reconciler:
             )
         self.state = replace(
             self.state, snapshot=snapshot, guests=tuple(guests), policies=len(self.policies)
+        )
+
+    def _budgets(self, snapshot: Snapshot) -> tuple[tuple[ThreadKey, float], ...]:
+        """How much of their budgets DEADLINE threads have used since the pass before."""
+        now, before = self._clock(), self._seen_at
+        self._seen_at = now
+        ran = {t.key: t.cpu_ns for g in (self._snapshot or snapshot).guests for t in g.threads}
+        elapsed = round((now - before) * 1e9)
+        if elapsed <= 0 or self._snapshot is None:
+            return ()
+        return tuple(
+            (t.key, used(t.sched, t.cpu_ns - ran[t.key], elapsed))
+            for g in snapshot.guests
+            for t in g.threads
+            if t.sched.cls is SchedClass.DEADLINE and t.key in ran
         )
 
     def _count(self, **increments: int) -> None:

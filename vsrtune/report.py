@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from vsrtune.actions import Action, CgroupDir, CpusetFile, Partition, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import percent
+from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Host, Interface, Nic, Role, Snapshot, Thread
 
@@ -59,10 +61,11 @@ def snapshot_tables(snapshot: Snapshot) -> list[Table]:
     """Everything ``vsrtune show`` prints, guests first."""
     tables: list[Table] = []
     for guest in snapshot.guests:
-        tables += guest_tables(guest)
+        tables += guest_tables(guest, snapshot.host)
     if not snapshot.guests:
         tables.append(Table("Guests", ("none is running on this host",)))
     tables += host_tables(snapshot.host)
+    tables += domain_tables(snapshot)
     problems: list[tuple[str, ...]] = [(p.reader, p.what) for p in snapshot.problems]
     problems += [(g.ref, text) for g in snapshot.guests for text in g.problems]
     if problems:
@@ -70,15 +73,16 @@ def snapshot_tables(snapshot: Snapshot) -> list[Table]:
     return tables
 
 
-def guest_tables(guest: Guest) -> list[Table]:
-    """The threads and the interfaces of one guest."""
+def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
+    """The threads and the interfaces of one guest. With ``host``, threads that wait for
+    their root domain are marked as pending."""
     threads = Table(
         f"Guest {guest.ref} (pid {guest.pid})",
         ("tid", "thread", "mapped", "class", "CPUs", "last", "cpuset", "cgroup", "CPU s", "name"),
     )
     order = (Role.VCPU, Role.VHOST, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
     for role in order:
-        threads.rows.extend(_thread_row(t) for t in guest.by_role(role))
+        threads.rows.extend(_thread_row(t, host) for t in guest.by_role(role))
     tables = [threads]
     if guest.interfaces:
         tables.append(
@@ -101,12 +105,13 @@ def guest_tables(guest: Guest) -> list[Table]:
     return tables
 
 
-def _thread_row(thread: Thread) -> tuple[str, ...]:
+def _thread_row(thread: Thread, host: Host | None) -> tuple[str, ...]:
+    pending = host is not None and waits_for_domain(host, thread)
     return (
         str(thread.key.tid),
         thread_label(thread),
         thread.confidence.value if thread.confidence is not None else NOTHING,
-        str(thread.sched),
+        f"{thread.sched} (deadline pending)" if pending else str(thread.sched),
         str(thread.affinity),
         str(thread.last_cpu),
         cpu_list(thread.cpuset_effective),
@@ -170,6 +175,21 @@ def host_tables(host: Host) -> list[Table]:
             )
         )
     return tables
+
+
+def domain_tables(snapshot: Snapshot) -> list[Table]:
+    """DEADLINE bandwidth per root domain, where there is any or a partition."""
+    rows: list[tuple[str, ...]] = []
+    for domain in books(snapshot):
+        free = NOTHING if domain.admitted is None else percent(domain.admitted - domain.booked)
+        most = NOTHING if domain.admitted is None else percent(domain.admitted)
+        kernel = percent(domain.kernel)
+        rows.append((str(domain.cpus), domain.made_by, percent(domain.booked), free, most, kernel))
+    partitioned = any(c.partition != "member" for c in snapshot.host.cpusets)
+    if not partitioned and not any(d.booked for d in books(snapshot)):
+        return []
+    heads = ("CPUs", "made by", "booked", "free", "admitted", "for ordinary threads")
+    return [Table("Root domains: deadline bandwidth in percent of one CPU", heads, rows)]
 
 
 def throttling(host: Host) -> str:

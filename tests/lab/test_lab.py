@@ -43,15 +43,16 @@ E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--ni
 BENCH = ("--cpus", "3")
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 REAL_NIC = ("test_show.py", "test_tune.py")
-# It attaches anew, for which a router without libvirt may not hold the lower devices.
-ATTACHING = ("test_bench_configure.py",)
+# The first attaches anew, for which a router without libvirt may not hold the lower devices.
+# The second takes CPUs from everything else, and wants one guest and few others.
+ALONE = ("test_bench_configure.py", "test_deadline.py")
 MATRIX = [
     Boot(release, name, options, tests)
     for release in ("bookworm", "trixie")
     for name, options, tests in (
         ("veth", VETH, ()),
         ("e1000e", E1000E, REAL_NIC),
-        ("bench", BENCH, ATTACHING),
+        ("bench", BENCH, ALONE),
     )
 ]
 
@@ -66,7 +67,7 @@ def test_inside(boot: Boot, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
         "--durations=10",
         "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
-        *(() if boot.tests else (f"--ignore={INSIDE}/{name}" for name in ATTACHING)),
+        *(() if boot.tests else (f"--ignore={INSIDE}/{name}" for name in ALONE)),
         *(f"{INSIDE}/{name}" for name in boot.tests or ("",)),
     ]  # fmt: skip
     with capfd.disabled():
