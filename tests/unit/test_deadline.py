@@ -1,0 +1,124 @@
+"""Bandwidths, as the kernel computes and books them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from planning_samples import cpus, host, router, snapshot, with_cpusets
+
+from vsrtune.deadline import (
+    LEAVING,
+    UNIT,
+    bandwidth,
+    limit,
+    limit_text,
+    parse_percent,
+    percent,
+    total,
+    used,
+)
+from vsrtune.deadline_books import book_lines, parse_books
+from vsrtune.domain_books import books, waits_for_domain
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
+
+
+def budget(runtime_ms: float, period_ms: float) -> Sched:
+    runtime, period = round(runtime_ms * 10**6), round(period_ms * 10**6)
+    return Sched(
+        SchedClass.DEADLINE, reset_on_fork=True,
+        runtime_ns=runtime, deadline_ns=period, period_ns=period,
+    )  # fmt: skip
+
+
+def test_bandwidth_is_rounded_down_as_the_kernel_does() -> None:
+    # Booked by Linux 6.1 and 6.12 for 10 ms in 100 ms: 104857, seen in sched/debug.
+    assert bandwidth(budget(1, 10)) == 104857
+    assert bandwidth(Sched()) == 0
+    assert total([budget(1, 10)] * 3) == 3 * 104857
+
+
+def test_the_budget_of_a_thread_that_leaves_books_nothing() -> None:
+    assert bandwidth(LEAVING) == 0
+
+
+def test_the_limit_is_what_the_kernel_admits() -> None:
+    plain = host(3)
+    assert limit(plain, cpus("1")) == 996147
+    assert limit_text(plain, cpus("1")) == "95 %"
+    served = replace(plain, deadline=tuple(DeadlineCpu(n, 157284, 52428) for n in range(3)))
+    assert limit(served, cpus("1-2")) == 2 * (996147 - 52428)
+    assert limit_text(served, cpus("1")) == "90 % (95 % less 5 % of the fair_server)"
+    off = host(3, rt_runtime=-1)
+    assert limit(off, cpus("1")) is None
+    assert limit_text(off, cpus("1")) == "anything (admission control is off)"
+
+
+def test_percentages() -> None:
+    assert parse_percent("85%") == Fraction(85, 100)
+    assert parse_percent(" 12.5 % ") == Fraction(1, 8)
+    with pytest.raises(VsrtuneError):
+        parse_percent("0.85")
+    assert [percent(UNIT), percent(UNIT // 3)] == ["100 %", "33.3 %"]
+
+
+def test_used_share_of_a_budget() -> None:
+    assert used(budget(4, 10), 200_000_000, 1_000_000_000) == pytest.approx(0.5)
+    assert used(Sched(), 1, 1) == 0.0
+
+
+DEBUG = """\
+Sched Debug Version: v0.11, 6.12.107
+cpu#0, 2596.992 MHz
+  .nr_running                    : 1
+dl_rq[0]:
+  .dl_nr_running                 : 0
+  .dl_bw->bw                     : 996147
+  .dl_bw->total_bw               : 104856
+runnable tasks:
+ S            task   PID
+ S     secret-daemon   391
+
+dl_rq[1]:
+  .dl_nr_running                 : 1
+  .dl_bw->bw                     : 996147
+  .dl_bw->total_bw               : -1
+"""
+
+
+def test_books_are_read_and_nothing_else() -> None:
+    assert parse_books(DEBUG) == {0: 104856, 1: -1}
+    kept = "\n".join(book_lines(DEBUG))
+    assert parse_books(kept) == parse_books(DEBUG)
+    assert "secret" not in kept
+
+
+def test_root_domains_of_a_tuned_host() -> None:
+    seen = with_cpusets(snapshot(router(online="0-2"), on=host(3)))
+    scope = next(c.path for c in seen.host.cpusets if c.path.endswith("/vcpu0"))
+    groups = tuple(
+        replace(c, partition="root", exclusive="1", effective=cpus("1")) if c.path == scope else c
+        for c in seen.host.cpusets
+    )
+    booked = (
+        DeadlineCpu(0, 104856, 52428),
+        DeadlineCpu(1, 471857, 52428),
+        DeadlineCpu(2, 104856, 52428),
+    )
+    threads = tuple(
+        replace(t, affinity=cpus("1"), last_cpu=0) if t.role is Role.VCPU else t
+        for t in seen.guests[0].threads
+    )
+    seen = replace(
+        seen,
+        host=replace(seen.host, cpusets=groups, deadline=booked),
+        guests=(replace(seen.guests[0], threads=threads),),
+    )
+    told = [(str(d.cpus), percent(d.booked), percent(d.admitted or 0)) for d in books(seen)]
+    assert told == [("1", "40 %", "90 %"), ("0,2", "0 %", "180 %")]
+    vcpu = seen.guests[0].by_role(Role.VCPU)[0]
+    assert waits_for_domain(seen.host, vcpu)
+    assert not waits_for_domain(seen.host, replace(vcpu, last_cpu=1))
+    assert not waits_for_domain(seen.host, seen.guests[0].by_role(Role.VHOST)[0])
