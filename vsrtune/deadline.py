@@ -22,6 +22,9 @@ MIN_PERIOD_NS = 100_000
 # Below sched_deadline_period_max_us (4.19 s by default).
 MAX_PERIOD_NS = 4_000_000_000
 
+# fair_server_init: 50 ms in 1 s.
+FAIR_SERVER = 50_000_000 * UNIT // 1_000_000_000
+
 # The budget a thread is given just before it leaves class deadline: it books nothing
 # (runtime * UNIT < period). A thread that leaves while it sleeps keeps its bandwidth
 # booked until its root domain is rebuilt (``switched_from_dl``), but that of a thread
@@ -57,8 +60,16 @@ def percent(booked: int) -> str:
 
 
 def served_by_kernel(host: Host, cpus: CpuSet) -> int:
-    """What the kernel books on ``cpus`` for itself: its fair_server from 6.12 on."""
+    """What the kernel books on ``cpus`` for itself: its fair_server from 6.12 on, of which
+    the default is assumed where debugfs does not tell."""
+    if not host.deadline and _since_fair_server(host.kernel):
+        return FAIR_SERVER * len(cpus)
     return sum(c.fair_server for c in host.deadline if c.cpu in cpus)
+
+
+def _since_fair_server(kernel: str) -> bool:
+    match = re.match(r"(\d+)\.(\d+)", kernel, re.ASCII)
+    return match is not None and (int(match[1]), int(match[2])) >= (6, 12)
 
 
 def limit(host: Host, cpus: CpuSet) -> int | None:

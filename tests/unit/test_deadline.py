@@ -45,12 +45,15 @@ def test_the_budget_of_a_thread_that_leaves_books_nothing() -> None:
 
 
 def test_the_limit_is_what_the_kernel_admits() -> None:
-    plain = host(3)
+    plain = replace(host(3), kernel="6.1.0-50-amd64")
     assert limit(plain, cpus("1")) == 996147
     assert limit_text(plain, cpus("1")) == "95 %"
     served = replace(plain, deadline=tuple(DeadlineCpu(n, 157284, 52428) for n in range(3)))
     assert limit(served, cpus("1-2")) == 2 * (996147 - 52428)
     assert limit_text(served, cpus("1")) == "90 % (95 % less 5 % of the fair_server)"
+    # Without debugfs the default of kernels since 6.12 is assumed.
+    unseen = replace(plain, kernel="6.12.107+deb13-amd64")
+    assert limit(unseen, cpus("1")) == limit(served, cpus("1"))
     off = host(3, rt_runtime=-1)
     assert limit(off, cpus("1")) is None
     assert limit_text(off, cpus("1")) == "anything (admission control is off)"
