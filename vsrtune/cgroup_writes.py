@@ -176,17 +176,21 @@ class Cgroups:
         file = f"{base}/{PARTITION_FILE}"
         try:
             if state.wanted == "root" and "invalid" in self._root.read(file):
-                # Before 6.7 one that is invalid stays so, whatever its cause has become.
+                # One that is invalid stays so, whatever has become of the cause.
                 self._calls.write(file, "member")
             self._calls.write(file, state.wanted)
         except OSError as error:
             raise write_error(Operation.PARTITION, error, str(target), state.wanted) from error
         now = self._root.read(file).strip()
         if state.text == "root" and now != "root":
+            hint = (
+                "look at cpuset.cpus and cpuset.cpus.exclusive of the cgroups beside and above it"
+            )
+            if "not permitted" in now:  # remote_partition_enable
+                hint = "run as root with CAP_SYS_ADMIN"
             raise WriteError(
                 f"the kernel made no partition of it: {now}",
                 where=str(target),
-                hint="look at cpuset.cpus and cpuset.cpus.exclusive of the cgroups beside and "
-                "above it",
+                hint=hint,
                 lasting=Lasting.TRANSIENT,
             )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import bandwidth, limit, served_by_kernel
-from vsrtune.domains import root_domain
 from vsrtune.model import Host, Role, SchedClass, Snapshot, Thread
+from vsrtune.root_domains import root_domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,12 @@ def books(snapshot: Snapshot) -> list[DomainBooks]:
 def _domain(snapshot: Snapshot, cpus: CpuSet, made_by: str) -> DomainBooks:
     host = snapshot.host
     kernel = served_by_kernel(host, cpus)
-    known = next((c.booked for c in host.deadline if c.cpu in cpus), None)
-    if known is None:
-        # Without the kernel's books, what guests' threads are known to have.
-        booked = sum(bandwidth(t.sched) for t in _deadline_threads(snapshot, cpus))
-    else:
-        # A kernel that has not rebuilt its root domains since boot has not booked its own.
-        booked = known - kernel if known >= kernel else known
+    ours = sum(bandwidth(t.sched) for t in _deadline_threads(snapshot, cpus))
+    known = next((c.booked for c in host.deadline if c.cpu in cpus), ours)
+    # The kernel's own share is in its books only since it last rebuilt this root domain,
+    # and not always then (6.12), so what is beyond the guests' threads may be that share.
+    others = known - ours
+    booked = ours if others <= kernel else known - kernel
     return DomainBooks(cpus, made_by, booked, kernel, limit(host, cpus))
 
 

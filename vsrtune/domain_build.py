@@ -23,9 +23,9 @@ from vsrtune.actions import (
 )
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import limit, percent
-from vsrtune.domains import Domain, Found, Mode, is_partition
 from vsrtune.model import CpusetGroup, Host, Snapshot
 from vsrtune.plan_build import Phases
+from vsrtune.root_domains import Domain, Found, Mode, is_partition
 from vsrtune.wishes import EMULATOR_CGROUP, Context, Wishes, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")
@@ -136,6 +136,12 @@ class _Maker:
         one of our own."""
         wish = domain.members[0].wish
         ref, path = wish.guest.ref, domain.path
+        # What earlier plans made for workers may hold them until they move.
+        wish.asked |= {
+            t
+            for t in self._context.ours
+            if isinstance(t, CgroupDir) and t.guest == ref and not is_partition(t.path)
+        }
         if is_partition(path):
             self._own_cgroup(wish, domain)
         for member in domain.members:
@@ -180,6 +186,7 @@ class _Maker:
         own = {d.path for d in self._found.domains}
         taken = CpuSet(c for d in self._found.domains for c in d.cpus)
         spare = [c for c in self._host.online if c not in taken]
+        lists = {g.path: self._after_pins(wish, g.path, g.cpus) for g in self._host.cpusets}
         beside = [
             g
             for g in self._host.cpusets
@@ -190,7 +197,11 @@ class _Maker:
                 continue
             known = CpuSet.parse(group.exclusive or "")
             if not known <= CpuSet(spare) or not known:
-                known = CpuSet(spare[:1])
+                # Nor may a cgroup be bound to just the CPU that is exclusive to another.
+                bound = {lists[g.path] for g in beside if g is not group}
+                fits = [c for c in spare if str(c) not in bound]
+                best = [c for c in fits if lists[group.path] == str(c)]
+                known = CpuSet((best or fits)[:1])
             if known:
                 spare = [c for c in spare if c not in known]
                 why = "so that its list of CPUs cannot make the partition beside it invalid"

@@ -175,7 +175,17 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
     chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
     _resolve_all(chosen, ops, journal, tally)
     tally.done.clear()
-    wanted = {e.target for e in chosen}
+    _restore_all({e.target for e in chosen}, ops, journal, tally)
+    # A CPU list may be refused while those beside it are not back yet.
+    lists: set[Target] = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
+    if lists:
+        tally.failed = [f for f in tally.failed if f[0].target not in lists]
+        _restore_all(lists, ops, journal, tally)
+    return tally.result()
+
+
+def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """One round of undo."""
     for entry in reversed(journal.entries()):
         target = entry.target
         if target not in wanted or entry.state == "intent":
@@ -195,7 +205,6 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
             _vanished(target, journal, tally)
         except WriteError as error:
             tally.failed.append((back, error))
-    return tally.result()
 
 
 def recover(ops: SysOps, journal: Journal) -> Result:

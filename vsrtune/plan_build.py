@@ -19,11 +19,11 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.domains import Found
 from vsrtune.model import NicKind, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.policy import SchedRule
 from vsrtune.policy_yaml import dotted
+from vsrtune.root_domains import Found
 from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label, rule_for
 
 
@@ -38,8 +38,8 @@ class Phases:
     vcpu_lowered: list[Action] = field(default_factory=list)
     vhost_pins: list[Action] = field(default_factory=list)
     vcpu_pins: list[Action] = field(default_factory=list)
-    emulator_pins: list[Action] = field(default_factory=list)
     domain_moves: list[Action] = field(default_factory=list)
+    emulator_pins: list[Action] = field(default_factory=list)
     exclusives: list[Action] = field(default_factory=list)
     partitions: list[Action] = field(default_factory=list)
     softirq_lowered: list[Action] = field(default_factory=list)
@@ -62,8 +62,8 @@ class Phases:
             *self.softirq_lowered,
             *self.vhost_pins,
             *self.vcpu_pins,
-            *self.emulator_pins,
             *self.domain_moves,
+            *self.emulator_pins,
             *self.exclusives,
             *self.partitions,
             *self.softirq_raised,
@@ -181,7 +181,7 @@ def _scheduling(
             phases.skip(ref, subject, why_not or waits or "", pending=why_not is None)
             continue
         action = Action(target, thread.sched, rule.sched, reason)
-        if level(rule.sched) < level(thread.sched):
+        if level(rule.sched) < level(thread.sched) and not rule.deadline:
             into = phases.vcpu_lowered if role is Role.VCPU else phases.vhost_lowered
         else:
             into = phases.vcpu_raised if role is Role.VCPU else phases.vhost_raised

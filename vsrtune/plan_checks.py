@@ -26,11 +26,11 @@ from vsrtune.actions import (
 )
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import limit, total
-from vsrtune.domains import is_partition, root_domain
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
 from vsrtune.plan_build import level
 from vsrtune.projection import after, scope_limit
+from vsrtune.root_domains import is_partition, root_domain
 from vsrtune.wishes import OWN_CGROUP, pinned_cpus
 
 _PHASE = {
@@ -122,9 +122,9 @@ def _phase(action: Action) -> float:
     if isinstance(action.target, CpusetFile) and is_partition(action.target.path):
         return 0 if action.target.file == "cpuset.cpus" else _PHASE[CpusetFile.kind]
     if isinstance(action.target, ThreadCgroup) and not str(wanted).endswith(f"/{OWN_CGROUP}"):
-        return 3.1
+        return _PHASE[VcpuPin.kind]
     if isinstance(before, Sched) and isinstance(wanted, Sched) and level(wanted) < level(before):
-        return _LOWERING
+        return _LOWERING if wanted.cls is not SchedClass.DEADLINE else _PHASE[ThreadSched.kind]
     return _PHASE[action.target.kind]
 
 

@@ -33,11 +33,11 @@ from vsrtune.actions import (
     Refusal,
     Skipped,
     Target,
+    ThreadCgroup,
     ThreadSched,
     Value,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.domains import Found
 from vsrtune.irq_choice import interrupt_cpus, lower_nics
 from vsrtune.model import Guest, NicKind, Sched, SchedClass, Snapshot, ThreadKey
 from vsrtune.placement import Chosen, Occupant, Seat, place
@@ -45,6 +45,7 @@ from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project
+from vsrtune.root_domains import Found
 from vsrtune.wishes import Context, PinWish, Wishes, check_online, pinned_cpus, settled, wishes
 
 
@@ -72,10 +73,14 @@ def released(
     The caller undoes these after a reload. Targets of refused guests are not
     among them: a mistake in a policy must not untune its guest.
     """
-    made = _make(snapshot, policies, ours, False)
+    # What has to go first may stand in the way of what is planned: not to be checked yet.
+    made = _make(snapshot, policies, ours, False, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
-    if not refused:
+    # Entries of dead threads are dropped before: a guest that is missing and has budgets
+    # could not be read.
+    unread = any(_is_deadline(v) and t.guest not in running for t, v in ours.items())
+    if not refused and not unread:
         running.add(HOST_REF)
     gone = {t for t in ours if t.guest in running - refused and t not in made.asked}
     gone |= {
@@ -83,7 +88,10 @@ def released(
         for t in ours
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
-    changing = {t.guest for t in gone if isinstance(t, Partition)} | _broken(snapshot, ours)
+    changing = {t.guest for t in gone if isinstance(t, Partition)}
+    # What is in a partition that goes leaves it; where to then is planned from there.
+    gone |= {t for t in ours if t.guest in changing and isinstance(t, ThreadCgroup)}
+    changing |= _broken(snapshot, ours)
     if HOST_REF in changing:
         changing = running - refused
     # A thread leaves class deadline before its root domain is taken away or built anew.
@@ -141,6 +149,8 @@ def _make(
     policies: Sequence[Policy],
     ours: Mapping[Target, Value] | None,
     reassert: bool,
+    *,
+    checked: bool = True,
 ) -> _Made:
     ours = {} if ours is None else ours
     assigned = assign(snapshot.guests, policies)
@@ -160,7 +170,8 @@ def _make(
         phases.actions(), tuple(phases.skipped), tuple(state.refusals), (), tuple(state.notes)
     )
     pinned = {pin.thread.key: chosen[pin.thread.key].cpus for w in asked for pin in w.pins}
-    plan_checks.check(snapshot, made, state.irq, pinned, ours)
+    if checked:
+        plan_checks.check(snapshot, made, state.irq, pinned, ours)
     result = project(snapshot, made)
     managed = [w.guest.ref for w in asked]
     told = plan_warnings.warnings(result, managed, state.irq)

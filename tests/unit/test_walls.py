@@ -10,10 +10,10 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "closing", "codec", "cpuset", "deadline", "domain_books", "domain_build", "domains", "durations", "errors", "irq_choice", "model", "placement",
+    "__init__", "actions", "closing", "codec", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "placement",
     "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_match",
     "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
-    "softirq", "stats", "wishes", "workers",
+    "root_domains", "softirq", "stats", "wishes", "workers",
 }  # fmt: skip
 READERS = {
     "_vendor", "cgroup", "cpuset_tree", "deadline_books", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
