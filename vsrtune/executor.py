@@ -54,7 +54,7 @@ from vsrtune.errors import (
     WriteError,
 )
 from vsrtune.journal import Journal
-from vsrtune.journal_records import Entry, same_setting
+from vsrtune.journal_records import Entry, same_setting, undo_order
 from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import SysOps
 
@@ -164,7 +164,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
 
 def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = None) -> Result:
     """Restore the originals of the live entries, or of those that ``only`` accepts, in
-    reverse order of their first write. ``done`` holds the inverse actions.
+    reverse order of their first write (``undo_order``). ``done`` holds the inverse actions.
 
     Unfinished writes are resolved first, as ``recover`` does. A value that is no longer
     the one we wrote is left alone, reported and forgotten. An entry whose write
@@ -186,7 +186,7 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
 
 def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tally) -> None:
     """One round of undo."""
-    for entry in reversed(journal.entries()):
+    for entry in undo_order(journal.entries()):
         target = entry.target
         if target not in wanted or entry.state == "intent":
             continue

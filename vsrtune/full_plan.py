@@ -22,7 +22,7 @@ from vsrtune.actions import (
     Target,
     Value,
 )
-from vsrtune.journal_records import Entry
+from vsrtune.journal_records import Entry, undo_order
 from vsrtune.model import Snapshot
 from vsrtune.policy import Policy
 from vsrtune.projection import after, project_actions
@@ -48,7 +48,7 @@ def full_plan(
         return planner.plan(snapshot, policies, ours, reassert)
     back: list[Action] = []
     foreign: list[Skipped] = []
-    for entry in reversed(entries):
+    for entry in undo_order(entries):
         target = entry.target
         if target not in released:
             continue

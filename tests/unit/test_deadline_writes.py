@@ -282,3 +282,28 @@ def test_an_invalid_partition_is_still_ours_to_take_back(tmp_path: Path) -> None
         assert [str(left.target) for left in undone.left] == ["vr1: vcpu 0 (tid 1010) scheduling"]
     after = visible(host)
     assert after["cgroups"] == before["cgroups"]
+
+
+def test_a_thread_tuned_before_leaves_the_class_before_its_partition_goes(tmp_path: Path) -> None:
+    """Its scheduling and its cgroup were written first when it had another class."""
+    for make, planned in CASES.values():
+        host = make()
+        before = visible(host)
+        worker = key(host, 1020)
+        fifo = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
+        first = plan_of(
+            host,
+            [
+                (CgroupDir("vr1", f"{LIBVIRT}/vsrtune"), True),
+                (ThreadCgroup("vr1", worker, "vhost"), f"{LIBVIRT}/vsrtune"),
+                (ThreadSched("vr1", worker, "vhost"), fifo),
+            ],
+        )
+        with open_journal(tmp_path / make.__name__) as journal:
+            assert apply(first, host.ops(), journal).failed == ()
+            assert apply(planned(host), host.ops(), journal).failed == ()
+            result = undo(host.ops(), journal)
+            assert (result.failed, result.left) == ((), ())
+        assert visible(host) == before
+        assert "miscounted" not in host.state
+        assert host.state.get("leaked", 0) == 0
