@@ -52,6 +52,9 @@ def apply(
     (`systemctl start vsrtune`) does the same whenever the host changes; while it runs,
     use `systemctl reload vsrtune` instead.
 
+    A thread takes class deadline only once it has run on its new CPUs. Until then the
+    setting is named as pending; apply again, or let the daemon do it.
+
     \b
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
     or refused (the refused guest was not changed).

@@ -5,17 +5,30 @@ Pure: what is said stands here, how it looks stands in render.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vsrtune.actions import Action, CgroupDir, CpusetFile, Partition, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
-from vsrtune.deadline import percent
+from vsrtune.deadline import bandwidth, percent
 from vsrtune.domain_books import books, waits_for_domain
+from vsrtune.durations import time_text
 from vsrtune.errors import VsrtuneError
-from vsrtune.model import Guest, Host, Interface, Nic, Role, Snapshot, Thread
+from vsrtune.model import (
+    Guest,
+    Host,
+    Interface,
+    Nic,
+    Role,
+    SchedClass,
+    Snapshot,
+    Thread,
+    ThreadKey,
+)
 
 NOTHING = "-"
+# A thread that uses so much of its budget is held up by it: ticks and scheduling take the rest.
+THROTTLED = 0.97
 
 
 @dataclass(frozen=True)
@@ -57,11 +70,15 @@ def seconds(nanoseconds: int) -> str:
     return f"{nanoseconds / 1e9:.2f}"
 
 
-def snapshot_tables(snapshot: Snapshot) -> list[Table]:
-    """Everything ``vsrtune show`` prints, guests first."""
+def snapshot_tables(
+    snapshot: Snapshot, budgets: Mapping[ThreadKey, float] | None = None
+) -> list[Table]:
+    """Everything ``vsrtune show`` prints, guests first. ``budgets``: the share of its
+    budget that each DEADLINE thread was seen to use."""
     tables: list[Table] = []
     for guest in snapshot.guests:
         tables += guest_tables(guest, snapshot.host)
+    tables += budget_tables(snapshot, budgets or {})
     if not snapshot.guests:
         tables.append(Table("Guests", ("none is running on this host",)))
     tables += host_tables(snapshot.host)
@@ -175,6 +192,29 @@ def host_tables(host: Host) -> list[Table]:
             )
         )
     return tables
+
+
+def budget_tables(snapshot: Snapshot, budgets: Mapping[ThreadKey, float]) -> list[Table]:
+    """Threads with a budget, or that wait for one."""
+    rows: list[tuple[str, ...]] = []
+    for guest in snapshot.guests:
+        for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
+            sched, share = thread.sched, budgets.get(thread.key)
+            where = (guest.ref, thread_label(thread), cpu_list(thread.affinity))
+            if waits_for_domain(snapshot.host, thread):
+                told = f"pending: has not run there yet, last on CPU {thread.last_cpu}"
+                rows.append((*where, NOTHING, NOTHING, NOTHING, NOTHING, told))
+            elif sched.cls is SchedClass.DEADLINE:
+                times = (sched.runtime_ns, sched.deadline_ns, sched.period_ns)
+                told = NOTHING if share is None else _use_text(share)
+                rows.append((*where, *map(time_text, times), percent(bandwidth(sched)), told))
+    heads = ("guest", "thread", "CPUs", "runtime", "deadline", "period", "of a CPU", "used")
+    return [Table("Budgets (class deadline)", heads, rows)] if rows else []
+
+
+def _use_text(share: float) -> str:
+    text = f"{100 * share:.0f} %"
+    return f"{text}: throttled" if share >= THROTTLED else text
 
 
 def domain_tables(snapshot: Snapshot) -> list[Table]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from hosttree import HostTree
 from planning_samples import cpus, host, router, snapshot, with_cpusets
 
+from vsrtune.budget_use import measure
 from vsrtune.deadline import (
     LEAVING,
     UNIT,
@@ -23,6 +26,7 @@ from vsrtune.deadline_books import book_lines, parse_books
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
+from vsrtune.report import budget_tables
 
 
 def budget(runtime_ms: float, period_ms: float) -> Sched:
@@ -70,6 +74,31 @@ def test_percentages() -> None:
 def test_used_share_of_a_budget() -> None:
     assert used(budget(4, 10), 200_000_000, 1_000_000_000) == pytest.approx(0.5)
     assert used(Sched(), 1, 1) == 0.0
+
+
+def test_use_is_measured_over_a_whole_period(tmp_path: Path) -> None:
+    guest = router(online="0-2")
+    threads = tuple(
+        replace(t, sched=budget(80, 200)) if t.role is Role.VCPU else t for t in guest.threads
+    )
+    seen = snapshot(replace(guest, threads=threads), on=host(3))
+    key = guest.by_role(Role.VCPU)[0].key
+    tree = HostTree(tmp_path)
+    path = f"/proc/{key.pid}/task/{key.tid}/schedstat"
+    tree.file(path, "1000000 5 6\n")
+    now = 10.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 2 * seconds
+        tree.file(path, f"{1000000 + 160_000_000} 5 6\n")
+
+    found = measure(tree.root(), seen, clock=lambda: now, sleep=sleep)
+    assert found == {key: pytest.approx(1.0)}
+    (table,) = budget_tables(seen, found)
+    assert table.rows == [
+        ("vr1", "vcpu 0", "0-2", "80ms", "200ms", "200ms", "40 %", "100 %: throttled")
+    ]
 
 
 DEBUG = """\

@@ -16,7 +16,7 @@ PURE = {
     "root_domains", "softirq", "stats", "wishes", "workers",
 }  # fmt: skip
 READERS = {
-    "_vendor", "cgroup", "cpuset_tree", "deadline_books", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
+    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
     "rootfs", "seen", "trace", "virt",
 }  # fmt: skip
 WRITERS = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -128,12 +128,12 @@ class Engine:
         with Journal.open(labhelp.JOURNAL, labhelp.text("/proc/sys/kernel/random/boot_id")) as one:
             yield one
 
-    def plan(self, text: str, journal: Journal) -> Plan:
-        return full_plan(
-            self.observe(), [parse(text, "policy.yaml")], journal.entries(), reassert=True
-        )
+    def plan(self, text: str | Sequence[str], journal: Journal) -> Plan:
+        texts = [text] if isinstance(text, str) else text
+        policies = [parse(one, f"policy{n}.yaml") for n, one in enumerate(texts)]
+        return full_plan(self.observe(), policies, journal.entries(), reassert=True)
 
-    def apply(self, text: str) -> tuple[Plan, Result]:
+    def apply(self, text: str | Sequence[str]) -> tuple[Plan, Result]:
         with self.journal() as journal:
             plan = self.plan(text, journal)
             return plan, executor.apply(plan, self.ops, journal)
@@ -146,15 +146,20 @@ class Engine:
 
     def tune(self, guest: LabGuest, text: str) -> None:
         """Apply until nothing is pending, waking the threads."""
+        self.tune_all([guest], [text])
+
+    def tune_all(self, guests: Sequence[LabGuest], texts: Sequence[str]) -> None:
+        """``tune`` for several guests together."""
         end = time.monotonic() + 20
         while True:
-            plan, result = self.apply(text)
+            plan, result = self.apply(texts)
             assert plan.refusals == ()
             assert result.failed == (), [f"{a.target}: {e}" for a, e in result.failed]
             if not result.pending and not any(s.pending for s in plan.skipped):
                 return
             assert time.monotonic() < end, f"still pending: {result.pending}"
-            wake(guest)
+            for guest in guests:
+                wake(guest)
 
 
 def problems(guest: LabGuest, wanted: Mapping[str, tuple[set[int], str]]) -> list[str]:
