@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import UNIT
 from vsrtune.model import DeadlineCpu
 from vsrtune.rootfs import HostRoot
@@ -37,15 +38,19 @@ def book_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if _RQ.match(line) or _TOTAL.match(line)]
 
 
-def read_books(root: HostRoot) -> tuple[DeadlineCpu, ...]:
-    """The books of every CPU; empty where debugfs cannot be read."""
-    try:
-        books = parse_books(root.read(BOOKS))
-    except OSError:
+def read_books(root: HostRoot, cpus: CpuSet, *, totals: bool) -> tuple[DeadlineCpu, ...]:
+    """The books of every CPU; empty where debugfs cannot be read. ``totals`` also reads what
+    is booked, for which the kernel writes down every task of the host: only where there
+    are DEADLINE threads to look for."""
+    if not root.exists(SCHED):
         return ()
-    return tuple(
-        DeadlineCpu(cpu, booked, _fair_server(root, cpu)) for cpu, booked in sorted(books.items())
-    )
+    books: dict[int, int] = {}
+    if totals:
+        try:
+            books = parse_books(root.read(BOOKS))
+        except OSError:
+            return ()
+    return tuple(DeadlineCpu(cpu, books.get(cpu), _fair_server(root, cpu)) for cpu in cpus)
 
 
 def _fair_server(root: HostRoot, cpu: int) -> int:

@@ -263,11 +263,11 @@ class CpusetGroup:
 @dataclass(frozen=True, slots=True)
 class DeadlineCpu:
     """DEADLINE bandwidths of one CPU's root domain as the kernel books them, in units of
-    1/2**20 CPU: ``booked`` for the whole root domain, ``fair_server`` what the kernel
-    itself books for this CPU (0 before 6.12)."""
+    1/2**20 CPU: ``booked`` for the whole root domain (None when nobody asked), and
+    ``fair_server`` what the kernel itself books for this CPU (0 before 6.12)."""
 
     cpu: int
-    booked: int
+    booked: int | None = None
     fair_server: int = 0
 
 

@@ -22,7 +22,7 @@ from vsrtune.deadline import (
     total,
     used,
 )
-from vsrtune.deadline_books import book_lines, parse_books
+from vsrtune.deadline_books import book_lines, parse_books, read_books
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
@@ -125,6 +125,21 @@ def test_books_are_read_and_nothing_else() -> None:
     kept = "\n".join(book_lines(DEBUG))
     assert parse_books(kept) == parse_books(DEBUG)
     assert "secret" not in kept
+
+
+def test_the_list_of_all_tasks_is_read_only_where_it_is_needed(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).file("/sys/kernel/debug/sched/debug", DEBUG)
+    for cpu in (0, 1):
+        base = f"/sys/kernel/debug/sched/fair_server/cpu{cpu}"
+        tree.file(f"{base}/runtime", "50000000\n").file(f"{base}/period", "1000000000\n")
+    fair = 52428
+    quiet = read_books(tree.root(), cpus("0-1"), totals=False)
+    assert quiet == (DeadlineCpu(0, None, fair), DeadlineCpu(1, None, fair))
+    told = read_books(tree.root(), cpus("0-1"), totals=True)
+    assert told == (DeadlineCpu(0, 104856, fair), DeadlineCpu(1, -1, fair))
+    none = HostTree(tmp_path / "none")
+    none.path.mkdir()
+    assert read_books(none.root(), cpus("0"), totals=True) == ()
 
 
 def test_root_domains_of_a_tuned_host() -> None:

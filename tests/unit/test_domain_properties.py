@@ -13,6 +13,7 @@ from vsrtune.actions import HOST_REF, CgroupTarget, Partition
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import limit, total
 from vsrtune.model import Role, Sched, SchedClass, Snapshot, WorkerKind
+from vsrtune.plan_json import dumps, loads
 from vsrtune.planner import plan, released
 from vsrtune.policy import Policy, SchedRule
 from vsrtune.projection import after, project, project_actions, undo_actions
@@ -142,6 +143,7 @@ def test_a_reload_without_budgets_releases_the_root_domains(situation: Situation
 def test_a_refused_guest_gets_nothing(situation: Situation) -> None:
     snapshot, rules = situation
     made = plan(snapshot, rules)
+    assert loads(dumps(made, "boot"), "boot") == made
     refused = {r.guest for r in made.refusals}
     assert refused.isdisjoint(a.target.guest for a in made.actions)
     if refused == {g.ref for g in snapshot.guests}:
