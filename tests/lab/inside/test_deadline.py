@@ -68,7 +68,7 @@ def test_budgets_of_vcpu_and_workers(
     }
     assert problems(libvirt_guest, wanted) == []
     assert ("tight" in shown) == deadlinehelp.exclusive()
-    assert deadlinehelp.forwarded(libvirt_guest) > 100
+    deadlinehelp.forwards(libvirt_guest)
     for tid, cpu in (
         (*libvirt_guest.vcpus().values(), 1),
         *((t, 2) for t in libvirt_guest.workers()),
@@ -119,7 +119,7 @@ def test_vcpu_and_workers_share_a_cpu(
         problems(libvirt_guest, {"vcpu": ({1}, budget(10, 20)), "vhost": ({1}, budget(3, 20))})
         == []
     )
-    assert deadlinehelp.forwarded(libvirt_guest) > 100
+    deadlinehelp.forwards(libvirt_guest)
     too_much = text.replace("15%", "30%")
     with engine.journal() as journal:
         (refusal,) = engine.plan(too_much, journal).refusals
@@ -237,6 +237,7 @@ def test_what_the_kernel_refuses_is_told(
     # of the emulator's, and what libvirt writes then makes it invalid.
     (path,) = [e.target.path for e in _entries(engine) if isinstance(e.target, Partition)]
     libvirts = deadlinehelp.CGROUP / Path(path).parent
+    (libvirts / "emulator" / "cpuset.cpus").write_text("0\n")
     (libvirts / "emulator" / "cpuset.cpus.exclusive").write_text("\n")
     (libvirts / "emulator" / "cpuset.cpus").write_text("0-1\n")
     assert "invalid" in (libvirts / "vcpu0" / "cpuset.cpus.partition").read_text()
@@ -276,4 +277,4 @@ def test_two_guests_share_a_cpu(
     for guest in routers:
         wanted = {"vcpu": ({1}, budget(2, 20)), "vhost": ({1}, budget(2, 20))}
         assert problems(guest, wanted) == []
-        assert deadlinehelp.forwarded(guest) > 100
+        deadlinehelp.forwards(guest)
