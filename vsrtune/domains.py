@@ -11,8 +11,9 @@ domain of exactly these: a cpuset partition. In this order the host is asked for
    threads float;
 4. isolated: the one CPU isolated at boot, which is a root domain already.
 
-Where none fits the guest is refused. A set of CPUs is one root domain or none: sets that
-overlap without being equal are refused.
+Where none fits the guest is refused. CPUs are of one root domain only: sets that overlap
+without being equal float together in the loose mode, where nothing better could be had,
+and are refused elsewhere.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def find(
         admit(context.host, domain, found)
         evict(snapshot, asked, domain, found)
     emulators(asked, chosen, found)
-    for domain in found.domains:
+    for domain in found.domains if not found.refused else ():
         if domain.mode in (Mode.TIGHT, Mode.KTHREADS):
             for member in domain.members:
                 member.wish.moves.pop(member.thread, None)
@@ -216,7 +217,17 @@ def _merge(
         for pin in wish.pins
         if Member(wish, pin).slice == slice_
     ]
-    away = {m.thread.key for d in found.domains if d.mode is Mode.KTHREADS for m in d.members}
+    for domain in found.domains:
+        for member in domain.members if domain.mode is Mode.ISOLATED else ():
+            if member.slice == slice_:
+                found.refuse(
+                    member,
+                    f"{slice_} has to become a partition, which cannot have the isolated CPU "
+                    f"{domain.cpus} that {label(member.thread)} is to run on",
+                    "give the guests' threads CPUs that are not isolated",
+                )
+    apart = (Mode.KTHREADS, Mode.ISOLATED)
+    away = {m.thread.key for d in found.domains if d.mode in apart for m in d.members}
     inside = [m for m in inside if m.thread.key not in away]
     old = [d for d in found.domains if d.mode in (Mode.LOOSE, Mode.TIGHT) and d.slice == slice_]
     cpus = CpuSet(c for m in inside for c in chosen[m.thread.key].cpus)
