@@ -67,11 +67,31 @@ def find(
         admit(context.host, domain, found)
         evict(snapshot, asked, domain, found)
     emulators(asked, chosen, found)
-    for domain in found.domains if not found.refused else ():
-        if domain.mode in (Mode.TIGHT, Mode.KTHREADS):
-            for member in domain.members:
-                member.wish.moves.pop(member.thread, None)
+    if not found.refused:
+        _settle_moves(found)
     return found
+
+
+def _settle_moves(found: Found) -> None:
+    """Workers go straight into their partition, but where the list of libvirt's emulator
+    cgroup, which they are born in, has not all of their CPUs: from there they first go to
+    the cgroup beside it, and the root domain is made by the next plan."""
+    for domain in list(found.domains):
+        if domain.mode not in (Mode.TIGHT, Mode.KTHREADS):
+            continue
+        if any(_confined(m, domain.cpus) for m in domain.members):
+            found.domains.remove(domain)
+            found.later.append(domain)
+            continue
+        for member in domain.members:
+            member.wish.moves.pop(member.thread, None)
+
+
+def _confined(member: Member, cpus: CpuSet) -> bool:
+    thread = member.thread
+    limit = thread.cpuset_effective
+    leaving = member.wish.moves.get(thread) not in (None, thread.cgroup)
+    return leaving and thread.affinity != cpus and limit is not None and not cpus <= limit
 
 
 def _sets(

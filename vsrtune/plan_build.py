@@ -176,6 +176,8 @@ def _scheduling(
         if why_not is None and rule.deadline:
             why_not = _no_budget(found, thread)
         waits = _waits(context, found, thread) if why_not is None and rule.deadline else None
+        if why_not is None and any(m.thread == thread for d in found.later for m in d.members):
+            waits = "pending: its guest's workers leave the emulator's cgroup first; retried"
         if why_not is not None or waits is not None:
             subject = f"{label(thread)} scheduling"
             phases.skip(ref, subject, why_not or waits or "", pending=why_not is None)
@@ -189,7 +191,8 @@ def _scheduling(
 
 
 def _no_budget(found: Found, thread: Thread) -> str | None:
-    if found.of(thread.key) is not None:
+    later = any(m.thread == thread for d in found.later for m in d.members)
+    if later or found.of(thread.key) is not None:
         return None
     return "no CPUs are given to it, and class deadline needs a root domain of them"
 

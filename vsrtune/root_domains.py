@@ -109,9 +109,11 @@ class Domain:
 
 @dataclass(slots=True)
 class Found:
-    """What a look for root domains gave; refusals stand in the wishes."""
+    """What a look for root domains gave; refusals stand in the wishes. ``later``: root
+    domains that can be made once the threads are out of cgroups that stand in the way."""
 
     domains: list[Domain] = field(default_factory=list)
+    later: list[Domain] = field(default_factory=list)
     refused: list[Wishes] = field(default_factory=list)
 
     def of(self, key: ThreadKey) -> Domain | None:

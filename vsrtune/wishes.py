@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from vsrtune import cpu_limits
 from vsrtune.actions import (
     EmulatorPin,
-    Partition,
     Pin,
     Refusal,
     Skipped,
@@ -26,7 +26,6 @@ from vsrtune.model import Guest, Host, Interface, Role, Sched, SchedClass, Threa
 from vsrtune.placement import Occupant
 from vsrtune.policy import AUTO, Auto, Policy, SchedRule, by_hand
 from vsrtune.policy_yaml import KeyPath, dotted
-from vsrtune.projection import scope_limit
 
 EMULATOR_CGROUP = "emulator"
 OWN_CGROUP = "vsrtune"
@@ -127,14 +126,6 @@ def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
         return False
     ours = context.ours.get(ThreadSched(guest.ref, thread.key, ""))
     return not (isinstance(ours, Sched) and ours.cls is SchedClass.DEADLINE)
-
-
-def partitioned(context: Context) -> CpuSet:
-    """CPUs that partitions of ours hold, and that a plan may therefore use anew."""
-    paths = {t.path for t in context.ours if isinstance(t, Partition)}
-    return CpuSet(
-        c for group in context.host.cpusets if group.path in paths for c in group.effective
-    )
 
 
 def main_thread(guest: Guest) -> Thread | None:
@@ -266,30 +257,6 @@ def _moves(context: Context, out: Wishes, named: Mapping[str, tuple[str, CpuSet]
             out.moves[thread] = f"{parent}/{OWN_CGROUP}"
 
 
-def _allowed(context: Context, out: Wishes, thread: Thread) -> CpuSet:
-    """CPUs that the thread's cgroup lets it have once the plan has run.
-
-    libvirt rewrites the cpuset of vcpus and emulator, and a moved worker gets the
-    scope's, so for these only the cgroup above is a limit.
-    """
-    rewritten = out.guest.source == "libvirt" and (
-        thread.role is not Role.VHOST or thread in out.moves
-    )
-    if rewritten and thread.cpuset_cpus is not None:
-        limit = scope_limit(out.guest, thread)
-    else:
-        limit = thread.cpuset_effective
-    if limit is None or (thread.role is not Role.EMULATOR and _in_partition(context, thread)):
-        return context.online
-    return context.online & (limit | partitioned(context))
-
-
-def _in_partition(context: Context, thread: Thread) -> bool:
-    """Whether a partition of ours is why the thread's cgroup allows so few CPUs."""
-    paths = {t.path for t in context.ours if isinstance(t, Partition)}
-    return any((thread.cgroup + "/").startswith(f"{path}/") for path in paths)
-
-
 def _held(context: Context, thread: Thread, target: Target) -> CpuSet | None:
     """What we wrote, when an operator has pinned the thread through libvirt since."""
     wrote = pinned_cpus(context.ours.get(target))
@@ -360,7 +327,8 @@ def _wish(
             held=True,
         )
         return None
-    allowed = _allowed(context, out, thread)
+    moves = thread in out.moves
+    allowed = cpu_limits.allowed(context.host, context.ours, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
         # One of ours: it keeps its root domain for as long as it is in it.

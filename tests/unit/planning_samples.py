@@ -204,7 +204,9 @@ def with_cpusets(seen: Snapshot, *, exclusive: bool = True, fair_server: int = 5
             paths[member.cgroup] = member.cpuset_cpus or ""
             above = member.cgroup.rpartition("/")[0]
             while above:
-                paths.setdefault(above, "")
+                limit = member.cpuset_limit
+                narrow = limit is not None and limit != online and above.endswith(".scope")
+                paths.setdefault(above, str(limit) if narrow else "")
                 above = above.rpartition("/")[0]
     groups = tuple(
         CpusetGroup(path, listed, cpus(listed) or online, "member", text)

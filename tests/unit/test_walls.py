@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "closing", "codec", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "placement",
+    "__init__", "actions", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "placement",
     "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_match",
     "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
     "root_domains", "softirq", "stats", "wishes", "workers",
