@@ -168,6 +168,17 @@ class Cgroups:
 
     # -- partitions
 
+    def partitioned(self, path: str) -> bool:
+        """Whether the cgroup, or one above it, is a partition (in force or not)."""
+        while path:
+            try:
+                if self._root.read(f"{MOUNT}/{path}/{PARTITION_FILE}").strip() != "member":
+                    return True
+            except OSError:
+                pass  # without the controller
+            path = path.rpartition("/")[0]
+        return False
+
     def write_partition(self, target: Partition, state: PartitionState) -> None:
         """Make a cgroup a partition or a member again; a partition that the kernel makes
         but calls invalid is a failure, with the kernel's reason."""

@@ -22,11 +22,12 @@ MIN_PERIOD_NS = 100_000
 # Below sched_deadline_period_max_us (4.19 s by default).
 MAX_PERIOD_NS = 4_000_000_000
 
+TICK = 0.01  # seconds, with CONFIG_HZ=100
 # fair_server_init: 50 ms in 1 s.
 FAIR_SERVER = 50_000_000 * UNIT // 1_000_000_000
 
-# The budget a thread is given just before it leaves class deadline: it books nothing
-# (runtime * UNIT < period). A thread that leaves while it sleeps keeps its bandwidth
+# The budget a sleeping thread is given just before it leaves class deadline: it books
+# nothing (runtime * UNIT < period). A thread that leaves while it sleeps keeps its bandwidth
 # booked until its root domain is rebuilt (``switched_from_dl``), but that of a thread
 # that stays DEADLINE is booked anew at once (``sched_dl_overflow``).
 LEAVING = Sched(
@@ -103,3 +104,13 @@ def used(sched: Sched, run_ns: int, elapsed_ns: int) -> float:
     passed, against what it was given; about 1 for one that was throttled."""
     given = sched.runtime_ns * elapsed_ns
     return run_ns * sched.period_ns / given if given > 0 else 0.0
+
+
+def lag_seconds(sched: Sched) -> float:
+    """How long after a DEADLINE thread left the class the kernel takes its bandwidth off
+    the books at the latest: the rest of its period, and as many more as it ran over its
+    runtime, which is noticed at ticks only (10 ms at most)."""
+    if sched.runtime_ns <= 0:
+        return 0.0
+    period = sched.period_ns / 1e9
+    return period + min(TICK * sched.period_ns / sched.runtime_ns, MAX_PERIOD_NS / 1e9) + TICK

@@ -45,6 +45,10 @@ class HostThread:
         """The CPU the thread last ran on."""
         return parse_stat(self._root.read(f"{self._base}/stat")).processor
 
+    def sleeps(self) -> bool:
+        """Whether it neither runs nor waits for a CPU."""
+        return self._root.read(f"{self._base}/stat").rpartition(")")[2].split()[0] != "R"
+
     def kernel(self) -> bool:
         """Whether it is a kernel thread."""
         return parse_stat(self._root.read(f"{self._base}/stat")).kthread

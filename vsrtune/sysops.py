@@ -12,6 +12,7 @@ executor can finish or take back one that a crash interrupted.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
@@ -38,7 +39,7 @@ from vsrtune.cgroup import MOUNT
 from vsrtune.cgroup_writes import Cgroups, settle
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_clear import clear, unpark
-from vsrtune.deadline import LEAVING
+from vsrtune.deadline import LEAVING, lag_seconds
 from vsrtune.errnos import Operation, write_error
 from vsrtune.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.hostcalls import HostCalls, LiveCalls
@@ -79,6 +80,8 @@ class LiveSysOps:
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
         self._cgroups = Cgroups(self._root, self._calls)
+        self._clock, self._sleep = time.monotonic, time.sleep
+        self._budgets_over = 0.0
 
     def read(self, target: Target) -> Value:
         with self._translated(target):
@@ -108,6 +111,8 @@ class LiveSysOps:
                 return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
 
     def _write(self, target: Target, value: Value) -> None:
+        if not isinstance(target, ThreadSched | TxQueueLen):
+            self._wait_for_budgets()
         match target:
             case ThreadAffinity():
                 thread = self._identified(target.thread, str(target))
@@ -152,9 +157,9 @@ class LiveSysOps:
         thread = self._identified(target.thread, str(target))
         deadline = sched.cls is SchedClass.DEADLINE
         tid = target.thread.tid
-        if not deadline and self._root.sched_attr(tid).cls is SchedClass.DEADLINE:
-            # Nothing stays booked, whether the thread sleeps or runs. A thread whose root
-            # domain somebody took away cannot do this; that domain is built anew.
+        before = self._root.sched_attr(tid)
+        leaves = before.cls is SchedClass.DEADLINE and not deadline
+        if leaves and thread.sleeps() and not self._cgroups.partitioned(thread.cgroup()):
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
         try:
@@ -172,6 +177,23 @@ class LiveSysOps:
                     ) from error
             operation = Operation.DEADLINE if deadline else Operation.SCHED
             raise write_error(operation, error, str(target), str(sched)) from error
+        if leaves:
+            over = self._clock() + lag_seconds(before)
+            self._budgets_over = max(self._budgets_over, over)
+
+    def _wait_for_budgets(self) -> None:
+        """Until no thread that has left class deadline is in a period of its budget.
+
+        Its bandwidth stays booked until then (its 0-lag time, ``inactive_task_timer``),
+        and a root domain that is built anew meanwhile would be left with less than
+        nothing. What a thread that left asleep keeps booked for good goes with the root
+        domain; where there is no partition to take away it leaves by ``LEAVING``. (Not
+        elsewhere: a thread that runs with that budget is throttled at once, and stays so
+        when it is given another one soon.)
+        """
+        rest = self._budgets_over - self._clock()
+        if rest > 0:
+            self._sleep(rest)
 
     def _move(self, target: ThreadCgroup, path: str) -> None:
         thread = self._identified(target.thread, str(target))

@@ -317,6 +317,8 @@ class FakeKernel:
             if inside and decode(Sched, thread["sched"]).cls is SchedClass.DEADLINE:
                 self.state["miscounted"] = True
         cgroup["partition"] = text
+        # Root domains are built anew, from the threads that are DEADLINE.
+        self.state["leaked"] = 0
 
     def root_domain(self, path: str) -> CpuSet:
         """CPUs of the partition above a thread in ``path``, of all CPUs without one."""

@@ -307,3 +307,38 @@ def test_a_thread_tuned_before_leaves_the_class_before_its_partition_goes(tmp_pa
         assert visible(host) == before
         assert "miscounted" not in host.state
         assert host.state.get("leaked", 0) == 0
+
+
+def test_on_an_isolated_cpu_a_sleeping_thread_leaves_nothing_booked(tmp_path: Path) -> None:
+    """There is no partition to take away there."""
+    host = make_host("6.12")
+    host.state["threads"]["2010"]["mask"] = host.state["online"]
+    target = ThreadSched("qemu:vr2", key(host, 2010), "vcpu 0")
+    with open_journal(tmp_path) as journal:
+        assert apply(plan_of(host, [(target, BUDGET)]), host.ops(), journal).failed == ()
+        assert undo(host.ops(), journal).failed == ()
+    assert host.sched_attr(2010) == Sched()
+    assert host.state["leaked"] == 0
+
+
+def test_a_root_domain_changes_one_period_after_its_threads_left_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = tight()
+    now, order = 100.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        order.append("waited")
+        now += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("time.sleep", sleep)
+    with open_journal(tmp_path) as journal:
+        apply(tight_plan(host), host.ops(), journal)
+        host.behind = lambda what: order.append(what.rpartition("/")[2])
+        undo(host.ops(), journal)
+    assert order[:4] == [
+        "sched 1020 other", "sched 1010 other", "waited", "cpuset.cpus.partition member",
+    ]  # fmt: skip
+    assert now >= 100.0 + BUDGET.period_ns / 1e9
