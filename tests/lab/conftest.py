@@ -1,11 +1,59 @@
-"""Lists at the end what every boot of the matrix passed, failed and skipped."""
+"""Builds the labs' images beside the other tests, and lists at the end what every boot of
+the matrix passed, failed and skipped."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from labreport import CRASHES, REPORTS
+from labruns import LabRuns
 
 collect_ignore = ["inside"]
+
+LAB = Path(__file__).parent / "lab"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to build what the selected labs need, while the tests before them run.
+
+    Whoever wants an image that is being built waits for it; what goes wrong here goes
+    wrong there again, and is told there.
+    """
+    boots = _boots(session)
+    if len(boots) == len(session.items) or os.geteuid() != 0 or session.config.option.collectonly:
+        return
+    releases = dict.fromkeys(boot.release for boot in boots)
+    builds = (shlex.join([str(LAB), "build", "--release", release]) for release in releases)
+    subprocess.Popen(
+        ["nice", "sh", "-c", " & ".join(builds)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _boots(session: pytest.Session) -> list[Any]:
+    """The labs that were selected, in order."""
+    calls = (getattr(item, "callspec", None) for item in session.items)
+    return [call.params["boot"] for call in calls if call is not None and "boot" in call.params]
+
+
+@pytest.fixture(scope="session")
+def lab_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LabRuns]:
+    """The selected labs, running."""
+    commands = {boot.id: boot.command for boot in _boots(request.session)}
+    runs = LabRuns(commands if os.geteuid() == 0 else {}, tmp_path_factory.mktemp("labs"))
+    yield runs
+    runs.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,14 +6,12 @@ One boot serves many tests, because under emulation a boot costs more than a tes
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from labreport import CRASHES, read_report
-from labtool.session import CRASHED
+from labruns import LabRuns
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
@@ -33,10 +31,18 @@ class Boot:
     def id(self) -> str:
         return f"{self.release}-{self.name}"
 
+    def command(self, share: Path) -> list[str]:
+        """What boots it, and leaves a report in ``share``."""
+        return [
+            str(LAB), "run", "--release", self.release, *self.options,
+            "--share", str(share), "--timeout", str(self.timeout), "--",
+            "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
+            "--durations=10",
+            "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
+            *(() if self.tests else (f"--ignore={INSIDE}/{name}" for name in ALONE)),
+            *(f"{INSIDE}/{name}" for name in self.tests or ("",)),
+        ]  # fmt: skip
 
-# A broken kernel says nothing about what was tested, which is all in user space; it is
-# told at the end all the same. Tests that fail are not run again.
-ATTEMPTS = 3
 
 VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
@@ -46,42 +52,29 @@ REAL_NIC = ("test_show.py", "test_tune.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 ALONE = ("test_bench_configure.py", "test_deadline.py")
+# The longest first, since several may run at once.
 MATRIX = [
     Boot(release, name, options, tests)
-    for release in ("bookworm", "trixie")
     for name, options, tests in (
         ("veth", VETH, ()),
         ("e1000e", E1000E, REAL_NIC),
         ("bench", BENCH, ALONE),
     )
+    for release in ("bookworm", "trixie")
 ]
 
 
 @pytest.mark.parametrize("boot", MATRIX, ids=lambda boot: boot.id)
-def test_inside(boot: Boot, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]) -> None:
     if os.geteuid() != 0:
         pytest.skip("building and booting a lab needs root")
-    command = [
-        str(LAB), "run", "--release", boot.release, *boot.options,
-        "--share", str(tmp_path), "--timeout", str(boot.timeout), "--",
-        "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
-        "--durations=10",
-        "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
-        *(() if boot.tests else (f"--ignore={INSIDE}/{name}" for name in ALONE)),
-        *(f"{INSIDE}/{name}" for name in boot.tests or ("",)),
-    ]  # fmt: skip
     with capfd.disabled():
-        for attempt in range(1, ATTEMPTS + 1):
-            print(f"\n== lab {boot.id}: {' '.join(boot.options)}", flush=True)
-            status = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=sys.stdout, stderr=sys.stderr, check=False
-            ).returncode
-            if status != CRASHED:
-                break
-            CRASHES.append(f"{boot.id}: the lab crashed, boot {attempt} of {ATTEMPTS}")
-    report = tmp_path / "junit.xml"
-    assert report.exists(), f"the lab ended with status {status} before its tests reported"
+        print(f"\n== lab {boot.id}: {' '.join(boot.options)}", flush=True)
+        run = lab_runs.follow(boot.id)
+    CRASHES.extend(run.crashes)
+    report = run.share / "junit.xml"
+    assert report.exists(), f"the lab ended with status {run.status} before its tests reported"
     counts = read_report(boot.id, report)
     assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
-    assert status == 0, f"the lab ended with status {status}"
+    assert run.status == 0, f"the lab ended with status {run.status}"
     assert counts["passed"] > 0, "no test ran"

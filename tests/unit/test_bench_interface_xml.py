@@ -6,7 +6,16 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from vsrtune.bench.interface_xml import Back, Nic, differences, nic, nics, rewritten, switchable
+from vsrtune.bench.interface_xml import (
+    Back,
+    Driver,
+    Nic,
+    differences,
+    nic,
+    nics,
+    rewritten,
+    switchable,
+)
 from vsrtune.bench.model import Attachment
 from vsrtune.errors import VsrtuneError
 
@@ -71,33 +80,48 @@ def test_as_it_was(kind: Attachment) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vhost", "queues", "driver"),
+    ("asked", "driver"),
     [
-        (None, None, {"name": "vhost", "queues": "2", "rx_queue_size": "1024"}),
-        (False, None, {"name": "qemu", "queues": "2", "rx_queue_size": "1024"}),
-        (None, 1, {"name": "vhost", "rx_queue_size": "1024"}),
-        (None, 4, {"name": "vhost", "queues": "4", "rx_queue_size": "1024"}),
-        (False, 1, {"name": "qemu", "rx_queue_size": "1024"}),
+        (Driver(), {"name": "vhost", "queues": "2", "rx_queue_size": "1024"}),
+        (Driver(vhost=False), {"name": "qemu", "queues": "2", "rx_queue_size": "1024"}),
+        (Driver(queues=1), {"name": "vhost", "rx_queue_size": "1024"}),
+        (Driver(queues=4), {"name": "vhost", "queues": "4", "rx_queue_size": "1024"}),
+        (Driver(vhost=False, queues=1), {"name": "qemu", "rx_queue_size": "1024"}),
+        (Driver(ring=512), {"name": "vhost", "queues": "2", "rx_queue_size": "512"}),
     ],
 )
-def test_drivers(vhost: bool | None, queues: int | None, driver: dict[str, str]) -> None:
-    made = rewrite(DIRECT, Back(Attachment.AS_IS, "", vhost, queues)).find("driver")
+def test_drivers(asked: Driver, driver: dict[str, str]) -> None:
+    made = rewrite(DIRECT, Back(Attachment.AS_IS, "", asked)).find("driver")
     assert made is not None
     assert made.attrib == driver
 
 
+@pytest.mark.parametrize(("mergeable", "word"), [(True, "on"), (False, "off")])
+def test_mergeable_buffers(mergeable: bool, word: str) -> None:
+    made = rewrite(DIRECT, Back(Attachment.AS_IS, "", Driver(mergeable=mergeable)))
+    host = made.find("driver/host")
+    assert host is not None
+    assert host.attrib == {"mrg_rxbuf": word}
+    guest = made.find("driver/guest")
+    assert (guest is not None) is (not mergeable)
+    if guest is not None:
+        assert {guest.get(name) for name in ("tso4", "tso6", "ecn", "ufo")} == {"off"}
+
+
 def test_a_driver_where_there_was_none() -> None:
-    made = rewrite(BARE, Back(Attachment.AS_IS, "", None, 2)).find("driver")
+    made = rewrite(BARE, Back(Attachment.AS_IS, "", Driver(queues=2))).find("driver")
     assert made is not None
     assert made.attrib == {"name": "vhost", "queues": "2"}
     assert rewrite(BARE, Back(Attachment.AS_IS)).find("driver") is None
 
 
 def test_what_cannot_be_switched() -> None:
-    assert switchable(nic(DIRECT), Back(Attachment.BRIDGE, "b", False, 2)) == ""
+    assert (
+        switchable(nic(DIRECT), Back(Attachment.BRIDGE, "b", Driver(vhost=False, queues=2))) == ""
+    )
     assert "network" in switchable(nic(BARE), Back(Attachment.BRIDGE))
-    assert switchable(nic(BARE), Back(Attachment.AS_IS, "", False)) == ""
-    assert "e1000" in switchable(nic(EMULATED), Back(Attachment.AS_IS, "", None, 2))
+    assert switchable(nic(BARE), Back(Attachment.AS_IS, "", Driver(vhost=False))) == ""
+    assert "e1000" in switchable(nic(EMULATED), Back(Attachment.AS_IS, "", Driver(queues=2)))
     assert switchable(nic(EMULATED), Back(Attachment.BRIDGE, "b")) == ""
     with pytest.raises(VsrtuneError, match="napi-macvtap"):
         rewritten(nic(DIRECT), Back(Attachment.NAPI_MACVTAP))

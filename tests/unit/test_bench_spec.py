@@ -27,7 +27,8 @@ routers:
     back:  {mac: "52:54:00:aa:02:02", source: 10.20.250.2, destination: 10.10.250.100}
 traffic: {size: imix, flows: 4, bidirectional: true}
 method: {kind: sweep, rates: [4000, 16000], seconds: 500ms, repeats: 3}
-configuration: {tuning: libvirt-pins, cpus: 1, vhost: true, queues: 2, attachment: bridge}
+configuration: {tuning: libvirt-pins, cpus: 1, vhost: true, queues: 2, ring: 512,
+                mergeable: false, attachment: bridge, apply: [a], revert: [b, c]}
 limits: {pps: 200000, seconds: 1 min}
 warmup: 0.25
 """
@@ -55,8 +56,8 @@ def test_whole() -> None:
     assert spec.traffic == model.Traffic("imix", 4, True)
     assert spec.method == model.Method("sweep", (4000, 16000), 0.5, 3)
     assert spec.configuration == model.Configuration(
-        "overload", model.Tuning.LIBVIRT_PINS, cpus="1", vhost=True, queues=2,
-        attachment=model.Attachment.BRIDGE,
+        "overload", model.Tuning.LIBVIRT_PINS, cpus="1", vhost=True, queues=2, ring=512,
+        mergeable=False, apply=("a",), revert=("b", "c"), attachment=model.Attachment.BRIDGE,
     )  # fmt: skip
     assert spec.limits == model.Limits(200000, 60.0)
     assert (spec.name, spec.warmup, spec.path) == ("overload", 0.25, "specs/x.yaml")
@@ -154,6 +155,8 @@ MISTAKES = [
     (SMALL + "configuration: {policy: p}\n", "x.yaml:7: configuration.policy: this belongs to tuning policy, not to untuned; remove it, or write tuning: policy"),
     (SMALL + "configuration: {tuning: libvirt-pins, cpus: 3-}\n", "x.yaml:7: configuration.cpus: "),
     (SMALL + "configuration: {tuning: command, apply: [a]}\n", "x.yaml:7: configuration: tuning command needs the key 'revert'; add it, or write another tuning"),
+    (SMALL + "configuration: {revert: [a]}\n", "x.yaml:7: configuration.revert: revert needs the key 'apply' beside it; add it: what is changed for a measurement is taken back"),
+    (SMALL + "configuration: {ring: 300}\n", "x.yaml:7: configuration.ring: 300 is no size of a ring; write 256, 512 or 1024"),
 ]  # fmt: skip
 
 

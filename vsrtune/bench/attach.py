@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from vsrtune.bench import bridges
-from vsrtune.bench.interface_xml import Back, Nic, differences, nic, rewritten, switchable
+from vsrtune.bench.interface_xml import (
+    UNASKED,
+    Back,
+    Driver,
+    Nic,
+    differences,
+    nic,
+    rewritten,
+    switchable,
+)
 from vsrtune.bench.live_domains import LiveDomains
 from vsrtune.bench.model import Attachment, Configuration, Router
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
@@ -34,18 +43,18 @@ class Wanted:
     """What a configuration asks of the interfaces."""
 
     attachment: Attachment = Attachment.AS_IS
-    vhost: bool | None = None
-    queues: int | None = None
+    driver: Driver = UNASKED
 
     @classmethod
     def of(cls, configuration: Configuration) -> Wanted:
         """Of the whole of it, the part that concerns interfaces."""
-        return cls(configuration.attachment, configuration.vhost, configuration.queues)
+        c = configuration
+        return cls(c.attachment, Driver(c.vhost, c.queues, c.ring, c.mergeable))
 
     def back(self, lower: str) -> Back:
         """The same for an interface on ``lower``."""
         bridge = bridges.name_for(self.attachment, lower) if lower else ""
-        return Back(self.attachment, bridge, self.vhost, self.queues)
+        return Back(self.attachment, bridge, self.driver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class Attachments:
             return
         where = "configuration"
         if not self._routers:
-            hint = "leave out attachment, vhost and queues"
+            hint = "leave out attachment, vhost, queues, ring and mergeable"
             raise VsrtuneError("no router is a guest, there is nothing to attach", where=where,
                                hint=hint)  # fmt: skip
         domains = self._originals()

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 from vsrtune.bench import attach, put_back
 from vsrtune.bench.attach import Attachments, Wanted
+from vsrtune.bench.commands import run
 from vsrtune.bench.model import Configuration, Spec, Tuning
 from vsrtune.bench.tuning import Tuner
 from vsrtune.closing import Closing
@@ -40,8 +41,9 @@ class Configurator(Closing):
     again; it raises VsrtuneError when one does not in time.
 
     The ledger has an entry for what is attached from before the first move until the
-    originals are back, and after it one for the present tuning: taken back latest
-    first, the threads are untuned before they go with their interfaces.
+    originals are back, and after it one for the present tuning and one for a command
+    beside it: taken back latest first, the threads are untuned before they go with
+    their interfaces.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Configurator(Closing):
         # Entries of the ledger: id, and for a tuning what takes it back.
         self._attached: Any = None
         self._original: dict[str, Any] = {}
-        self._tuned: tuple[Any, Callable[[], object]] | None = None
+        self._tuned: list[tuple[Any, Callable[[], object]]] = []
 
     def __enter__(self) -> Self:
         """Raises VsrtuneError when the daemon runs, when another process holds the
@@ -147,34 +149,35 @@ class Configurator(Closing):
         self._attached = None
 
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
-        if configuration.tuning is Tuning.UNTUNED:
-            return ()
         tuner = self._entered()
-        undo: Callable[[], object] = tuner.undo
-        if configuration.tuning is Tuning.COMMAND:
-            data: dict[str, Any] = {"revert": list(configuration.revert)}
-            undo = partial(put_back.revert_command, data)
-            entry = self._ledger.add(put_back.COMMAND, data)
-        else:
-            data = {"journal": str(self._path), "uri": self._uri}
-            entry = self._ledger.add(put_back.TUNING, data)
-        self._tuned = (entry, undo)
+        notes: tuple[str, ...] = ()
         try:
-            return tuner.apply(configuration)
+            if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
+                data: dict[str, Any] = {"journal": str(self._path), "uri": self._uri}
+                self._begin(put_back.TUNING, data, tuner.undo)
+                notes = tuner.apply(configuration)
+            if configuration.apply:
+                data = {"revert": list(configuration.revert)}
+                self._begin(put_back.COMMAND, data, partial(put_back.revert_command, data))
+                run(configuration.apply)
         except VsrtuneError:
             # What went wrong first says more than what then cannot be put back;
             # `restore` meets the latter again.
             with contextlib.suppress(VsrtuneError):
                 self._untune()
             raise
+        return notes
+
+    def _begin(self, kind: str, data: dict[str, Any], undo: Callable[[], object]) -> None:
+        """What is about to be changed is in the ledger before it is."""
+        self._tuned.append((self._ledger.add(kind, data), undo))
 
     def _untune(self) -> None:
-        if self._tuned is None:
-            return
-        entry, undo = self._tuned
-        undo()
-        self._ledger.done(entry)
-        self._tuned = None
+        while self._tuned:
+            entry, undo = self._tuned[-1]
+            undo()
+            self._ledger.done(entry)
+            self._tuned.pop()
 
     def _entered(self) -> Tuner:
         if self._tuner is None:

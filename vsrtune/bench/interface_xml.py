@@ -34,14 +34,27 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
+class Driver:
+    """What is asked of an interface's driver; None: as it was. ``ring`` counts slots of
+    a receive ring; without ``mergeable`` buffers there is no receive offload either."""
+
+    vhost: bool | None = None
+    queues: int | None = None
+    ring: int | None = None
+    mergeable: bool | None = None
+
+
+UNASKED = Driver()
+
+
+@dataclass(frozen=True, slots=True)
 class Back:
     """What an interface shall stand on: the kind, the bridge for kinds that have one,
-    and what is asked of its driver (None: as it was)."""
+    and its driver."""
 
     attachment: Attachment
     bridge: str = ""
-    vhost: bool | None = None
-    queues: int | None = None
+    driver: Driver = UNASKED
 
 
 def nics(domain: str) -> tuple[Nic, ...]:
@@ -78,7 +91,7 @@ def rewritten(original: Nic, back: Back) -> str:
             where=f"interface {original.mac}",
             hint="use macvtap, bridge or openvswitch",
         )
-    _drive(element, original, back)
+    _drive(element, original, back.driver)
     return ET.tostring(element, encoding="unicode")
 
 
@@ -86,8 +99,11 @@ def switchable(found: Nic, back: Back) -> str:
     """Why ``found`` cannot be attached as ``back`` asks, "" when it can."""
     if back.attachment is not Attachment.AS_IS and (found.kind != "direct" or not found.lower):
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
-    if (back.vhost, back.queues) != (None, None) and not found.model.startswith("virtio"):
-        return f"its model is {found.model or 'unset'}, and vhost and queues are virtio's"
+    if back.driver != UNASKED and not found.model.startswith("virtio"):
+        return (
+            f"its model is {found.model or 'unset'}, and vhost, queues, ring and mergeable "
+            "are virtio's"
+        )
     return ""
 
 
@@ -107,8 +123,8 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     )
 
 
-def _drive(element: ET.Element, original: Nic, back: Back) -> None:
-    if back.vhost is None and back.queues is None:
+def _drive(element: ET.Element, original: Nic, back: Driver) -> None:
+    if back == UNASKED:
         return
     driver = element.find("driver")
     if driver is None:
@@ -116,12 +132,23 @@ def _drive(element: ET.Element, original: Nic, back: Back) -> None:
     if back.vhost is not None:
         driver.set("name", "vhost" if back.vhost else "qemu")
     elif driver.get("name") is None and original.model.startswith("virtio"):
-        # What libvirt does without a name, and queues need one.
+        # What libvirt does without a name, and the others need one.
         driver.set("name", "vhost")
     if back.queues is not None:
         driver.attrib.pop("queues", None)
         if back.queues > 1:
             driver.set("queues", str(back.queues))
+    if back.ring is not None:
+        driver.set("rx_queue_size", str(back.ring))
+    if back.mergeable is not None:
+        _child(driver, "host").set("mrg_rxbuf", "on" if back.mergeable else "off")
+        if not back.mergeable:
+            # A guest that may be sent segments of 64 KiB reserves so much for every slot
+            # of the ring, and a small one runs out of memory. From QEMU 8.2 on there is
+            # USO as well, which libvirt cannot turn off.
+            guest = _child(driver, "guest")
+            for offload in ("tso4", "tso6", "ecn", "ufo"):
+                guest.set(offload, "off")
 
 
 def _nic(element: ET.Element) -> Nic:
@@ -134,6 +161,11 @@ def _nic(element: ET.Element) -> Nic:
         model=_attribute(element, "model", "type"),
         xml=ET.tostring(element, encoding="unicode").strip(),
     )
+
+
+def _child(element: ET.Element, name: str) -> ET.Element:
+    found = element.find(name)
+    return ET.SubElement(element, name) if found is None else found
 
 
 def _attribute(element: ET.Element, child: str, name: str) -> str:

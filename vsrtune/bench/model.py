@@ -88,8 +88,10 @@ class Configuration:
 
     ``policy`` is the text of a policy file, for Tuning.POLICY; it may hold several
     documents' worth of guests by pattern. ``apply`` and ``revert`` are command lines
-    (argv) for Tuning.COMMAND: a peer such as TuneD is measured so. ``vhost`` and
-    ``queues`` of None leave the guest's interfaces as they are.
+    (argv): all there is to Tuning.COMMAND (a peer such as TuneD is measured so), and
+    carried out after any other tuning (a setting that no policy has). ``vhost``,
+    ``queues``, ``ring`` (slots of a receive ring) and ``mergeable`` (receive buffers) of
+    None leave the guest's interfaces as they are.
     """
 
     name: str
@@ -102,6 +104,8 @@ class Configuration:
     attachment: Attachment = Attachment.AS_IS
     vhost: bool | None = None
     queues: int | None = None
+    ring: int | None = None
+    mergeable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ _TUNING_KEYS = {
     Tuning.LIBVIRT_PINS: ("cpus",),
     Tuning.COMMAND: ("apply", "revert"),
 }
+# These also go with any other tuning, but not one without the other.
+_COMMANDS = ("apply", "revert")
 _UNICAST_END = int(ipaddress.IPv4Address("224.0.0.0"))
 
 
@@ -232,12 +234,27 @@ class Checker:
                         f"tuning {tuning} needs the key {key!r}",
                         "add it, or write another tuning",
                     )
-                elif tuning is not configuration.tuning and there:
+                elif tuning is not configuration.tuning and there and key not in _COMMANDS:
                     self.fail(
                         ("configuration", key),
                         f"this belongs to tuning {tuning}, not to {configuration.tuning}",
                         f"remove it, or write tuning: {tuning}",
                     )
+        if configuration.tuning is not Tuning.COMMAND and (
+            bool(configuration.apply) != bool(configuration.revert)
+        ):
+            present, missing = _COMMANDS if configuration.apply else _COMMANDS[::-1]
+            self.fail(
+                ("configuration", present),
+                f"{present} needs the key {missing!r} beside it",
+                "add it: what is changed for a measurement is taken back",
+            )
+        if configuration.ring not in (None, 256, 512, 1024):
+            self.fail(
+                ("configuration", "ring"),
+                f"{configuration.ring} is no size of a ring",
+                "write 256, 512 or 1024",
+            )
         if configuration.cpus:
             try:
                 CpuSet.parse(configuration.cpus)

@@ -250,8 +250,8 @@ _CONFIGURATION = _mapping(
             "maximum": MAX_CPU,
             "x-expects": "a CPU number or a CPU list such as 1-2,5",
         },
-        "apply": _argv("tuning command: what applies it."),
-        "revert": _argv("tuning command: what takes it back."),
+        "apply": _argv("tuning command: what applies it; else run after the tuning."),
+        "revert": _argv("What takes back what apply did."),
         "attachment": _choice(
             "What connects the guests' interfaces to the devices below them.",
             [a.value for a in Attachment],
@@ -259,6 +259,16 @@ _CONFIGURATION = _mapping(
         "vhost": _flag("Whether vhost-net carries the frames; as it is when left out."),
         "queues": _number(
             "Queues of each guest interface; as they are when left out.", 1, MAX_QUEUES
+        ),
+        "ring": _number(
+            "Slots of each receive ring between host and guest, 256, 512 or 1024; as they are "
+            "when left out.",
+            256,
+            1024,
+        ),
+        "mergeable": _flag(
+            "Mergeable receive buffers; off, a guest also gets no frame above its MTU. As they are "
+            "when left out."
         ),
     },
 )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from vsrtune import executor
 from vsrtune.actions import Plan
-from vsrtune.bench.commands import run
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.put_back import failure, settle
@@ -76,23 +75,21 @@ class Tuner:
 
     def check(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot be carried out, as far as can be told."""
+        if configuration.tuning is Tuning.COMMAND or configuration.apply:
+            _check_commands(configuration)
         match configuration.tuning:
-            case Tuning.UNTUNED:
+            case Tuning.UNTUNED | Tuning.COMMAND:
                 return
-            case Tuning.COMMAND:
-                _check_commands(configuration)
             case Tuning.POLICY:
                 policies(configuration)
             case Tuning.LIBVIRT_PINS:
                 pin_cpus(configuration, self._ops.online(), self._sender)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
-        """Carry out the configuration's tuning on an untuned host; notes for people."""
+        """Carry out what the configuration asks of vsrtune's own journal on an untuned
+        host, which its commands are no part of; notes for people."""
         match configuration.tuning:
-            case Tuning.UNTUNED:
-                return ()
-            case Tuning.COMMAND:
-                run(configuration.apply)
+            case Tuning.UNTUNED | Tuning.COMMAND:
                 return ()
             case Tuning.POLICY:
                 chosen = policies(configuration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +104,10 @@ def tuned(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> set[int
     labhelp.write_policies("auto")
     labhelp.start()
     return irq_cpus
+
+
+def pytest_sessionfinish() -> None:
+    """Whoever wonders later what took long finds the daemon's log beside the results."""
+    log = labhelp.sh("journalctl", "-b", "-u", "vsrtune", "-o", "short-precise", check=False)
+    if os.path.isdir("/mnt/share"):
+        Path("/mnt/share/vsrtune.log").write_text(log.stdout)

@@ -147,9 +147,10 @@ def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[
         assert interfaces(guest.name).count("queues='4'") == 2
         assert len(guest.workers()) == 8
         assert forwarded(guest) > 900
-    configurator.apply(EMULATED)
+    configurator.apply(replace(EMULATED, mergeable=False))
     for guest in routers:
         assert guest.workers() == []
+        assert interfaces(guest.name).count("mrg_rxbuf='off'") == 2
         assert forwarded(guest) > 500
     configurator.apply(Configuration("macvtap", attachment=Attachment.MACVTAP))
     assert {g.name: len(g.workers()) for g in routers} == workers
@@ -201,20 +202,36 @@ def test_policy(
 
 
 def test_policy_on_a_bridge(
-    alone: None, configurator: Configurator, routers: list[LabGuest]
+    alone: None, configurator: Configurator, routers: list[LabGuest], tmp_path: Path
 ) -> None:
-    """The threads of interfaces that were just attached are found and tuned."""
+    """The threads of interfaces that were just attached are found and tuned; a command
+    comes on top."""
+    mark = tmp_path / "mark"
     text = labhelp.tuned_policy("*", "0").partition("queue:")[0]
     tuned = Configuration(
-        "both", Tuning.POLICY, policy=text, attachment=Attachment.BRIDGE, queues=2
+        "both",
+        Tuning.POLICY,
+        policy=text,
+        apply=("touch", str(mark)),
+        revert=("rm", str(mark)),
+        attachment=Attachment.BRIDGE,
+        queues=2,
+        ring=512,
     )
+    configurator.check([tuned])
     print(configurator.apply(tuned))
+    assert mark.exists()
     for guest in routers:
         assert len(guest.workers()) == 4
         for tid in guest.data_plane():
             assert 0 not in labhelp.mask(tid)
             assert f"priority={labhelp.PRIORITY}" in hoststate.sched(tid)
+        assert interfaces(guest.name).count("rx_queue_size='512'") == 2
         assert forwarded(guest) > 900
+    configurator.apply(UNTUNED)
+    assert not mark.exists()
+    for guest in routers:
+        assert "rx_queue_size" not in interfaces(guest.name)
 
 
 def test_command(configurator: Configurator, tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def entry(kind: str, name: str, key: str, build: Callable[[Path], None]) -> Path
     return place
 
 
+@contextlib.contextmanager
+def lock(name: str, what: str) -> Iterator[None]:
+    """One at a time, among all tools that use this cache; `what` is waited for."""
+    root().mkdir(parents=True, exist_ok=True)
+    with _lock(root() / f"{name}.lock", what):
+        yield
+
+
 def clean() -> None:
     shutil.rmtree(root(), ignore_errors=True)
 

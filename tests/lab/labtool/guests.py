@@ -20,7 +20,7 @@ NATIVE_INDEX = 250
 # The plain one comes after any libvirt guest.
 _PLAIN_INDEX = 200
 MAX_GUESTS = 100
-MEMORY_MIB = 160
+MEMORY_MIB = 256
 
 _KERNEL = "/boot/router-vmlinux"
 _INITRD = "/run/lab/router.cpio"

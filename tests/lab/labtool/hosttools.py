@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import progress
+from . import cache, progress
 from .errors import LabError
 
 _APT_TIMEOUT = 1200
@@ -40,6 +40,15 @@ PACKAGE = {
 
 
 def ensure(needed: dict[str, str]) -> None:
+    """Install what is missing on this machine. Raises LabError."""
+    if all(_present(what) for what in needed):
+        return
+    # apt refuses a second one of itself.
+    with cache.lock("apt", "another installation"):
+        _ensure(needed)
+
+
+def _ensure(needed: dict[str, str]) -> None:
     missing = sorted({package for what, package in needed.items() if not _present(what)})
     if not missing:
         return

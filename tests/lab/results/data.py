@@ -39,6 +39,13 @@ class Data:
             self._read[key] = outcome_from_json(path.read_text(encoding="utf-8"), str(path))
         return self._read[key]
 
+    def text(self, run: str, name: str) -> str:
+        """What a run's command left beside its result. Raises Missing."""
+        path = self._raw / self._figure / f"{run}.{name}.txt"
+        if not path.exists():
+            raise Missing(f"{self._figure}/{run}.{name}")
+        return path.read_text(encoding="utf-8")
+
     def has(self, run: str) -> bool:
         try:
             self.outcome(run)

@@ -95,6 +95,8 @@ def routes_archive(index: int, count: int) -> Path:
     script.write_text(
         "#!/bin/busybox sh\n"
         "export PATH=/bin\n"
+        # The shell opens it as standard input of what it runs in the background.
+        "busybox mknod /dev/null c 1 3\n"
         "(\n"
         "\texec >/dev/console 2>&1\n"
         "\tuntil [ -e /proc/net/route ] && ip route | busybox grep -q '^10.128'; do sleep 1; done\n"

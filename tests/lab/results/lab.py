@@ -81,6 +81,8 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -
         status = subprocess.run(command, check=False).returncode
         for key, _ in runs:
             _keep(share / "raw" / f"{key}.json", raw / f"{key}.json")
+            for text in (share / "raw" / key).parent.glob(f"{Path(key).name}.*.txt"):
+                shutil.copy(text, raw / Path(key).parent)
         logs = share / "log"
         if logs.is_dir() and status not in (0, TIME_UP):
             for log in sorted(logs.rglob("*.log")):

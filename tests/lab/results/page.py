@@ -1,4 +1,5 @@
-"""Writes docs/results: a page for the papers' figures, one for the peers, and the plots.
+"""Writes docs/results: a page each for the papers' figures, the peers and the levers, and
+the plots.
 
 Every figure on the pages is computed from the raw results; a run that was not made
 leaves a line that says so.
@@ -16,10 +17,12 @@ from vsrtune.bench.model import Outcome
 from vsrtune.bench.points import DROPS, by_configuration, used
 from vsrtune.bench.summaries import number, percent
 
-# Of a claim of a paper, and of an aim of our own.
+# Of a claim of a paper, of an aim of our own, and of a lever.
 _AGREES = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
 _REACHED = {"agrees": "reached", "differs": "**not reached**", "open": "not shown"}
+_HELPS = {"agrees": "helps", "differs": "**hurts**", "open": "no difference shown"}
 _PEERS = "peers"
+_LEVERS = "levers"
 
 _HEAD = """\
 One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
@@ -47,12 +50,15 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     """Write all pages; plots go to ``docs/png``."""
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
-    papers = [f for f in figures if not f.id.startswith(_PEERS)]
+    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS))]
     peers = [f for f in figures if f.id.startswith(_PEERS)]
+    levers = [f for f in figures if f.id.startswith(_LEVERS)]
     title = "# The papers' figures, measured again"
     _page(docs / "paper.md", [title, "", _HEAD], papers, data, docs, _AGREES, _WAITS)
     title = "# What else an operator could use"
     _page(docs / "peers.md", [title, "", _HEAD], peers, data, docs, _REACHED, "")
+    title = "# Which settings are worth something"
+    _page(docs / "levers.md", [title, "", _HEAD], levers, data, docs, _HELPS, "")
 
 
 def _page(

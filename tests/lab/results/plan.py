@@ -154,7 +154,7 @@ BASE = Boot("base")
 BOOKWORM = Boot("bookworm", release="bookworm")
 ROUTES = Boot(
     "routes",
-    guests=(Guest(routes=0), Guest(routes=16384)),
+    guests=(Guest(routes=0), Guest(routes=262144)),
     native_routes=0,
 )
 THREADS = Boot("threads", guests=(Guest(), Guest(vcpus=2), Guest(vcpus=2, queues=2)))

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from results.plan import Figure
 
-from . import fig02, fig03, fig07, fig08, fig09, fig10, fig13, fig15, native, peers, seed002
+from . import (
+    fig02,
+    fig03,
+    fig07,
+    fig08,
+    fig09,
+    fig10,
+    fig13,
+    fig15,
+    levers,
+    native,
+    peers,
+    profile,
+    seed002,
+)
 
 FIGURES: tuple[Figure, ...] = (
     native.FIGURE,
     peers.FIGURE,
     peers.BOOKWORM_FIGURE,
+    profile.FIGURE,
+    levers.HOST,
+    levers.GUEST,
     fig02.FIGURE,
     fig03.FIGURE,
     fig15.FIGURE,

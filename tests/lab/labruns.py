@@ -1,0 +1,102 @@
+"""Runs several labs at once, ahead of the tests that wait for them.
+
+A lab's tests keep one core busy, not two: they wait for guests, timers and each other. The
+output of the lab whose turn it is comes live, that of the others when theirs comes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labtool.session import CRASHED
+
+# A broken kernel says nothing about what was tested, which is all in user space; it is
+# told at the end all the same. Tests that fail are not run again.
+ATTEMPTS = 3
+_GIB_EACH = 5
+_PAUSE = 0.2
+
+
+def jobs() -> int:
+    """How many labs may run at once: LAB_JOBS, else one for each core and 5 GiB, four at
+    most."""
+    asked = os.environ.get("LAB_JOBS")
+    if asked:
+        return max(1, int(asked))
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
+    return max(1, min(4, os.cpu_count() or 1, gib // _GIB_EACH))
+
+
+@dataclass
+class LabRun:
+    """One lab. ``status`` is known at its end; ``crashes`` says which boots broke."""
+
+    name: str
+    share: Path
+    status: int = -1
+    crashes: list[str] = field(default_factory=list)
+
+
+class LabRuns:
+    """Starts labs as soon as there is room for them, in order."""
+
+    def __init__(self, commands: Mapping[str, Callable[[Path], list[str]]], place: Path) -> None:
+        self._place = place
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._pool = ThreadPoolExecutor(jobs())
+        self._runs: dict[str, Future[LabRun]] = {
+            name: self._pool.submit(self._run, name, command) for name, command in commands.items()
+        }
+
+    def follow(self, name: str) -> LabRun:
+        """Relay a lab's output from its beginning until its end."""
+        future = self._runs[name]
+        log = self._log(name)
+        while not log.exists() and not future.done():
+            time.sleep(_PAUSE)
+        with log.open("r", errors="replace") as output:
+            while True:
+                ended = future.done()
+                text = output.read()
+                sys.stdout.write(text)
+                sys.stdout.flush()
+                if ended and not text:
+                    return future.result()
+                time.sleep(_PAUSE)
+
+    def close(self) -> None:
+        """End what still runs."""
+        for future in self._runs.values():
+            future.cancel()
+        for process in list(self._running.values()):
+            process.terminate()
+        self._pool.shutdown()
+
+    def _log(self, name: str) -> Path:
+        return self._place / f"{name}.log"
+
+    def _run(self, name: str, command: Callable[[Path], list[str]]) -> LabRun:
+        run = LabRun(name, self._place / name)
+        run.share.mkdir()
+        with self._log(name).open("wb") as log:
+            for attempt in range(1, ATTEMPTS + 1):
+                process = subprocess.Popen(
+                    command(run.share),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+                self._running[name] = process
+                run.status = process.wait()
+                del self._running[name]
+                if run.status != CRASHED:
+                    break
+                run.crashes.append(f"{name}: the lab crashed, boot {attempt} of {ATTEMPTS}")
+        return run
