@@ -83,7 +83,7 @@ class ThreadCgroup:
 
 @dataclass(frozen=True, slots=True)
 class CgroupDir:
-    """A threaded cgroup of our own. Value: bool, whether it exists."""
+    """A cgroup of our own, threaded but at the top. Value: bool, whether it exists."""
 
     kind: ClassVar[str] = "cgroup-dir"
     guest: str
@@ -135,20 +135,87 @@ class TxQueueLen:
         return f"{self.guest}: {self.device} txqueuelen"
 
 
+@dataclass(frozen=True, slots=True)
+class CpusetList:
+    """The raw text of a cpuset file, "" when unset. ``masks``: threads below whose
+    affinity is narrower than their cpuset, which a rewrite may lose (6.1 always loses
+    it); carried for undo and not part of the comparison."""
+
+    text: str
+    masks: tuple[ThreadMask, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return f"CPUs {self.text}" if self.text else "unset"
+
+
+@dataclass(frozen=True, slots=True)
+class CpusetFile:
+    """``cpuset.cpus`` or ``cpuset.cpus.exclusive`` (``file``) of a cgroup, as it is on
+    the way to a partition. Value: CpusetList."""
+
+    kind: ClassVar[str] = "cpuset-file"
+    guest: str
+    path: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: cgroup {self.path} {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The text of ``cpuset.cpus.partition``: ``member``, ``root``, or ``root invalid
+    (reason)``, which is a root that something else has made useless."""
+
+    text: str
+
+    @property
+    def wanted(self) -> str:
+        """What was written to the file, whether it is in force or not."""
+        return self.text.partition(" ")[0]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Whether a cgroup is a cpuset partition, whose CPUs are a root domain of their own.
+    Value: PartitionState."""
+
+    kind: ClassVar[str] = "partition"
+    guest: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: partition {self.path}"
+
+
 # Stands where a target names its guest when the target is the host's own, as the
 # ksoftirqd threads are. No guest can be called so: libvirt refuses a slash in names.
 HOST_REF = "host/"
 
+CgroupTarget = CgroupDir | CpusetFile | Partition
 Target = (
-    ThreadAffinity | ThreadSched | ThreadCgroup | CgroupDir | VcpuPin | EmulatorPin | TxQueueLen
+    ThreadAffinity
+    | ThreadSched
+    | ThreadCgroup
+    | CgroupDir
+    | CpusetFile
+    | Partition
+    | VcpuPin
+    | EmulatorPin
+    | TxQueueLen
 )
-Value = CpuSet | Sched | Pin | str | int | bool
+Value = CpuSet | Sched | Pin | CpusetList | PartitionState | str | int | bool
 
 VALUE_TYPES: dict[str, type] = {
     ThreadAffinity.kind: CpuSet,
     ThreadSched.kind: Sched,
     ThreadCgroup.kind: str,
     CgroupDir.kind: bool,
+    CpusetFile.kind: CpusetList,
+    Partition.kind: PartitionState,
     VcpuPin.kind: Pin,
     EmulatorPin.kind: Pin,
     TxQueueLen.kind: int,
@@ -198,12 +265,14 @@ def decode_value(target: Target, data: Any, where: str) -> Value:
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """A setting that is left as it is, and why. ``held`` marks one that an operator
-    changed after us, and that is therefore drift although nothing will be written."""
+    changed after us, and that is therefore drift although nothing will be written;
+    ``pending`` one that the kernel takes only once its thread has run."""
 
     guest: str
     subject: str
     reason: str
     held: bool = False
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

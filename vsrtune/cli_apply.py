@@ -52,6 +52,9 @@ def apply(
     (`systemctl start vsrtune`) does the same whenever the host changes; while it runs,
     use `systemctl reload vsrtune` instead.
 
+    A thread takes class deadline only once it has run on its new CPUs. Until then the
+    setting is named as pending; apply again, or let the daemon do it.
+
     \b
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
     or refused (the refused guest was not changed).
@@ -81,6 +84,8 @@ def apply(
         click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
     for target in result.vanished:
         click.echo(f"{target}: gone meanwhile")
+    for action, error in result.pending:
+        click.echo(f"pending: {report.failure_line(action, error)}")
     if made.actions:
         click.echo(f"{len(result.done)} of {len(made.actions)} changes done.")
     if result.failed:

@@ -35,8 +35,11 @@ def show(
         click.echo(snapshot.to_json())
         return
     from vsrtune import render, report
+    from vsrtune.budget_use import measure
+    from vsrtune.rootfs import LiveRoot
 
-    render.show(report.snapshot_tables(snapshot))
+    budgets = measure(LiveRoot(), snapshot) if root is None else {}
+    render.show(report.snapshot_tables(snapshot, budgets))
 
 
 @click.command()

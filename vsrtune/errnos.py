@@ -30,6 +30,8 @@ class Operation(Enum):
     MKDIR = "mkdir of a cgroup"
     RMDIR = "rmdir of a cgroup"
     CPUSET = "write to cpuset.cpus"
+    EXCLUSIVE = "write to cpuset.cpus.exclusive"
+    PARTITION = "write to cpuset.cpus.partition"
     TXQUEUELEN = "write to tx_queue_len"
 
 
@@ -144,6 +146,17 @@ _TABLE: dict[tuple[Operation, int], Verdict] = {
         _LATER, "the cgroup is being removed", "retried at the next pass"),
     (Operation.CPUSET, errno.ENOENT): Verdict(
         _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
+    # update_exclusive_cpumask, validate_change
+    (Operation.EXCLUSIVE, errno.EINVAL): Verdict(
+        _NEVER, "a cgroup beside it, or a partition, has one of these CPUs for itself",
+        "look at cpuset.cpus and cpuset.cpus.exclusive of the cgroups beside it"),
+    (Operation.EXCLUSIVE, errno.ENOENT): _GONE,
+    (Operation.EXCLUSIVE, errno.ENODEV): _GONE,
+    # update_prstate
+    (Operation.PARTITION, errno.EINVAL): Verdict(
+        _NEVER, "the kernel makes no partition here", "look at cpuset.cpus.partition"),
+    (Operation.PARTITION, errno.ENOENT): _GONE,
+    (Operation.PARTITION, errno.ENODEV): _GONE,
     # dev_change_tx_queue_len
     (Operation.TXQUEUELEN, errno.ENOENT): _GONE,
     (Operation.TXQUEUELEN, errno.ENODEV): _GONE,

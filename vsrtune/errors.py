@@ -59,6 +59,11 @@ class StaleError(WriteError):
     """The host changed between plan and apply."""
 
 
+class PendingError(WriteError):
+    """The kernel takes the setting only once the thread has run: tried again then, and no
+    failure of what was done for its guest."""
+
+
 class VanishedError(WriteError):
     """The thread, device or guest is gone: a normal event while tuning."""
 

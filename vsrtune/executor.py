@@ -32,18 +32,30 @@ from dataclasses import dataclass, field
 from vsrtune.actions import (
     Action,
     CgroupDir,
+    CpusetFile,
     EmulatorPin,
+    Partition,
     Pin,
     Plan,
     Target,
     ThreadAffinity,
     ThreadCgroup,
+    ThreadSched,
     Value,
+    VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, StaleError, VanishedError, VsrtuneError, WriteError
+from vsrtune.comparing import between, exactly, still_ours
+from vsrtune.errors import (
+    Lasting,
+    PendingError,
+    StaleError,
+    VanishedError,
+    VsrtuneError,
+    WriteError,
+)
 from vsrtune.journal import Journal
-from vsrtune.journal_records import Entry, same_setting
+from vsrtune.journal_records import Entry, same_setting, undo_order
+from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import SysOps
 
 
@@ -68,7 +80,8 @@ class Result:
     """What happened. ``done`` holds no action of a guest that failed. ``failed`` holds
     the action that failed first in its guest, and any that could not be taken back
     (as its inverse). ``skipped`` were not tried because of an earlier failure of
-    the guest. ``rolled_back`` is True when something failed and every failed guest is
+    the guest. ``pending`` are settings that the kernel will take later, which is no
+    failure. ``rolled_back`` is True when something failed and every failed guest is
     as it was before the pass."""
 
     done: tuple[Action, ...] = ()
@@ -77,6 +90,7 @@ class Result:
     left: tuple[Left, ...] = ()
     rolled_back: bool = False
     skipped: tuple[Action, ...] = ()
+    pending: tuple[tuple[Action, VsrtuneError], ...] = ()
 
 
 @dataclass(slots=True)
@@ -88,6 +102,7 @@ class _Tally:
     vanished: list[Target] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     skipped: list[Action] = field(default_factory=list)
+    pending: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
 
     def result(self, rolled_back: bool = False) -> Result:
         return Result(
@@ -97,6 +112,7 @@ class _Tally:
             tuple(self.left),
             rolled_back,
             tuple(self.skipped),
+            tuple(self.pending),
         )
 
 
@@ -117,7 +133,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
             expected = bool(done) or isinstance(target, CgroupDir)
-            if expected and _exactly(action.after, now, ops):
+            if expected and exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
             if not same_setting(action.before, now):
@@ -132,11 +148,14 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
             _change(action, ops, journal)
         except VanishedError:
             _vanished(target, journal, tally)
+        except PendingError as error:
+            tally.pending.append((action, error))
         except WriteError as error:
             tally.failed.append((action, error))
             passes[target.guest] = None
             stuck |= not _roll_back(done, ops, journal, tally)
             tally.done = [a for a in tally.done if a.target.guest != target.guest]
+            tally.pending = [p for p in tally.pending if p[0].target.guest != target.guest]
         else:
             done.append(action)
             tally.done.append(action)
@@ -145,7 +164,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
 
 def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = None) -> Result:
     """Restore the originals of the live entries, or of those that ``only`` accepts, in
-    reverse order of their first write. ``done`` holds the inverse actions.
+    reverse order of their first write (``undo_order``). ``done`` holds the inverse actions.
 
     Unfinished writes are resolved first, as ``recover`` does. A value that is no longer
     the one we wrote is left alone, reported and forgotten. An entry whose write
@@ -156,8 +175,18 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
     chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
     _resolve_all(chosen, ops, journal, tally)
     tally.done.clear()
-    wanted = {e.target for e in chosen}
-    for entry in reversed(journal.entries()):
+    _restore_all({e.target for e in chosen}, ops, journal, tally)
+    # A CPU list may be refused while those beside it are not back yet.
+    lists: set[Target] = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
+    if lists:
+        tally.failed = [f for f in tally.failed if f[0].target not in lists]
+        _restore_all(lists, ops, journal, tally)
+    return tally.result()
+
+
+def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """One round of undo."""
+    for entry in undo_order(journal.entries()):
         target = entry.target
         if target not in wanted or entry.state == "intent":
             continue
@@ -176,7 +205,6 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
             _vanished(target, journal, tally)
         except WriteError as error:
             tally.failed.append((back, error))
-    return tally.result()
 
 
 def recover(ops: SysOps, journal: Journal) -> Result:
@@ -228,12 +256,12 @@ def _take_back(
 ) -> None:
     """Bring a failed write back to ``before``: some of its steps may be on the host."""
     try:
-        if not _exactly(action.before, ops.read(action.target), ops):
+        if not exactly(action.before, ops.read(action.target), ops):
             ops.write(action.target, action.before)
             _read_back(action.target, action.before, ops)
         journal.revert(action.target)
         if guard is not None:
-            if not _exactly(guard.before, ops.read(guard.target), ops):
+            if not exactly(guard.before, ops.read(guard.target), ops):
                 ops.write(guard.target, guard.before)
             journal.done(guard.target)
     except VanishedError:
@@ -267,33 +295,13 @@ def _guard(action: Action, ops: SysOps, journal: Journal) -> Action | None:
 
 def _read_back(target: Target, wanted: Value, ops: SysOps) -> None:
     now = ops.read(target)
-    if not _exactly(wanted, now, ops):
+    if not exactly(wanted, now, ops):
         raise WriteError(
             f"wrote {wanted}, but the host has {now}",
             where=str(target),
             hint="something else sets this value too, or the kernel does not allow it here",
             lasting=Lasting.TRANSIENT,
         )
-
-
-def _exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
-    """Whether a write of ``wanted`` gives ``now``: equality, but for CPUs that are
-    offline, which no thread can have."""
-    if wanted == now and type(wanted) is type(now):
-        return True
-    if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
-        online = ops.online()
-        return wanted & online == now & online
-    if isinstance(wanted, Pin) and isinstance(now, Pin):
-        return wanted.cpuset == now.cpuset and _exactly(wanted.cpus, now.cpus, ops)
-    return False
-
-
-def _still_ours(written: Value, now: Value, ops: SysOps) -> bool:
-    """Whether the host has what we wrote; pins compare by their CPUs."""
-    if isinstance(written, Pin) and isinstance(now, Pin):
-        return _exactly(written.cpus, now.cpus, ops)
-    return _exactly(written, now, ops)
 
 
 def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
@@ -323,9 +331,9 @@ def _roll_back(done: list[Action], ops: SysOps, journal: Journal, tally: _Tally)
 def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
     """Undo one settled entry."""
     now = ops.read(entry.target)
-    if _exactly(entry.original, now, ops):
+    if exactly(entry.original, now, ops):
         journal.drop(entry.target, "the original is on the host")
-    elif _still_ours(entry.written, now, ops):
+    elif still_ours(entry.written, now, ops):
         _change(back, ops, journal)
         tally.done.append(back)
     else:
@@ -342,6 +350,15 @@ def _blocked(target: Target, tally: _Tally) -> Target | None:
         if other.guest != target.guest:
             continue
         if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
+            return other
+        # No root domain is taken away from a thread that is still DEADLINE.
+        left = action.before
+        still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
+        if (
+            still
+            and isinstance(other, ThreadSched)
+            and isinstance(target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition)
+        ):
             return other
         if (
             isinstance(target, CgroupDir)
@@ -388,15 +405,15 @@ def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally:
     target = entry.target
     before, after = action.before, action.after
     now = ops.read(target)
-    if _exactly(after, now, ops):
+    if exactly(after, now, ops):
         ops.write(target, after)
         _read_back(target, after, ops)
         journal.done(target)
         tally.done.append(action)
-    elif _exactly(before, now, ops) and not isinstance(before, Pin):
+    elif exactly(before, now, ops) and not isinstance(before, Pin):
         # The write never happened. A pin may have reached the threads beside it.
         journal.revert(target)
-    elif before == after or _between(before, after, now, ops):
+    elif before == after or between(before, after, now, ops):
         if after == entry.original:
             ops.write(target, after)
             _read_back(target, after, ops)
@@ -410,17 +427,3 @@ def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally:
     else:
         tally.left.append(Left(target, now, after, entry.original))
         journal.drop(target, "changed by somebody else")
-
-
-def _between(before: Value, after: Value, now: Value, ops: SysOps) -> bool:
-    """Whether ``now`` can be a write from ``before`` to ``after`` that stopped half-way:
-    each part is that of one of the two, or what libvirt writes on the way."""
-    if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):
-        online = ops.online()
-        masks = [before.cpus & online, after.cpus & online, online]
-        masks += [CpuSet.parse(p.cpuset) for p in (before, after) if p.cpuset]
-        texts = {before.cpuset, after.cpuset, str(online), *map(str, masks)}
-        return now.cpuset in texts and now.cpus & online in masks + [
-            a & b for a in masks for b in masks
-        ]
-    return same_setting(before, now) or same_setting(after, now)

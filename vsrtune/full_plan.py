@@ -10,8 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune import planner
-from vsrtune.actions import Action, Plan, Skipped, Target, Value
-from vsrtune.journal_records import Entry
+from vsrtune.actions import (
+    Action,
+    CgroupTarget,
+    CpusetFile,
+    CpusetList,
+    Partition,
+    PartitionState,
+    Plan,
+    Skipped,
+    Target,
+    Value,
+)
+from vsrtune.journal_records import Entry, undo_order
 from vsrtune.model import Snapshot
 from vsrtune.policy import Policy
 from vsrtune.projection import after, project_actions
@@ -37,12 +48,11 @@ def full_plan(
         return planner.plan(snapshot, policies, ours, reassert)
     back: list[Action] = []
     foreign: list[Skipped] = []
-    for entry in reversed(entries):
+    for entry in undo_order(entries):
         target = entry.target
         if target not in released:
             continue
-        # Writing what is there already changes nothing.
-        if after(snapshot, Action(target, entry.written, entry.written, "")) == snapshot:
+        if _still_ours(snapshot, target, entry.written):
             back.append(Action(target, entry.written, entry.original, REASON))
         else:
             subject = str(target).removeprefix(f"{target.guest}: ")
@@ -50,3 +60,15 @@ def full_plan(
     kept = {target: value for target, value in ours.items() if target not in released}
     made = planner.plan(project_actions(snapshot, back), policies, kept, reassert)
     return replace(made, actions=(*back, *made.actions), skipped=(*foreign, *made.skipped))
+
+
+def _still_ours(snapshot: Snapshot, target: Target, written: Value) -> bool:
+    group = snapshot.host.cpuset(target.path) if isinstance(target, CgroupTarget) else None
+    if isinstance(target, Partition) and isinstance(written, PartitionState):
+        # One that became invalid is ours all the same.
+        return group is not None and PartitionState(group.partition).wanted == written.wanted
+    if isinstance(target, CpusetFile) and isinstance(written, CpusetList) and group is not None:
+        now = group.cpus if target.file == "cpuset.cpus" else group.exclusive
+        return now == written.text
+    # Writing what is there already changes nothing.
+    return after(snapshot, Action(target, written, written, "")) == snapshot

@@ -41,6 +41,18 @@ class HostThread:
         if text.rpartition(")")[2].split()[0] in ("Z", "X"):
             raise VanishedError("the thread has ended", where=self.where)
 
+    def last_cpu(self) -> int:
+        """The CPU the thread last ran on."""
+        return parse_stat(self._root.read(f"{self._base}/stat")).processor
+
+    def sleeps(self) -> bool:
+        """Whether it neither runs nor waits for a CPU."""
+        return self._root.read(f"{self._base}/stat").rpartition(")")[2].split()[0] != "R"
+
+    def kernel(self) -> bool:
+        """Whether it is a kernel thread."""
+        return parse_stat(self._root.read(f"{self._base}/stat")).kthread
+
     def affinity(self) -> CpuSet:
         """The thread's mask, as the observer reads it."""
         return parse_status_allowed(self._root.read(f"{self._base}/status"))

@@ -26,9 +26,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vsrtune.actions import Action, Pin, Target, Value, decode_target, decode_value
+from vsrtune.actions import (
+    Action,
+    CgroupDir,
+    CpusetFile,
+    PartitionState,
+    Pin,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    Value,
+    VcpuPin,
+    decode_target,
+    decode_value,
+)
 from vsrtune.codec import decode, encode
 from vsrtune.errors import VsrtuneError
+from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.root_domains import is_partition
 
 VERSION = 1
 
@@ -60,10 +76,55 @@ class Entry:
 
 def same_setting(a: Value, b: Value) -> bool:
     """Whether two values of a target are one setting: pins compare by their CPUs,
-    because libvirt writes the same cpuset in more than one way."""
+    because libvirt writes the same cpuset in more than one way, and a partition that
+    became invalid is still the one that was asked for."""
     if isinstance(a, Pin) and isinstance(b, Pin):
         return a.cpus == b.cpus
+    if isinstance(a, PartitionState) and isinstance(b, PartitionState):
+        return a.wanted == b.wanted
     return type(a) is type(b) and a == b
+
+
+def undo_order(entries: Iterable[Entry]) -> list[Entry]:
+    """The order in which entries are taken back: the reverse of their first writes, but
+    for what concerns root domains, because a thread may have been given another class, or
+    have been moved, before there was one:
+
+    1. threads leave class deadline before anything happens to their root domain
+    2. all else
+    3. threads leave the cgroups of partitions
+    4. these threads get their own CPUs back
+    5. cgroups of ours, and their CPU lists, when everybody has left them
+    """
+    found = list(entries)
+    found.reverse()
+    moved = {
+        e.target.thread
+        for e in found
+        if isinstance(e.target, ThreadCgroup) and _in_partition(e.written)
+    }
+    return sorted(found, key=lambda e: _undo_rank(e, moved))
+
+
+def _in_partition(cgroup: Value) -> bool:
+    name = str(cgroup).rpartition("/")[2]
+    return is_partition(name) or name.startswith("vcpu")
+
+
+def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
+    written = entry.written
+    match entry.target:
+        case ThreadSched() if isinstance(written, Sched) and written.cls is SchedClass.DEADLINE:
+            return 1
+        case ThreadCgroup(thread=thread) if thread in moved:
+            return 3
+        case ThreadAffinity(thread=thread) | VcpuPin(thread=thread) if thread in moved:
+            return 4
+        case CpusetFile(path=path, file="cpuset.cpus") if is_partition(path):
+            return 5
+        case CgroupDir():
+            return 5
+    return 2
 
 
 class Fold:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vsrtune import __version__
+from vsrtune.deadline import UNIT
+from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, SchedClass, Thread
 from vsrtune.state import BUCKETS, State
@@ -57,6 +59,48 @@ FAMILIES = {
             _THREAD,
             "Real-time priority of the thread, 0 when none.",
         ),
+        Family(
+            "thread_deadline_runtime_seconds",
+            "gauge",
+            _THREAD,
+            "CPU time the thread gets in each period, in seconds; class deadline only.",
+        ),
+        Family(
+            "thread_deadline_period_seconds",
+            "gauge",
+            _THREAD,
+            "Period of the thread's budget, in seconds; class deadline only.",
+        ),
+        Family(
+            "thread_deadline_deadline_seconds",
+            "gauge",
+            _THREAD,
+            "When in each period the runtime is due, in seconds; class deadline only.",
+        ),
+        Family(
+            "thread_deadline_used_ratio",
+            "gauge",
+            _THREAD,
+            "Share of its budget the thread used since the pass before, 1 when throttled.",
+        ),
+        Family(
+            "thread_deadline_pending",
+            "gauge",
+            _THREAD,
+            "1 while the thread has to run in its root domain before it can be deadline.",
+        ),
+        Family(
+            "root_domain_deadline_booked_ratio",
+            "gauge",
+            ("cpus", "cgroup"),
+            "Bandwidth that deadline threads have booked in the root domain, in CPUs.",
+        ),
+        Family(
+            "root_domain_deadline_free_ratio",
+            "gauge",
+            ("cpus", "cgroup"),
+            "Bandwidth the kernel still admits in the root domain, in CPUs.",
+        ),
         Family("thread_allowed_cpus", "gauge", _THREAD, "Number of CPUs the thread may run on."),
         Family("thread_last_cpu", "gauge", _THREAD, "CPU on which the thread last ran."),
         Family(
@@ -85,6 +129,12 @@ FAMILIES = {
             "gauge",
             ("domain", "source"),
             "Settings an operator changed by hand, left alone until the next reload.",
+        ),
+        Family(
+            "guest_pending",
+            "gauge",
+            ("domain", "source"),
+            "Settings of the guest that the kernel takes only once their thread has run.",
         ),
         Family("policies", "gauge", (), "Number of policies in use."),
         Family(
@@ -177,12 +227,19 @@ def families(state: State) -> list[Any]:
     out["build"].add_metric([], {"version": __version__})
     if state.snapshot is not None:
         for guest in state.snapshot.guests:
-            _add_guest(out, guest)
+            _add_guest(out, guest, state)
+        for domain in books(state.snapshot):
+            values = [str(domain.cpus), domain.made_by]
+            out["root_domain_deadline_booked_ratio"].add_metric(values, domain.booked / UNIT)
+            if domain.admitted is not None:
+                free = (domain.admitted - domain.booked) / UNIT
+                out["root_domain_deadline_free_ratio"].add_metric(values, free)
     for one in state.guests:
         labels = [_label(one.ref), one.source]
         out["guest_tuned"].add_metric(labels, float(one.tuned))
         out["guest_drift"].add_metric(labels, one.drift)
         out["guest_held"].add_metric(labels, one.held)
+        out["guest_pending"].add_metric(labels, one.pending)
     totals = state.totals
     out["policies"].add_metric([], state.policies)
     out["policy_reload_success"].add_metric([], float(state.reload_success))
@@ -212,7 +269,23 @@ def _empty(family: Family) -> Any:
     return make(f"vsrtune_{family.name}", family.help, labels=labels)
 
 
-def _add_guest(out: dict[str, Any], guest: Guest) -> None:
+def _add_budget(out: dict[str, Any], values: list[str], thread: Thread, state: State) -> None:
+    sched = thread.sched
+    pending = state.snapshot is not None and waits_for_domain(state.snapshot.host, thread)
+    if pending:
+        out["thread_deadline_pending"].add_metric(values, 1)
+    if sched.cls is not SchedClass.DEADLINE:
+        return
+    out["thread_deadline_pending"].add_metric(values, 0)
+    for name in ("runtime", "period", "deadline"):
+        seconds = getattr(sched, f"{name}_ns") / 1e9
+        out[f"thread_deadline_{name}_seconds"].add_metric(values, seconds)
+    used = dict(state.budgets).get(thread.key)
+    if used is not None:
+        out["thread_deadline_used_ratio"].add_metric(values, used)
+
+
+def _add_guest(out: dict[str, Any], guest: Guest, state: State) -> None:
     domain = _label(guest.ref)
     for thread in guest.threads:
         values = _thread_labels(domain, thread)
@@ -221,6 +294,7 @@ def _add_guest(out: dict[str, Any], guest: Guest) -> None:
         out["thread_scheduling_priority"].add_metric(
             values, thread.sched.priority if real_time else 0
         )
+        _add_budget(out, values, thread, state)
         out["thread_allowed_cpus"].add_metric(values, len(thread.affinity))
         out["thread_last_cpu"].add_metric(values, thread.last_cpu)
         out["thread"].add_metric(

@@ -13,6 +13,7 @@ from typing import Any
 
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
+from vsrtune.durations import time_text
 
 SNAPSHOT_VERSION = 1
 
@@ -86,7 +87,10 @@ class Sched:
             case SchedClass.FIFO | SchedClass.RR:
                 text = f"{self.cls.value}:{self.priority}"
             case SchedClass.DEADLINE:
-                text = f"deadline:{self.runtime_ns}/{self.deadline_ns}/{self.period_ns}ns"
+                due = (
+                    "" if self.deadline_ns == self.period_ns else time_text(self.deadline_ns) + "/"
+                )
+                text = f"deadline:{time_text(self.runtime_ns)}/{due}{time_text(self.period_ns)}"
             case _:
                 text = self.cls.value + (f" nice {self.nice}" if self.nice else "")
         return text + (" reset-on-fork" if self.reset_on_fork else "")
@@ -236,6 +240,38 @@ class SoftirqThread:
 
 
 @dataclass(frozen=True, slots=True)
+class CpusetGroup:
+    """A cgroup whose cpuset matters to guests: one above or beside their threads, or one
+    with a setting of its own. ``path`` is below /sys/fs/cgroup. ``cpus`` and
+    ``exclusive`` are the raw texts of ``cpuset.cpus`` and ``cpuset.cpus.exclusive`` (None
+    before 6.7, which has no such file), ``partition`` that of ``cpuset.cpus.partition``:
+    member, root, isolated, or one of these with ``invalid (reason)`` behind it."""
+
+    path: str
+    cpus: str
+    effective: CpuSet
+    partition: str = "member"
+    exclusive: str | None = None
+    populated: bool = True
+
+    @property
+    def valid(self) -> bool:
+        """True when it is a partition root that is in force."""
+        return self.partition in ("root", "isolated")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineCpu:
+    """DEADLINE bandwidths of one CPU's root domain as the kernel books them, in units of
+    1/2**20 CPU: ``booked`` for the whole root domain (None when nobody asked), and
+    ``fair_server`` what the kernel itself books for this CPU (0 before 6.12)."""
+
+    cpu: int
+    booked: int | None = None
+    fair_server: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Neighbour:
     """Other software that changes the same settings (irqbalance, TuneD, stalld...)."""
 
@@ -246,7 +282,8 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling."""
+    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets`` is empty
+    without cgroup v2 cpusets, ``deadline`` where the kernel's books are not readable."""
 
     boot_id: str
     kernel: str
@@ -257,6 +294,12 @@ class Host:
     sched_rt_period_us: int
     neighbours: tuple[Neighbour, ...] = ()
     softirq: tuple[SoftirqThread, ...] = ()
+    cpusets: tuple[CpusetGroup, ...] = ()
+    deadline: tuple[DeadlineCpu, ...] = ()
+
+    def cpuset(self, path: str) -> CpusetGroup | None:
+        """The cpuset of that cgroup, when it matters."""
+        return next((c for c in self.cpusets if c.path == path), None)
 
     @property
     def online(self) -> CpuSet:

@@ -11,11 +11,24 @@ from typing import TypeVar
 
 from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_tree import read_tree
+from vsrtune.deadline_books import read_books
 from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.hostinfo import read_cpus
 from vsrtune.irq import read_names
-from vsrtune.model import Cpu, Guest, Host, Nic, NicKind, Problem, Role, Snapshot, SoftirqThread
+from vsrtune.model import (
+    Cpu,
+    Guest,
+    Host,
+    Nic,
+    NicKind,
+    Problem,
+    Role,
+    SchedClass,
+    Snapshot,
+    SoftirqThread,
+)
 from vsrtune.neighbours import read_neighbours
 from vsrtune.net import NetReader
 from vsrtune.proc import CLOCK_TICKS, Processes, QemuProcess, read_thread, scan
@@ -144,6 +157,10 @@ class _Pass:
         processes = self._try("proc", lambda: scan(self._root), Processes((), {}, ()))
         guests = self._guests(processes, domains, online)
         runtime = self._try("sched", lambda: self._number("sched_rt_runtime_us"), 0)
+        threads = [t for g in guests for t in g.threads]
+        cpusets = read_tree(self._root, (t.cgroup for t in threads))
+        budgets = any(t.sched.cls is SchedClass.DEADLINE for t in threads)
+        partitions = any(c.partition != "member" for c in cpusets)
         host = Host(
             boot_id=boot_id,
             kernel=self._try("host", lambda: self._text(f"{_KERNEL}/osrelease"), ""),
@@ -154,6 +171,8 @@ class _Pass:
             sched_rt_period_us=self._try("sched", lambda: self._number("sched_rt_period_us"), 0),
             neighbours=read_neighbours(self._root, processes.daemons, runtime),
             softirq=self._softirq(processes),
+            cpusets=cpusets,
+            deadline=read_books(self._root, online, totals=budgets or partitions),
         )
         return Snapshot(host, guests, tuple(self._problems))
 

@@ -63,6 +63,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """The CPUs a thread gets, and why when they were chosen for it."""
+
+    cpus: CpuSet
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """Where a thread goes, and why."""
 

@@ -20,30 +20,28 @@ from vsrtune.actions import (
 )
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import NicKind, Role, Sched, SchedClass, Thread, ThreadKey
+from vsrtune.placement import Chosen
 from vsrtune.policy import SchedRule
 from vsrtune.policy_yaml import dotted
-from vsrtune.wishes import Context, PinWish, Wishes, label, rule_for
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The CPUs a thread gets, and why when they were chosen here."""
-
-    cpus: CpuSet
-    why: str = ""
+from vsrtune.root_domains import Found
+from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label, rule_for
 
 
 @dataclass(slots=True)
 class Phases:
     """Actions by phase. Their order (see planner) is the order of the fields."""
 
+    domain_dirs: list[Action] = field(default_factory=list)
     dirs: list[Action] = field(default_factory=list)
     moves: list[Action] = field(default_factory=list)
     vhost_lowered: list[Action] = field(default_factory=list)
     vcpu_lowered: list[Action] = field(default_factory=list)
     vhost_pins: list[Action] = field(default_factory=list)
     vcpu_pins: list[Action] = field(default_factory=list)
+    domain_moves: list[Action] = field(default_factory=list)
     emulator_pins: list[Action] = field(default_factory=list)
+    exclusives: list[Action] = field(default_factory=list)
+    partitions: list[Action] = field(default_factory=list)
     softirq_lowered: list[Action] = field(default_factory=list)
     softirq_raised: list[Action] = field(default_factory=list)
     vcpu_raised: list[Action] = field(default_factory=list)
@@ -56,6 +54,7 @@ class Phases:
         the vcpus, so that it never stands above them in between; ksoftirqd is
         lowered after and raised before both."""
         return (
+            *self.domain_dirs,
             *self.dirs,
             *self.moves,
             *self.vhost_lowered,
@@ -63,25 +62,30 @@ class Phases:
             *self.softirq_lowered,
             *self.vhost_pins,
             *self.vcpu_pins,
+            *self.domain_moves,
             *self.emulator_pins,
+            *self.exclusives,
+            *self.partitions,
             *self.softirq_raised,
             *self.vcpu_raised,
             *self.vhost_raised,
             *self.queues,
         )
 
-    def skip(self, guest: str, subject: str, reason: str, held: bool = False) -> None:
+    def skip(self, guest: str, subject: str, reason: str, *, pending: bool = False) -> None:
         """Record a setting that is left as it is."""
-        self.skipped.append(Skipped(guest, subject, reason, held))
+        self.skipped.append(Skipped(guest, subject, reason, pending=pending))
 
 
 def build(
     context: Context,
     all_wishes: Sequence[Wishes],
     chosen: Mapping[ThreadKey, Chosen],
+    found: Found,
     phases: Phases,
 ) -> None:
-    """Fill ``phases`` with everything asked of the guests that are not refused."""
+    """Fill ``phases`` with everything asked of the guests that are not refused, but for
+    the root domains themselves (domain_build)."""
     claimed: dict[int, str] = {}
     for wish in all_wishes:
         phases.skipped += wish.skipped
@@ -92,7 +96,7 @@ def build(
         if wish.emulator is not None:
             _pin(wish, wish.emulator, chosen, phases.emulator_pins, phases)
         for role in (Role.VCPU, Role.VHOST):
-            _scheduling(context, wish, role, chosen, phases)
+            _scheduling(context, wish, role, chosen, found, phases)
         _queues(wish, claimed, phases)
 
 
@@ -150,7 +154,12 @@ def _pin(
 
 
 def _scheduling(
-    context: Context, wish: Wishes, role: Role, chosen: Mapping[ThreadKey, Chosen], phases: Phases
+    context: Context,
+    wish: Wishes,
+    role: Role,
+    chosen: Mapping[ThreadKey, Chosen],
+    found: Found,
+    phases: Phases,
 ) -> None:
     ref = wish.guest.ref
     rule = rule_for(wish.policy, role)
@@ -163,25 +172,57 @@ def _scheduling(
     for thread in threads:
         target = ThreadSched(ref, thread.key, label(thread))
         wish.asked.add(target)
-        why_not = _why_not(context, thread, rule, chosen)
-        if why_not is not None:
-            phases.skip(ref, f"{label(thread)} scheduling", why_not)
+        why_not = _why_not(context, wish, thread, rule, chosen)
+        if why_not is None and rule.deadline:
+            why_not = _no_budget(found, thread)
+        waits = _waits(context, found, thread) if why_not is None and rule.deadline else None
+        if why_not is None and any(m.thread == thread for d in found.later for m in d.members):
+            waits = "pending: its guest's workers leave the emulator's cgroup first; retried"
+        if why_not is not None or waits is not None:
+            subject = f"{label(thread)} scheduling"
+            phases.skip(ref, subject, why_not or waits or "", pending=why_not is None)
             continue
         action = Action(target, thread.sched, rule.sched, reason)
-        if level(rule.sched) < level(thread.sched):
+        if level(rule.sched) < level(thread.sched) and not rule.deadline:
             into = phases.vcpu_lowered if role is Role.VCPU else phases.vhost_lowered
         else:
             into = phases.vcpu_raised if role is Role.VCPU else phases.vhost_raised
         into.append(action)
 
 
+def _no_budget(found: Found, thread: Thread) -> str | None:
+    later = any(m.thread == thread for d in found.later for m in d.members)
+    if later or found.of(thread.key) is not None:
+        return None
+    return "no CPUs are given to it, and class deadline needs a root domain of them"
+
+
+def _waits(context: Context, found: Found, thread: Thread) -> str | None:
+    """A thread that sleeps is still counted in the root domain in which it last ran;
+    the kernel refuses DEADLINE (EPERM) until it wakes in the new one."""
+    domain = found.of(thread.key)
+    if domain is None or thread.sched.cls is SchedClass.DEADLINE:
+        return None
+    there = domain.holds(context.host, thread.cgroup)
+    if not there or thread.affinity != domain.cpus or thread.last_cpu in domain.cpus:
+        return None
+    return (
+        f"pending: it has not run since it was given CPUs {domain.cpus} (last on CPU "
+        f"{thread.last_cpu}), and the kernel takes class deadline only then; retried"
+    )
+
+
 def _why_not(
-    context: Context, thread: Thread, rule: SchedRule, chosen: Mapping[ThreadKey, Chosen]
+    context: Context,
+    wish: Wishes,
+    thread: Thread,
+    rule: SchedRule,
+    chosen: Mapping[ThreadKey, Chosen],
 ) -> str | None:
     """The reason why a thread's scheduling is left alone, None when it is not."""
     if thread.sched == rule.sched:
         return f"already as asked: {rule.sched}"
-    if thread.sched.cls is SchedClass.DEADLINE:
+    if foreign_deadline(context, wish.guest, thread):
         return "someone else gave the thread class deadline; it is left alone"
     pick = chosen.get(thread.key)
     cpus = pick.cpus if pick is not None else thread.affinity

@@ -12,7 +12,9 @@ from vsrtune.actions import (
     HOST_REF,
     Action,
     CgroupDir,
+    CpusetFile,
     EmulatorPin,
+    Partition,
     Plan,
     Target,
     ThreadAffinity,
@@ -23,15 +25,19 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import limit, total
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
 from vsrtune.plan_build import level
 from vsrtune.projection import after, scope_limit
-from vsrtune.wishes import pinned_cpus
+from vsrtune.root_domains import is_partition, root_domain
+from vsrtune.wishes import OWN_CGROUP, pinned_cpus
 
 _PHASE = {
     CgroupDir.kind: 0,
     ThreadCgroup.kind: 1,
+    CpusetFile.kind: 3.2,
+    Partition.kind: 3.3,
     ThreadAffinity.kind: 3,
     VcpuPin.kind: 3,
     EmulatorPin.kind: 3,
@@ -65,6 +71,7 @@ def check(
     seen: set[Target] = set()
     dirs = {t.path for t, v in ours.items() if isinstance(t, CgroupDir) and v is True}
     dirs |= {t.cgroup for g in snapshot.guests for t in g.threads}
+    dirs |= {c.path for c in snapshot.host.cpusets}
     state = snapshot
     for action in plan.actions:
         if action.target in seen:
@@ -110,10 +117,14 @@ def _order(plan: Plan) -> None:
         raise _broken(None, "its actions are out of order")
 
 
-def _phase(action: Action) -> int:
+def _phase(action: Action) -> float:
     before, wanted = action.before, action.after
+    if isinstance(action.target, CpusetFile) and is_partition(action.target.path):
+        return 0 if action.target.file == "cpuset.cpus" else _PHASE[CpusetFile.kind]
+    if isinstance(action.target, ThreadCgroup) and not str(wanted).endswith(f"/{OWN_CGROUP}"):
+        return _PHASE[VcpuPin.kind]
     if isinstance(before, Sched) and isinstance(wanted, Sched) and level(wanted) < level(before):
-        return _LOWERING
+        return _LOWERING if wanted.cls is not SchedClass.DEADLINE else _PHASE[ThreadSched.kind]
     return _PHASE[action.target.kind]
 
 
@@ -127,7 +138,10 @@ def _find(snapshot: Snapshot, key: ThreadKey) -> tuple[Guest, Thread] | None:
 
 def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
     target = action.target
-    if isinstance(target, CgroupDir | TxQueueLen):
+    if isinstance(target, CgroupDir | CpusetFile | TxQueueLen):
+        return
+    if isinstance(target, Partition):
+        _partition_step(state, target.path, irq)
         return
     if target.guest == HOST_REF:
         _softirq_step(state, action, irq)
@@ -140,7 +154,7 @@ def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
         if action.before != thread.cgroup or action.after not in dirs:
             raise _broken(action, f"no cgroup {action.after} to move to at that point")
     elif isinstance(target, ThreadSched):
-        _sched_step(action, thread, irq)
+        _sched_step(state, action, thread, irq)
     else:
         _pin_step(action, guest, thread, irq)
 
@@ -155,17 +169,47 @@ def _softirq_step(state: Snapshot, action: Action, irq: CpuSet) -> None:
         raise _broken(action, "no such ksoftirqd thread to change at that point")
 
 
-def _sched_step(action: Action, thread: Thread, irq: CpuSet) -> None:
-    if action.before != thread.sched or thread.sched.cls is SchedClass.DEADLINE:
-        raise _broken(action, f"the thread is {thread.sched} at that point")
+def _partition_step(state: Snapshot, path: str, irq: CpuSet) -> None:
+    group = state.host.cpuset(path)
+    cpus = CpuSet.parse((group.exclusive or group.cpus) if group is not None else "")
+    if not cpus or cpus & irq or state.host.online <= cpus:
+        raise _broken(None, f"partition {path} would get CPUs {cpus or 'none'}")
+
+
+def _sched_step(state: Snapshot, action: Action, thread: Thread, irq: CpuSet) -> None:
     wanted = action.after
-    if not isinstance(wanted, Sched) or wanted.cls is SchedClass.DEADLINE:
-        raise _broken(action, "class deadline is not planned for")
+    if not isinstance(wanted, Sched) or action.before != thread.sched:
+        raise _broken(action, f"the thread is {thread.sched} at that point")
+    if wanted.cls is SchedClass.DEADLINE:
+        _deadline_step(state, action, thread, wanted, irq)
+    elif thread.sched.cls is SchedClass.DEADLINE:
+        raise _broken(action, "the thread leaves class deadline within its root domain")
     if wanted.cls in (SchedClass.FIFO, SchedClass.RR):
         if not wanted.reset_on_fork:
             raise _broken(action, "realtime without reset-on-fork")
         if thread.affinity & irq:
             raise _broken(action, f"realtime on interrupt CPU {thread.affinity & irq}")
+
+
+def _deadline_step(
+    state: Snapshot, action: Action, thread: Thread, wanted: Sched, irq: CpuSet
+) -> None:
+    if not wanted.reset_on_fork:
+        raise _broken(action, "deadline without reset-on-fork")
+    cpus = root_domain(state.host, thread)
+    if cpus is None or thread.affinity != cpus or cpus & irq:
+        raise _broken(action, f"CPUs {thread.affinity} are no root domain at that point")
+    most = limit(state.host, cpus)
+    beside = [
+        t.sched
+        for g in state.guests
+        for t in g.threads
+        if t.key != thread.key
+        and t.sched.cls is SchedClass.DEADLINE
+        and root_domain(state.host, t) == cpus
+    ]
+    if most is not None and total([*beside, wanted]) > most:
+        raise _broken(action, f"CPUs {cpus} have too little bandwidth left at that point")
 
 
 def _pin_step(action: Action, guest: Guest, thread: Thread, irq: CpuSet) -> None:

@@ -7,13 +7,16 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 - Widen before narrow: a vhost worker leaves the emulator's cgroup before the
   emulator is narrowed; no thread is asked for CPUs outside its cpuset.
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
+- A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only when
+  the kernel's limit admits its budget; the domain has no interrupt CPU (domains.py).
 - A refused guest gets no action; no target gets two.
 
-Actions come in this order, and in reverse they undo the plan: our cgroup, moves
-into it, scheduling that is lowered (vhost, vcpu), CPUs (vhost, vcpu, emulator),
-scheduling that is raised (ksoftirqd, vcpu, vhost), queue lengths. So on the way, there and
-back, no thread is realtime on a CPU where it is not so at either end, and no
-worker stands above its vcpu that does not at either end.
+Actions come in this order, and in reverse they undo the plan: our cgroups, moves
+into them, scheduling that is lowered (vhost, vcpu), CPUs (vhost, vcpu, emulator), root
+domains (moves, CPU lists, partitions), scheduling that is raised (ksoftirqd, vcpu,
+vhost), queue lengths. So on the way, there and back, no thread is realtime on a CPU where
+it is not so at either end, no worker stands above its vcpu that does not at either end,
+and no thread is DEADLINE while its root domain is made or taken away.
 """
 
 from __future__ import annotations
@@ -21,16 +24,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune import plan_checks, plan_warnings, softirq
-from vsrtune.actions import HOST_REF, Plan, Refusal, Skipped, Target, Value
+from vsrtune import domain_build, domains, plan_checks, plan_warnings, softirq
+from vsrtune.actions import (
+    HOST_REF,
+    CgroupTarget,
+    Partition,
+    Plan,
+    Refusal,
+    Skipped,
+    Target,
+    ThreadCgroup,
+    ThreadSched,
+    Value,
+)
 from vsrtune.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus, lower_nics
-from vsrtune.model import Guest, NicKind, Snapshot, ThreadKey
-from vsrtune.placement import Occupant, Seat, place
-from vsrtune.plan_build import Chosen, Phases, build
+from vsrtune.model import Guest, NicKind, Sched, SchedClass, Snapshot, ThreadKey
+from vsrtune.placement import Chosen, Occupant, Seat, place
+from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project
+from vsrtune.root_domains import Found
 from vsrtune.wishes import Context, PinWish, Wishes, check_online, pinned_cpus, settled, wishes
 
 
@@ -58,12 +73,58 @@ def released(
     The caller undoes these after a reload. Targets of refused guests are not
     among them: a mistake in a policy must not untune its guest.
     """
-    made = _make(snapshot, policies, ours, False)
+    # What has to go first may stand in the way of what is planned: not to be checked yet.
+    made = _make(snapshot, policies, ours, False, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
-    if not refused:
+    # Entries of dead threads are dropped before: a guest that is missing and has budgets
+    # could not be read.
+    unread = any(_is_deadline(v) and t.guest not in running for t, v in ours.items())
+    if not refused and not unread:
         running.add(HOST_REF)
-    return frozenset(t for t in ours if t.guest in running - refused and t not in made.asked)
+    gone = {t for t in ours if t.guest in running - refused and t not in made.asked}
+    gone |= {
+        t
+        for t in ours
+        if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
+    }
+    changing = {t.guest for t in gone if isinstance(t, Partition)}
+    # What is in a partition that goes leaves it; where to then is planned from there.
+    gone |= {t for t in ours if t.guest in changing and isinstance(t, ThreadCgroup)}
+    changing |= _broken(snapshot, ours)
+    if HOST_REF in changing:
+        changing = running - refused
+    # A thread leaves class deadline before its root domain is taken away or built anew.
+    gone |= {t for t, v in ours.items() if t.guest in changing and _is_deadline(v)}
+    return frozenset(gone)
+
+
+def pressing(released: frozenset[Target], snapshot: Snapshot) -> frozenset[Target]:
+    """Those of ``released`` that cannot wait for a reload: what is the host's own or was
+    left by a guest that is gone, and root domains that have to be made anew."""
+    running = {g.ref for g in snapshot.guests}
+    anew = {t.guest for t in released if isinstance(t, Partition | ThreadSched)}
+    return frozenset(t for t in released if t.guest not in running or t.guest in anew)
+
+
+def _broken(snapshot: Snapshot, ours: Mapping[Target, Value]) -> set[str]:
+    """Guests (or the host) of partitions of ours that something made invalid. What the
+    kernel has booked is not to be relied on then, until the root domain is built anew."""
+    paths = {c.path for c in snapshot.host.cpusets if not c.valid}
+    return {t.guest for t in ours if isinstance(t, Partition) and t.path in paths}
+
+
+def _is_deadline(written: Value) -> bool:
+    return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
+
+
+def _left_behind(snapshot: Snapshot, target: Target) -> bool:
+    """A partition at the top outlives its guest; one that nobody is in any more has to
+    give its CPUs back. (The reader of a guest that still runs may have failed.)"""
+    if not isinstance(target, CgroupTarget) or "/" in target.path:
+        return False
+    group = snapshot.host.cpuset(target.path)
+    return group is not None and not group.populated
 
 
 @dataclass(slots=True)
@@ -88,6 +149,8 @@ def _make(
     policies: Sequence[Policy],
     ours: Mapping[Target, Value] | None,
     reassert: bool,
+    *,
+    checked: bool = True,
 ) -> _Made:
     ours = {} if ours is None else ours
     assigned = assign(snapshot.guests, policies)
@@ -97,15 +160,18 @@ def _make(
     asked = _wishes(context, state)
     asked = _without_queue_quarrels(asked, state)
     asked = _with_housekeeping(context, asked, state)
-    asked, chosen = _choose_or_refuse(context, snapshot, asked, state)
+    asked, chosen, found = _with_domains(context, snapshot, asked, state)
     phases = Phases(skipped=state.skipped)
-    build(context, asked, chosen, phases)
+    build(context, asked, chosen, found, phases)
     host_asked = softirq.build(context, asked, chosen, phases)
+    host_asked |= domain_build.build(context, snapshot, found, phases)
+    state.notes += domain_build.notes(snapshot, found)
     made = Plan(
         phases.actions(), tuple(phases.skipped), tuple(state.refusals), (), tuple(state.notes)
     )
     pinned = {pin.thread.key: chosen[pin.thread.key].cpus for w in asked for pin in w.pins}
-    plan_checks.check(snapshot, made, state.irq, pinned, ours)
+    if checked:
+        plan_checks.check(snapshot, made, state.irq, pinned, ours)
     result = project(snapshot, made)
     managed = [w.guest.ref for w in asked]
     told = plan_warnings.warnings(result, managed, state.irq)
@@ -195,6 +261,21 @@ def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> 
             taken |= by_hand
             kept.append(wish)
     return kept
+
+
+def _with_domains(
+    context: Context, snapshot: Snapshot, asked: list[Wishes], state: _State
+) -> tuple[list[Wishes], dict[ThreadKey, Chosen], Found]:
+    """CPUs, and the root domains of DEADLINE threads; guests for whom there is none are
+    refused, and the rest is chosen again."""
+    while True:
+        asked, chosen = _choose_or_refuse(context, snapshot, asked, state)
+        found = domains.find(context, snapshot, asked, chosen)
+        if not found.refused:
+            return asked, chosen, found
+        for wish in found.refused:
+            state.refusals += wish.refusals
+        asked = [w for w in asked if not w.refusals]
 
 
 def _choose_or_refuse(

@@ -15,6 +15,7 @@ from typing import Any
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import PolicyError, VsrtuneError
 from vsrtune.model import Sched, SchedClass
+from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy_messages import line_of, structural
 from vsrtune.policy_yaml import KeyPath, dotted, read, shown
 
@@ -46,16 +47,33 @@ class PolicyErrors(PolicyError):
 
 @dataclass(frozen=True, slots=True)
 class SchedRule:
-    """A scheduling class to set; ``priority`` is 0 for class other."""
+    """A scheduling class to set; ``priority`` is 0 for classes other and deadline, the
+    times (nanoseconds) are 0 for all but deadline."""
 
     cls: SchedClass
     priority: int = 0
+    runtime_ns: int = 0
+    deadline_ns: int = 0
+    period_ns: int = 0
 
     @property
     def sched(self) -> Sched:
-        """The parameters to write. Realtime classes are reset on fork, so that a
-        thread QEMU starts later does not inherit them (sched(7))."""
-        return Sched(self.cls, self.priority, reset_on_fork=self.realtime)
+        """The parameters to write. Realtime classes and deadline are reset on fork, so
+        that a thread QEMU starts later does not inherit them (sched(7)); a DEADLINE
+        thread could not even fork otherwise (EAGAIN)."""
+        return Sched(
+            self.cls,
+            self.priority,
+            reset_on_fork=self.realtime or self.deadline,
+            runtime_ns=self.runtime_ns,
+            deadline_ns=self.deadline_ns,
+            period_ns=self.period_ns,
+        )
+
+    @property
+    def deadline(self) -> bool:
+        """True for class deadline."""
+        return self.cls is SchedClass.DEADLINE
 
     @property
     def realtime(self) -> bool:
@@ -267,6 +285,12 @@ class _Reader:
         cls = SchedClass(name)
         here = (*keys, "priority")
         priority = self.get(data, *here)
+        if cls is SchedClass.DEADLINE:
+            return self.budget(data, keys)
+        for key in ("runtime", "period", "deadline", "bandwidth"):
+            if self.get(data, *keys, key) is not None:
+                hint = "remove it, or write class: deadline"
+                self.fail((*keys, key), f"class {name} has no {key}", hint)
         if cls is SchedClass.OTHER:
             if priority is not None:
                 self.fail(here, "class other has no priority", "remove it, or write class: fifo")
@@ -276,6 +300,17 @@ class _Reader:
                 self.fail(keys, f"class {name} needs a priority", "add priority: 10 (1 to 99)")
             return None
         return SchedRule(cls, priority)
+
+    def budget(self, data: Any, keys: KeyPath) -> SchedRule | None:
+        """The rule of class deadline; what the kernel would refuse is told here."""
+        reader = BudgetReader(lambda key: self.get(data, *keys, key))
+        rule = None
+        if not any((*keys, key) in self.broken for key in BUDGET_KEYS):
+            found = reader.read()
+            rule = None if found is None else SchedRule(SchedClass.DEADLINE, 0, *found)
+        for key, what, hint in reader.errors:
+            self.fail((*keys, key) if key else keys, what, hint)
+        return rule
 
     def irq_overlap(self, policy: Policy) -> None:
         """CPUs given by hand to both interrupts and threads need no host to be wrong."""

@@ -15,8 +15,6 @@ from vsrtune.errors import PolicyError
 from vsrtune.policy_schema import schema
 from vsrtune.policy_yaml import Document, KeyPath, dotted, shown
 
-DEADLINE_HINT = "write fifo, rr or other"
-
 _TYPES = {
     "integer": "a whole number",
     "string": "text",
@@ -88,7 +86,7 @@ def _tell(
         case "maximum":
             yield where, f"{shown(value)} is above {part['maximum']}", hint
         case "enum" if value == "deadline":
-            yield where, "class deadline is not supported by this version", DEADLINE_HINT
+            yield where, "class deadline is for vcpu and vhost threads only", hint
         case "enum":
             yield where, f"{shown(value)} is not accepted", _suggest(value, part["enum"], hint)
         case "pattern":

@@ -11,6 +11,8 @@ import copy
 from typing import Any
 
 from vsrtune.cpuset import MAX_CPU
+from vsrtune.deadline import PERCENT_PATTERN
+from vsrtune.durations import TIME_PATTERN
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
@@ -49,6 +51,42 @@ def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> 
         "x-keys": key_text,
         "x-expects": f"{schema['x-expects']}, or a mapping such as {expects}",
     }
+
+
+def _time(description: str) -> dict[str, Any]:
+    return {
+        "description": f"{description}, with its unit: ns, us, ms or s.",
+        "type": "string",
+        "pattern": TIME_PATTERN,
+        "x-pattern": "a time with its unit",
+        "x-expects": "a time with its unit, such as 10ms",
+    }
+
+
+def _budget(whose: str) -> dict[str, Any]:
+    """Scheduling with class deadline, whose threads get a budget of CPU time."""
+    schema = _scheduler(whose)
+    schema["x-expects"] += " or {class: deadline, runtime: 8ms, period: 10ms}"
+    cls = schema["properties"]["class"]
+    cls["description"] += (
+        " deadline gives each thread a budget of CPU time (SCHED_DEADLINE with its "
+        "constant bandwidth server; Abeni et al., section 3.4)."
+    )
+    cls["enum"] = ["other", "fifo", "rr", "deadline"]
+    cls["x-expects"] = "other, fifo, rr or deadline"
+    schema["properties"] |= {
+        "runtime": _time("CPU time in each period; class deadline only"),
+        "period": _time("The period of the budget, 100us to 4s; required with class deadline"),
+        "deadline": _time("When in each period the runtime is due; the period when not written"),
+        "bandwidth": {
+            "description": "The runtime in percent of the period, instead of runtime.",
+            "type": "string",
+            "pattern": PERCENT_PATTERN,
+            "x-pattern": "a percentage",
+            "x-expects": "a percentage such as 85%",
+        },
+    }
+    return schema
 
 
 def _scheduler(whose: str) -> dict[str, Any]:
@@ -136,8 +174,8 @@ SCHEMA: dict[str, Any] = {
             "additionalProperties": False,
             "x-expects": "keys such as vcpu: {class: fifo, priority: 10}",
             "properties": {
-                "vcpu": _scheduler("the guest's vcpu threads"),
-                "vhost": _scheduler("the guest's vhost threads"),
+                "vcpu": _budget("the guest's vcpu threads"),
+                "vhost": _budget("the guest's vhost threads"),
                 "softirq": _scheduler(
                     "the host's ksoftirqd threads, on the CPUs that the guest's realtime "
                     "threads are pinned to: frames they send to other guests wait for it"

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from vsrtune.actions import (
     Action,
     CgroupDir,
+    CpusetFile,
+    CpusetList,
     EmulatorPin,
+    Partition,
+    PartitionState,
     Pin,
     Plan,
     ThreadAffinity,
@@ -22,7 +27,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Interface, Sched, Snapshot, Thread, ThreadKey
+from vsrtune.model import CpusetGroup, Guest, Interface, Sched, Snapshot, Thread, ThreadKey
 
 
 def project(snapshot: Snapshot, plan: Plan) -> Snapshot:
@@ -51,17 +56,26 @@ def after(snapshot: Snapshot, action: Action) -> Snapshot:
             changed = _softirq(snapshot, key, sched)
             return _threads(changed, lambda g, t: replace(t, sched=sched) if t.key == key else t)
         case (ThreadCgroup(thread=key), str() as cgroup):
-            return _threads(snapshot, lambda g, t: _move(g, t, cgroup) if t.key == key else t)
-        case (VcpuPin(thread=key), Pin() as pin):
-            return _threads(snapshot, lambda g, t: _pinned(g, t, pin) if t.key == key else t)
+            group = snapshot.host.cpuset(cgroup)
+            return _threads(
+                snapshot, lambda g, t: _move(g, t, cgroup, group) if t.key == key else t
+            )
+        case (VcpuPin(thread=key, vcpu=number), Pin() as pin):
+            changed = _listed(snapshot, key, f"vcpu{number}", pin)
+            return _threads(changed, lambda g, t: _pinned(g, t, pin) if t.key == key else t)
         case (EmulatorPin(thread=key), Pin() as pin):
-            return _threads(snapshot, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
+            changed = _listed(snapshot, key, "emulator", pin)
+            return _threads(changed, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
         case (TxQueueLen(ifindex=ifindex), int() as length):
             return _interfaces(
                 snapshot, lambda i: replace(i, txqueuelen=length) if i.ifindex == ifindex else i
             )
-        case (CgroupDir(), bool()):
-            return snapshot
+        case (CgroupDir(path=path), bool() as exists):
+            return _made(snapshot, path) if exists else _removed(snapshot, path)
+        case (CpusetFile(path=path, file=file), CpusetList(text=text)):
+            return _written(snapshot, path, file, text)
+        case (Partition(path=path), PartitionState() as state):
+            return _groups(snapshot, path, lambda c: _partitioned(c, state))
     raise TypeError(f"{action.target.kind} does not take {action.after!r}")
 
 
@@ -128,16 +142,72 @@ def _with_main(guest: Guest, thread: Thread, pin: Pin, pid: int, tid: int) -> Th
     return replace(_pinned(guest, thread, pin), pin=thread.pin)
 
 
-def _move(guest: Guest, thread: Thread, cgroup: str) -> Thread:
+def _move(guest: Guest, thread: Thread, cgroup: str, group: CpusetGroup | None) -> Thread:
     """A thread takes the cpuset of the cgroup it is moved to; its affinity is kept."""
     there = next((t for t in guest.threads if t.cgroup == cgroup), None)
-    if there is not None:
-        return replace(
-            thread,
-            cgroup=cgroup,
-            cpuset_cpus=there.cpuset_cpus,
-            cpuset_effective=there.cpuset_effective,
-        )
-    return replace(
-        thread, cgroup=cgroup, cpuset_cpus="", cpuset_effective=scope_limit(guest, thread)
+    text, effective = "", scope_limit(guest, thread)
+    if group is not None:
+        text, effective = group.cpus, group.effective
+    elif there is not None and there.cpuset_cpus is not None:
+        text, effective = there.cpuset_cpus, there.cpuset_effective
+    return replace(thread, cgroup=cgroup, cpuset_cpus=text, cpuset_effective=effective)
+
+
+# -- cgroups; those that the snapshot does not list are not followed
+
+
+def _groups(
+    snapshot: Snapshot, path: str, change: Callable[[CpusetGroup], CpusetGroup]
+) -> Snapshot:
+    cpusets = tuple(change(c) if c.path == path else c for c in snapshot.host.cpusets)
+    return replace(snapshot, host=replace(snapshot.host, cpusets=cpusets))
+
+
+def _made(snapshot: Snapshot, path: str) -> Snapshot:
+    host = snapshot.host
+    if not host.cpusets or host.cpuset(path) is not None:
+        return snapshot
+    parent = host.cpuset(path.rpartition("/")[0])
+    effective = host.online if parent is None else parent.effective
+    exclusive = "" if any(c.exclusive is not None for c in host.cpusets) else None
+    made = CpusetGroup(path, "", effective, "member", exclusive, populated=False)
+    cpusets = tuple(sorted((*host.cpusets, made), key=lambda c: c.path))
+    return replace(snapshot, host=replace(host, cpusets=cpusets))
+
+
+def _removed(snapshot: Snapshot, path: str) -> Snapshot:
+    cpusets = tuple(c for c in snapshot.host.cpusets if c.path != path)
+    return replace(snapshot, host=replace(snapshot.host, cpusets=cpusets))
+
+
+def _written(snapshot: Snapshot, path: str, file: str, text: str) -> Snapshot:
+    if file != "cpuset.cpus":
+        return _groups(snapshot, path, lambda c: replace(c, exclusive=text))
+    cpus = CpuSet.parse(text)
+    changed = _groups(
+        snapshot, path, lambda c: replace(c, cpus=text, effective=cpus or c.effective)
     )
+    return _threads(
+        changed,
+        lambda g, t: (
+            replace(t, cpuset_cpus=text, cpuset_effective=_effective(g, t, text))
+            if t.cgroup == path
+            else t
+        ),
+    )
+
+
+def _partitioned(group: CpusetGroup, state: PartitionState) -> CpusetGroup:
+    cpus = CpuSet.parse(group.exclusive or group.cpus)
+    effective = cpus if state.text == "root" and cpus else group.effective
+    return replace(group, partition=state.text, effective=effective)
+
+
+def _listed(snapshot: Snapshot, key: ThreadKey, name: str, pin: Pin) -> Snapshot:
+    """libvirt writes the list of its own cgroup, where the thread may be no more."""
+    for guest in snapshot.guests:
+        for thread in guest.threads:
+            at_home = thread.cgroup.rpartition("/")[2] == name
+            if thread.key == key and at_home and pin.cpuset is not None:
+                return _groups(snapshot, thread.cgroup, partial(replace, cpus=pin.cpuset))
+    return snapshot

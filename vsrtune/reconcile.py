@@ -7,23 +7,37 @@ repeated at any time: on a host that is as the policies say it writes nothing.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from vsrtune import executor, planner, report
-from vsrtune.actions import HOST_REF, Action, CgroupDir, Plan, Target, TxQueueLen, Value
+from vsrtune.actions import (
+    HOST_REF,
+    Action,
+    CgroupTarget,
+    Partition,
+    Plan,
+    Target,
+    TxQueueLen,
+    Value,
+)
 from vsrtune.backoff import Backoff, SaidOnce
+from vsrtune.deadline import used
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import Confidence, Role, Snapshot
+from vsrtune.model import Confidence, Role, SchedClass, Snapshot, ThreadKey
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project_actions
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 from vsrtune.sysops import SysOps
+
+# How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
+PENDING = 1.0
 
 
 class Observing(Protocol):
@@ -62,6 +76,9 @@ class Reconciler:
         # Failures already logged, by guest, until the guest succeeds.
         self._known: dict[str, set[tuple[Target, str]]] = {}
         self._snapshot: Snapshot | None = None
+        self._seen_at = 0.0
+        # Settings that the kernel put off in this pass, by guest.
+        self._waiting: Counter[str] = Counter()
         self.policies = policies
         self.state = State(policies=len(policies))
 
@@ -105,8 +122,12 @@ class Reconciler:
         return not result.failed
 
     def next_try(self) -> float | None:
-        """Seconds until a failed guest is due again; None when none waits."""
-        return self._backoff.next_try(self._clock())
+        """Seconds until a failed guest is due again, or a thread that has to run first is
+        looked at again; None when none waits."""
+        failed = self._backoff.next_try(self._clock())
+        if not any(g.pending for g in self.state.guests):
+            return failed
+        return PENDING if failed is None else min(PENDING, failed)
 
     # -- the stages of a pass
 
@@ -123,9 +144,11 @@ class Reconciler:
         done, pending = self._apply(plan)
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
         self._count(writes=len(done), corrections=again)
+        budgets = self._budgets(snapshot)
         self._snapshot = snapshot
         # What is shown is the host as this pass leaves it.
         self._publish(project_actions(snapshot, done), plan, pending)
+        self.state = replace(self.state, budgets=budgets)
         return wrote or bool(done)
 
     def _observe(self) -> Snapshot:
@@ -152,7 +175,7 @@ class Reconciler:
             if isinstance(target, TxQueueLen):
                 if target.ifindex in devices:
                     continue
-            elif not isinstance(target, CgroupDir) and target.thread in alive:
+            elif not isinstance(target, CgroupTarget) and target.thread in alive:
                 continue
             try:
                 gone = self._ops.read(target) is False
@@ -173,11 +196,11 @@ class Reconciler:
         when the guest that needed them is gone: they are looked at in every pass.
         """
         ours = self._journal.ours()
-        if not settle and not any(t.guest == HOST_REF for t in ours):
+        if not settle and not any(t.guest == HOST_REF or isinstance(t, Partition) for t in ours):
             return False
         released = planner.released(snapshot, self.policies, ours)
         if not settle:
-            released = frozenset(t for t in released if t.guest == HOST_REF)
+            released = planner.pressing(released, snapshot)
         if not released:
             return False
         result = executor.undo(self._ops, self._journal, released.__contains__)
@@ -195,10 +218,12 @@ class Reconciler:
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
+        self._waiting = Counter()
         if not due:
             return (), pending
         self._pulse()
         result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
+        self._waiting = Counter(a.target.guest for a, _ in result.pending)
         self._log_result(result, "")
         errors: dict[str, list[VsrtuneError]] = {}
         for action, error in result.failed:
@@ -221,17 +246,35 @@ class Reconciler:
         guests = []
         for guest in snapshot.guests:
             held = sum(s.held for s in plan.skipped if s.guest == guest.ref)
+            waits = sum(s.pending for s in plan.skipped if s.guest == guest.ref)
+            waits += self._waiting.get(guest.ref, 0)
             guests.append(
                 GuestState(
                     guest.ref,
                     guest.source,
-                    tuned=guest.ref in matched - unable,
-                    drift=held + pending.get(guest.ref, 0),
+                    tuned=guest.ref in matched - unable and not waits,
+                    drift=held + pending.get(guest.ref, 0) + waits,
                     held=held,
+                    pending=waits,
                 )
             )
         self.state = replace(
             self.state, snapshot=snapshot, guests=tuple(guests), policies=len(self.policies)
+        )
+
+    def _budgets(self, snapshot: Snapshot) -> tuple[tuple[ThreadKey, float], ...]:
+        """How much of their budgets DEADLINE threads have used since the pass before."""
+        now, before = self._clock(), self._seen_at
+        self._seen_at = now
+        ran = {t.key: t.cpu_ns for g in (self._snapshot or snapshot).guests for t in g.threads}
+        elapsed = round((now - before) * 1e9)
+        if elapsed <= 0 or self._snapshot is None:
+            return ()
+        return tuple(
+            (t.key, used(t.sched, t.cpu_ns - ran[t.key], elapsed))
+            for g in snapshot.guests
+            for t in g.threads
+            if t.sched.cls is SchedClass.DEADLINE and t.key in ran
         )
 
     def _count(self, **increments: int) -> None:
@@ -299,6 +342,12 @@ class Reconciler:
                 )
         for left in result.left:
             LOGGER.warning("left alone: %s", left)
+        for action, error in result.pending:
+            LOGGER.info(
+                "pending: %s",
+                report.failure_line(action, error),
+                extra=fields(guest=action.target.guest),
+            )
 
 
 def worth_tracing(before: Snapshot, now: Snapshot) -> bool:

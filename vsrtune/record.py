@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import vsrtune
 from vsrtune.codec import encode
+from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.guests import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.model import Sched, Snapshot
@@ -222,6 +223,7 @@ def prune(recording: Recording) -> None:
             argv = essential(text.removesuffix("\0").split("\0"))
             recording.texts[path] = "".join(f"{argument}\0" for argument in argv)
     _prune_interrupts(recording)
+    _prune_books(recording)
 
 
 def _processes_used(recording: Recording) -> set[str]:
@@ -246,6 +248,13 @@ def _matters(recording: Recording, path: str) -> bool:
     recording.links.pop(path, None)
     recording.errors.pop(path, None)
     return False
+
+
+def _prune_books(recording: Recording) -> None:
+    """The scheduler's state names every task that runs; only the books are needed."""
+    text = recording.texts.get(BOOKS)
+    if text is not None:
+        recording.texts[BOOKS] = "".join(f"{line}\n" for line in book_lines(text))
 
 
 def _prune_interrupts(recording: Recording) -> None:

@@ -5,15 +5,30 @@ Pure: what is said stands here, how it looks stands in render.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.actions import Action, CgroupDir, Plan, Skipped, Target
+from vsrtune.actions import Action, CgroupDir, CpusetFile, Partition, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import bandwidth, percent
+from vsrtune.domain_books import books, waits_for_domain
+from vsrtune.durations import time_text
 from vsrtune.errors import VsrtuneError
-from vsrtune.model import Guest, Host, Interface, Nic, Role, Snapshot, Thread
+from vsrtune.model import (
+    Guest,
+    Host,
+    Interface,
+    Nic,
+    Role,
+    SchedClass,
+    Snapshot,
+    Thread,
+    ThreadKey,
+)
 
 NOTHING = "-"
+# A thread that uses so much of its budget is held up by it: ticks and scheduling take the rest.
+THROTTLED = 0.97
 
 
 @dataclass(frozen=True)
@@ -55,14 +70,19 @@ def seconds(nanoseconds: int) -> str:
     return f"{nanoseconds / 1e9:.2f}"
 
 
-def snapshot_tables(snapshot: Snapshot) -> list[Table]:
-    """Everything ``vsrtune show`` prints, guests first."""
+def snapshot_tables(
+    snapshot: Snapshot, budgets: Mapping[ThreadKey, float] | None = None
+) -> list[Table]:
+    """Everything ``vsrtune show`` prints, guests first. ``budgets``: the share of its
+    budget that each DEADLINE thread was seen to use."""
     tables: list[Table] = []
     for guest in snapshot.guests:
-        tables += guest_tables(guest)
+        tables += guest_tables(guest, snapshot.host)
+    tables += budget_tables(snapshot, budgets or {})
     if not snapshot.guests:
         tables.append(Table("Guests", ("none is running on this host",)))
     tables += host_tables(snapshot.host)
+    tables += domain_tables(snapshot)
     problems: list[tuple[str, ...]] = [(p.reader, p.what) for p in snapshot.problems]
     problems += [(g.ref, text) for g in snapshot.guests for text in g.problems]
     if problems:
@@ -70,15 +90,16 @@ def snapshot_tables(snapshot: Snapshot) -> list[Table]:
     return tables
 
 
-def guest_tables(guest: Guest) -> list[Table]:
-    """The threads and the interfaces of one guest."""
+def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
+    """The threads and the interfaces of one guest. With ``host``, threads that wait for
+    their root domain are marked as pending."""
     threads = Table(
         f"Guest {guest.ref} (pid {guest.pid})",
         ("tid", "thread", "mapped", "class", "CPUs", "last", "cpuset", "cgroup", "CPU s", "name"),
     )
     order = (Role.VCPU, Role.VHOST, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
     for role in order:
-        threads.rows.extend(_thread_row(t) for t in guest.by_role(role))
+        threads.rows.extend(_thread_row(t, host) for t in guest.by_role(role))
     tables = [threads]
     if guest.interfaces:
         tables.append(
@@ -101,12 +122,13 @@ def guest_tables(guest: Guest) -> list[Table]:
     return tables
 
 
-def _thread_row(thread: Thread) -> tuple[str, ...]:
+def _thread_row(thread: Thread, host: Host | None) -> tuple[str, ...]:
+    pending = host is not None and waits_for_domain(host, thread)
     return (
         str(thread.key.tid),
         thread_label(thread),
         thread.confidence.value if thread.confidence is not None else NOTHING,
-        str(thread.sched),
+        f"{thread.sched} (deadline pending)" if pending else str(thread.sched),
         str(thread.affinity),
         str(thread.last_cpu),
         cpu_list(thread.cpuset_effective),
@@ -172,6 +194,44 @@ def host_tables(host: Host) -> list[Table]:
     return tables
 
 
+def budget_tables(snapshot: Snapshot, budgets: Mapping[ThreadKey, float]) -> list[Table]:
+    """Threads with a budget, or that wait for one."""
+    rows: list[tuple[str, ...]] = []
+    for guest in snapshot.guests:
+        for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
+            sched, share = thread.sched, budgets.get(thread.key)
+            where = (guest.ref, thread_label(thread), cpu_list(thread.affinity))
+            if waits_for_domain(snapshot.host, thread):
+                told = f"pending: has not run there yet, last on CPU {thread.last_cpu}"
+                rows.append((*where, NOTHING, NOTHING, NOTHING, NOTHING, told))
+            elif sched.cls is SchedClass.DEADLINE:
+                times = (sched.runtime_ns, sched.deadline_ns, sched.period_ns)
+                told = NOTHING if share is None else _use_text(share)
+                rows.append((*where, *map(time_text, times), percent(bandwidth(sched)), told))
+    heads = ("guest", "thread", "CPUs", "runtime", "deadline", "period", "of a CPU", "used")
+    return [Table("Budgets (class deadline)", heads, rows)] if rows else []
+
+
+def _use_text(share: float) -> str:
+    text = f"{100 * share:.0f} %"
+    return f"{text}: throttled" if share >= THROTTLED else text
+
+
+def domain_tables(snapshot: Snapshot) -> list[Table]:
+    """DEADLINE bandwidth per root domain, where there is any or a partition."""
+    rows: list[tuple[str, ...]] = []
+    for domain in books(snapshot):
+        free = NOTHING if domain.admitted is None else percent(domain.admitted - domain.booked)
+        most = NOTHING if domain.admitted is None else percent(domain.admitted)
+        kernel = percent(domain.kernel)
+        rows.append((str(domain.cpus), domain.made_by, percent(domain.booked), free, most, kernel))
+    partitioned = any(c.partition != "member" for c in snapshot.host.cpusets)
+    if not partitioned and not any(d.booked for d in books(snapshot)):
+        return []
+    heads = ("CPUs", "made by", "booked", "free", "admitted", "for ordinary threads")
+    return [Table("Root domains: deadline bandwidth in percent of one CPU", heads, rows)]
+
+
 def throttling(host: Host) -> str:
     """The real-time throttling limit in words."""
     if host.sched_rt_runtime_us < 0:
@@ -225,6 +285,10 @@ def split_target(target: Target) -> tuple[str, str]:
     """The guest a target belongs to and the rest of its name."""
     if isinstance(target, CgroupDir):
         return target.guest, f"cgroup {short_cgroup(target.path)}"
+    if isinstance(target, CpusetFile):
+        return target.guest, f"{short_cgroup(target.path)} {target.file}"
+    if isinstance(target, Partition):
+        return target.guest, f"partition {short_cgroup(target.path)}"
     return target.guest, str(target).removeprefix(f"{target.guest}: ")
 
 
@@ -253,7 +317,7 @@ def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[s
         f"{a.target}: is {value_text(a.before)}, should be {value_text(a.after)} ({a.reason})"
         for a in actions
     ]
-    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held]
+    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held or s.pending]
     return lines
 
 

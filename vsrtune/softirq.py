@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Host, Role, Sched, SchedClass, Snapshot, SoftirqThread, ThreadKey
-from vsrtune.plan_build import Chosen, Phases, level
+from vsrtune.placement import Chosen
+from vsrtune.plan_build import Phases, level
 from vsrtune.policy import SchedRule
 from vsrtune.wishes import Context, Wishes, rule_for
 

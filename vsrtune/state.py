@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vsrtune.model import Snapshot
+from vsrtune.model import Snapshot, ThreadKey
 
 # Upper bounds of the pass duration histogram, seconds.
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -13,13 +13,15 @@ BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 @dataclass(frozen=True, slots=True)
 class GuestState:
     """One guest after a pass. ``drift`` counts settings that differ from the policy,
-    ``held`` those of them that an operator changed and that we leave alone."""
+    ``held`` those of them that an operator changed and that we leave alone, ``pending``
+    those that the kernel takes only once their thread has run."""
 
     ref: str
     source: str
     tuned: bool
     drift: int = 0
     held: int = 0
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class State:
     policies: int = 0
     reload_success: bool = True
     last_pass: float = 0.0  # seconds since the epoch
+    # Of DEADLINE threads: the share of their budgets used since the pass before.
+    budgets: tuple[tuple[ThreadKey, float], ...] = ()
 
     @property
     def tuned(self) -> int:

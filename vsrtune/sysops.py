@@ -14,12 +14,17 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 from vsrtune.actions import (
     CgroupDir,
+    CgroupTarget,
+    CpusetFile,
+    CpusetList,
     EmulatorPin,
+    Partition,
+    PartitionState,
     Pin,
     Target,
     ThreadAffinity,
@@ -31,10 +36,12 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cgroup import MOUNT
+from vsrtune.cgroup_writes import Cgroups, settle
 from vsrtune.cpuset import CpuSet
-from vsrtune.cpuset_clear import clear, make_threaded, unpark
+from vsrtune.cpuset_clear import clear, unpark
+from vsrtune.deadline import LEAVING, lag_seconds
 from vsrtune.errnos import Operation, write_error
-from vsrtune.errors import Lasting, VanishedError, VsrtuneError, WriteError
+from vsrtune.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.hostcalls import HostCalls, LiveCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model import Sched, SchedClass, ThreadKey
@@ -42,10 +49,6 @@ from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
 
 _NET = "/sys/class/net"
-# A thread that has just ended keeps its cgroup busy for a moment.
-_RMDIR_TRIES = 10
-_RMDIR_PAUSE = 0.02
-
 T = TypeVar("T")
 
 
@@ -76,6 +79,9 @@ class LiveSysOps:
     ) -> None:
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
+        self._cgroups = Cgroups(self._root, self._calls)
+        self._clock, self._sleep = time.monotonic, time.sleep
+        self._budgets_over = 0.0
 
     def read(self, target: Target) -> Value:
         with self._translated(target):
@@ -99,12 +105,14 @@ class LiveSysOps:
                 return self._identified(target.thread, str(target)).cgroup()
             case VcpuPin() | EmulatorPin():
                 return self._read_pin(target)
-            case CgroupDir():
-                return self._read_dir(target)
+            case CgroupDir() | CpusetFile() | Partition():
+                return self._cgroups.read(target)
             case TxQueueLen():
                 return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
 
     def _write(self, target: Target, value: Value) -> None:
+        if not isinstance(target, ThreadSched | TxQueueLen):
+            self._wait_for_budgets()
         match target:
             case ThreadAffinity():
                 thread = self._identified(target.thread, str(target))
@@ -116,10 +124,11 @@ class LiveSysOps:
             case VcpuPin() | EmulatorPin():
                 self._write_pin(target, _typed(value, Pin))
             case CgroupDir():
-                if _typed(value, bool):
-                    self._make_dir(target)
-                else:
-                    self._remove_dir(target)
+                self._cgroups.write_dir(target, _typed(value, bool))
+            case CpusetFile():
+                self._cgroups.write_list(target, _typed(value, CpusetList))
+            case Partition():
+                self._cgroups.write_partition(target, _typed(value, PartitionState))
             case TxQueueLen():
                 self._write_length(target, _typed(value, int))
 
@@ -145,21 +154,59 @@ class LiveSysOps:
         return thread
 
     def _write_sched(self, target: ThreadSched, sched: Sched) -> None:
-        self._identified(target.thread, str(target))
+        thread = self._identified(target.thread, str(target))
+        deadline = sched.cls is SchedClass.DEADLINE
+        tid = target.thread.tid
+        before = self._root.sched_attr(tid)
+        leaves = before.cls is SchedClass.DEADLINE and not deadline
+        if leaves and thread.sleeps() and not self._cgroups.partitioned(thread.cgroup()):
+            with suppress(OSError):
+                self._calls.set_sched(tid, LEAVING)
         try:
-            self._calls.set_sched(target.thread.tid, sched)
+            self._calls.set_sched(tid, sched)
         except OSError as error:
-            deadline = sched.cls is SchedClass.DEADLINE
+            if deadline and error.errno == errno.EPERM:
+                cpu, mask = thread.last_cpu(), thread.affinity()
+                if cpu not in mask:
+                    raise PendingError(
+                        f"the thread has not run since it was given CPUs {mask} (last on CPU "
+                        f"{cpu}), and the kernel takes class deadline only then",
+                        where=str(target),
+                        hint="tried again when it has run",
+                        lasting=Lasting.TRANSIENT,
+                    ) from error
             operation = Operation.DEADLINE if deadline else Operation.SCHED
             raise write_error(operation, error, str(target), str(sched)) from error
+        if leaves:
+            over = self._clock() + lag_seconds(before)
+            self._budgets_over = max(self._budgets_over, over)
+
+    def _wait_for_budgets(self) -> None:
+        """Until no thread that has left class deadline is in a period of its budget.
+
+        Its bandwidth stays booked until then (its 0-lag time, ``inactive_task_timer``),
+        and a root domain that is built anew meanwhile would be left with less than
+        nothing. What a thread that left asleep keeps booked for good goes with the root
+        domain; where there is no partition to take away it leaves by ``LEAVING``. (Not
+        elsewhere: a thread that runs with that budget is throttled at once, and stays so
+        when it is given another one soon.)
+        """
+        rest = self._budgets_over - self._clock()
+        if rest > 0:
+            self._sleep(rest)
 
     def _move(self, target: ThreadCgroup, path: str) -> None:
         thread = self._identified(target.thread, str(target))
         if thread.cgroup() == path:
             return
         mask = thread.affinity()
+        # Single threads move within their threaded domain only. A kernel thread is a
+        # process of its own, and may go anywhere as such; one of QEMU's would take the
+        # whole of QEMU along.
+        leaves = "/" not in path or "/" not in thread.cgroup()
+        file = "cgroup.procs" if leaves and thread.kernel() else "cgroup.threads"
         try:
-            self._calls.write(f"{MOUNT}/{path}/cgroup.threads", str(target.thread.tid))
+            self._calls.write(f"{MOUNT}/{path}/{file}", str(target.thread.tid))
         except OSError as error:
             thread.check()
             raise write_error(Operation.THREADS, error, str(target), path) from error
@@ -223,7 +270,7 @@ class LiveSysOps:
         for key, mask in beside.items():
             known = next((o.cpus for o in pin.others if o.thread == key), None)
             wanted = known if known is not None else pin.cpus if mask in followers else mask
-            self._settle_neighbour(HostThread(self._root, self._calls, key, where), wanted)
+            settle(HostThread(self._root, self._calls, key, where), wanted)
 
     def _neighbours(self, thread: HostThread) -> list[HostThread]:
         """The other threads of the thread's cgroup: QEMU's own, and workers."""
@@ -244,59 +291,6 @@ class LiveSysOps:
                 found.append(HostThread(self._root, self._calls, key, thread.where))
                 break
         return found
-
-    def _settle_neighbour(self, thread: HostThread, wanted: CpuSet) -> None:
-        """Give a thread beside a pinned one ``wanted``, as far as the cpuset allows.
-
-        The kernel has mostly done so: it cuts masks to the new cpuset, and widens
-        them again from 6.2 on. It does not restore the own mask of a thread on 6.1,
-        nor widen a thread that was born while its parent was narrow.
-        """
-        try:
-            thread.check()
-            allowed = thread.allowed()
-            if allowed is not None:
-                wanted = wanted & allowed or allowed
-            if thread.affinity() != wanted:
-                thread.set_affinity(wanted)
-        except VanishedError:
-            return
-        except OSError as error:
-            if error.errno not in (errno.ESRCH, errno.ENOENT):
-                raise
-
-    # -- cgroups
-
-    def _read_dir(self, target: CgroupDir) -> bool:
-        path = f"{MOUNT}/{target.path}"
-        if self._root.exists(path):
-            return True
-        if not self._root.exists(path.rpartition("/")[0]):
-            raise VanishedError("the guest's cgroup is gone", where=str(target))
-        return False
-
-    def _make_dir(self, target: CgroupDir) -> None:
-        path = f"{MOUNT}/{target.path}"
-        parent = path.rpartition("/")[0]
-        if not self._root.exists(parent):
-            raise VanishedError("the guest's cgroup is gone", where=str(target))
-        make_threaded(self._root, self._calls, target.path, str(target))
-
-    def _remove_dir(self, target: CgroupDir) -> None:
-        path = f"{MOUNT}/{target.path}"
-        for attempt in range(1, _RMDIR_TRIES + 1):
-            try:
-                self._calls.rmdir(path)
-                return
-            except FileNotFoundError:
-                return  # gone together with the guest
-            except OSError as error:
-                if error.errno == errno.EBUSY and attempt < _RMDIR_TRIES:
-                    time.sleep(_RMDIR_PAUSE)
-                    continue
-                inside = " ".join(self._root.read(f"{path}/cgroup.threads").split())
-                where = f"{target} (threads inside: {inside or 'none'})"
-                raise write_error(Operation.RMDIR, error, where) from error
 
     # -- devices
 
@@ -321,7 +315,7 @@ class LiveSysOps:
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError when the target's thread is gone by now, else the error itself."""
-        if not isinstance(target, CgroupDir | TxQueueLen):
+        if not isinstance(target, CgroupTarget | TxQueueLen):
             try:
                 self._identified(target.thread, str(target))
             except VanishedError as gone:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from vsrtune import cpu_limits
 from vsrtune.actions import (
     EmulatorPin,
     Pin,
@@ -16,15 +17,15 @@ from vsrtune.actions import (
     Skipped,
     Target,
     ThreadAffinity,
+    ThreadSched,
     Value,
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Interface, Role, SchedClass, Thread
+from vsrtune.model import Guest, Host, Interface, Role, Sched, SchedClass, Thread
 from vsrtune.placement import Occupant
 from vsrtune.policy import AUTO, Auto, Policy, SchedRule, by_hand
 from vsrtune.policy_yaml import KeyPath, dotted
-from vsrtune.projection import scope_limit
 
 EMULATOR_CGROUP = "emulator"
 OWN_CGROUP = "vsrtune"
@@ -119,6 +120,14 @@ def rule_for(policy: Policy, role: Role) -> SchedRule | None:
     return policy.vcpu_sched if role is Role.VCPU else policy.vhost_sched
 
 
+def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
+    """True for a DEADLINE thread that we did not make one."""
+    if thread.sched.cls is not SchedClass.DEADLINE:
+        return False
+    ours = context.ours.get(ThreadSched(guest.ref, thread.key, ""))
+    return not (isinstance(ours, Sched) and ours.cls is SchedClass.DEADLINE)
+
+
 def main_thread(guest: Guest) -> Thread | None:
     """QEMU's main thread."""
     found = guest.by_role(Role.EMULATOR)
@@ -143,12 +152,13 @@ def wishes(context: Context, guest: Guest, policy: Policy) -> Wishes:
     _check_lists(context, out)
     _check_vcpu_numbers(out)
     named = _vhost_keys(out)
-    _moves(out, named)
+    _moves(context, out, named)
     for role in (Role.VCPU, Role.VHOST):
         for number, thread in enumerate(guest.by_role(role)):
             _thread(context, out, thread, number, named)
     _emulator(context, out)
     _check_realtime(context, out)
+    _check_deadline(out)
     return out
 
 
@@ -232,7 +242,7 @@ def _interface(guest: Guest, key: str) -> Interface | None:
     return next((i for i in guest.interfaces if key in (i.target, i.mac.lower())), None)
 
 
-def _moves(out: Wishes, named: Mapping[str, tuple[str, CpuSet]]) -> None:
+def _moves(context: Context, out: Wishes, named: Mapping[str, tuple[str, CpuSet]]) -> None:
     """vhost workers leave libvirt's emulator cgroup as soon as CPUs are asked for
     them or for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
@@ -243,24 +253,8 @@ def _moves(out: Wishes, named: Mapping[str, tuple[str, CpuSet]]) -> None:
             continue
         if thread.cpuset_cpus is None or name not in (EMULATOR_CGROUP, OWN_CGROUP):
             continue
-        if thread.sched.cls is not SchedClass.DEADLINE:
+        if not foreign_deadline(context, out.guest, thread):
             out.moves[thread] = f"{parent}/{OWN_CGROUP}"
-
-
-def _allowed(context: Context, out: Wishes, thread: Thread) -> CpuSet:
-    """CPUs that the thread's cgroup lets it have once the plan has run.
-
-    libvirt rewrites the cpuset of vcpus and emulator, and a moved worker gets the
-    scope's, so for these only the cgroup above is a limit.
-    """
-    rewritten = out.guest.source == "libvirt" and (
-        thread.role is not Role.VHOST or thread in out.moves
-    )
-    if rewritten and thread.cpuset_cpus is not None:
-        limit = scope_limit(out.guest, thread)
-    else:
-        limit = thread.cpuset_effective
-    return context.online if limit is None else context.online & limit
 
 
 def _held(context: Context, thread: Thread, target: Target) -> CpuSet | None:
@@ -321,7 +315,7 @@ def _wish(
             out.skip(subject, "not asked by the policy")
         return None
     out.asked.add(target)
-    if thread.sched.cls is SchedClass.DEADLINE:
+    if foreign_deadline(context, out.guest, thread):
         out.skip(subject, "someone else gave the thread class deadline; it is left alone")
         return None
     held = _held(context, thread, target)
@@ -333,8 +327,12 @@ def _wish(
             held=True,
         )
         return None
-    allowed = _allowed(context, out, thread)
+    moves = thread in out.moves
+    allowed = cpu_limits.allowed(context.host, context.ours, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
+    if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
+        # One of ours: it keeps its root domain for as long as it is in it.
+        cpus = thread.affinity & context.online
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
             keys,
@@ -394,3 +392,16 @@ def _check_realtime(context: Context, out: Wishes) -> None:
                     f"add cpus: {{{role.value}: auto}}",
                 )
                 break
+
+
+def _check_deadline(out: Wishes) -> None:
+    """Class deadline needs CPUs that are a root domain."""
+    for role in (Role.VCPU, Role.VHOST):
+        rule = rule_for(out.policy, role)
+        choice = out.policy.vcpu if role is Role.VCPU else out.policy.vhost
+        if rule is not None and rule.deadline and choice is None:
+            out.refuse(
+                ("scheduler", role.value),
+                "class deadline needs CPUs that are a root domain of their own",
+                f"add cpus: {{{role.value}: auto}}",
+            )

@@ -39,7 +39,7 @@ class Boot:
             "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
             "--durations=10",
             "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
-            *(() if self.tests else (f"--ignore={INSIDE}/{name}" for name in ATTACHING)),
+            *(() if self.tests else (f"--ignore={INSIDE}/{name}" for name in ALONE)),
             *(f"{INSIDE}/{name}" for name in self.tests or ("",)),
         ]  # fmt: skip
 
@@ -49,15 +49,16 @@ E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--ni
 BENCH = ("--cpus", "3")
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 REAL_NIC = ("test_show.py", "test_tune.py")
-# It attaches anew, for which a router without libvirt may not hold the lower devices.
-ATTACHING = ("test_bench_configure.py",)
+# The first attaches anew, for which a router without libvirt may not hold the lower devices.
+# The second takes CPUs from everything else, and wants one guest and few others.
+ALONE = ("test_bench_configure.py", "test_deadline.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot(release, name, options, tests)
     for name, options, tests in (
         ("veth", VETH, ()),
         ("e1000e", E1000E, REAL_NIC),
-        ("bench", BENCH, ATTACHING),
+        ("bench", BENCH, ALONE),
     )
     for release in ("bookworm", "trixie")
 ]

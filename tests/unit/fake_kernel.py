@@ -41,6 +41,7 @@ from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.sysops import LiveSysOps
 
 KERNELS = ("6.1", "6.12")
+TOP = {"type": "domain", "cpus": ""}
 UUID = "7b1e6f0c-3c8b-4a53-9f6e-5a2f7d3e0001"
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
 LIBVIRT = f"{SCOPE}/libvirt"
@@ -120,6 +121,10 @@ class FakeKernel:
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def listdir(self, path: str) -> list[str]:
+        if path.startswith("/sys/fs/cgroup/"):
+            above = path.removeprefix("/sys/fs/cgroup/")
+            inside = [c for c in self.state["cgroups"] if c.rpartition("/")[0] == above]
+            return sorted(c.rpartition("/")[2] for c in inside)
         if path == "/sys/class/net":
             return sorted(self.state["devices"])
         raise FileNotFoundError(errno.ENOENT, "no such directory", path)
@@ -128,7 +133,8 @@ class FakeKernel:
         raise FileNotFoundError(errno.ENOENT, "no such link", path)
 
     def exists(self, path: str) -> bool:
-        return path.removeprefix("/sys/fs/cgroup/") in self.state["cgroups"]
+        name = path.removeprefix("/sys/fs/cgroup/").removesuffix("/cgroup.procs")
+        return name in (*self.state["cgroups"], "/sys/fs/cgroup")
 
     def sched_attr(self, tid: int) -> Sched:
         return decode(Sched, self._thread(tid)["sched"])
@@ -144,10 +150,13 @@ class FakeKernel:
 
     def _read_thread(self, pid: int, tid: int, name: str) -> str:
         thread = self.state["threads"].get(str(tid))
-        if thread is None or thread["pid"] != pid:
+        # A thread is found under its own number too, though no listing shows it there.
+        if thread is None or pid not in (thread["pid"], tid):
             raise FileNotFoundError(errno.ENOENT, "no such thread")
         if name == "stat":
-            return f"{tid} ({thread['comm']}) S " + "0 " * 18 + f"{thread['start']} " + "0 " * 30
+            flags = 0x00200000 if thread.get("kthread") else 0
+            before = "0 " * 5 + f"{flags} " + "0 " * 12 + f"{thread['start']} " + "0 " * 16
+            return f"{tid} ({thread['comm']}) S {before}{thread.get('cpu', 0)} " + "0 " * 13
         if name == "status":
             return f"Name:\t{thread['comm']}\nCpus_allowed_list:\t{thread['mask']}\n"
         if name == "cgroup":
@@ -169,6 +178,10 @@ class FakeKernel:
                 return f"{cgroup['cpus']}\n"
             if name == "cpuset.cpus.effective":
                 return f"{self.effective(directory)}\n"
+            if name == "cpuset.cpus.partition":
+                return f"{cgroup.get('partition', 'member')}\n"
+            if name == "cpuset.cpus.exclusive" and self.state["kernel"] != "6.1":
+                return f"{cgroup.get('exclusive', '')}\n"
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def effective(self, path: str) -> CpuSet:
@@ -196,13 +209,21 @@ class FakeKernel:
                 cgroup["type"] = text
             elif name == "cgroup.threads":
                 self._attach(int(text), directory)
+            elif name == "cgroup.procs":
+                assert self._thread(int(text))["kthread"], "all of QEMU was moved"
+                self._thread(int(text))["cgroup"] = directory
+                self._cut(text)
+            elif name == "cpuset.cpus.exclusive":
+                cgroup["exclusive"] = text
+            elif name == "cpuset.cpus.partition":
+                self._set_partition(directory, text)
             else:
                 raise AssertionError(path)
 
     def mkdir(self, path: str) -> None:
         with _Point(self, f"mkdir {path}"):
             name = path.removeprefix("/sys/fs/cgroup/")
-            above = self.state["cgroups"][name.rpartition("/")[0]]
+            above = self.state["cgroups"].get(name.rpartition("/")[0], TOP)
             threaded = above["type"] != "domain"
             self.state["cgroups"][name] = {
                 "cpus": None if above["cpus"] is None else "",
@@ -223,7 +244,7 @@ class FakeKernel:
 
     def set_sched(self, tid: int, sched: Sched) -> None:
         with _Point(self, f"sched {tid} {sched}"):
-            self._thread(tid)["sched"] = encode(sched)
+            self._set_sched(tid, sched)
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
         self._pin(uuid, f"vcpu{vcpu}", 1010 + vcpu, cpus)
@@ -279,6 +300,49 @@ class FakeKernel:
             raise OSError(errno.EOPNOTSUPP, "operation not supported")
         self._thread(tid)["cgroup"] = path
         self._cut(str(tid))
+
+    def _set_partition(self, path: str, text: str) -> None:
+        """6.12's rules for lists of cgroups beside one that is to be a partition."""
+        cgroup = self.state["cgroups"][path]
+        cpus = CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
+        beside = [
+            CpuSet.parse(v.get("exclusive") or v["cpus"] or "")
+            for c, v in self.state["cgroups"].items()
+            if c != path and c.rpartition("/")[0] == path.rpartition("/")[0]
+        ]
+        if text == "root" and any(not b.isdisjoint(cpus) for b in beside):
+            text = "root invalid (Cpu list in cpuset.cpus not exclusive)"
+        for thread in self.state["threads"].values():
+            inside = (thread["cgroup"] + "/").startswith(path + "/")
+            if inside and decode(Sched, thread["sched"]).cls is SchedClass.DEADLINE:
+                self.state["miscounted"] = True
+        cgroup["partition"] = text
+        # Root domains are built anew, from the threads that are DEADLINE.
+        self.state["leaked"] = 0
+
+    def root_domain(self, path: str) -> CpuSet:
+        """CPUs of the partition above a thread in ``path``, of all CPUs without one."""
+        while path:
+            cgroup = self.state["cgroups"].get(path, {})
+            if cgroup.get("partition") == "root":
+                return CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
+            path = path.rpartition("/")[0]
+        return CpuSet.parse(self.state["online"])
+
+    def _set_sched(self, tid: int, sched: Sched) -> None:
+        """DEADLINE needs the whole root domain in the mask, of the CPU last used; leaving
+        it asleep keeps the bandwidth booked."""
+        thread = self._thread(tid)
+        old = decode(Sched, thread["sched"])
+        mask = CpuSet.parse(thread["mask"])
+        if sched.cls is SchedClass.DEADLINE:
+            domain = self.root_domain(thread["cgroup"])
+            if not domain <= mask or thread.get("cpu", 0) not in domain:
+                raise OSError(errno.EPERM, "operation not permitted")
+        elif old.cls is SchedClass.DEADLINE:
+            leaked = old.runtime_ns * (1 << 20) // old.period_ns
+            self.state["leaked"] = self.state.get("leaked", 0) + leaked
+        thread["sched"] = encode(sched)
 
     def _set_length(self, name: str, length: int) -> None:
         device = self.state["devices"].get(name)

@@ -13,7 +13,10 @@ from vsrtune.cpuset import CpuSet
 def plan_yaml(plan: Plan) -> str:
     """The whole plan."""
     skipped = [
-        f"{s.guest}: {s.subject}: {s.reason}" + (" [held]" if s.held else "") for s in plan.skipped
+        f"{s.guest}: {s.subject}: {s.reason}"
+        + (" [held]" if s.held else "")
+        + (" [pending]" if s.pending else "")
+        for s in plan.skipped
     ]
     refusals = [f"{r.guest}: {r.policy}: {r.reason}; {r.hint}" for r in plan.refusals]
     return (

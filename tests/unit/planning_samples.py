@@ -10,6 +10,8 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.model import (
     Confidence,
     Cpu,
+    CpusetGroup,
+    DeadlineCpu,
     Guest,
     Host,
     Interface,
@@ -189,3 +191,28 @@ def change_one(guest: Guest, tid: int, **more: Any) -> Guest:
         guest,
         threads=tuple(replace(t, **more) if t.key.tid == tid else t for t in guest.threads),
     )
+
+
+def with_cpusets(seen: Snapshot, *, exclusive: bool = True, fair_server: int = 52428) -> Snapshot:
+    """The snapshot with the cgroups of its guests, of a kernel that has
+    cpuset.cpus.exclusive and a fair_server (6.12), or neither (6.1)."""
+    online = seen.host.online
+    text = "" if exclusive else None
+    paths: dict[str, str] = {"system.slice": ""}
+    for guest in seen.guests:
+        for member in guest.threads:
+            paths[member.cgroup] = member.cpuset_cpus or ""
+            above = member.cgroup.rpartition("/")[0]
+            while above:
+                limit = member.cpuset_limit
+                narrow = limit is not None and limit != online and above.endswith(".scope")
+                paths.setdefault(above, str(limit) if narrow else "")
+                above = above.rpartition("/")[0]
+    groups = tuple(
+        CpusetGroup(path, listed, cpus(listed) or online, "member", text)
+        for path, listed in sorted(paths.items())
+    )
+    own = fair_server if exclusive else 0
+    books = tuple(DeadlineCpu(c, own * len(online), own) for c in online)
+    kernel = "6.12.0" if exclusive else "6.1.0"
+    return replace(seen, host=replace(seen.host, kernel=kernel, cpusets=groups, deadline=books))

@@ -284,7 +284,7 @@ def test_undo_that_fails_is_kept_and_its_dependents_wait(
 def test_a_cgroup_with_a_stranger_inside_is_kept_and_named(
     host: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsrtune.sysops._RMDIR_PAUSE", 0)
+    monkeypatch.setattr("vsrtune.cgroup_writes._RMDIR_PAUSE", 0)
     apply(make_plan(host), host.ops(), journal)
     host.state["threads"]["1001"]["cgroup"] = OURS
     ((action, error),) = undo(host.ops(), journal).failed

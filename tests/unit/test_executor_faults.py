@@ -39,7 +39,7 @@ def host(request: pytest.FixtureRequest) -> FakeKernel:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill loses nothing that was written, synced or not, so no test needs the disk."""
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
-    monkeypatch.setattr("vsrtune.sysops._RMDIR_PAUSE", 0)
+    monkeypatch.setattr("vsrtune.cgroup_writes._RMDIR_PAUSE", 0)
 
 
 def open_journal(path: Path) -> Journal:

@@ -15,6 +15,7 @@ from golden import cases, matches
 from plan_text import actions_yaml, plan_yaml
 
 from vsrtune.actions import Plan, Target, Value, decode_target, decode_value
+from vsrtune.cpuset import CpuSet
 from vsrtune.model import Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy_files import load
@@ -37,8 +38,10 @@ def _given(case: Path) -> tuple[dict[Target, Value], bool]:
 
 def _comparable(snapshot: Snapshot) -> Snapshot:
     """Without libvirt's view and the kernel's result, which follow from the rest."""
+    groups = (replace(c, effective=CpuSet()) for c in snapshot.host.cpusets)
     return replace(
         snapshot,
+        host=replace(snapshot.host, cpusets=tuple(groups)),
         guests=tuple(
             replace(
                 g,

@@ -10,17 +10,17 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "closing", "codec", "cpuset", "errors", "irq_choice", "model", "placement",
-    "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_match",
+    "__init__", "actions", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "placement",
+    "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_match",
     "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
-    "softirq", "stats", "wishes", "workers",
+    "root_domains", "softirq", "stats", "wishes", "workers",
 }  # fmt: skip
 READERS = {
-    "_vendor", "cgroup", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
+    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
     "rootfs", "seen", "trace", "virt",
 }  # fmt: skip
 WRITERS = {
-    "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
+    "cgroup_writes", "comparing", "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
     "libvirt_pins", "sched_syscalls", "sysops",
 }  # fmt: skip
 # The rooms of the subpackage vsrtune.bench, divided in the same way.

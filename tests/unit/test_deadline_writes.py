@@ -1,0 +1,344 @@
+"""Root domains written to an imitated kernel, and taken back from every point of failure.
+
+The imitation refuses DEADLINE where the kernel does, and counts the bandwidth that a
+sleeping thread leaves booked, and partitions changed below DEADLINE threads.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fake_kernel import BOOT, LIBVIRT, SCOPE, UUID, FakeKernel, failing_at, key, make_host
+
+from vsrtune.actions import (
+    HOST_REF,
+    Action,
+    CgroupDir,
+    CpusetFile,
+    CpusetList,
+    Partition,
+    PartitionState,
+    Pin,
+    Plan,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    Value,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import PendingError, WriteError
+from vsrtune.executor import apply, recover, undo
+from vsrtune.journal import Journal
+from vsrtune.model import Sched, SchedClass
+
+BUDGET = Sched(
+    SchedClass.DEADLINE,
+    reset_on_fork=True,
+    runtime_ns=4_000_000,
+    deadline_ns=10_000_000,
+    period_ns=10_000_000,
+)
+VCPU0, EMULATOR = f"{LIBVIRT}/vcpu0", f"{LIBVIRT}/emulator"
+OWN = f"{LIBVIRT}/vsrtune.cpus2"
+TOP = "vsrtune.cpus2.1000"
+CPUS, EXCLUSIVE = "cpuset.cpus", "cpuset.cpus.exclusive"
+ROOT = PartitionState("root")
+
+
+def awake(host: FakeKernel) -> FakeKernel:
+    """Every thread has run on the CPU it will be given."""
+    for tid, cpu in (("1010", 1), ("1020", 2)):
+        host.state["threads"][tid]["cpu"] = cpu
+    return host
+
+
+def tight() -> FakeKernel:
+    return awake(make_host("6.12"))
+
+
+def old() -> FakeKernel:
+    host = awake(make_host("6.1"))
+    for tid in ("1020", "1021"):
+        host.state["threads"][tid]["kthread"] = True
+    return host
+
+
+def plan_of(host: FakeKernel, wanted: list[tuple[Target, Value]]) -> Plan:
+    """Actions with what a plan would hold as values before."""
+    copy = host.clone()
+    ops = copy.ops()
+    actions = []
+    for target, value in wanted:
+        try:
+            now = ops.read(target)
+        except WriteError:
+            empty = isinstance(target, CpusetFile)
+            now = CpusetList("") if empty else PartitionState("member")
+        actions.append(Action(target, now, value, "test"))
+        if isinstance(target, CpusetFile | CgroupDir):
+            ops.write(target, value)
+    return Plan(tuple(actions))
+
+
+def tight_plan(host: FakeKernel) -> Plan:
+    worker, vcpu = key(host, 1020), key(host, 1010)
+    return plan_of(
+        host,
+        [
+            (CgroupDir("vr1", OWN), True),
+            (CpusetFile("vr1", OWN, CPUS), CpusetList("2")),
+            (ThreadAffinity("vr1", worker, "vhost"), CpuSet([2])),
+            (VcpuPin("vr1", UUID, 0, vcpu), Pin(CpuSet([1]), "1")),
+            (ThreadCgroup("vr1", worker, "vhost"), OWN),
+            (CpusetFile(HOST_REF, "machine.slice", EXCLUSIVE), CpusetList("1-2")),
+            (CpusetFile("vr1", SCOPE, EXCLUSIVE), CpusetList("1-2")),
+            (CpusetFile("vr1", LIBVIRT, EXCLUSIVE), CpusetList("1-2")),
+            (CpusetFile("vr1", EMULATOR, EXCLUSIVE), CpusetList("0")),
+            (CpusetFile("vr1", f"{LIBVIRT}/vcpu1", EXCLUSIVE), CpusetList("3")),
+            (CpusetFile("vr1", VCPU0, EXCLUSIVE), CpusetList("1")),
+            (CpusetFile("vr1", OWN, EXCLUSIVE), CpusetList("2")),
+            (Partition("vr1", VCPU0), ROOT),
+            (Partition("vr1", OWN), ROOT),
+            (ThreadSched("vr1", vcpu, "vcpu 0"), BUDGET),
+            (ThreadSched("vr1", worker, "vhost"), BUDGET),
+        ],
+    )
+
+
+def old_plan(host: FakeKernel) -> Plan:
+    worker, vcpu = key(host, 1020), key(host, 1010)
+    return plan_of(
+        host,
+        [
+            (CgroupDir("vr1", TOP), True),
+            (CpusetFile("vr1", TOP, CPUS), CpusetList("2")),
+            (ThreadAffinity("vr1", worker, "vhost"), CpuSet([2])),
+            (VcpuPin("vr1", UUID, 0, vcpu), Pin(CpuSet([1]), "1")),
+            (ThreadCgroup("vr1", worker, "vhost"), TOP),
+            (CpusetFile(HOST_REF, "machine.slice", CPUS), CpusetList("1")),
+            (Partition("vr1", TOP), ROOT),
+            (Partition(HOST_REF, "machine.slice"), ROOT),
+            (ThreadSched("vr1", vcpu, "vcpu 0"), BUDGET),
+            (ThreadSched("vr1", worker, "vhost"), BUDGET),
+        ],
+    )
+
+
+CASES = {"tight": (tight, tight_plan), "6.1": (old, old_plan)}
+
+
+def visible(host: FakeKernel) -> dict[str, object]:
+    """What an operator sees; a list of all CPUs counts as none."""
+    seen = host.visible()
+    for cgroup in seen["cgroups"].values():
+        cgroup.setdefault("partition", "member")
+        cgroup.setdefault("exclusive", "")
+        if cgroup["cpus"] == seen["possible"]:
+            cgroup["cpus"] = ""
+    seen.pop("leaked", None)
+    return seen
+
+
+def open_journal(path: Path) -> Journal:
+    return Journal.open(path / "journal.jsonl", BOOT)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[FakeKernel, Plan]:
+    make, plan = CASES[request.param]
+    host = make()
+    return host, plan(host)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _fd: None)
+    monkeypatch.setattr("vsrtune.cgroup_writes._RMDIR_PAUSE", 0)
+
+
+def test_applied_and_undone_exactly(case: tuple[FakeKernel, Plan], tmp_path: Path) -> None:
+    host, plan = case
+    before = visible(host)
+    with open_journal(tmp_path) as journal:
+        result = apply(plan, host.ops(), journal)
+        assert (result.failed, result.pending) == ((), ())
+        assert len(result.done) == len(plan.actions)
+        for tid in (1010, 1020):
+            assert host.sched_attr(tid) == BUDGET
+            assert host.root_domain(host.state["threads"][str(tid)]["cgroup"]) == CpuSet.parse(
+                host.mask(tid)
+            )
+        undone = undo(host.ops(), journal)
+        assert (undone.failed, undone.left) == ((), ())
+        assert journal.entries() == ()
+    assert visible(host) == before
+    assert host.state.get("leaked", 0) == 0
+    assert "miscounted" not in host.state
+
+
+@pytest.mark.parametrize("side", ["ahead", "behind"])
+def test_every_failing_write_is_rolled_back(
+    case: tuple[FakeKernel, Plan], tmp_path: Path, side: str
+) -> None:
+    host, plan = case
+    before = visible(host)
+    copy = host.clone()
+    with open_journal(tmp_path / "count") as journal:
+        apply(plan, copy.ops(), journal)
+    for n in range(1, len(copy.log) + 1):
+        broken = host.clone()
+        setattr(broken, side, failing_at(n, lambda: OSError(5, "I/O error")))
+        with open_journal(tmp_path / f"{n}") as journal:
+            result = apply(plan, broken.ops(), journal)
+            assert result.failed, n
+            assert undo(broken.ops(), journal).failed == (), n
+        assert visible(broken) == before, n
+        assert broken.state.get("leaked", 0) == 0, n
+        assert "miscounted" not in broken.state, n
+
+
+class _KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("side", ["ahead", "behind"])
+def test_killed_anywhere_the_next_start_puts_all_back(
+    case: tuple[FakeKernel, Plan], tmp_path: Path, side: str
+) -> None:
+    host, plan = case
+    before = visible(host)
+    copy = host.clone()
+    with open_journal(tmp_path / "count") as journal:
+        apply(plan, copy.ops(), journal)
+        forward = len(copy.log)
+        undo(copy.ops(), journal)
+    for n in range(1, len(copy.log) + 1):
+        broken = host.clone()
+        setattr(broken, side, failing_at(n, _KilledError))
+        path = tmp_path / f"{n}"
+        with open_journal(path) as journal, suppress(_KilledError):
+            apply(plan, broken.ops(), journal)
+            undo(broken.ops(), journal)
+            raise AssertionError(n)
+        setattr(broken, side, lambda _what: None)
+        with open_journal(path) as journal:
+            assert recover(broken.ops(), journal).failed == (), n
+            result = undo(broken.ops(), journal)
+            assert (result.failed, result.left) == ((), ()), n
+        assert visible(broken) == before, (n, forward)
+        assert broken.state.get("leaked", 0) == 0, n
+
+
+def test_a_sleeping_thread_is_pending_and_the_rest_is_done(
+    case: tuple[FakeKernel, Plan], tmp_path: Path
+) -> None:
+    host, plan = case
+    host.state["threads"]["1020"]["cpu"] = 0
+    with open_journal(tmp_path) as journal:
+        result = apply(plan, host.ops(), journal)
+        assert (result.failed, len(result.done)) == ((), len(plan.actions) - 1)
+        ((action, error),) = result.pending
+        assert isinstance(error, PendingError)
+        assert str(error) == (
+            "vr1: vhost (tid 1020) scheduling: the thread has not run since it was given CPUs 2 "
+            "(last on CPU 0), and the kernel takes class deadline only then; tried again when it "
+            "has run"
+        )
+        assert action.target not in journal.ours()
+        assert undo(host.ops(), journal).failed == ()
+
+
+def test_a_partition_the_kernel_calls_invalid_is_a_failure(tmp_path: Path) -> None:
+    host = tight()
+    plan = tight_plan(host)
+    host.state["cgroups"][f"{LIBVIRT}/rival"] = {"cpus": "1-2", "type": "threaded"}
+    before = visible(host)
+    with open_journal(tmp_path) as journal:
+        result = apply(plan, host.ops(), journal)
+        ((action, error),) = result.failed
+        assert isinstance(action.target, Partition)
+        assert str(error) == (
+            f"vr1: partition {VCPU0}: the kernel made no partition of it: root invalid (Cpu list "
+            "in cpuset.cpus not exclusive); look at cpuset.cpus and cpuset.cpus.exclusive of the "
+            "cgroups beside and above it"
+        )
+        assert undo(host.ops(), journal).failed == ()
+    assert visible(host) == before
+
+
+def test_an_invalid_partition_is_still_ours_to_take_back(tmp_path: Path) -> None:
+    host = tight()
+    before = visible(host)
+    with open_journal(tmp_path) as journal:
+        apply(tight_plan(host), host.ops(), journal)
+        host.state["cgroups"][VCPU0]["partition"] = "root invalid (Parent is not a partition root)"
+        host.state["threads"]["1010"]["sched"] = host.state["threads"]["1011"]["sched"]
+        undone = undo(host.ops(), journal)
+        assert undone.failed == ()
+        assert [str(left.target) for left in undone.left] == ["vr1: vcpu 0 (tid 1010) scheduling"]
+    after = visible(host)
+    assert after["cgroups"] == before["cgroups"]
+
+
+def test_a_thread_tuned_before_leaves_the_class_before_its_partition_goes(tmp_path: Path) -> None:
+    """Its scheduling and its cgroup were written first when it had another class."""
+    for make, planned in CASES.values():
+        host = make()
+        before = visible(host)
+        worker = key(host, 1020)
+        fifo = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
+        first = plan_of(
+            host,
+            [
+                (CgroupDir("vr1", f"{LIBVIRT}/vsrtune"), True),
+                (ThreadCgroup("vr1", worker, "vhost"), f"{LIBVIRT}/vsrtune"),
+                (ThreadSched("vr1", worker, "vhost"), fifo),
+            ],
+        )
+        with open_journal(tmp_path / make.__name__) as journal:
+            assert apply(first, host.ops(), journal).failed == ()
+            assert apply(planned(host), host.ops(), journal).failed == ()
+            result = undo(host.ops(), journal)
+            assert (result.failed, result.left) == ((), ())
+        assert visible(host) == before
+        assert "miscounted" not in host.state
+        assert host.state.get("leaked", 0) == 0
+
+
+def test_on_an_isolated_cpu_a_sleeping_thread_leaves_nothing_booked(tmp_path: Path) -> None:
+    """There is no partition to take away there."""
+    host = make_host("6.12")
+    host.state["threads"]["2010"]["mask"] = host.state["online"]
+    target = ThreadSched("qemu:vr2", key(host, 2010), "vcpu 0")
+    with open_journal(tmp_path) as journal:
+        assert apply(plan_of(host, [(target, BUDGET)]), host.ops(), journal).failed == ()
+        assert undo(host.ops(), journal).failed == ()
+    assert host.sched_attr(2010) == Sched()
+    assert host.state["leaked"] == 0
+
+
+def test_a_root_domain_changes_one_period_after_its_threads_left_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = tight()
+    now, order = 100.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        order.append("waited")
+        now += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("time.sleep", sleep)
+    with open_journal(tmp_path) as journal:
+        apply(tight_plan(host), host.ops(), journal)
+        host.behind = lambda what: order.append(what.rpartition("/")[2])
+        undo(host.ops(), journal)
+    assert order[:4] == [
+        "sched 1020 other", "sched 1010 other", "waited", "cpuset.cpus.partition member",
+    ]  # fmt: skip
+    assert now >= 100.0 + BUDGET.period_ns / 1e9

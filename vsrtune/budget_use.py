@@ -1,0 +1,44 @@
+"""How much of their budgets DEADLINE threads use, by looking twice.
+
+No kernel counts how often a thread was throttled; one that uses all of its budget is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from vsrtune.deadline import used
+from vsrtune.model import SchedClass, Snapshot, ThreadKey
+from vsrtune.rootfs import HostRoot
+
+
+def measure(
+    root: HostRoot,
+    snapshot: Snapshot,
+    least_seconds: float = 0.2,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[ThreadKey, float]:
+    """Share of the budget used, by thread, over the longest period but at least
+    ``least_seconds``; without threads that end meanwhile."""
+    threads = [t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE]
+    if not threads:
+        return {}
+    begin = clock()
+    before = {t.key: _run_ns(root, t.key) for t in threads}
+    sleep(max(least_seconds, *(t.sched.period_ns / 1e9 for t in threads)))
+    elapsed = round((clock() - begin) * 1e9)
+    found = {}
+    for thread in threads:
+        first, last = before[thread.key], _run_ns(root, thread.key)
+        if first is not None and last is not None:
+            found[thread.key] = used(thread.sched, last - first, elapsed)
+    return found
+
+
+def _run_ns(root: HostRoot, key: ThreadKey) -> int | None:
+    try:
+        return int(root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat").split()[0])
+    except (OSError, ValueError, IndexError):
+        return None

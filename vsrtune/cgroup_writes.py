@@ -1,0 +1,207 @@
+"""cgroups of our own, their CPU lists, and cpuset partitions: read and written."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+from vsrtune.actions import (
+    CgroupDir,
+    CgroupTarget,
+    CpusetFile,
+    CpusetList,
+    Partition,
+    PartitionState,
+    ThreadMask,
+    Value,
+)
+from vsrtune.cgroup import MOUNT
+from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_clear import make_threaded
+from vsrtune.errnos import Operation, write_error
+from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.hostcalls import HostCalls
+from vsrtune.hostthread import CPUS, HostThread
+from vsrtune.model import ThreadKey
+from vsrtune.proc import parse_stat
+from vsrtune.rootfs import HostRoot
+
+PARTITION_FILE = "cpuset.cpus.partition"
+# A thread that has just ended keeps its cgroup busy for a moment.
+_RMDIR_TRIES = 10
+_RMDIR_PAUSE = 0.02
+
+
+def settle(thread: HostThread, wanted: CpuSet) -> None:
+    """Give a thread ``wanted`` after its cpuset was written, as far as that allows.
+
+    The kernel has mostly done so: it cuts masks to the new cpuset, and widens
+    them again from 6.2 on. It does not restore the own mask of a thread on 6.1,
+    nor widen a thread that was born while its parent was narrow.
+    """
+    try:
+        thread.check()
+        allowed = thread.allowed()
+        if allowed is not None:
+            wanted = wanted & allowed or allowed
+        if thread.affinity() != wanted:
+            thread.set_affinity(wanted)
+    except VanishedError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.ENOENT):
+            raise
+
+
+class Cgroups:
+    """CgroupDir, CpusetFile and Partition on a host. Raises VanishedError when the cgroup
+    above is gone, WriteError, or OSError as from the file."""
+
+    def __init__(self, root: HostRoot, calls: HostCalls) -> None:
+        self._root = root
+        self._calls = calls
+
+    def read(self, target: CgroupTarget) -> Value:
+        """The value now."""
+        base = f"{MOUNT}/{target.path}"
+        if isinstance(target, CgroupDir):
+            if self._root.exists(base):
+                return True
+            self._check(base.rpartition("/")[0], target)
+            return False
+        self._check(base, target)
+        try:
+            if isinstance(target, Partition):
+                return PartitionState(self._root.read(f"{base}/{PARTITION_FILE}").strip())
+            text = self._root.read(f"{base}/{target.file}").strip()
+        except FileNotFoundError:
+            # systemd takes the controller away when no guest is left to need it.
+            raise VanishedError("the cgroup has no cpuset any more", where=str(target)) from None
+        return CpusetList(text, self._own_masks(target))
+
+    def _check(self, base: str, target: CgroupTarget) -> None:
+        if not self._root.exists(base):
+            raise VanishedError("the guest's cgroup is gone", where=str(target))
+
+    # -- directories
+
+    def write_dir(self, target: CgroupDir, exists: bool) -> None:
+        """Make or remove a cgroup of our own."""
+        if not exists:
+            self._remove(target)
+            return
+        base = f"{MOUNT}/{target.path}"
+        self._check(base.rpartition("/")[0], target)
+        if "/" in target.path:
+            make_threaded(self._root, self._calls, target.path, str(target))
+        elif not self._root.exists(base):
+            try:
+                self._calls.mkdir(base)
+            except OSError as error:
+                raise write_error(Operation.MKDIR, error, str(target)) from error
+
+    def _remove(self, target: CgroupDir) -> None:
+        path = f"{MOUNT}/{target.path}"
+        for attempt in range(1, _RMDIR_TRIES + 1):
+            try:
+                self._calls.rmdir(path)
+                return
+            except FileNotFoundError:
+                return  # gone together with the guest
+            except OSError as error:
+                if error.errno == errno.EBUSY and attempt < _RMDIR_TRIES:
+                    time.sleep(_RMDIR_PAUSE)
+                    continue
+                inside = " ".join(self._root.read(f"{path}/cgroup.threads").split())
+                where = f"{target} (threads inside: {inside or 'none'})"
+                raise write_error(Operation.RMDIR, error, where) from error
+
+    # -- lists
+
+    def write_list(self, target: CpusetFile, value: CpusetList) -> None:
+        """Write a CPU list, and give threads below their own masks back, which 6.1 makes
+        all that the new list allows."""
+        base = f"{MOUNT}/{target.path}"
+        self._check(base, target)
+        keep = {m.thread: m.cpus for m in (*self._own_masks(target), *value.masks)}
+        operation = Operation.CPUSET if target.file == "cpuset.cpus" else Operation.EXCLUSIVE
+        try:
+            self._calls.write(f"{base}/{target.file}", value.text)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or value.text:
+                raise write_error(operation, error, str(target), value.text) from error
+            # With threads below, a list cannot be taken away again (validate_change), but
+            # one of all CPUs means the same.
+            possible = self._root.read(f"{CPUS}/possible").strip()
+            self._calls.write(f"{base}/{target.file}", possible)
+        for key, cpus in keep.items():
+            settle(HostThread(self._root, self._calls, key, str(target)), cpus)
+
+    def _own_masks(self, target: CpusetFile) -> tuple[ThreadMask, ...]:
+        """Threads below a slice whose masks are narrower than their cpusets."""
+        if "/" in target.path or target.file != "cpuset.cpus":
+            return ()
+        found: list[ThreadMask] = []
+        for path in self._below(target.path):
+            try:
+                tids = self._root.read(f"{MOUNT}/{path}/cgroup.threads").split()
+            except OSError:
+                continue  # a domain with threaded children lists none of its own
+            for tid in map(int, tids):
+                try:
+                    stat = parse_stat(self._root.read(f"/proc/{tid}/task/{tid}/stat"))
+                    key = ThreadKey(tid, tid, stat.start_time)
+                    thread = HostThread(self._root, self._calls, key, str(target))
+                    mask, allowed = thread.affinity(), thread.allowed()
+                except OSError:
+                    continue
+                if allowed is not None and mask != allowed:
+                    found.append(ThreadMask(key, mask))
+        return tuple(found)
+
+    def _below(self, path: str) -> list[str]:
+        found = [path]
+        for name in self._root.listdir(f"{MOUNT}/{path}"):
+            if self._root.exists(f"{MOUNT}/{path}/{name}/cgroup.procs"):
+                found += self._below(f"{path}/{name}")
+        return found
+
+    # -- partitions
+
+    def partitioned(self, path: str) -> bool:
+        """Whether the cgroup, or one above it, is a partition (in force or not)."""
+        while path:
+            try:
+                if self._root.read(f"{MOUNT}/{path}/{PARTITION_FILE}").strip() != "member":
+                    return True
+            except OSError:
+                pass  # without the controller
+            path = path.rpartition("/")[0]
+        return False
+
+    def write_partition(self, target: Partition, state: PartitionState) -> None:
+        """Make a cgroup a partition or a member again; a partition that the kernel makes
+        but calls invalid is a failure, with the kernel's reason."""
+        base = f"{MOUNT}/{target.path}"
+        self._check(base, target)
+        file = f"{base}/{PARTITION_FILE}"
+        try:
+            if state.wanted == "root" and "invalid" in self._root.read(file):
+                # One that is invalid stays so, whatever has become of the cause.
+                self._calls.write(file, "member")
+            self._calls.write(file, state.wanted)
+        except OSError as error:
+            raise write_error(Operation.PARTITION, error, str(target), state.wanted) from error
+        now = self._root.read(file).strip()
+        if state.text == "root" and now != "root":
+            hint = (
+                "look at cpuset.cpus and cpuset.cpus.exclusive of the cgroups beside and above it"
+            )
+            if "not permitted" in now:  # remote_partition_enable
+                hint = "run as root with CAP_SYS_ADMIN"
+            raise WriteError(
+                f"the kernel made no partition of it: {now}",
+                where=str(target),
+                hint=hint,
+                lasting=Lasting.TRANSIENT,
+            )

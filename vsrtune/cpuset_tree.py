@@ -1,0 +1,72 @@
+"""The cpusets that matter to guests, from the cgroup tree: see model.CpusetGroup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vsrtune.cgroup import MOUNT
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import CpusetGroup
+from vsrtune.rootfs import HostRoot
+
+# Files that controllers put beside child cgroups.
+_FILES = ("cgroup.", "cpu.", "cpuset.", "hugetlb.", "io.", "irq.", "memory.", "misc.", "pids.")
+
+
+def read_tree(root: HostRoot, used: Iterable[str]) -> tuple[CpusetGroup, ...]:
+    """Every cgroup that is above or beside one of ``used``, is a partition or has
+    exclusive CPUs, sorted by path."""
+    near: set[str] = set()
+    for path in used:
+        while path:
+            path = path.rpartition("/")[0]
+            near.add(path)
+    found: list[CpusetGroup] = []
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        for name in _children(root, above):
+            path = f"{above}/{name}" if above else name
+            group = read_group(root, path)
+            if group is None:
+                continue
+            # Partitions are below partitions, or below cgroups with exclusive CPUs.
+            passed_on = bool(group.exclusive) or group.partition != "member"
+            if path in near or passed_on:
+                waiting.append(path)
+            if above in near or passed_on:
+                found.append(group)
+    return tuple(sorted(found, key=lambda g: g.path))
+
+
+def read_group(root: HostRoot, path: str) -> CpusetGroup | None:
+    """One cgroup's cpuset; None without the controller, or when it is gone."""
+    base = f"{MOUNT}/{path}"
+    try:
+        return CpusetGroup(
+            path=path,
+            cpus=root.read(f"{base}/cpuset.cpus").strip(),
+            effective=CpuSet.parse(root.read(f"{base}/cpuset.cpus.effective")),
+            partition=root.read(f"{base}/cpuset.cpus.partition").strip(),
+            exclusive=_exclusive(root, base),
+            populated="populated 1" in root.read(f"{base}/cgroup.events"),
+        )
+    except (OSError, VsrtuneError):
+        return None
+
+
+def _exclusive(root: HostRoot, base: str) -> str | None:
+    try:
+        return root.read(f"{base}/cpuset.cpus.exclusive").strip()
+    except OSError:
+        return None
+
+
+def _children(root: HostRoot, path: str) -> list[str]:
+    base = f"{MOUNT}/{path}" if path else MOUNT
+    try:
+        names = [n for n in root.listdir(base) if not n.startswith(_FILES)]
+        return [n for n in names if root.exists(f"{base}/{n}/cgroup.procs")]
+    except OSError:
+        return []

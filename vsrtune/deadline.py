@@ -1,0 +1,116 @@
+"""SCHED_DEADLINE arithmetic: percentages, bandwidths, and what the kernel admits.
+
+Bandwidths are integers in units of 1/2**20 of one CPU, rounded down as the kernel
+rounds them (``to_ratio`` in kernel/sched/core.c), so that a sum here equals the sum the
+kernel compares (``__dl_overflow`` in kernel/sched/deadline.c). Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Host, Sched, SchedClass
+
+UNIT = 1 << 20  # one whole CPU
+# __checkparam_dl: runtime of 2**DL_SCALE ns; sched_deadline_period_min_us, its default.
+MIN_RUNTIME_NS = 1024
+MIN_PERIOD_NS = 100_000
+# Below sched_deadline_period_max_us (4.19 s by default).
+MAX_PERIOD_NS = 4_000_000_000
+
+TICK = 0.01  # seconds, with CONFIG_HZ=100
+# fair_server_init: 50 ms in 1 s.
+FAIR_SERVER = 50_000_000 * UNIT // 1_000_000_000
+
+# The budget a sleeping thread is given just before it leaves class deadline: it books
+# nothing (runtime * UNIT < period). A thread that leaves while it sleeps keeps its bandwidth
+# booked until its root domain is rebuilt (``switched_from_dl``), but that of a thread
+# that stays DEADLINE is booked anew at once (``sched_dl_overflow``).
+LEAVING = Sched(
+    SchedClass.DEADLINE,
+    reset_on_fork=True,
+    runtime_ns=MIN_RUNTIME_NS,
+    deadline_ns=MAX_PERIOD_NS,
+    period_ns=MAX_PERIOD_NS,
+)
+
+PERCENT_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%", re.ASCII)
+
+
+def parse_percent(text: str) -> Fraction:
+    """The share of one CPU that ``85%`` stands for, 1 for all of it. Raises VsrtuneError."""
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        raise VsrtuneError(f"{text!r} is not a percentage", hint="write a number and %, as 85%")
+    return Fraction(match[1]) / 100
+
+
+def bandwidth(sched: Sched) -> int:
+    """What the kernel books for a DEADLINE thread; 0 without a period."""
+    return sched.runtime_ns * UNIT // sched.period_ns if sched.period_ns > 0 else 0
+
+
+def percent(booked: int) -> str:
+    """A bandwidth in percent of one CPU, to a tenth."""
+    return f"{100 * booked / UNIT:.1f} %".replace(".0 %", " %")
+
+
+def served_by_kernel(host: Host, cpus: CpuSet) -> int:
+    """What the kernel books on ``cpus`` for itself: its fair_server from 6.12 on, of which
+    the default is assumed where debugfs does not tell."""
+    if not host.deadline and _since_fair_server(host.kernel):
+        return FAIR_SERVER * len(cpus)
+    return sum(c.fair_server for c in host.deadline if c.cpu in cpus)
+
+
+def _since_fair_server(kernel: str) -> bool:
+    match = re.match(r"(\d+)\.(\d+)", kernel, re.ASCII)
+    return match is not None and (int(match[1]), int(match[2])) >= (6, 12)
+
+
+def limit(host: Host, cpus: CpuSet) -> int | None:
+    """Bandwidth the kernel admits for DEADLINE threads in a root domain of ``cpus``,
+    its own share (``served_by_kernel``) taken off. None when admission control is off
+    (sched_rt_runtime_us = -1) or the limit is not known.
+    """
+    if host.sched_rt_runtime_us < 0 or host.sched_rt_period_us <= 0:
+        return None
+    each = host.sched_rt_runtime_us * UNIT // host.sched_rt_period_us
+    return each * len(cpus) - served_by_kernel(host, cpus)
+
+
+def total(scheds: Iterable[Sched]) -> int:
+    """The sum of bandwidths as the kernel adds them."""
+    return sum(bandwidth(s) for s in scheds)
+
+
+def limit_text(host: Host, cpus: CpuSet) -> str:
+    """The limit and what it is made of: ``90 % (95 % less 5 % of the fair_server)``."""
+    most = limit(host, cpus)
+    if most is None:
+        return "anything (admission control is off)"
+    own = served_by_kernel(host, cpus)
+    text = percent(most)
+    return f"{text} ({percent(most + own)} less {percent(own)} of the fair_server)" if own else text
+
+
+def used(sched: Sched, run_ns: int, elapsed_ns: int) -> float:
+    """The share of its budget that a thread used: what it ran in the time that has
+    passed, against what it was given; about 1 for one that was throttled."""
+    given = sched.runtime_ns * elapsed_ns
+    return run_ns * sched.period_ns / given if given > 0 else 0.0
+
+
+def lag_seconds(sched: Sched) -> float:
+    """How long after a DEADLINE thread left the class the kernel takes its bandwidth off
+    the books at the latest: the rest of its period, and as many more as it ran over its
+    runtime, which is noticed at ticks only (10 ms at most)."""
+    if sched.runtime_ns <= 0:
+        return 0.0
+    period = sched.period_ns / 1e9
+    return period + min(TICK * sched.period_ns / sched.runtime_ns, MAX_PERIOD_NS / 1e9) + TICK

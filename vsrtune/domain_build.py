@@ -1,0 +1,298 @@
+"""Turns root domains into actions: cgroups, CPU lists, partitions, and moves into them.
+
+The order within a plan (see planner): our cgroup and its CPU list while it is empty; CPUs
+of its threads; the moves; the lists above it and the partition; class deadline last. So a
+thread's mask never changes with a move or a partition, on the way there and back, and no
+thread is moved, or loses its partition, while it is DEADLINE.
+"""
+
+from __future__ import annotations
+
+from vsrtune.actions import (
+    HOST_REF,
+    Action,
+    CgroupDir,
+    CpusetFile,
+    CpusetList,
+    Partition,
+    PartitionState,
+    Pin,
+    Target,
+    ThreadCgroup,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import limit, percent
+from vsrtune.model import CpusetGroup, Host, Snapshot
+from vsrtune.plan_build import Phases
+from vsrtune.root_domains import Domain, Found, Mode, is_partition
+from vsrtune.wishes import EMULATOR_CGROUP, Context, Wishes, label
+
+_LIBVIRTS = ("emulator", "iothread", "vcpu")
+
+CPUS, EXCLUSIVE = "cpuset.cpus", "cpuset.cpus.exclusive"
+MEMBER, ROOT = PartitionState("member"), PartitionState("root")
+
+
+def build(context: Context, snapshot: Snapshot, found: Found, phases: Phases) -> frozenset[Target]:
+    """Add what the root domains need; returns the host's targets that are asked for."""
+    maker = _Maker(context, snapshot, found, phases)
+    for domain in found.domains:
+        match domain.mode:
+            case Mode.TIGHT | Mode.KTHREADS:
+                maker.threads_cgroup(domain)
+            case Mode.LOOSE:
+                maker.slice(domain)
+            case Mode.ISOLATED:
+                pass
+    maker.slices_above()
+    return frozenset(maker.host_asked)
+
+
+def notes(snapshot: Snapshot, found: Found) -> list[str]:
+    """For each root domain: how it is made and why so, and what it takes from whom."""
+    out: list[str] = []
+    for domain in found.domains:
+        names = ", ".join(m.name for m in domain.members)
+        text = (
+            f"CPUs {domain.cpus} become a root domain, {domain.mode.value} ({domain.why}): {names}"
+        )
+        used = sum(m.booked for m in domain.members)
+        most = limit(snapshot.host, domain.cpus)
+        text += f"; {percent(used)} booked"
+        if most is not None:
+            text += f", {percent(most - used)} free"
+        if domain.mode is not Mode.ISOLATED:
+            text += f"; {_taken(snapshot, domain)}"
+        out.append(text)
+    return out
+
+
+def _taken(snapshot: Snapshot, domain: Domain) -> str:
+    inside = {m.thread.key for m in domain.members}
+    losers = [
+        g.ref
+        for g in snapshot.guests
+        if any(t.key not in inside and t.affinity & domain.cpus for t in g.threads)
+    ]
+    rest = snapshot.host.online - domain.cpus
+    if domain.mode is Mode.LOOSE:
+        return (
+            f"everything in {domain.path}, the emulators of its guests included, runs on "
+            f"these CPUs only, and all else on CPUs {rest} only"
+        )
+    but = f", other threads of {', '.join(losers)} among it" if losers else ""
+    return f"taken from everything else on this host{but}, which has CPUs {rest} then"
+
+
+class _Maker:
+    """Actions of all root domains of one plan."""
+
+    def __init__(self, context: Context, snapshot: Snapshot, found: Found, phases: Phases) -> None:
+        self._context = context
+        self._host: Host = snapshot.host
+        self._found = found
+        self._phases = phases
+        self.host_asked: set[Target] = set()
+        self._shielded: set[str] = set()
+        self._shields: list[Action] = []
+
+    # -- one target each
+
+    def _text(self, path: str, file: str) -> str:
+        group = self._host.cpuset(path)
+        if group is None:
+            return ""
+        return group.cpus if file == CPUS else group.exclusive or ""
+
+    def _set(
+        self, wish: Wishes | None, path: str, file: str, text: str, into: list[Action], why: str
+    ) -> None:
+        ref = HOST_REF if wish is None else wish.guest.ref
+        target = CpusetFile(ref, path, file)
+        (self.host_asked if wish is None else wish.asked).add(target)
+        now = self._text(path, file)
+        if now != text:
+            into.append(Action(target, CpusetList(now), CpusetList(text), why))
+
+    def _partition(self, wish: Wishes | None, domain: Domain) -> None:
+        ref = HOST_REF if wish is None else wish.guest.ref
+        target = Partition(ref, domain.path)
+        (self.host_asked if wish is None else wish.asked).add(target)
+        group = self._host.cpuset(domain.path)
+        now = PartitionState(group.partition) if group is not None else MEMBER
+        if now == ROOT:
+            self._phases.skip(ref, f"partition {domain.path}", "already as asked: root")
+            return
+        why = f"a root domain of CPUs {domain.cpus} for class deadline: {domain.why}"
+        if now.wanted == "root":
+            why = f"something else made it useless ({now}); written again"
+        self._phases.partitions.append(Action(target, now, ROOT, why))
+
+    # -- tight, and kernel threads
+
+    def threads_cgroup(self, domain: Domain) -> None:
+        """The cgroup of the partition with the domain's threads: libvirt's of a vcpu, or
+        one of our own."""
+        wish = domain.members[0].wish
+        ref, path = wish.guest.ref, domain.path
+        # What earlier plans made for workers may hold them until they move.
+        wish.asked |= {
+            t
+            for t in self._context.ours
+            if isinstance(t, CgroupDir) and t.guest == ref and not is_partition(t.path)
+        }
+        if is_partition(path):
+            self._own_cgroup(wish, domain)
+        for member in domain.members:
+            thread = member.thread
+            move = ThreadCgroup(ref, thread.key, label(thread))
+            if thread.cgroup == path and move not in self._context.ours:
+                continue
+            wish.asked.add(move)
+            if thread.cgroup == path:
+                self._phases.skip(ref, f"{label(thread)} cgroup", "already in its partition")
+                continue
+            why = f"into the root domain of CPUs {domain.cpus}"
+            self._phases.domain_moves.append(Action(move, thread.cgroup, path, why))
+        if domain.mode is Mode.TIGHT:
+            own = self._phases.exclusives
+            self._set(wish, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
+            self._shield(wish, domain.path.rpartition("/")[0])
+        self._partition(wish, domain)
+
+    def _own_cgroup(self, wish: Wishes, domain: Domain) -> None:
+        target = CgroupDir(wish.guest.ref, domain.path)
+        wish.asked.add(target)
+        if self._host.cpuset(domain.path) is None and self._context.ours.get(target) is not True:
+            why = f"room for the threads of the root domain of CPUs {domain.cpus}"
+            self._phases.domain_dirs.append(Action(target, False, True, why))
+        why = f"the CPUs of the root domain ({domain.mode.value})"
+        self._set(wish, domain.path, CPUS, str(domain.cpus), self._phases.domain_dirs, why)
+
+    def _shield(self, wish: Wishes, parent: str) -> None:
+        """Keep the lists of libvirt's other cgroups from breaking the partitions.
+
+        A partition needs CPUs that no cgroup beside it has in its list, else it is invalid
+        (``cpus_excl_conflict``); and what libvirt writes there later must not make it so,
+        because the kernel loses count of the bandwidth of DEADLINE threads in a partition
+        that becomes invalid. A cgroup with a ``cpuset.cpus.exclusive`` of other CPUs is
+        judged by these instead of by its list. Each needs a CPU of its own for that; the
+        emulator comes first, and where CPUs run out the list is cleared of ours.
+        """
+        if parent in self._shielded:
+            return
+        self._shielded.add(parent)
+        own = {d.path for d in self._found.domains}
+        taken = CpuSet(c for d in self._found.domains for c in d.cpus)
+        spare = [c for c in self._host.online if c not in taken]
+        lists = {g.path: self._after_pins(wish, g.path, g.cpus) for g in self._host.cpusets}
+        beside = [
+            g
+            for g in self._host.cpusets
+            if g.path.rpartition("/")[0] == parent and g.path not in own
+        ]
+        for group in sorted(beside, key=_written_by_libvirt):
+            if not group.path.rpartition("/")[2].startswith(_LIBVIRTS):
+                continue
+            known = CpuSet.parse(group.exclusive or "")
+            if not known <= CpuSet(spare) or not known:
+                # Nor may a cgroup be bound to just the CPU that is exclusive to another.
+                bound = {lists[g.path] for g in beside if g is not group}
+                fits = [c for c in spare if str(c) not in bound]
+                best = [c for c in fits if lists[group.path] == str(c)]
+                known = CpuSet((best or fits)[:1])
+            if known:
+                spare = [c for c in spare if c not in known]
+                why = "so that its list of CPUs cannot make the partition beside it invalid"
+                self._set(wish, group.path, EXCLUSIVE, str(known), self._shields, why)
+            else:
+                self._make_room(wish, group, taken)
+
+    def _make_room(self, wish: Wishes, group: CpusetGroup, taken: CpuSet) -> None:
+        target = CpusetFile(wish.guest.ref, group.path, CPUS)
+        now = self._after_pins(wish, group.path, group.cpus)
+        if target in self._context.ours:
+            wish.asked.add(target)
+        if CpuSet.parse(now) & taken:
+            wish.asked.add(target)
+            rest = CpusetList(str(CpuSet.parse(now) - taken))
+            why = f"CPUs {taken} are to be exclusive"
+            self._shields.append(Action(target, CpusetList(now), rest, why))
+
+    def _after_pins(self, wish: Wishes, path: str, text: str) -> str:
+        """``cpuset.cpus`` of a cgroup of libvirt's once the plan's pins are made."""
+        for action in (*self._phases.vcpu_pins, *self._phases.emulator_pins):
+            target, pin = action.target, action.after
+            if target.guest != wish.guest.ref or not isinstance(pin, Pin) or pin.cpuset is None:
+                continue
+            name = f"vcpu{target.vcpu}" if isinstance(target, VcpuPin) else EMULATOR_CGROUP
+            if path.rpartition("/")[2] == name:
+                return pin.cpuset
+        return text
+
+    # -- loose
+
+    def slice(self, domain: Domain) -> None:
+        """The whole slice as a partition."""
+        group = self._host.cpuset(domain.path)
+        file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
+        why = f"the CPUs of the root domain: {domain.why}"
+        self._set(None, domain.path, file, str(domain.cpus), self._phases.exclusives, why)
+        self._partition(None, domain)
+
+    # -- lists above the partitions
+
+    def slices_above(self) -> None:
+        """``cpuset.cpus.exclusive`` on every cgroup above tight partitions; and lists of
+        slices that stand in the way of partitions beside them (before 6.7)."""
+        needed: dict[str, CpuSet] = {}
+        owner: dict[str, Wishes] = {}
+        for domain in self._found.domains:
+            if domain.mode is not Mode.TIGHT:
+                continue
+            above = domain.path.rpartition("/")[0]
+            while above:
+                needed[above] = needed.get(above, CpuSet()) | domain.cpus
+                owner[above] = domain.members[0].wish
+                above = above.rpartition("/")[0]
+        why = "CPUs that partitions below may take"
+        chain: list[Action] = []
+        for path, cpus in sorted(needed.items()):
+            wish = owner[path] if path.count("/") >= 1 else None
+            wanted = cpus | self._strangers(path)
+            ref = HOST_REF if wish is None else wish.guest.ref
+            now = CpuSet.parse(self._text(path, EXCLUSIVE))
+            foreign = CpusetFile(ref, path, EXCLUSIVE) not in self._context.ours
+            if foreign and wanted <= now:
+                continue
+            self._set(wish, path, EXCLUSIVE, str(wanted), chain, why)
+        self._phases.exclusives[:0] = [*chain, *self._shields]
+        loose = {d.path for d in self._found.domains if d.mode is Mode.LOOSE}
+        top = CpuSet(c for d in self._found.domains if d.mode is Mode.KTHREADS for c in d.cpus)
+        for group in self._host.cpusets:
+            lists = CpuSet.parse(group.cpus)
+            if "/" in group.path or group.path in loose or not lists & top or group.valid:
+                continue
+            if group.path in {d.path for d in self._found.domains}:
+                continue
+            why = f"CPUs {lists & top} become a partition beside it"
+            self._set(None, group.path, CPUS, str(lists - top), self._phases.exclusives, why)
+
+    def _strangers(self, path: str) -> CpuSet:
+        """What cgroups below ``path`` that are not of these domains have exclusively."""
+        own = {d.path for d in self._found.domains}
+        mine = {t.path for t in self._context.ours if isinstance(t, CpusetFile)}
+        cpus = CpuSet()
+        for group in self._host.cpusets:
+            beneath = group.path.rpartition("/")[0] == path
+            above_own = any(p.startswith(f"{group.path}/") for p in own)
+            if beneath and group.path not in own | mine and not above_own and group.exclusive:
+                cpus |= CpuSet.parse(group.exclusive)
+        return cpus
+
+
+def _written_by_libvirt(group: CpusetGroup) -> tuple[int, str]:
+    """The order in which cgroups are shielded: the emulator's first."""
+    name = group.path.rpartition("/")[2]
+    return (0 if name == EMULATOR_CGROUP else 1, group.path)

@@ -1,0 +1,90 @@
+"""Whether root domains can be had: budgets that fit, threads and emulators in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vsrtune.deadline import limit, limit_text, percent
+from vsrtune.model import Host, Role, Snapshot, ThreadKey
+from vsrtune.placement import Chosen
+from vsrtune.root_domains import Domain, Found, Mode
+from vsrtune.wishes import Wishes, label
+
+
+def admit(host: Host, domain: Domain, found: Found) -> None:
+    """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts."""
+    most = limit(host, domain.cpus)
+    if most is None:
+        return
+    used = 0
+    beside: list[str] = []
+    for member in domain.members:
+        want = member.booked
+        if used + want > most:
+            others = f" beside {', '.join(beside)}" if beside else ""
+            found.refuse(
+                member,
+                f"{label(member.thread)} asks {percent(want)} of CPU {domain.cpus}, of which "
+                f"{percent(max(0, most - used))} remains{others}; the kernel admits "
+                f"{limit_text(host, domain.cpus)}",
+                "lower the runtime or lengthen the period, or use more CPUs",
+            )
+            continue
+        used += want
+        if want:
+            beside.append(f"{member.name} ({percent(want)})")
+
+
+def evict(snapshot: Snapshot, asked: Sequence[Wishes], domain: Domain, found: Found) -> None:
+    """A partition would push threads that somebody bound to its CPUs off them."""
+    if domain.mode is Mode.ISOLATED:
+        return
+    inside = {m.thread.key for m in domain.members}
+    managed = {w.guest.ref for w in asked}
+    for guest in snapshot.guests:
+        for thread in guest.threads:
+            bound = bool(thread.affinity) and thread.affinity <= domain.cpus
+            work = thread.role in (Role.VCPU, Role.VHOST)
+            below = domain.mode is Mode.LOOSE and thread.cgroup.startswith(f"{domain.path}/")
+            if not bound or not work or thread.key in inside or below or guest.ref in managed:
+                continue
+            first = next(m for m in domain.members if m.booked)
+            found.refuse(
+                first,
+                f"the partition of CPUs {domain.cpus} would push {guest.ref} {label(thread)}, "
+                f"which no policy names and which is bound to CPUs {thread.affinity}, off them",
+                f"choose other CPUs, or give {guest.ref} a policy",
+            )
+            return
+
+
+def emulators(asked: Sequence[Wishes], chosen: dict[ThreadKey, Chosen], found: Found) -> None:
+    """Emulators stay off partitions; only in a loose one they have to live inside it."""
+    for wish in asked:
+        pin = wish.emulator
+        if pin is None or pin.thread.key not in chosen:
+            continue
+        for domain in found.domains:
+            loose = domain.mode is Mode.LOOSE
+            inside = loose and pin.thread.cgroup.startswith(f"{domain.path}/")
+            pick = chosen[pin.thread.key].cpus
+            if inside and not pick <= domain.cpus:
+                if pin.cpus is None:
+                    chosen[pin.thread.key] = Chosen(domain.cpus, f"confined to {domain.path}")
+                    continue
+                wish.refuse(
+                    pin.keys,
+                    f"the emulator lives in {domain.path}, which becomes the partition of CPUs "
+                    f"{domain.cpus}: CPUs {pick - domain.cpus} are outside",
+                    "write emulator: auto, or CPUs within the partition",
+                )
+            elif not inside and domain.mode is not Mode.ISOLATED and pick & domain.cpus:
+                wish.refuse(
+                    pin.keys,
+                    f"CPU {pick & domain.cpus} belongs to a partition for class deadline",
+                    "write emulator: auto, or CPUs outside the partition",
+                )
+            if wish.refusals:
+                if not any(w is wish for w in found.refused):
+                    found.refused.append(wish)
+                break

@@ -1,0 +1,282 @@
+"""Root domains for DEADLINE threads: which CPUs, made how, and who is refused.
+
+The kernel lets a thread become DEADLINE only when its mask covers the whole root domain
+it runs in (``__sched_setscheduler``), so a thread with CPUs of its own needs a root
+domain of exactly these: a cpuset partition. In this order the host is asked for
+
+1. tight: a remote partition below the guest's own cgroup, which takes CPUs from nobody
+   but through its own list (``cpuset.cpus.exclusive``, kernel 6.7);
+2. kernel threads: vhost workers that are kernel threads move to a partition at the top;
+3. loose: the whole slice of the guests (``machine.slice``) as one partition, in which
+   threads float;
+4. isolated: the one CPU isolated at boot, which is a root domain already.
+
+Where none fits the guest is refused. CPUs are of one root domain only: sets that overlap
+without being equal float together in the loose mode, where nothing better could be had,
+and are refused elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.domain_checks import admit, emulators, evict
+from vsrtune.model import Host, Role, Snapshot, ThreadKey, WorkerKind
+from vsrtune.placement import Chosen
+from vsrtune.root_domains import (
+    PARTITION_CGROUP,
+    Domain,
+    Found,
+    Member,
+    Mode,
+    is_partition,
+    isolated_alone,
+)
+from vsrtune.wishes import Context, Wishes, label
+
+
+def find(
+    context: Context,
+    snapshot: Snapshot,
+    asked: Sequence[Wishes],
+    chosen: dict[ThreadKey, Chosen],
+) -> Found:
+    """The root domains that the wishes need. In loose ones ``chosen`` is widened to all
+    of their CPUs. When something is refused, choose again without the refused guests."""
+    found = Found()
+    members = [Member(wish, pin) for wish in asked for pin in wish.pins]
+    sets = _sets(context, members, chosen, found)
+    if found.refused or not sets:
+        return found
+    if not context.host.cpusets and any(not isolated_alone(context.host, cpus) for cpus in sets):
+        for group in sets.values():
+            _no_cpusets([m for m in group if m.booked], found)
+        return found
+    loose: dict[str, list[Domain]] = {}
+    for cpus, group in sets.items():
+        domain = _domain(context.host, cpus, group, found)
+        if domain is None:
+            continue
+        found.domains.append(domain)
+        if domain.mode is Mode.LOOSE:
+            loose.setdefault(domain.slice, []).append(domain)
+    for slice_ in loose:
+        _merge(context, snapshot, slice_, asked, chosen, found)
+    for domain in found.domains:
+        admit(context.host, domain, found)
+        evict(snapshot, asked, domain, found)
+    emulators(asked, chosen, found)
+    if not found.refused:
+        _settle_moves(found)
+    return found
+
+
+def _settle_moves(found: Found) -> None:
+    """Workers go straight into their partition, but where the list of libvirt's emulator
+    cgroup, which they are born in, has not all of their CPUs: from there they first go to
+    the cgroup beside it, and the root domain is made by the next plan."""
+    for domain in list(found.domains):
+        if domain.mode not in (Mode.TIGHT, Mode.KTHREADS):
+            continue
+        if any(_confined(m, domain.cpus) for m in domain.members):
+            found.domains.remove(domain)
+            found.later.append(domain)
+            continue
+        for member in domain.members:
+            member.wish.moves.pop(member.thread, None)
+
+
+def _confined(member: Member, cpus: CpuSet) -> bool:
+    thread = member.thread
+    limit = thread.cpuset_effective
+    leaving = member.wish.moves.get(thread) not in (None, thread.cgroup)
+    return leaving and thread.affinity != cpus and limit is not None and not cpus <= limit
+
+
+def _sets(
+    context: Context,
+    members: Sequence[Member],
+    chosen: Mapping[ThreadKey, Chosen],
+    found: Found,
+) -> dict[CpuSet, list[Member]]:
+    """The CPU sets of DEADLINE threads, each with every thread that has CPUs of it. Sets
+    that overlap are one, where the threads would have to float all the same."""
+    sets: dict[CpuSet, list[Member]] = {}
+    for member in sorted(members, key=lambda m: m.booked == 0):
+        cpus = chosen[member.thread.key].cpus
+        touched = [s for s in sets if s & cpus]
+        if not member.booked and not touched:
+            continue
+        group = [m for s in touched for m in sets.pop(s)]
+        whole = CpuSet(c for s in (*touched, cpus) for c in s)
+        sets[whole] = [*group, member]
+    for cpus, group in sets.items():
+        group.sort(key=members.index)
+        odd = [m for m in group if chosen[m.thread.key].cpus != cpus]
+        if odd and not _floats(context, group):
+            first = next(m for m in group if m.booked)
+            other = chosen[first.thread.key].cpus
+            for member in group:
+                mine = chosen[member.thread.key].cpus
+                if mine != other:
+                    _overlap(member, mine, other, found)
+    return sets
+
+
+def _floats(context: Context, group: Sequence[Member]) -> bool:
+    """Whether a group of threads can have nothing better than the loose mode."""
+    slices = {m.slice for m in group}
+    if not all(_libvirt(m) for m in group) or len(slices) > 1:
+        return False
+    top = context.host.cpuset(next(iter(slices)))
+    shared = len({m.wish.guest.ref for m in group}) > 1
+    return shared or top is None or top.exclusive is None
+
+
+def _overlap(member: Member, cpus: CpuSet, other: CpuSet, found: Found) -> None:
+    found.refuse(
+        member,
+        f"{label(member.thread)} would get CPUs {cpus}, and others CPUs {other} for a root domain: "
+        "a thread is in one root domain with all its CPUs",
+        f"give it CPUs {other}, or CPUs outside them",
+    )
+
+
+def _no_cpusets(group: Sequence[Member], found: Found) -> None:
+    for member in group:
+        found.refuse(
+            member,
+            f"{label(member.thread)} needs a root domain of its own for class deadline, and "
+            "this host has no cpuset controller of cgroup v2 to make one",
+            "boot with systemd.unified_cgroup_hierarchy=1, or use class fifo",
+        )
+
+
+def _domain(host: Host, cpus: CpuSet, group: list[Member], found: Found) -> Domain | None:
+    first = next(m for m in group if m.booked)
+    isolated = CpuSet(c.id for c in host.cpus if c.isolated)
+    if isolated_alone(host, cpus):
+        return Domain(Mode.ISOLATED, cpus, "", group, "the only CPU isolated at boot")
+    if cpus & isolated:
+        found.refuse(
+            first,
+            f"CPU {cpus & isolated} is isolated at boot; all isolated CPUs ({isolated}) are one "
+            "root domain, which no partition can take them from",
+            "choose CPUs that are not isolated: a partition keeps other tasks off as well",
+        )
+        return None
+    without = [m for m in group if m.thread.cpuset_cpus is None]
+    if without:
+        _no_cpusets(without, found)
+        return None
+    parents = {m.thread.cgroup.rpartition("/")[0] for m in group}
+    guests = {m.wish.guest.ref for m in group}
+    slices = {m.slice for m in group}
+    top = host.cpuset(next(iter(slices)))
+    single = len(guests) == 1
+    threaded = single and all(_libvirt(m) for m in group)
+    if threaded and _at_home(group) and top is not None and top.exclusive is not None:
+        path = f"{next(iter(parents))}/{_tight_name(cpus, group)}"
+        return Domain(Mode.TIGHT, cpus, path, group, "a partition of its own, below the guest")
+    if single and all(m.thread.worker is WorkerKind.KTHREAD for m in group):
+        path = f"{PARTITION_CGROUP}{cpus}.{first.wish.guest.pid}"
+        why = "its vhost workers are kernel threads, which may leave the guest's cgroup"
+        return Domain(Mode.KTHREADS, cpus, path, group, why)
+    stranger = next((m for m in group if not _libvirt(m)), None)
+    if stranger is not None:
+        found.refuse(
+            stranger,
+            f"{label(stranger.thread)} is in cgroup {stranger.thread.cgroup or '/'} together "
+            "with all of its QEMU, and only guests whose cgroups libvirt made threaded can have "
+            "threads in a partition",
+            "run the guest under libvirt, isolate exactly one CPU at boot and name it, or use "
+            "class fifo",
+        )
+        return None
+    why = (
+        f"{' and '.join(sorted(guests))} share the CPUs"
+        if not single
+        else f"kernel {host.kernel} has no cpuset.cpus.exclusive (6.7), so libvirt's cgroups "
+        "cannot hold a partition"
+    )
+    return Domain(Mode.LOOSE, cpus, first.slice, group, why)
+
+
+def _tight_name(cpus: CpuSet, group: Sequence[Member]) -> str:
+    """libvirt's own cgroup of the first vcpu where there is one: a rewrite of its
+    ``cpuset.cpus`` by vcpupin then leaves the partition in force."""
+    vcpus = [m.thread.index for m in group if m.thread.role is Role.VCPU]
+    known = sorted(i for i in vcpus if i is not None)
+    return f"vcpu{known[0]}" if known else f"{PARTITION_CGROUP}{cpus}"
+
+
+def _libvirt(member: Member) -> bool:
+    path = member.thread.cgroup
+    return member.wish.guest.source == "libvirt" and (path.count("/") >= 2 or is_partition(path))
+
+
+def _at_home(group: Sequence[Member]) -> bool:
+    """Whether all threads are below one threaded cgroup of their guest."""
+    return len({m.thread.cgroup.rpartition("/")[0] for m in group}) == 1
+
+
+def _merge(
+    context: Context,
+    snapshot: Snapshot,
+    slice_: str,
+    asked: Sequence[Wishes],
+    chosen: dict[ThreadKey, Chosen],
+    found: Found,
+) -> None:
+    """One loose domain for everything of ours in a slice: a partition cannot hold
+    another guest's remote one, and threads of guests cannot leave the slice."""
+    inside = [
+        Member(wish, pin)
+        for wish in asked
+        for pin in wish.pins
+        if Member(wish, pin).slice == slice_
+    ]
+    for domain in found.domains:
+        for member in domain.members if domain.mode is Mode.ISOLATED else ():
+            if member.slice == slice_:
+                found.refuse(
+                    member,
+                    f"{slice_} has to become a partition, which cannot have the isolated CPU "
+                    f"{domain.cpus} that {label(member.thread)} is to run on",
+                    "give the guests' threads CPUs that are not isolated",
+                )
+    apart = (Mode.KTHREADS, Mode.ISOLATED)
+    away = {m.thread.key for d in found.domains if d.mode in apart for m in d.members}
+    inside = [m for m in inside if m.thread.key not in away]
+    old = [d for d in found.domains if d.mode in (Mode.LOOSE, Mode.TIGHT) and d.slice == slice_]
+    cpus = CpuSet(c for m in inside for c in chosen[m.thread.key].cpus)
+    merged = Domain(Mode.LOOSE, cpus, slice_, inside, next(d.why for d in old))
+    found.domains = [d for d in found.domains if d not in old] + [merged]
+    for member in inside:
+        if member.booked and not cpus <= member.pin.allowed | context.irq:
+            found.refuse(
+                member,
+                f"{label(member.thread)} would float in the partition {slice_} of CPUs {cpus}, and "
+                f"its cgroup allows CPUs {member.pin.allowed} only",
+                "widen the cgroup above the guest, or give its neighbours other CPUs",
+            )
+        elif member.booked and chosen[member.thread.key].cpus != cpus:
+            chosen[member.thread.key] = Chosen(cpus, f"floats in the partition {slice_}")
+    managed = {w.guest.ref for w in asked}
+    for guest in snapshot.guests:
+        if guest.ref in managed:
+            continue
+        for thread in guest.threads:
+            bound = thread.affinity & context.online
+            below = thread.cgroup.startswith(f"{slice_}/")
+            if below and thread.role in (Role.VCPU, Role.VHOST) and not bound & cpus:
+                first = next(m for m in inside if m.booked)
+                found.refuse(
+                    first,
+                    f"{merged.why}; the whole of {slice_} would become the partition of CPUs "
+                    f"{cpus}, and {guest.ref} {label(thread)}, which no policy names, is bound "
+                    f"to CPUs {bound} outside it",
+                    f"give {guest.ref} a policy, use kernel 6.7 or later, or class fifo",
+                )
+                return

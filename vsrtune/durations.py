@@ -1,0 +1,33 @@
+"""Times as policies and messages write them: ``8ms``, ``200us``."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from vsrtune.errors import VsrtuneError
+
+_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+TIME_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*(ns|us|µs|ms|s)\s*$"
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s)", re.ASCII)
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds of ``8ms``, ``0.5 s``, ``200us``. Raises VsrtuneError."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise VsrtuneError(f"{text!r} is not a time", hint="write a number and its unit, as 10ms")
+    exact = Fraction(match[1]) * _UNITS[match[2]]
+    if exact.denominator != 1:
+        raise VsrtuneError(
+            f"{text!r} is no whole number of nanoseconds", hint="write fewer decimals"
+        )
+    return int(exact)
+
+
+def time_text(nanoseconds: int) -> str:
+    """The shortest way to write a time: ``8ms``, ``1.5ms``, ``200us``, ``1024ns``."""
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if nanoseconds >= size and nanoseconds % (size // 1000) == 0:
+            return f"{nanoseconds / size:g}{unit}"
+    return f"{nanoseconds}ns"
