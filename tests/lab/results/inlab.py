@@ -171,10 +171,11 @@ def wait_for_routes(index: int, name: str) -> None:
 
 
 def routers(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The router of the run as the lab describes it, maybe with another destination."""
+    """The routers of the run as the lab describes them, maybe with another destination."""
     native = run["router"] == "native"
     base = read_yaml("/run/lab/bench-native.yaml" if native else "/run/lab/bench.yaml")
-    found = [r for r in base["routers"] if native or r.get("guest") == run["router"]]
+    names = list(run["by_router"]) or [run["router"]]
+    found = [r for r in base["routers"] if native or r.get("guest") in names]
     if not run["traffic"].get("bidirectional"):
         for router in found:
             router.pop("back", None)
@@ -188,15 +189,36 @@ def rates(run: dict[str, Any]) -> list[int]:
     """As written, or from the highest median rate that another run forwarded."""
     if run["scaled"] is None:
         return list(run["rates"])
-    source, factors = run["scaled"]
+    highest = peak(run)
+    return [hundreds(highest * factor) for factor in run["scaled"][1]]
+
+
+def hundreds(rate: float) -> int:
+    return max(100, round(rate / 100) * 100)
+
+
+def peak(run: dict[str, Any]) -> float:
+    """The highest median rate forwarded in the run that scales this one."""
+    source, _ = run["scaled"]
     result = json.loads((SHARE / "raw" / f"{source}.json").read_text())
     by_load: dict[float, list[float]] = {}
     for trial in result["trials"]:
         load = sum(trial["load"]["pps"].values())
         by_load.setdefault(load, []).append(trial["forwarded"] / trial["seconds"])
-    peak = max(median(found) for found in by_load.values())
-    say(f"{run['key']}: the peak of {source} is {peak:.0f} pps")
-    return [max(100, round(peak * factor / 100) * 100) for factor in factors]
+    highest = max(median(found) for found in by_load.values())
+    say(f"{run['key']}: the peak of {source} is {highest:.0f} pps")
+    return highest
+
+
+def method(run: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """A sweep, or with loads of their own for several routers a test of fairness."""
+    common = {"seconds": run["seconds"], "repeats": repeats}
+    if not run["by_router"]:
+        return {"kind": "sweep", "rates": rates(run), **common}
+    highest = peak(run)
+    loads = {name: hundreds(highest * factor) for name, factor in run["by_router"].items()}
+    # The one rate stands for routers without a load of their own, of which there are none.
+    return {"kind": "fairness", "rates": [hundreds(highest)], "by_router": loads, **common}
 
 
 def write_specs(run: dict[str, Any]) -> list[str]:
@@ -221,12 +243,7 @@ def write_specs(run: dict[str, Any]) -> list[str]:
                 "right": base["right"],
                 "routers": routers(run),
                 "traffic": run["traffic"] or {"size": 60},
-                "method": {
-                    "kind": "sweep",
-                    "rates": rates(run),
-                    "seconds": run["seconds"],
-                    "repeats": repeats,
-                },
+                "method": method(run, repeats),
                 "limits": {"pps": 400000, "seconds": 60},
             }
         path = place / f"{number}.yaml"

@@ -114,6 +114,49 @@ def _decline(data: Data, run: str, configuration: str | None) -> tuple[float, st
     )
 
 
+# A run, and one of its configurations.
+Place = tuple[str, str]
+
+
+def _rates(data: Data, place: Place) -> list[float]:
+    run, configuration = place
+    return [t.pps for t in data.trials(run, configuration, top(data, run))]
+
+
+def _both(data: Data, ours: Place, theirs: Place) -> tuple[str, str]:
+    """What became of the rate from theirs to ours in overload, and the figures."""
+    a, b = _rates(data, ours), _rates(data, theirs)
+    where = f" in {theirs[0]}" if theirs[0] != ours[0] else ""
+    text = f"{ours[1]}: {ranged(a)}; {theirs[1]}{where}: {ranged(b)}"
+    return change(b, a), f"{text}, at {offered(top(data, ours[0]))}"
+
+
+def apart(ours: Place, theirs: Place, became: str = "more") -> Judge:
+    """Agrees when no trial of one reaches any of the other in overload, and it is ours
+    that forwards ``became`` ("more" or "less"). For runs that are not interleaved, and for
+    those with too few rounds for an interval."""
+
+    def judge(data: Data) -> Verdict:
+        found, text = _both(data, ours, theirs)
+        if found not in ("more", "less"):
+            return Verdict("open", f"{text}: trials overlap")
+        return Verdict("agrees" if found == became else "differs", text)
+
+    return judge
+
+
+def alike(ours: Place, theirs: Place) -> Judge:
+    """Agrees when trials overlap and their medians are close (``change``)."""
+
+    def judge(data: Data) -> Verdict:
+        found, text = _both(data, ours, theirs)
+        if found == "open":
+            return Verdict("open", f"{text}: trials overlap, medians are apart")
+        return Verdict("agrees" if found == "same" else "differs", text)
+
+    return judge
+
+
 def change(before: Sequence[float], after: Sequence[float], margin: float = 0.1) -> str:
     """What became of a rate between two runs that were not interleaved: "less" or "more"
     when no trial of one reaches any of the other, "same" when the medians are within

@@ -40,7 +40,6 @@ thread includes the SoftIRQ work that ran on it.
 _WAITS = """\
 ## What is missing here
 
-- Figs. 4 to 6, 16 and 17 reserve CPU time with SCHED_DEADLINE, which vsrtune does not set yet.
 - Figs. 18 to 21 are about several guests behind one address, which are measured elsewhere.
 - Fig. 14 is about netmap, which is in neither Debian nor the kernel.
 """

@@ -54,7 +54,9 @@ class Run:
 
     A configuration is the mapping of a spec file with a ``name`` more, and the text of
     its policy under ``policy``. ``scaled`` takes the rates from another run: the highest
-    median rate forwarded there, times each factor, rounded to hundreds.
+    median rate forwarded there, times each factor, rounded to hundreds. With ``by_router``
+    several routers are loaded at once, each with its own factor of that rate; ``router``
+    and the factors of ``scaled`` then say nothing.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Run:
     rates: tuple[int, ...] = RATES
     scaled: tuple[str, tuple[float, ...]] | None = None
     router: str = "vr1"
+    by_router: Mapping[str, float] = field(default_factory=dict)
     destination: str | None = None
     traffic: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 1.5
@@ -75,6 +78,8 @@ class Run:
     @property
     def trials(self) -> int:
         count = len(self.rates) if self.scaled is None else len(self.scaled[1])
+        if self.by_router:
+            count = 1
         return count * self.pairs * len(self.configurations)
 
     @property
@@ -148,6 +153,30 @@ def fifo(vcpu: int, vhost: int, *, queue: int | None = None, guest: str = "vr*")
     return text if queue is None else f"{text}queue: {{macvtap: {queue}}}\n"
 
 
+FIFO = "{class: fifo, priority: 10}"
+
+
+def budget(runtime: float, period: float = 200.0) -> str:
+    """Class deadline in a policy: so many milliseconds of CPU time in every period."""
+    return f"{{class: deadline, runtime: {runtime:g}ms, period: {period:g}ms}}"
+
+
+def placed(
+    vcpu: str, vhost: str, *, cpus: tuple[int, int] = (1, 1), queue: int | None = None
+) -> str:
+    """A policy with these schedulers for vcpu and vhost, on these CPUs. They are written
+    as numbers because a budget belongs to a CPU: threads of the same number share one."""
+    text = (
+        'guest: "vr*"\n'
+        f"cpus: {{irq: auto, vcpu: {cpus[0]}, vhost: {cpus[1]}, emulator: auto}}\n"
+        "scheduler:\n"
+        f"  vcpu: {vcpu}\n"
+        f"  vhost: {vhost}\n"
+        f"  softirq: {FIFO}\n"
+    )
+    return text if queue is None else f"{text}queue: {{macvtap: {queue}}}\n"
+
+
 PINS_ONLY = 'guest: "vr*"\ncpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n'
 
 BASE = Boot("base")
@@ -159,3 +188,6 @@ ROUTES = Boot(
 )
 THREADS = Boot("threads", guests=(Guest(), Guest(vcpus=2), Guest(vcpus=2, queues=2)))
 FOUR = Boot("four", cpus=4)
+# A CPU each for the vcpu and for vhost, beside the one of interrupts and generator.
+THREE = Boot("three", cpus=3)
+PAIR = Boot("pair", guests=(Guest(), Guest()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from results.plan import Figure
 
 from . import (
+    budgets,
     fig02,
     fig03,
     fig07,
@@ -13,6 +14,8 @@ from . import (
     fig10,
     fig13,
     fig15,
+    fig16,
+    isolation,
     levers,
     native,
     peers,
@@ -29,7 +32,13 @@ FIGURES: tuple[Figure, ...] = (
     levers.GUEST,
     fig02.FIGURE,
     fig03.FIGURE,
+    budgets.FIG04,
+    budgets.FIG05,
+    budgets.FIG06,
     fig15.FIGURE,
+    fig16.FIG16,
+    fig16.FIG17,
+    isolation.FIGURE,
     fig13.FIGURE,
     fig09.FIGURE,
     seed002.FIGURE,

@@ -25,8 +25,7 @@ FIGURE = Figure(
     "overload and then loses most of its rate; 110 has the highest peak and declines; 50 and 35 "
     "peak a little lower and do not decline; 5 loses frames at low load already. Hence the "
     "advice: 35 to 50.",
-    ours="Equal FIFO on CPU 1. Figs. 16 and 17, the same with a SCHED_DEADLINE vcpu, wait for "
-    "that class.",
+    ours="Equal FIFO on CPU 1. Figs. 16 and 17 are the same with a budget for the vcpu.",
     runs=(Run(_RUN, BASE, _CONFIGURATIONS, rates=(32000, 64000), seed=15),),
     claims=(
         Claim("A queue of 500 loses much of its rate in overload.", declines(_RUN, "queue 500")),
