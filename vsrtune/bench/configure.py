@@ -19,6 +19,9 @@ from vsrtune.journal import DEFAULT_PATH, Journal
 from vsrtune.rootfs import boot_id
 from vsrtune.virt import DEFAULT_URI
 
+# Rounds of traffic for threads that have to run before they can be class deadline.
+_SETTLING = 10
+
 
 class Records(Protocol):
     """The part of the ledger that is needed here."""
@@ -155,7 +158,7 @@ class Configurator(Closing):
             if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
                 data: dict[str, Any] = {"journal": str(self._path), "uri": self._uri}
                 self._begin(put_back.TUNING, data, tuner.undo)
-                notes = tuner.apply(configuration)
+                notes = self._settled(tuner, tuner.apply(configuration))
             if configuration.apply:
                 data = {"revert": list(configuration.revert)}
                 self._begin(put_back.COMMAND, data, partial(put_back.revert_command, data))
@@ -166,6 +169,22 @@ class Configurator(Closing):
             with contextlib.suppress(VsrtuneError):
                 self._untune()
             raise
+        return notes
+
+    def _settled(self, tuner: Tuner, notes: tuple[str, ...]) -> tuple[str, ...]:
+        """Let threads run, by traffic, until none of them is waited for."""
+        for _ in range(_SETTLING):
+            if not tuner.waits or self._ready is None:
+                break
+            self._ready()
+            notes = tuner.again()
+        if tuner.waits:
+            raise VsrtuneError(
+                "threads that are to be class deadline have not run on their new CPUs, though "
+                "traffic was sent through the routers",
+                where="; ".join(notes),
+                hint="see `vsrtune plan`; a vcpu that does not forward cannot be measured",
+            )
         return notes
 
     def _begin(self, kind: str, data: dict[str, Any], undo: Callable[[], object]) -> None:

@@ -23,7 +23,8 @@ from vsrtune.rootfs import HostRoot, LiveRoot, boot_id
 
 # What is still queued after the last frame was sent gets this long to arrive.
 DRAIN_SECONDS = 3.0
-DRAIN_STEP = 0.1
+# Longer than a thread with a budget of class deadline stands still (a period of 200 ms).
+DRAIN_STEP = 0.25
 # A burst may take longer than its rate says, for a slow generator, by this factor.
 BURST_SLACK = 2.0
 PROBES_LEAST = 50.0

@@ -72,6 +72,8 @@ class Tuner:
         self._sender = sender
         self._uri = uri
         self._ops = LiveSysOps(libvirt_uri=uri)
+        # Makes the present plan anew while something of it waits for its thread to run.
+        self._unsettled: Callable[[Snapshot], Plan] | None = None
 
     def check(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot be carried out, as far as can be told."""
@@ -98,8 +100,18 @@ class Tuner:
                 cpus = pin_cpus(configuration, self._ops.online(), self._sender)
                 return self._carry_out(lambda s: libvirt_pins(s, self._guests, cpus))
 
+    @property
+    def waits(self) -> bool:
+        """Whether a setting will only be taken once its thread has run (class deadline)."""
+        return self._unsettled is not None
+
+    def again(self) -> tuple[str, ...]:
+        """Carry out what waited, as far as threads have run since; notes for people."""
+        return () if self._unsettled is None else self._carry_out(self._unsettled)
+
     def undo(self) -> tuple[str, ...]:
         """Put back every setting in the journal; notes on those that others changed."""
+        self._unsettled = None
         return settle(executor.undo(self._ops, self._journal))
 
     def _policy_plan(self, snapshot: Snapshot, chosen: Sequence[Policy]) -> Plan:
@@ -125,6 +137,8 @@ class Tuner:
                 raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)
             result = executor.apply(plan, self._ops, self._journal)
             if not result.failed:
+                waits = bool(result.pending) or any(s.pending for s in plan.skipped)
+                self._unsettled = make if waits else None
                 skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
                 return (*plan.warnings, *skipped)
             self.undo()
