@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import deadlinehelp
 import hoststate
 import labhelp
 import pytest
@@ -232,6 +233,19 @@ def test_policy_on_a_bridge(
     assert not mark.exists()
     for guest in routers:
         assert "rx_queue_size" not in interfaces(guest.name)
+
+
+def test_class_deadline(configurator: Configurator, routers: list[LabGuest]) -> None:
+    """Threads that sleep are woken by traffic until every one has its budget."""
+    text = deadlinehelp.policy(routers[0], deadlinehelp.BUDGET, deadlinehelp.BUDGET)
+    budgets = Configuration("budgets", Tuning.POLICY, policy=text)
+    configurator.check([budgets])
+    configurator.apply(budgets)
+    for tid in routers[0].data_plane():
+        assert hoststate.sched(tid).startswith("policy=6 ")
+    configurator.apply(UNTUNED)
+    for tid in routers[0].data_plane():
+        assert hoststate.sched(tid).startswith("policy=0 ")
 
 
 def test_command(configurator: Configurator, tmp_path: Path) -> None:
