@@ -102,6 +102,11 @@ def test_twenty_cycles_leave_nothing_booked(
         assert deadlinehelp.nothing_booked(), (cycle, deadlinehelp.books())
         assert all(hoststate.sched(t).startswith("policy=0 flags=0 ") for t in threads)
     assert deadlinehelp.cpusets() == before
+    # A thread that the kernel still held for throttled would never run again.
+    engine.tune(libvirt_guest, text)
+    wanted = {"vcpu": ({1}, budget(2, 10)), "vhost": ({2}, budget(2, 10))}
+    assert problems(libvirt_guest, wanted) == []
+    deadlinehelp.forwards(libvirt_guest)
 
 
 def test_vcpu_and_workers_share_a_cpu(
