@@ -37,8 +37,8 @@ VHOST_NET_FD = "/dev/vhost-net"
 # Descriptors whose owner gets a worker of the same name as a NIC's.
 OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
 
-# A monitor that was busy is left in peace for so long.
-_QMP_RETRY_SECONDS = 60.0
+# A monitor that was busy is left in peace for so long, twice as long each time.
+_QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
 
 NO_VCPUS = (
     "vcpu threads are not known: start QEMU with -name NAME,debug-threads=on, "
@@ -84,7 +84,8 @@ class VcpuFinder:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
-        self._failed: dict[tuple[int, int], tuple[float, str]] = {}
+        # When to ask again, the pause before that, and what was wrong.
+        self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
 
     def find(
         self, root: HostRoot, process: QemuProcess, tids: frozenset[int]
@@ -98,7 +99,7 @@ class VcpuFinder:
             return known[1], ""
         failed = self._failed.get(identity)
         if failed is not None and self._clock() < failed[0]:
-            return {}, failed[1]
+            return {}, failed[2]
         problem = ""
         for socket in process.args.qmp:
             try:
@@ -108,8 +109,11 @@ class VcpuFinder:
                 continue
             answer = {tid: index for index, tid in vcpus.items() if tid in tids}
             self._known[identity] = (tids, answer)
+            self._failed.pop(identity, None)
             return answer, ""
-        self._failed[identity] = (self._clock() + _QMP_RETRY_SECONDS, problem)
+        # One that is just starting answers soon; one whose monitor is taken does not.
+        pause = min(_QMP_RETRY_LONGEST, 2 * failed[1]) if failed else _QMP_RETRY_FIRST
+        self._failed[identity] = (self._clock() + pause, pause, problem)
         return {}, problem
 
     def forget_all_but(self, alive: set[tuple[int, int]]) -> None:

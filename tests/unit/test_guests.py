@@ -322,11 +322,13 @@ def test_a_monitor_is_asked_again_only_when_threads_change(tmp_path: Path) -> No
     (tmp_path / "qmp/50.json").write_text('{"error": "busy"}')
     assert finder.find(root, process, tids) == ({61: 0}, "")
     assert finder.find(root, process, tids | {70})[1] != ""
-    # A busy monitor is left in peace for a while.
-    (tmp_path / "qmp/50.json").write_text('{"vcpus": {"0": 70}}')
-    now[0] = 59.0
+    # A busy monitor is left in peace for a while, for longer each time.
+    now[0] = 5.0
     assert finder.find(root, process, tids | {70})[1] != ""
-    now[0] = 61.0
+    (tmp_path / "qmp/50.json").write_text('{"vcpus": {"0": 70}}')
+    now[0] = 12.0
+    assert finder.find(root, process, tids | {70})[1] != ""
+    now[0] = 14.0
     assert finder.find(root, process, tids | {70}) == ({70: 0}, "")
     finder.forget_all_but(set())
     (tmp_path / "qmp/50.json").write_text('{"vcpus": {"0": 60}}')
