@@ -1,7 +1,9 @@
-"""Runs several labs at once, ahead of the tests that wait for them.
+"""Runs labs ahead of the tests that wait for them, several at once where that is asked.
 
-A lab's tests keep one core busy, not two: they wait for guests, timers and each other. The
-output of the lab whose turn it is comes live, that of the others when theirs comes.
+A lab's tests keep one core busy, not two: they wait for guests, timers and each other. Two
+labs on two cores that share their execution units took almost as long as one after the
+other, so one is the default. The output of the lab whose turn it is comes live, that of the
+others when theirs comes.
 """
 
 from __future__ import annotations
@@ -20,18 +22,12 @@ from labtool.session import CRASHED
 # A broken kernel says nothing about what was tested, which is all in user space; it is
 # told at the end all the same. Tests that fail are not run again.
 ATTEMPTS = 3
-_GIB_EACH = 5
 _PAUSE = 0.2
 
 
 def jobs() -> int:
-    """How many labs may run at once: LAB_JOBS, else one for each core and 5 GiB, four at
-    most."""
-    asked = os.environ.get("LAB_JOBS")
-    if asked:
-        return max(1, int(asked))
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
-    return max(1, min(4, os.cpu_count() or 1, gib // _GIB_EACH))
+    """How many labs may run at once: LAB_JOBS, else 1."""
+    return max(1, int(os.environ.get("LAB_JOBS") or 1))
 
 
 @dataclass
