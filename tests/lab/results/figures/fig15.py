@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from results.data import Data, mix, offered
-from results.judge import best, causes, declines, more, same, top
+from results.judge import best, causes, declines, more, same
 from results.plan import BASE, Claim, Figure, Run, fifo, policy
 
 _RUN = "queue"
-_LENGTHS = (500, 110, 50, 35, 5)
-_CONFIGURATIONS = tuple(policy(f"queue {n}", fifo(10, 10, queue=n)) for n in _LENGTHS)
+LENGTHS = (500, 110, 50, 35, 5)
+_NAMES = tuple(f"queue {n}" for n in LENGTHS)
+_CONFIGURATIONS = tuple(
+    policy(name, fifo(10, 10, queue=n)) for name, n in zip(_NAMES, LENGTHS, strict=True)
+)
 _SHORT = ("queue 50", "queue 35")
-
-
-def _where(data: Data) -> str:
-    load = top(data, _RUN)
-    parts = [f"queue {n}: {mix(data.at(_RUN, f'queue {n}', load))}" for n in _LENGTHS]
-    return f"At {offered(load)}, " + ". ".join(parts) + "."
 
 
 FIGURE = Figure(
@@ -30,7 +26,9 @@ FIGURE = Figure(
     claims=(
         Claim("A queue of 500 loses much of its rate in overload.", declines(_RUN, "queue 500")),
         Claim(
-            "50 forwards more than 500 in overload.", more(_RUN, "queue 50", "queue 500"), _where
+            "50 forwards more than 500 in overload.",
+            more(_RUN, "queue 50", "queue 500"),
+            causes(_RUN, *_NAMES),
         ),
         Claim("35 forwards more than 500 in overload.", more(_RUN, "queue 35", "queue 500")),
         Claim("50 and 35 do equally well.", same(_RUN, *_SHORT)),

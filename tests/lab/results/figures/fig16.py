@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from results.data import Data, mix, offered
-from results.judge import Judge, alike, apart, top
+from results.judge import Judge, alike, apart, causes
 from results.plan import BASE, FIFO, Claim, Figure, Run, budget, placed, policy
 from results.reserve import PERIOD, SECONDS, in_force
 
+from .fig15 import LENGTHS
+
 _RUN = "queue"
-_LENGTHS = (500, 110, 50, 35, 5)
 # As in Fig. 15, which these two are compared with.
 _LOADS = (32000, 64000)
 _REPEATS = 5
@@ -25,25 +25,21 @@ def _name(length: int) -> str:
 
 def _run(runtime: int, seed: int) -> Run:
     configurations = tuple(
-        policy(_name(n), placed(budget(runtime, PERIOD), FIFO, queue=n)) for n in _LENGTHS
+        policy(_name(n), placed(budget(runtime, PERIOD), FIFO, queue=n)) for n in LENGTHS
     )
     return Run(_RUN, BASE, configurations, rates=_LOADS, seconds=SECONDS, pairs=_REPEATS, seed=seed)
 
 
 def _guarded(runtime: int, judge: Judge) -> Judge:
     shares = {"vcpu": runtime / PERIOD}
-    return in_force(_RUN, {_name(n): shares for n in _LENGTHS}, judge)
+    return in_force(_RUN, {_name(n): shares for n in LENGTHS}, judge)
 
 
 def _within(runtime: int, ours: int, theirs: int) -> Judge:
     return _guarded(runtime, apart((_RUN, _name(ours)), (_RUN, _name(theirs))))
 
 
-def _where(data: Data) -> str:
-    load = top(data, _RUN)
-    parts = [f"queue {n}: {mix(data.at(_RUN, _name(n), load))}" for n in _LENGTHS]
-    return f"At {offered(load)}, " + ". ".join(parts) + "."
-
+_CAUSES = causes(_RUN, *map(_name, LENGTHS))
 
 FIG16 = Figure(
     id="fig16",
@@ -65,7 +61,7 @@ FIG16 = Figure(
             "A queue of 500 forwards more in overload than in Fig. 15.",
             _guarded(170, apart((_RUN, _name(500)), (_FIG15, _name(500)))),
         ),
-        Claim("50 forwards more than 500 in overload.", _within(170, 50, 500), _where),
+        Claim("50 forwards more than 500 in overload.", _within(170, 50, 500), _CAUSES),
         Claim("5 forwards less than 50.", _within(170, 50, 5)),
     ),
 )
@@ -83,9 +79,9 @@ FIG17 = Figure(
                 f"A queue of {n} forwards less than with 170 ms.",
                 _guarded(90, apart((_RUN, _name(n)), (_FIG16, _name(n)), "less")),
             )
-            for n in _LENGTHS
+            for n in LENGTHS
         ),
-        Claim("50 forwards more than 500 in overload.", _within(90, 50, 500), _where),
+        Claim("50 forwards more than 500 in overload.", _within(90, 50, 500), _CAUSES),
         Claim("5 forwards less than 50.", _within(90, 50, 5)),
     ),
 )
