@@ -73,7 +73,7 @@ def apply(
         made = plan_json.loads(text, boot, str(stored))
     with Journal.open(journal, boot) as opened:
         _say_discarded(opened)
-        ops = LiveSysOps(libvirt_uri=uri)
+        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end)
         _say(executor.recover(ops, opened), "finished after a crash")
         if made is None:
             snapshot = observe(None, uri, trace_seconds)
@@ -119,7 +119,7 @@ def undo(as_json: bool, journal: Path, uri: str) -> int:
     from vsrtune.sysops import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
-        result = executor.undo(LiveSysOps(libvirt_uri=uri), opened)
+        result = executor.undo(LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end), opened)
     if as_json:
         _print_json(result)
     else:

@@ -69,19 +69,23 @@ class SysOps(Protocol):
 
 
 class LiveSysOps:
-    """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for."""
+    """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for.
+
+    No root domain is changed before ``budgets_end``, which ``Journal.budgets_end`` tells.
+    """
 
     def __init__(
         self,
         libvirt_uri: str = "qemu:///system",
         root: HostRoot | None = None,
         calls: HostCalls | None = None,
+        budgets_end: float = 0.0,
     ) -> None:
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
         self._cgroups = Cgroups(self._root, self._calls)
         self._clock, self._sleep = time.monotonic, time.sleep
-        self._budgets_over = 0.0
+        self._budgets_end = budgets_end
 
     def read(self, target: Target) -> Value:
         with self._translated(target):
@@ -179,7 +183,7 @@ class LiveSysOps:
             raise write_error(operation, error, str(target), str(sched)) from error
         if leaves:
             over = self._clock() + lag_seconds(before)
-            self._budgets_over = max(self._budgets_over, over)
+            self._budgets_end = max(self._budgets_end, over)
 
     def _wait_for_budgets(self) -> None:
         """Until no thread that has left class deadline is in a period of its budget.
@@ -191,7 +195,7 @@ class LiveSysOps:
         elsewhere: a thread that runs with that budget is throttled at once, and stays so
         when it is given another one soon.)
         """
-        rest = self._budgets_over - self._clock()
+        rest = self._budgets_end - self._clock()
         if rest > 0:
             self._sleep(rest)
 
