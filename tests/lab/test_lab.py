@@ -48,7 +48,7 @@ VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 BENCH = ("--cpus", "3")
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
-REAL_NIC = ("test_show.py", "test_tune.py")
+REAL_NIC = ("test_show.py", "test_tune.py", "test_deadline.py::test_two_guests_share_a_cpu")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 ALONE = ("test_bench_configure.py", "test_deadline.py")
