@@ -48,7 +48,12 @@ VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 BENCH = ("--cpus", "3")
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
-REAL_NIC = ("test_show.py", "test_tune.py")
+REAL_NIC = (
+    "test_show.py",
+    "test_tune.py::test_start_tunes_every_guest_and_stop_restores_every_value",
+    "test_tune.py::test_ksoftirqd_stands_beside_the_guests_threads",
+    "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic",
+)
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 ALONE = ("test_bench_configure.py", "test_deadline.py")
