@@ -56,7 +56,9 @@ REAL_NIC = (
 )
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
-ALONE = ("test_bench_configure.py", "test_deadline.py")
+# The others make and load devices of the kernel module on the lower ones.
+KMOD = ("test_kmod.py", "test_kmod_frames.py", "test_kmod_guest.py")
+ALONE = ("test_bench_configure.py", "test_deadline.py", *KMOD)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot(release, name, options, tests)
@@ -67,6 +69,10 @@ MATRIX = [
     )
     for release in ("bookworm", "trixie")
 ]
+# The newest kernel, for the module above all, and for what vsrtune meets there first.
+MATRIX.append(
+    Boot("backports", "kmod", BENCH, (*KMOD, *(test for test in REAL_NIC if "::" in test)))
+)
 
 
 @pytest.mark.parametrize("boot", MATRIX, ids=lambda boot: boot.id)
