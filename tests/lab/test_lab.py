@@ -6,12 +6,14 @@ One boot serves many tests, because under emulation a boot costs more than a tes
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from labreport import CRASHES, read_report
 from labruns import LabRuns
+from labtool.releases import RELEASES
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
@@ -89,3 +91,16 @@ def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]
     assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
     assert run.status == 0, f"the lab ended with status {run.status}"
     assert counts["passed"] > 0, "no test ran"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_module_builds_without_a_warning(
+    release: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Compiler with W=1 and sparse are silent, dkms builds, installs and removes it. Made
+    beside the labs, in most runs, so that the answer is in the cache by now."""
+    if os.geteuid() != 0:
+        pytest.skip("work inside an image needs root")
+    with capfd.disabled():
+        done = subprocess.run([str(LAB), "kmod", "--release", release], check=False)
+    assert done.returncode == 0
