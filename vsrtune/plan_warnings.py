@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
@@ -15,7 +16,7 @@ _REALTIME = (SchedClass.FIFO, SchedClass.RR)
 def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str, ...]:
     """Warnings about ``result``, the snapshot as the plan leaves it; ``managed`` are
     the refs of the guests with a policy that was not refused."""
-    guests = [g for g in result.guests if g.ref in managed]
+    guests = [_without_idle(g) for g in result.guests if g.ref in managed]
     out: list[str] = []
     for guest in guests:
         out += _order(guest)
@@ -25,6 +26,13 @@ def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str
     out += _between_guests(guests)
     out += _unthrottled(result.host, guests)
     return tuple(out)
+
+
+def _without_idle(guest: Guest) -> Guest:
+    """The guest without NAPI threads of devices whose NAPI is not threaded then."""
+    off = {i.target for i in guest.interfaces if not i.threaded}
+    kept = (t for t in guest.threads if t.role is not Role.NAPI or t.interface not in off)
+    return replace(guest, threads=tuple(kept))
 
 
 def _realtime(threads: Iterable[Thread]) -> list[Thread]:

@@ -146,6 +146,7 @@ def capture() -> dict[str, str]:
             continue
     for device in sorted(Path("/sys/class/net").iterdir()):
         values[f"{device.name} txqueuelen"] = (device / "tx_queue_len").read_text().strip()
+        values[f"{device.name} threaded"] = (device / "threaded").read_text().strip()
     for name in virsh("list", "--name").splitlines():
         if name:
             values[f"{name} vcpupin"] = virsh("vcpupin", name)
