@@ -18,13 +18,16 @@ from napihelp import DEVICE, broadcast, forward, on_the_module
 # Nothing but CPU 0 receives in a lab; two CPUs are left.
 WORKER_CPU, NAPI_CPU = 1, 2
 POLICY = f"""\
-guest: "{{guest}}"
+guest: "GUEST"
 cpus:
   irq: 0
-  vhost: {{{{{DEVICE}: {WORKER_CPU}}}}}
+  vhost:
+    {DEVICE}: {WORKER_CPU}
   napi: {NAPI_CPU}
 scheduler:
-  napi: {{{{class: fifo, priority: 7}}}}
+  napi:
+    class: fifo
+    priority: 7
 napi:
   threaded: true
 """
@@ -56,7 +59,7 @@ def kept(untuned: None, attached: LabGuest) -> Iterator[LabGuest]:
 
 def write_policy(guest: LabGuest) -> None:
     labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
-    (labhelp.POLICIES / "napi.yaml").write_text(POLICY.format(guest=guest.name))
+    (labhelp.POLICIES / "napi.yaml").write_text(POLICY.replace("GUEST", guest.name))
 
 
 def worker_of_second_nic(guest: LabGuest) -> int:
