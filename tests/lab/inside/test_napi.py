@@ -209,6 +209,6 @@ def test_the_counters_are_metrics(kept: LabGuest) -> None:
     delivered = metric("vsrtune_tap_delivered_total", **labels) or 0
     dropped = sum(
         metric("vsrtune_tap_dropped_total", place=place, **labels) or 0
-        for place in ("ring_full", "queue_full", "no_queue", "down", "shrink", "other")
+        for place in ("ring_full", "queue_full", "no_queue", "down", "other")
     )
     assert delivered + dropped == metric("vsrtune_tap_received_total", **labels)
