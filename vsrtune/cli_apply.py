@@ -53,7 +53,8 @@ def apply(
     use `systemctl reload vsrtune` instead.
 
     A thread takes class deadline only once it has run on its new CPUs. Until then the
-    setting is named as pending; apply again, or let the daemon do it.
+    setting is named as pending, as is what concerns a NAPI thread that the plan itself
+    makes (napi.threaded); apply again, or let the daemon do it.
 
     \b
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)

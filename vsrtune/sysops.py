@@ -22,7 +22,9 @@ from vsrtune.actions import (
     CgroupTarget,
     CpusetFile,
     CpusetList,
+    DeviceTarget,
     EmulatorPin,
+    NapiThreaded,
     Partition,
     PartitionState,
     Pin,
@@ -113,9 +115,11 @@ class LiveSysOps:
                 return self._cgroups.read(target)
             case TxQueueLen():
                 return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
+            case NapiThreaded():
+                return int(self._root.read(f"{_NET}/{self._device(target)}/threaded"))
 
     def _write(self, target: Target, value: Value) -> None:
-        if not isinstance(target, ThreadSched | TxQueueLen):
+        if not isinstance(target, ThreadSched | DeviceTarget):
             self._wait_for_budgets()
         match target:
             case ThreadAffinity():
@@ -134,7 +138,9 @@ class LiveSysOps:
             case Partition():
                 self._cgroups.write_partition(target, _typed(value, PartitionState))
             case TxQueueLen():
-                self._write_length(target, _typed(value, int))
+                self._write_device(target, "tx_queue_len", Operation.TXQUEUELEN, value)
+            case NapiThreaded():
+                self._write_device(target, "threaded", Operation.THREADED, value)
 
     @contextmanager
     def _translated(self, target: Target) -> Iterator[None]:
@@ -298,7 +304,7 @@ class LiveSysOps:
 
     # -- devices
 
-    def _device(self, target: TxQueueLen) -> str:
+    def _device(self, target: DeviceTarget) -> str:
         """The present name of the device, which may have been renamed."""
         names = [target.device]
         names += [n for n in self._root.listdir(_NET) if n != target.device]
@@ -310,16 +316,19 @@ class LiveSysOps:
                 continue
         raise VanishedError(f"no device has ifindex {target.ifindex} now", where=str(target))
 
-    def _write_length(self, target: TxQueueLen, length: int) -> None:
+    def _write_device(
+        self, target: DeviceTarget, attribute: str, operation: Operation, value: Value
+    ) -> None:
+        text = str(_typed(value, int))
         name = self._device(target)
         try:
-            self._calls.write(f"{_NET}/{name}/tx_queue_len", str(length))
+            self._calls.write(f"{_NET}/{name}/{attribute}", text)
         except OSError as error:
-            raise write_error(Operation.TXQUEUELEN, error, str(target), str(length)) from error
+            raise write_error(operation, error, str(target), text) from error
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError when the target's thread is gone by now, else the error itself."""
-        if not isinstance(target, CgroupTarget | TxQueueLen):
+        if not isinstance(target, CgroupTarget | DeviceTarget):
             try:
                 self._identified(target.thread, str(target))
             except VanishedError as gone:

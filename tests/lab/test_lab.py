@@ -60,7 +60,7 @@ REAL_NIC = (
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 # The others make and load devices of the kernel module on the lower ones.
-KMOD = ("test_kmod.py", "test_kmod_frames.py", "test_kmod_guest.py")
+KMOD = ("test_kmod.py", "test_kmod_frames.py", "test_kmod_guest.py", "test_napi.py")
 ALONE = ("test_bench_configure.py", "test_deadline.py", *KMOD)
 # The longest first, since several may run at once.
 MATRIX = [
