@@ -189,8 +189,8 @@ def test_deletion_of_the_lower_device(kind: str) -> None:
         assert not left & {"na", "nb", "nc", "nd", "nl0"}
         assert "nc" not in ip("-n", "nk", "link", "show")
         if kind == "napi_macvtap":
-            with pytest.raises(OSError):
-                os.write(queue, bytes(74))
+            # As with macvtap, what is written to a device that is gone is thrown away.
+            assert os.write(queue, bytes(74)) == 74
             os.close(queue)
     finally:
         ip("netns", "del", "nk")
