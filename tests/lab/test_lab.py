@@ -38,6 +38,7 @@ class Boot:
         return [
             str(LAB), "run", "--release", self.release, *self.options,
             "--share", str(share), "--timeout", str(self.timeout), "--",
+            "env", f"LAB_STRIDE={os.environ.get('LAB_STRIDE', '')}",
             "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
             "--durations=10",
             "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),

@@ -106,6 +106,22 @@ def tuned(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> set[int
     return irq_cpus
 
 
+class AtOnce:
+    """Shows a failure when it happens: a lab may end before its tests do."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(AtOnce(config))
+
+
 def pytest_sessionfinish() -> None:
     """Whoever wonders later what took long finds the daemon's log beside the results."""
     log = labhelp.sh("journalctl", "-b", "-u", "vsrtune", "-o", "short-precise", check=False)

@@ -40,7 +40,7 @@ def third_nic(guest: LabGuest) -> str:
     raise AssertionError("the plugged NIC has no host device")
 
 
-def test_new_nic_is_tuned_or_its_doubt_shown(
+def test_new_nic_is_tuned_or_its_doubt_shown_and_stop_restores_it(
     plugged: set[int], libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
     device = third_nic(libvirt_guest)
@@ -60,11 +60,6 @@ def test_new_nic_is_tuned_or_its_doubt_shown(
             assert own == (tid == worker), f"{tid} is said to serve {thread['interface']}"
         else:
             assert thread["confidence"] in ("uncertain", "none")
-
-
-def test_stop_after_unplug_restores_what_is_left(
-    plugged: set[int], libvirt_guest: LabGuest
-) -> None:
     labhelp.stop()
     for tid in libvirt_guest.data_plane():
         assert hoststate.sched(tid).startswith("policy=0 flags=0 ")

@@ -42,7 +42,7 @@ FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 OWNER = CpuSet([0])
 # The unit tests kill at every write of an imitated host; here every eighth is enough
 # to show that the real one behaves like it. LAB_STRIDE=1 tries all of them.
-STRIDE = int(os.environ.get("LAB_STRIDE", "8"))
+STRIDE = int(os.environ.get("LAB_STRIDE") or "8")
 
 
 @pytest.fixture(autouse=True)
@@ -156,13 +156,31 @@ def test_every_kind_goes_and_comes_back(guest: LabGuest, tmp_path: Path) -> None
     same_as(before, guest)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expendable(libvirt_guest: LabGuest) -> Iterator[LabGuest]:
-    """A guest whose pins the test may change by hand: it is started anew afterwards,
-    because nothing but vsrtune can make a populated cpuset empty again."""
+    """A guest whose pins the tests may change by hand: it is started anew in the end,
+    because nothing but vsrtune can make a populated cpuset empty again. Tests that come
+    between have the operator's settings to go back to instead of the defaults."""
+    pid = libvirt_guest.pid
     yield libvirt_guest
-    labhelp.stop_guest(libvirt_guest)
-    labhelp.start_guest(libvirt_guest)
+    if libvirt_guest.runs and libvirt_guest.pid == pid:
+        labhelp.stop_guest(libvirt_guest)
+    if not libvirt_guest.runs:
+        labhelp.start_guest(libvirt_guest)
+
+
+def test_masks_follow_libvirt_again_after_undo(expendable: LabGuest, tmp_path: Path) -> None:
+    """The kernel's memory of a thread's own mask must not stay narrow."""
+    guest, last = expendable, labhelp.lab_cpus() - 1
+    with Journal.open(tmp_path / "journal.jsonl", BOOT) as journal:
+        ops = LiveSysOps()
+        apply(make_plan(guest), ops, journal)
+        undo(ops, journal)
+    inside = (CGROUP / scope(guest) / "emulator" / "cgroup.threads").read_text().split()
+    assert set(map(int, inside)) >= {guest.pid, *guest.workers()}
+    for cpus, masks in (("0", {0}), (f"0-{last}", set(range(last + 1)))):
+        labhelp.sh("virsh", "emulatorpin", guest.name, cpus, "--live")
+        assert {t: labhelp.mask(int(t)) for t in inside} == dict.fromkeys(inside, masks)
 
 
 def test_settings_of_an_operator_come_back(expendable: LabGuest, tmp_path: Path) -> None:
@@ -184,20 +202,6 @@ def test_settings_of_an_operator_come_back(expendable: LabGuest, tmp_path: Path)
         check_tuned(guest)
         assert undo(ops, journal).failed == ()
     same_as(before, guest)
-
-
-def test_masks_follow_libvirt_again_after_undo(expendable: LabGuest, tmp_path: Path) -> None:
-    """The kernel's memory of a thread's own mask must not stay narrow."""
-    guest, last = expendable, labhelp.lab_cpus() - 1
-    with Journal.open(tmp_path / "journal.jsonl", BOOT) as journal:
-        ops = LiveSysOps()
-        apply(make_plan(guest), ops, journal)
-        undo(ops, journal)
-    inside = (CGROUP / scope(guest) / "emulator" / "cgroup.threads").read_text().split()
-    assert set(map(int, inside)) >= {guest.pid, *guest.workers()}
-    for cpus, masks in (("0", {0}), (f"0-{last}", set(range(last + 1)))):
-        labhelp.sh("virsh", "emulatorpin", guest.name, cpus, "--live")
-        assert {t: labhelp.mask(int(t)) for t in inside} == dict.fromkeys(inside, masks)
 
 
 def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from . import cache, chroot, progress
+from . import cache, chroot, progress, sparse
 from .errors import LabError
 from .image import Image
+from .releases import RELEASES
 
 _TREE = Path(__file__).resolve().parents[3]
 _SOURCE = _TREE / "kmod"
@@ -52,6 +53,8 @@ def check(image: Image) -> None:
 
     def build(scratch: Path) -> None:
         progress.step(f"checking the kernel module for {_name(image)}")
+        if RELEASES[_name(image)].backports:
+            shutil.copy(sparse.get(), scratch)
         output = _run("check-module", image, scratch)
         if warnings := _warnings(output):
             progress.block("warnings", warnings)
