@@ -104,6 +104,23 @@ def test_a_recording_shows_what_the_host_showed(tmp_path: Path) -> None:
     assert "Redactions:" in note
 
 
+def test_a_recording_has_the_cpusets_and_the_books_of_the_host(
+    tree: HostTree, tmp_path: Path
+) -> None:
+    slice_ = "/sys/fs/cgroup/machine.slice"
+    for path in (slice_, f"{slice_}/vr1.scope"):
+        tree.file(f"{path}/cgroup.procs", "50\n").file(f"{path}/cgroup.events", "populated 1\n")
+        tree.file(f"{path}/cpuset.cpus", "\n").file(f"{path}/cpuset.cpus.effective", "0-3\n")
+        tree.file(f"{path}/cpuset.cpus.partition", "member\n")
+    tree.thread(50, 52, "CPU 0/KVM", start=102, cgroup="/machine.slice/vr1.scope")
+    tree.file("/sys/kernel/debug/sched/fair_server/cpu0/runtime", "50000000\n")
+    tree.file("/sys/kernel/debug/sched/fair_server/cpu0/period", "1000000000\n")
+    snapshot = recorder.record(tmp_path / "recorded")
+    assert [c.path for c in snapshot.host.cpusets] == ["machine.slice", "machine.slice/vr1.scope"]
+    assert [c.populated for c in snapshot.host.cpusets] == [True, True]
+    assert snapshot.host.deadline[0].fair_server == 52428
+
+
 def test_a_recording_carries_what_the_module_tells(tree: HostTree, tmp_path: Path) -> None:
     for tid in (70, 71):
         tree.thread(tid + 10, tid + 10, f"napi/macvtap0-{tid}", ppid=2, flags=PF_KTHREAD)
