@@ -19,6 +19,8 @@
 #include "nmv.h"
 
 static struct proto_ops nmv_sock_ops;
+/* By which a socket is known to be that of a queue; NULL before the first. */
+static struct proto *nmv_tap_proto;
 static int (*nmv_tap_sendmsg)(struct socket *sock, struct msghdr *m,
 			      size_t len);
 
@@ -98,6 +100,7 @@ static void nmv_tapq_hook(struct tap_queue *q)
 		nmv_sock_ops = *q->sock.ops;
 		nmv_tap_sendmsg = nmv_sock_ops.sendmsg;
 		nmv_sock_ops.sendmsg = nmv_sendmsg;
+		WRITE_ONCE(nmv_tap_proto, q->sk.sk_prot);
 	}
 	/* The table before the pointer to it. */
 	smp_store_release(&q->sock.ops, &nmv_sock_ops);
@@ -181,20 +184,20 @@ static void nmv_tapq_work(struct work_struct *work)
  */
 void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk)
 {
+	const struct proto *taps = READ_ONCE(nmv_tap_proto);
+	struct tap_queue *q = container_of(sk, struct tap_queue, sk);
 	struct nmv_tapq *slot;
-	int i, n = READ_ONCE(t->tap.numvtaps);
 
-	for (i = 0; i < n && i < MAX_TAP_QUEUES; i++) {
-		slot = rcu_dereference(t->slots[i]);
-		if (!slot)
-			schedule_work(&t->scan);
-		if (!slot || &slot->q->sk != sk)
-			continue;
-		if (in_task() && READ_ONCE(slot->sender) != current) {
-			WRITE_ONCE(slot->tid, task_pid_nr(current));
-			atomic64_inc(&slot->tx_packets);
-		}
+	if (taps && READ_ONCE(sk->sk_prot) != taps)
 		return;
+	/* Until a first queue was looked at, what sockets they have is unknown. */
+	slot = taps ? nmv_tapq_find(t, q) : NULL;
+	if (!slot) {
+		if (READ_ONCE(t->tap.numvtaps))
+			schedule_work(&t->scan);
+	} else if (in_task() && READ_ONCE(slot->sender) != current) {
+		WRITE_ONCE(slot->tid, task_pid_nr(current));
+		atomic64_inc(&slot->tx_packets);
 	}
 }
 
