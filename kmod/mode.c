@@ -40,6 +40,8 @@ bool nmv_mode_known(u32 mode)
  *
  * Passthru decides what the lower device's MAC and filter are, so a device is
  * made with it or without it.
+ *
+ * Return: true if it may
  */
 bool nmv_mode_changeable(u32 from, u32 to)
 {
@@ -51,6 +53,8 @@ bool nmv_mode_changeable(u32 from, u32 to)
  * nmv_hears_sibling() - is a frame handed straight from one device to another
  * @src: mode of the sender
  * @dst: mode of the receiver, another device of the same port
+ *
+ * Return: true if it is; else it goes to the lower device
  */
 bool nmv_hears_sibling(u32 src, u32 dst)
 {
@@ -65,6 +69,8 @@ bool nmv_hears_sibling(u32 src, u32 dst)
  * A private device hears no sibling even if the switch sends its frames back.
  * Other modes get them: the address may just as well be in use on another
  * host, as while a guest migrates.
+ *
+ * Return: true if it may
  */
 bool nmv_hears_nic_unicast(bool src_is_ours, u32 dst)
 {
@@ -82,6 +88,8 @@ bool nmv_hears_nic_unicast(bool src_is_ours, u32 dst)
  * bridge mode the siblings had the frame already, but a router with the same
  * virtual MAC (VRRP) on another host cannot be told from a reflection, so all
  * get it, as in mainline from 7.x on. A private sender is alone.
+ *
+ * Return: true if it may
  */
 bool nmv_hears_nic_multicast(bool src_is_ours, bool src_is_self, u32 src,
 			     u32 dst)

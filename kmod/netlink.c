@@ -90,9 +90,9 @@ static int nmv_newlink(NMV_NEWLINK_ARGS)
 	if (info && info[IFLA_MACVLAN_BC_QUEUE_LEN])
 		nd->queue.limit = nla_get_u32(info[IFLA_MACVLAN_BC_QUEUE_LEN]);
 
-	if (!attr[IFLA_MTU])
+	if (!attr[IFLA_MTU]) {
 		dev->mtu = lower->mtu;
-	else if (dev->mtu > lower->mtu) {
+	} else if (dev->mtu > lower->mtu) {
 		NL_SET_ERR_MSG(extack, "the MTU is above that of the lower device");
 		return -EINVAL;
 	}

@@ -35,6 +35,9 @@ struct nmv_dev *nmv_port_find(const struct nmv_port *port, const u8 *addr)
  * nmv_port_taken() - does anybody else on the lower device have that address
  * @nd: the device that wants it
  * @addr: MAC address
+ *
+ * Context: RTNL.
+ * Return: true if so; a passthru device has no siblings
  */
 bool nmv_port_taken(const struct nmv_dev *nd, const u8 *addr)
 {

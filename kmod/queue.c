@@ -11,6 +11,8 @@
  * nmv_queue_admits() - is there room for one more frame
  * @waiting: frames that wait
  * @limit: most frames that may
+ *
+ * Return: true if there is
  */
 bool nmv_queue_admits(u32 waiting, u32 limit)
 {

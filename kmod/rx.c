@@ -33,6 +33,9 @@ static bool nmv_hears(const struct nmv_port *port, const struct nmv_dev *nd,
  * @pskb: frame; the data begin after the Ethernet header
  *
  * Context: SoftIRQ or bottom halves off, RCU read side.
+ * Return: RX_HANDLER_ANOTHER when the frame goes on as one of our device,
+ * RX_HANDLER_CONSUMED when it was dropped, RX_HANDLER_PASS when it is (also)
+ * for the lower device's own stack
  */
 rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
 {

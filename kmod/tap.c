@@ -94,6 +94,9 @@ static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
  *
  * The consumer clears places from the last to the first of a batch, so all
  * between two free places are free or about to be.
+ *
+ * Context: bottom halves off.
+ * Return: true if there is
  */
 static bool nmv_ring_room(struct ptr_ring *r, u32 places,
 			  struct nmv_tapq *slot, bool early)
@@ -146,6 +149,7 @@ static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
  * drop when there is one.
  *
  * Context: bottom halves off, RCU read side.
+ * Return: true if it is lost
  */
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
 {
@@ -181,6 +185,7 @@ static void nmv_tap_count_late(struct nmv_dev *nd, struct tap_queue *q,
  * Never passes a frame on: it was for the guest, not for the host's stack.
  *
  * Context: bottom halves off, RCU read side.
+ * Return: RX_HANDLER_CONSUMED, but for what the host loops back to itself
  */
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
 {

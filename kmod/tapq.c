@@ -186,6 +186,8 @@ void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk)
 
 	for (i = 0; i < n && i < MAX_TAP_QUEUES; i++) {
 		slot = rcu_dereference(t->slots[i]);
+		if (!slot)
+			schedule_work(&t->scan);
 		if (!slot || &slot->q->sk != sk)
 			continue;
 		if (in_task() && READ_ONCE(slot->sender) != current) {

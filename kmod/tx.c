@@ -11,6 +11,7 @@
  * context of whoever sends; for a guest that is its vhost worker.
  *
  * Context: bottom halves off, RCU read side.
+ * Return: NETDEV_TX_OK; what is not sent is counted and gone
  */
 netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev)
 {

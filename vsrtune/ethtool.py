@@ -45,8 +45,9 @@ def statistics(device: str) -> dict[str, int]:
             if not count:
                 return {}
             room = count + _SLACK
-            named, names = _ask(channel, device, (_GSTRINGS, _SS_STATS), room * _STRING)
-            valued, values = _ask(channel, device, (_GSTATS,), room * _VALUE)
+            strings, stats = (_GSTRINGS, _SS_STATS, count), (_GSTATS, count)
+            named, names = _ask(channel, device, strings, room * _STRING)
+            valued, values = _ask(channel, device, stats, room * _VALUE)
             # Queues were opened or closed in between when the two do not agree.
             if named == valued == count:
                 return parse_statistics(names[: named * _STRING], values[: valued * _VALUE])
@@ -72,9 +73,9 @@ def _count(channel: socket.socket, device: str) -> int:
 def _ask(
     channel: socket.socket, device: str, head: tuple[int, ...], room: int
 ) -> tuple[int, bytes]:
-    """One ioctl whose request is ``head`` and a count, which the kernel sets, before the
-    data: the count and the data."""
-    start = struct.pack(f"={len(head) + 1}I", *head, 0)
+    """One ioctl whose request is ``head``, a count as its last number, before the data:
+    the count that the kernel put there, and the data."""
+    start = struct.pack(f"={len(head)}I", *head)
     request = ctypes.create_string_buffer(start, len(start) + room)
     _ioctl(channel, device, request)
     return int(struct.unpack_from("=I", request.raw, len(start) - 4)[0]), request.raw[len(start) :]

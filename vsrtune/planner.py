@@ -42,12 +42,21 @@ from vsrtune.irq_choice import interrupt_cpus, lower_nics
 from vsrtune.model import Guest, Interface, NicKind, Sched, SchedClass, Snapshot, ThreadKey
 from vsrtune.placement import Chosen, Occupant, Seat, place
 from vsrtune.plan_build import Phases, build
-from vsrtune.policy import Policy
+from vsrtune.policy import AUTO, Policy
 from vsrtune.policy_match import assign
 from vsrtune.policy_yaml import KeyPath, shown
 from vsrtune.projection import project
 from vsrtune.root_domains import Found
-from vsrtune.wishes import Context, PinWish, Wishes, check_online, pinned_cpus, settled, wishes
+from vsrtune.wishes import (
+    Context,
+    PinWish,
+    Wishes,
+    check_online,
+    cpus_for,
+    pinned_cpus,
+    settled,
+    wishes,
+)
 
 
 def plan(
@@ -328,7 +337,10 @@ def _choose(
             if pin.cpus is not None:
                 chosen[pin.thread.key] = Chosen(pin.cpus)
                 by_hand |= pin.cpus
-                occupants.append(Occupant(wish.guest.ref, pin.thread.role, pin.cpus, True))
+                # One of auto that floats in its root domain reserves none of it: the threads
+                # beside it would leave, and the domain grow after them, plan by plan.
+                floats = cpus_for(wish.policy, pin.thread.role) is AUTO
+                occupants.append(Occupant(wish.guest.ref, pin.thread.role, pin.cpus, not floats))
     spare = _spare(context, by_hand, occupants)
     for wish in asked:
         seats += [_seat(context, wish, pin, spare) for pin in wish.pins if pin.cpus is None]

@@ -64,6 +64,7 @@ class Recording:
         self.listings: dict[str, list[str]] = {}
         self.links: dict[str, str] = {}
         self.errors: dict[str, str] = {}
+        self.present: dict[str, bool] = {}
         self.sched: dict[int, Sched] = {}
         self.qmp: dict[int, dict[str, Any]] = {}
         self.ethtool: dict[str, dict[str, int]] = {}
@@ -87,7 +88,9 @@ class RecordingRoot:
 
     def exists(self, path: str) -> bool:
         found = self._root.exists(path)
-        if not found:
+        if found:
+            self.recording.present[path] = True
+        else:
             self.recording.errors[path] = "ENOENT"
         return found
 
@@ -317,6 +320,7 @@ def write(
         "links": dict(sorted(recording.links.items())),
         "listings": dict(sorted(recording.listings.items())),
         "errors": dict(sorted(recording.errors.items())),
+        "present": dict(sorted(recording.present.items())),
     }
     _write(directory, f"/{INDEX}", redact(_index_text(index)))
 

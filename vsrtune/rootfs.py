@@ -162,9 +162,10 @@ class DirRoot:
 
     ``index.json``, when present, holds what a plain file cannot: ``links``
     (path to target), ``listings`` (path to names), ``errors`` (path to errno
-    name) and ``absent`` paths. A tree written by hand needs none: directories
-    are then listed as they are. ``sched_attr/TID.json``, ``ethtool/DEVICE.json`` and
-    ``qmp/PID.json`` hold the answers that are not files on a host.
+    name) and ``present``, paths that are there and were not read. A tree written by
+    hand needs none: directories are then listed as they are. ``sched_attr/TID.json``,
+    ``ethtool/DEVICE.json`` and ``qmp/PID.json`` hold the answers that are not files on
+    a host.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -176,6 +177,7 @@ class DirRoot:
         self._links: Mapping[str, str] = index.get("links", {})
         self._listings: Mapping[str, list[str]] = index.get("listings", {})
         self._errors: Mapping[str, str] = index.get("errors", {})
+        self._present: Mapping[str, bool] = index.get("present", {})
 
     def _at(self, path: str) -> Path:
         return self.path / path.lstrip("/")
@@ -212,7 +214,8 @@ class DirRoot:
     def exists(self, path: str) -> bool:
         if self._errors.get(path) == "ENOENT":
             return False
-        return path in self._links or path in self._listings or self._at(path).exists()
+        known = path in self._links or path in self._listings or path in self._present
+        return known or self._at(path).exists()
 
     def sched_attr(self, tid: int) -> Sched:
         path = f"/sched_attr/{tid}.json"

@@ -8,7 +8,8 @@
     frames.py flood ADDRESS PORT      the same until killed; errors are ignored
     frames.py count PORT COUNT SECONDS  prints how many came, after COUNT or SECONDS
     frames.py tap DEVICE COUNT SECONDS  prints how many frames /dev/tapN gave
-    frames.py write DEVICE COUNT      frames from the guest's side, by write(), and this task's id
+    frames.py write DEVICE COUNT      frames from the guest's side, by write(); prints
+                                  this task's id and waits to be killed
     frames.py hold DEVICE QUEUES      opens /dev/tapN that often and waits to be killed
 
 Exit 1 and a line on stderr when the kernel refuses.
@@ -123,8 +124,9 @@ def write(device: str, frames: str) -> None:
     frame = b"\xff" * 6 + source + b"\x88\xb5" + b"n" * 46
     for _ in range(int(frames)):
         os.write(fd, b"\0" * VNET_HEADER + frame)
+        time.sleep(0.01)  # the first makes the queue known, the next are counted for it
     print(os.getpid(), flush=True)
-    sys.stdin.read()
+    time.sleep(3600)
 
 
 def hold(device: str, queues: str) -> None:

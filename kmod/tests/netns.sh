@@ -181,7 +181,7 @@ test_ring() {
 	expect "frames with no open queue" $(($(stat host t0 rx_dropped_no_queue) - t)) -ge 20
 
 	ip -n nmv-host link set t0 txqueuelen 64
-	start host $frames hold t0 1
+	start host $frames hold t0 1 >"$work/held"
 	until_true 5 has_queue || die "no queue in ethtool -S"
 	t=$(stat host t0 rx_dropped_ring_full)
 	in_ns out $frames send 10.66.0.255 7000 100 broadcast
@@ -193,12 +193,11 @@ test_ring() {
 	ip -n nmv-host link set t0 txqueuelen 500
 
 	# Guest's side: who sends is known.
-	mkfifo "$work/end"
-	start host $frames write t0 30 <"$work/end" >"$work/tid"
-	exec 9>"$work/end"
+	start host $frames write t0 30 >"$work/tid"
 	until_true 5 test -s "$work/tid" || die "nothing was written to /dev/tapN"
 	expect "tx_packets_lower of t0" "$(stat host t0 tx_packets_lower)" -ge 30
-	exec 9>&-
+	expect "tapq0_tx_packets" "$(stat host t0 tapq0_tx_packets)" -ge 10
+	expect "tapq0_worker_tid" "$(stat host t0 tapq0_worker_tid)" -eq "$(cat "$work/tid")"
 	stop_all
 	balance host t0
 }
@@ -222,7 +221,7 @@ flood_on() {
 	start b $frames flood 10.66.0.255 7001
 	start out $frames flood 10.66.0.1 7001
 	start out $frames flood 10.66.0.255 7001
-	start host $frames hold t0 2
+	start host $frames hold t0 2 >"$work/held"
 }
 
 test_changes() {
@@ -289,6 +288,7 @@ test_unload() {
 	local n
 	topology
 	rmmod napi_macvlan 2>/dev/null && die "unloaded with devices in use"
+	rm "$work/held"
 	start host $frames hold t0 1 >"$work/held"
 	until_true 5 test -s "$work/held" || die "/dev/tapN of t0 does not open"
 	ip -n nmv-host link del l0

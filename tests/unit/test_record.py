@@ -11,7 +11,8 @@ from hosttree import HostTree
 from vsrtune import record as recorder
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError, VsrtuneError
-from vsrtune.model import Problem, Role, Snapshot
+from vsrtune.model import Confidence, Problem, Role, Snapshot
+from vsrtune.proc import PF_KTHREAD
 from vsrtune.rootfs import DirRoot
 from vsrtune.seen import SeenMemory
 from vsrtune.virt import DomainText, VcpuPinText
@@ -101,6 +102,43 @@ def test_a_recording_shows_what_the_host_showed(tmp_path: Path) -> None:
     note = (directory / "NOTE").read_text()
     assert note.startswith("Two guests.\n\nKernel: 6.12.0-test\n")
     assert "Redactions:" in note
+
+
+def test_a_recording_has_the_cpusets_and_the_books_of_the_host(
+    tree: HostTree, tmp_path: Path
+) -> None:
+    slice_ = "/sys/fs/cgroup/machine.slice"
+    for path in (slice_, f"{slice_}/vr1.scope"):
+        tree.file(f"{path}/cgroup.procs", "50\n").file(f"{path}/cgroup.events", "populated 1\n")
+        tree.file(f"{path}/cpuset.cpus", "\n").file(f"{path}/cpuset.cpus.effective", "0-3\n")
+        tree.file(f"{path}/cpuset.cpus.partition", "member\n")
+    tree.thread(50, 52, "CPU 0/KVM", start=102, cgroup="/machine.slice/vr1.scope")
+    tree.file("/sys/kernel/debug/sched/fair_server/cpu0/runtime", "50000000\n")
+    tree.file("/sys/kernel/debug/sched/fair_server/cpu0/period", "1000000000\n")
+    snapshot = recorder.record(tmp_path / "recorded")
+    assert [c.path for c in snapshot.host.cpusets] == ["machine.slice", "machine.slice/vr1.scope"]
+    assert [c.populated for c in snapshot.host.cpusets] == [True, True]
+    assert snapshot.host.deadline[0].fair_server == 52428
+
+
+def test_a_recording_carries_what_the_module_tells(tree: HostTree, tmp_path: Path) -> None:
+    for tid in (70, 71):
+        tree.thread(tid + 10, tid + 10, f"napi/macvtap0-{tid}", ppid=2, flags=PF_KTHREAD)
+    tree.thread(90, 90, "napi/hunter2-1", ppid=2, flags=PF_KTHREAD)
+    base = "/sys/devices/virtual/net/macvtap0"
+    (tree.path / f"{base[1:]}/macvtap").unlink()
+    tree.napi_macvtap("macvtap0", 8, "p0", threaded=1, tapq0_worker_tid=51, rx_dropped_down=3)
+    directory = tmp_path / "recorded"
+    snapshot = recorder.record(directory)
+    guest = snapshot.guests[0]
+    # Both threads that have the device's name are kept, as the reason why neither is used.
+    assert "threads 80, 81 all have its name" in guest.problems[0]
+    (interface,) = guest.interfaces
+    assert interface.counters is not None
+    assert interface.counters.dropped == (("queue_full", 0), ("down", 3))
+    assert [t.confidence for t in guest.by_role(Role.VHOST)] == [Confidence.EXACT]
+    assert recorder.replay(directory) == snapshot
+    assert not any("hunter2" in p.read_text() for p in directory.rglob("*") if p.is_file())
 
 
 @pytest.mark.usefixtures("tree")

@@ -212,3 +212,17 @@ def test_the_counters_are_metrics(kept: LabGuest) -> None:
         for place in ("ring_full", "queue_full", "no_queue", "down", "other")
     )
     assert delivered + dropped == metric("vsrtune_tap_received_total", **labels)
+
+
+def test_a_recording_shows_the_same_device(kept: LabGuest, tmp_path: Path) -> None:
+    forward(kept)
+    labhelp.vsrtune("record", str(tmp_path / "host"))
+    replayed = json.loads(
+        labhelp.vsrtune("show", "--json", "--root", str(tmp_path / "host")).stdout
+    )
+    guest = next(g for g in replayed["guests"] if g["name"] == kept.name)
+    device = next(i for i in guest["interfaces"] if i["target"] == DEVICE)
+    assert (device["kind"], len(device["counters"]["queues"])) == ("napi_macvtap", 1)
+    assert replayed["host"]["cpusets"]
+    mapped = [t["confidence"] for t in guest["threads"] if t["interface"] == DEVICE]
+    assert mapped == ["exact"]
