@@ -83,6 +83,7 @@ def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
     assert drops(settle("nt")) == {"rx_dropped_no_queue": 40}
     ip("link", "set", "nt", "txqueuelen", "100")
     with tap_queue("nt") as queue:
+        counters("nt")  # a queue has counters of its own from its first frame, or a look at it
         send(far, mac, 250)
         found = settle("nt")
         check_sum(found)
@@ -130,7 +131,7 @@ def test_the_worker_of_a_queue_is_who_sends(wire: tuple[str, str]) -> None:
             for _ in range(7 + number):
                 os.write(queue, frame)
 
-        counters("nt")  # a queue is known from its first frame or from a look at it
+        counters("nt")  # as above
         for number, queue in enumerate((first, second)):
             thread = threading.Thread(target=sender, args=(number, queue))
             thread.start()

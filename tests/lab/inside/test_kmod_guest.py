@@ -69,7 +69,9 @@ def routers() -> Iterator[Routers]:
         ip("-n", "k2", "route", "add", "10.90.3.0/24", "via", "10.90.2.3")
         ip("-n", "k3", "route", "add", "10.90.1.0/24", "via", "10.90.2.2")
         for space in ("k2", "k3"):
-            labhelp.sh("ip", "netns", "exec", space, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            # Two devices of k3 are on one lower device: each answers for itself alone.
+            settings = ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.arp_ignore=1")
+            labhelp.sh("ip", "netns", "exec", space, "sysctl", "-qw", *settings)
         yield chain
     finally:
         for name in chain.names:
