@@ -16,7 +16,7 @@ from hosttree import HostTree
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError
 from vsrtune.guests import NOT_LISTED
-from vsrtune.model import Confidence, Role, Snapshot
+from vsrtune.model import Confidence, NicKind, Role, Snapshot
 from vsrtune.observe import Observer
 from vsrtune.record import SNAPSHOT, replay
 from vsrtune.rootfs import DirRoot
@@ -47,6 +47,20 @@ def test_recorded_host_is_fully_understood(host: Path) -> None:
         assert guest.by_role(Role.VCPU)
         for worker in guest.by_role(Role.VHOST):
             assert worker.interface in interfaces
+
+
+def test_a_recorded_guest_on_a_device_of_the_module() -> None:
+    recorded = HOSTS[0].parent / "trixie-napi" / SNAPSHOT
+    (guest,) = Snapshot.from_json(recorded.read_text("utf-8")).guests
+    device = next(i for i in guest.interfaces if i.kind is NicKind.NAPI_MACVTAP)
+    assert (device.lower[0], device.threaded, device.txqueuelen) == ("n0", 1, 500)
+    assert device.counters is not None
+    (queue,) = device.counters.queues
+    (worker,) = [t for t in guest.by_role(Role.VHOST) if t.interface == device.target]
+    assert (worker.key.tid, worker.confidence) == (queue.worker_tid, Confidence.EXACT)
+    (napi,) = guest.by_role(Role.NAPI)
+    assert napi.key.tid == device.counters.napi_thread_tid
+    assert (napi.interface, napi.confidence) == (device.target, Confidence.EXACT)
 
 
 class FakeVirt:
