@@ -10,7 +10,7 @@ import importlib
 import time
 from typing import Any, NoReturn
 
-from vsrtune.bench.interface_xml import Nic, nics
+from vsrtune.interface_xml import Nic, nics
 from vsrtune.errors import Lasting, VanishedError, WriteError
 
 # A guest acknowledges an unplug within a second; one that boots may take longer.
