@@ -21,6 +21,9 @@ _GENERATED = {
     _ALIAS: re.compile(r"net\d+"),
 }
 
+# libvirt indents, escapes every < in text and attributes, and nests no interface.
+_INTERFACE = re.compile(r"<interface [^>]*>.*?</interface>", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Nic:
@@ -89,8 +92,35 @@ def unsupported(found: Nic) -> str:
 def lost(found: Nic) -> tuple[str, ...]:
     """What of a direct interface does not work on a device of ours, for people."""
     if ET.fromstring(found.xml).get("trustGuestRxFilters") == "yes":
-        return ("trustGuestRxFilters: libvirt follows the guest's filters on its own macvtaps only",)
+        return (
+            "trustGuestRxFilters: libvirt follows the guest's filters on its own macvtaps only",
+        )
     return ()
+
+
+def as_direct(found: Nic, lower: str, mode: str) -> str:
+    """The XML with which to attach ``found``, which is on a device of ours, as libvirt's
+    own macvtap on ``lower``."""
+    element = ET.fromstring(found.xml)
+    for old in element.findall("target"):
+        element.remove(old)
+    element.set("type", "direct")
+    ET.SubElement(element, "source", {"dev": lower, "mode": mode})
+    return ET.tostring(element, encoding="unicode")
+
+
+def replaced(domain: str, mac: str, interface: str) -> str:
+    """A domain's XML with another interface in the place of the one with that MAC, and
+    every other letter as it was. Raises VsrtuneError unless there is exactly one."""
+    found = [match for match in _INTERFACE.finditer(domain) if nic(match.group()).mac == mac]
+    if len(found) != 1:
+        raise VsrtuneError(
+            f"the definition has {len(found)} interfaces of that MAC, not one",
+            where=f"interface {mac}",
+            hint="give every interface its own MAC (virsh edit)",
+        )
+    start, end = found[0].span()
+    return f"{domain[:start]}{interface}{domain[end:]}"
 
 
 def differences(before: str, after: str) -> tuple[str, ...]:

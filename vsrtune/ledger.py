@@ -72,9 +72,7 @@ class Ledger(Closing):
         self._last = last
 
     @classmethod
-    def open(
-        cls, path: Path, *, lock: int | None = None, wait: float = LOCK_SECONDS
-    ) -> Self:
+    def open(cls, path: Path, *, lock: int | None = None, wait: float = LOCK_SECONDS) -> Self:
         """Lock and read the ledger, waiting up to ``wait`` seconds for the lock.
 
         ``lock`` is the descriptor of one that is held already (the guard's). Raises
