@@ -219,7 +219,9 @@ def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
 
 @pytest.mark.parametrize("to", [FORTH, BACK])
 @pytest.mark.parametrize(
-    "how", ["{kill}; sleep 0.3", "(sleep 0.05; {kill}) &", "(sleep 0.2; {kill}) &"]
+    "how",
+    ["{kill}; sleep 0.3", "(sleep 0.05; {kill}) &", "(sleep 0.2; {kill}) &"],
+    ids=["before", "at-once", "later"],
 )
 def test_libvirtd_dies_in_between(guest: LabGuest, to: str, how: str) -> None:
     """Killed right before it is asked to unplug, to plug, and to define, or while it does
