@@ -19,7 +19,8 @@ _PAUSE = 0.05
 # The request is lost when the guest's kernel does not listen yet.
 _ASK_AGAIN = 10.0
 _ALIAS = re.compile(r"<alias name='([^']+)'")
-_DUPLICATE = re.compile(r"Duplicate ID '([^']+)'|Duplicate device ID '([^']+)'")
+# What QEMU says of a name, or a PCI slot, that it has given away already.
+_TAKEN = re.compile(r"Duplicate ID '([^']+)'|Duplicate device ID|not available .*in use by")
 _NET_ALIAS = re.compile(r"net\d+")
 
 
@@ -198,12 +199,13 @@ class LiveDomains:
         try:
             self._attach(uuid, xml, where)
         except RefusedError as error:
-            twice = _DUPLICATE.search(str(error))
-            if twice is None:
+            taken = _TAKEN.search(str(error))
+            if taken is None:
                 raise
             # A libvirtd that was killed in between had given it to QEMU, and forgot it.
             self.drop_orphans(uuid)
-            self.drop_netdev(uuid, twice.group(1) or twice.group(2))
+            if taken.group(1):
+                self.drop_netdev(uuid, taken.group(1))
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:
