@@ -26,6 +26,8 @@ COMMANDS = {
     "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
     "policy": ("cli_policy", "policy", "Check policy files; print their schema."),
+    "attach": ("cli_attach", "attach", "Move guests between macvtap and NAPI-macvlan."),
+    "doctor": ("cli_doctor", "doctor", "Check whether this host is fit."),
     "bench": ("cli_bench", "bench", "Measure routers and compare configurations."),
     "daemon": ("cli_daemon", "daemon", "Keep the host tuned until stopped, then undo."),
 }

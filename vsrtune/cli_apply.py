@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 
 from vsrtune import report
 from vsrtune.cli_common import (
+    attach_ledger_option,
     journal_option,
     json_option,
     load_policies,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from vsrtune.actions import Plan
     from vsrtune.executor import Result
     from vsrtune.journal import Journal
+    from vsrtune.policy import Policy
 
 
 @click.command()
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     ),
     trace_option,
     journal_option,
+    attach_ledger_option,
     uri_option,
 )
 def apply(
@@ -44,6 +48,7 @@ def apply(
     stored: Path | None,
     trace_seconds: float,
     journal: Path,
+    attach_ledger: Path,
     uri: str,
 ) -> int:
     """Carry out the plan once, and print it.
@@ -76,7 +81,9 @@ def apply(
         _say_discarded(opened)
         ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end)
         _say(executor.recover(ops, opened), "finished after a crash")
+        switched = True
         if made is None:
+            switched = _switch(policies, uri, attach_ledger, journal)
             snapshot = observe(None, uri, trace_seconds)
             made = full_plan(snapshot, policies, opened.entries(), reassert=True)
         render.show(report.plan_tables(made))
@@ -93,15 +100,19 @@ def apply(
         how = "is as it was" if result.rolled_back else "could not be put back completely"
         click.echo(f"vsrtune: every guest with a failure {how}", err=True)
         return 1
+    if not switched:
+        return 1
     return 2 if made.refusals else 0
 
 
 @click.command()
-@options(json_option, journal_option, uri_option)
-def undo(as_json: bool, journal: Path, uri: str) -> int:
+@options(json_option, journal_option, attach_ledger_option, uri_option)
+def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     """Put back everything vsrtune has changed on this host.
 
-    A setting that somebody else has changed since is left alone and named.
+    A setting that somebody else has changed since is left alone and named. Guests that a
+    policy had switched to another attachment are switched back; those that `vsrtune
+    attach` has switched stay where they are.
 
     \b
     Exit codes: 0 all is back, 1 something could not be put back.
@@ -110,12 +121,13 @@ def undo(as_json: bool, journal: Path, uri: str) -> int:
     from vsrtune.rootfs import boot_id
 
     boot = boot_id()
+    switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
     if not read_entries(journal, boot):
         if as_json:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
             click.echo("Nothing to undo: no setting on this host is vsrtune's.")
-        return 0
+        return 0 if switched else 1
     from vsrtune import executor
     from vsrtune.sysops import LiveSysOps
 
@@ -126,7 +138,28 @@ def undo(as_json: bool, journal: Path, uri: str) -> int:
     else:
         _say(result, "restored")
         click.echo(f"{len(result.done)} settings restored.")
-    return 1 if result.failed else 0
+    return 1 if result.failed or not switched else 0
+
+
+def _switch(
+    policies: Sequence[Policy], uri: str, ledger: Path, journal: Path, *, quiet: bool = False
+) -> bool:
+    """Bring guests to the attachments that the policies ask for, and those back whom none
+    asks for any more. True when that could be done."""
+    from vsrtune import attach_show
+    from vsrtune.cli import complain
+
+    if not attach_show.concerned(policies, ledger):
+        return True
+    clean = True
+    choose = attach_show.asked(policies)
+    for batch, error in attach_show.carry_out(choose, uri, ledger, journal):
+        if error is not None:
+            clean = False
+            complain(error)
+        elif not quiet:
+            click.echo(f"{', '.join(batch.guests)}: on {batch.to} now ({batch.reason})")
+    return clean
 
 
 def _text(path: Path) -> str:

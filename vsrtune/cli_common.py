@@ -17,6 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 POLICY_DIR = Path("/etc/vsrtune/policies")
 JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
+ATTACH_LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 URI = "qemu:///system"
 
 _DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -39,6 +40,14 @@ journal_option = click.option(
     show_default=True,
     envvar="VSRTUNE_JOURNAL",
     help="Where the changes and their original values are written down.",
+)
+attach_ledger_option = click.option(
+    "--attach-ledger",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=ATTACH_LEDGER,
+    show_default=True,
+    envvar="VSRTUNE_ATTACH_LEDGER",
+    help="Where switches of attachments and the devices they made are written down.",
 )
 root_option = click.option(
     "--root",

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
-from vsrtune.cli_common import journal_option, options, policies_option, uri_option
+from vsrtune.cli_common import (
+    attach_ledger_option,
+    journal_option,
+    options,
+    policies_option,
+    uri_option,
+)
 
 METRICS = "127.0.0.1:9178"
 
@@ -65,6 +71,7 @@ class Address(click.ParamType):
         help="Put the host back when stopped, or leave it tuned.",
     ),
     journal_option,
+    attach_ledger_option,
     uri_option,
     click.option("--verbose", is_flag=True, envvar="VSRTUNE_VERBOSE", help="Log every event."),
 )
@@ -75,6 +82,7 @@ def daemon(
     trace_seconds: float,
     on_stop: str,
     journal: Path,
+    attach_ledger: Path,
     uri: str,
     verbose: bool,
 ) -> int:
@@ -99,6 +107,8 @@ def daemon(
         log.LOGGER.warning("%s", no_policies(policy_dirs))
 
     from vsrtune import events, sdnotify
+    from vsrtune.attach_host import LiveHost
+    from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.daemon import Daemon, Timing
     from vsrtune.errors import VsrtuneError
     from vsrtune.journal import Journal
@@ -125,11 +135,14 @@ def daemon(
             trace=trace_seconds,
             pulse=notifier.ping,
         )
+        keeper = AttachKeeper(attach_ledger, journal, LiveHost(uri, notifier.ping), boot_id())
         running = Daemon(
             reconciler,
             lambda: load_dirs(policy_dirs),
             notifier,
             publish=served.update,
+            prepare=keeper.look,
+            finish=keeper.stop,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",
         )

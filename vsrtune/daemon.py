@@ -42,7 +42,8 @@ class Daemon:
     """Runs passes until told to stop.
 
     ``load`` reads the policies afresh and raises PolicyError; ``publish`` receives
-    the state after every pass.
+    the state after every pass; ``prepare`` is called before each, with the policies,
+    and ``finish`` before everything is undone, True when it could do its part.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Daemon:
         notifier: Notifier,
         *,
         publish: Callable[[State], None] = lambda _state: None,
+        prepare: Callable[[tuple[Policy, ...]], None] = lambda _policies: None,
+        finish: Callable[[], bool] = lambda: True,
         timing: Timing | None = None,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -60,6 +63,8 @@ class Daemon:
         self._load = load
         self._notifier = notifier
         self._publish = publish
+        self._prepare = prepare
+        self._finish = finish
         self._timing = timing or Timing()
         self._keep = keep
         self._clock = clock
@@ -119,6 +124,7 @@ class Daemon:
 
     def _pass(self, *, settle: bool = False, reassert: bool = False) -> None:
         self._dirty = False
+        self._prepare(self._reconciler.policies)
         wrote = self._reconciler.run(settle=settle, reassert=reassert)
         # One more look after a pass that wrote: the state then shows what is, not what
         # was. Not after that look, or two rivals would keep each other busy.
@@ -189,7 +195,8 @@ class Daemon:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
             return 0
         LOGGER.info("stopping: putting the host back")
-        clean = self._reconciler.stop()
+        clean = self._finish()
+        clean = self._reconciler.stop() and clean
         if not clean:
             LOGGER.error("not everything could be put back; `vsrtune undo` tries again")
         return 0 if clean else 1

@@ -397,3 +397,18 @@ def _unwritable(path: Path, error: OSError) -> JournalError:
         hint=hints.get(error.errno or 0, "see the kernel log"),
         lasting=Lasting.TRANSIENT if error.errno in _FULL else Lasting.PERMANENT,
     )
+
+
+def in_use(path: Path) -> bool:
+    """Whether another process, the daemon as a rule, holds the journal now."""
+    try:
+        fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

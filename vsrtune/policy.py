@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from vsrtune.attach_steps import Attachment
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import PolicyError, VsrtuneError
 from vsrtune.model import Sched, SchedClass
@@ -98,6 +99,7 @@ class Policy:
     napi_sched: SchedRule | None = None
     napi_threaded: bool | None = None
     macvtap_queue: int | None = None
+    attachment: Attachment | None = None
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:
@@ -214,6 +216,7 @@ class _Reader:
             napi_sched=self.sched(data, "napi"),
             napi_threaded=self.get(data, "napi", "threaded"),
             macvtap_queue=self.get(data, "queue", "macvtap"),
+            attachment=self.attachment(data),
             lines=tuple(self.lines.items()),
         )
         self.irq_overlap(policy)
@@ -240,6 +243,18 @@ class _Reader:
         if _unclosed(text):
             self.fail(("guest",), "a [ has no closing ]", "write [[] for the character [ itself")
         return str(text)
+
+    def attachment(self, data: Any) -> Attachment | None:
+        name = self.get(data, "attachment")
+        if name is None:
+            return None
+        if str(self.get(data, "guest") or "").startswith("qemu:"):
+            self.fail(
+                ("attachment",),
+                "plain QEMU cannot be given other interfaces",
+                "remove it, and start QEMU on the device it shall have",
+            )
+        return Attachment(name)
 
     def cpus(self, data: Any, *keys: str) -> CpuChoice | None:
         value = self.get(data, *keys)

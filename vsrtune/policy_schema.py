@@ -135,6 +135,13 @@ SCHEMA: dict[str, Any] = {
             "maxLength": 255,
             "x-expects": "the guest's name, UUID or glob as text, in quotes where YAML needs them",
         },
+        "attachment": {
+            "description": "What the guest's macvtap interfaces stand on: macvtap, or our "
+            "module's devices (napi-macvlan). A switch unplugs and plugs them in the running "
+            "guest, once, and changes its persistent definition.",
+            "enum": ["macvtap", "napi-macvlan"],
+            "x-expects": "macvtap or napi-macvlan",
+        },
         "cpus": {
             "description": "Which CPUs serve what.",
             "type": "object",

@@ -50,6 +50,7 @@ class Boot:
 VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 BENCH = ("--cpus", "3")
+ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 REAL_NIC = (
     "test_show.py",
@@ -62,14 +63,15 @@ REAL_NIC = (
 # The second takes CPUs from everything else, and wants one guest and few others.
 # The others make and load devices of the kernel module on the lower ones.
 KMOD = ("test_kmod.py", "test_kmod_frames.py", "test_kmod_guest.py", "test_napi.py")
-ALONE = ("test_bench_configure.py", "test_deadline.py", *KMOD)
+ALONE = ("test_bench_configure.py", "test_deadline.py", *KMOD, *ATTACH)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot(release, name, options, tests)
     for name, options, tests in (
         ("veth", VETH, ()),
         ("e1000e", E1000E, REAL_NIC),
-        ("bench", BENCH, ALONE),
+        ("bench", BENCH, tuple(name for name in ALONE if name not in ATTACH)),
+        ("attach", BENCH, ATTACH),
     )
     for release in ("bookworm", "trixie")
 ]

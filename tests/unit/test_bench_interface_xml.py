@@ -9,15 +9,12 @@ import pytest
 from vsrtune.bench.interface_xml import (
     Back,
     Driver,
-    Nic,
-    differences,
-    nic,
-    nics,
     rewritten,
     switchable,
 )
 from vsrtune.bench.model import Attachment
 from vsrtune.errors import VsrtuneError
+from vsrtune.interface_xml import Nic, differences, nic, nics
 
 DIRECT = """\
 <interface type='direct' trustGuestRxFilters='yes'>

@@ -10,18 +10,18 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "napi_plan", "placement",
+    "__init__", "actions", "attach_model", "attach_plan", "attach_steps", "attach_wishes", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "doctor_checks", "durations", "errors", "interface_xml", "irq_choice", "model", "napi_plan", "placement",
     "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_match",
     "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
-    "root_domains", "softirq", "stats", "tap_counters", "wishes", "workers",
+    "root_domains", "rtnl_model", "softirq", "stats", "tap_counters", "wishes", "workers",
 }  # fmt: skip
 READERS = {
-    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "proc", "qmp", "record",
-    "rootfs", "seen", "trace", "virt",
+    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_read", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "record",
+    "rootfs", "rtnl", "seen", "trace", "virt",
 }  # fmt: skip
 WRITERS = {
-    "cgroup_writes", "comparing", "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
-    "libvirt_pins", "sched_syscalls", "sysops",
+    "attach", "attach_devices", "attach_host", "attach_survey", "cgroup_writes", "comparing", "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
+    "ledger", "libvirt_pins", "link_writes", "live_domains", "sched_syscalls", "sysops",
 }  # fmt: skip
 # The rooms of the subpackage vsrtune.bench, divided in the same way.
 BENCH_PURE = {
@@ -32,7 +32,7 @@ BENCH_PURE = {
 BENCH_READERS = {"counters", "devices", "environment", "threads"}
 BENCH_WRITERS = {
     "agent", "attach", "bridges", "cleaners", "commands", "edge_cleaners", "guard", "ledger",
-    "live_domains", "netns", "pktgen", "probe", "put_back", "remote", "sink", "tester",
+    "netns", "pktgen", "probe", "put_back", "remote", "sink", "tester",
 }  # fmt: skip
 PURE |= {f"bench.{name}" for name in BENCH_PURE}
 READERS |= {f"bench.{name}" for name in BENCH_READERS}

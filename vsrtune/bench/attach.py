@@ -22,15 +22,13 @@ from vsrtune.bench.interface_xml import (
     UNASKED,
     Back,
     Driver,
-    Nic,
-    differences,
-    nic,
     rewritten,
     switchable,
 )
-from vsrtune.bench.live_domains import LiveDomains
 from vsrtune.bench.model import Attachment, Configuration, Router
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
+from vsrtune.interface_xml import Nic, differences, nic
+from vsrtune.live_domains import LiveDomains
 
 KIND = "attachment"
 _TRIES = 3

@@ -1,36 +1,16 @@
-"""A guest's interfaces as libvirt writes them: read, and rewritten for another attachment.
-
-What a guest sees of an interface (MAC, model, PCI address, boot order) stays; what the
-host has below it is replaced.
-"""
+"""A guest's interfaces rewritten for another attachment, or another driver."""
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
 from vsrtune.bench.model import Attachment
 from vsrtune.errors import VsrtuneError
+from vsrtune.interface_xml import Nic
 
-_DEVICE = "/interface/target/@dev"
-_GENERATED = re.compile(r"(macvtap|vnet)\d+")
 # Which part of the host an interface stands on; written anew for each attachment.
 _BACK_END = ("source", "target", "virtualport")
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """One ``<interface>`` of a live domain, ``xml`` being its text. ``kind`` is its type
-    attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device that
-    a direct one stands on; "" where there is none."""
-
-    mac: str
-    kind: str
-    device: str
-    lower: str
-    model: str
-    xml: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +35,6 @@ class Back:
     attachment: Attachment
     bridge: str = ""
     driver: Driver = UNASKED
-
-
-def nics(domain: str) -> tuple[Nic, ...]:
-    """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is none."""
-    try:
-        tree = ET.fromstring(domain)
-    except ET.ParseError as error:
-        raise VsrtuneError(f"domain XML cannot be read: {error}") from error
-    return tuple(_nic(element) for element in tree.iterfind("./devices/interface"))
-
-
-def nic(xml: str) -> Nic:
-    """One interface of its own text."""
-    return _nic(ET.fromstring(xml))
 
 
 def rewritten(original: Nic, back: Back) -> str:
@@ -107,22 +73,6 @@ def switchable(found: Nic, back: Back) -> str:
     return ""
 
 
-def differences(before: str, after: str) -> tuple[str, ...]:
-    """Paths in which two interfaces' XML differ, with both values, for people.
-
-    A name of the host's device that libvirt made up is none: it counts on, and gives
-    no such name a second time, even when asked for it.
-    """
-    old, new = _flat(ET.fromstring(before)), _flat(ET.fromstring(after))
-    if all(_GENERATED.fullmatch(found.get(_DEVICE, "")) for found in (old, new)):
-        new[_DEVICE] = old[_DEVICE]
-    return tuple(
-        f"{path}: was {old.get(path, 'absent')!r}, is {new.get(path, 'absent')!r}"
-        for path in sorted({*old, *new})
-        if old.get(path) != new.get(path)
-    )
-
-
 def _drive(element: ET.Element, original: Nic, back: Driver) -> None:
     if back == UNASKED:
         return
@@ -151,33 +101,6 @@ def _drive(element: ET.Element, original: Nic, back: Driver) -> None:
                 guest.set(offload, "off")
 
 
-def _nic(element: ET.Element) -> Nic:
-    source = element.find("source")
-    return Nic(
-        mac=_attribute(element, "mac", "address").lower(),
-        kind=element.get("type", ""),
-        device=_attribute(element, "target", "dev"),
-        lower=source.get("dev", "") if source is not None else "",
-        model=_attribute(element, "model", "type"),
-        xml=ET.tostring(element, encoding="unicode").strip(),
-    )
-
-
 def _child(element: ET.Element, name: str) -> ET.Element:
     found = element.find(name)
     return ET.SubElement(element, name) if found is None else found
-
-
-def _attribute(element: ET.Element, child: str, name: str) -> str:
-    found = element.find(child)
-    return found.get(name, "") if found is not None else ""
-
-
-def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
-    """Every attribute and text by its path."""
-    path = f"{path}/{element.tag}"
-    found = {f"{path}/@{name}": value for name, value in element.attrib.items()}
-    found[path] = (element.text or "").strip()
-    for child in element:
-        found |= _flat(child, path)
-    return found

@@ -1,0 +1,304 @@
+"""Guests move between macvtap and NAPI-macvlan and back: exactly, and whatever fails.
+
+LAB_SWITCHES is how many times the guest goes there and back under traffic (2);
+LAB_STRIDE=1 fails and kills at every step instead of at some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+NET = Path("/sys/class/net")
+LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
+SWITCHES = int(os.environ.get("LAB_SWITCHES", "2"))
+RATE = 1000
+SENDER = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+address, burst = (sys.argv[1], 9), int(sys.argv[2]) // 100
+while True:
+    for _ in range(burst):
+        sock.sendto(bytes(18), address)
+    time.sleep(0.01)
+"""
+FORTH, BACK = "napi-macvlan", "macvtap"
+# Changes of the host in a switch of a guest with two interfaces: two devices, two unplugs,
+# two ups, two plugs, two definitions; back it is two unplugs, downs, plugs, definitions.
+CHANGES = {FORTH: 10, BACK: 8}
+
+
+def attach(to: str, guest: LabGuest, *more: str, check: bool = True, **environment: str) -> str:
+    """Run it; what it printed. With ``check`` it must succeed, else it must fail."""
+    done = subprocess.run(
+        ["/usr/bin/vsrtune", "attach", "--to", to, guest.name, *more],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+    text = done.stdout + done.stderr
+    assert (done.returncode == 0) == check, f"exit {done.returncode}\n{text}"
+    return text
+
+
+def recover() -> str:
+    return labhelp.vsrtune("attach", "--recover").stdout
+
+
+def xml(guest: LabGuest, *which: str) -> str:
+    """Its interfaces; libvirt gives a macvtap a new number each time."""
+    text = hoststate.virsh("dumpxml", *which, guest.name)
+    found = "\n".join(re.findall(r"<interface.*?</interface>", text, re.DOTALL))
+    return re.sub(r"'macvtap\d+'", "'macvtap'", found)
+
+
+def picture(guest: LabGuest) -> str:
+    """Definition, running interfaces, and the host devices with their queues."""
+    links = sorted(
+        f"{kind(name)} {labhelp.text(f'{NET}/{name}/address')} "
+        f"{labhelp.text(f'{NET}/{name}/tx_queue_len')} {labhelp.text(f'{NET}/{name}/mtu')}"
+        for name in devices()
+    )
+    return "\n".join([xml(guest), xml(guest, "--inactive"), *links])
+
+
+def devices() -> list[str]:
+    """Host devices of the guests' interfaces."""
+    return sorted(e.name for e in NET.iterdir() if kind(e.name))
+
+
+def kind(name: str) -> str:
+    if (NET / name / "napi_macvtap").exists():
+        return "napi_macvtap"
+    return "macvtap" if (NET / name / "macvtap").exists() else ""
+
+
+def kinds() -> set[str]:
+    return {kind(name) for name in devices()}
+
+
+def forwards(guest: LabGuest) -> None:
+    labhelp.sh("lab-wait-forward", guest.name, "40")
+
+
+def guest_addresses(guest: LabGuest) -> list[str]:
+    return re.findall(r"<address type='pci'[^>]*>", xml(guest))
+
+
+@pytest.fixture
+def guest(libvirt_guest: LabGuest, guests: list[LabGuest]) -> Iterator[LabGuest]:
+    """The router; the test fails when it is not what it was before."""
+    if any(g.kind == "qemu" for g in guests):
+        pytest.skip("a plain QEMU guest keeps its macvtaps on the lower devices")
+    if labhelp.sh("modprobe", "-n", "napi_macvlan", check=False).returncode != 0:
+        pytest.skip("this lab has no module napi_macvlan")
+    before = picture(libvirt_guest)
+    yield libvirt_guest
+    if LEDGER.exists() and LEDGER.stat().st_size:
+        labhelp.vsrtune("attach", "--recover", check=False)
+    if "napi_macvtap" in kinds() or "nvt" in xml(libvirt_guest, "--inactive"):
+        labhelp.vsrtune("attach", "--to", BACK, libvirt_guest.name, check=False)
+    after = picture(libvirt_guest)
+    forwards(libvirt_guest)
+    assert after == before
+
+
+def test_there_and_back_under_traffic(guest: LabGuest) -> None:
+    before = picture(guest)
+    addresses = guest_addresses(guest)
+    outages: dict[str, list[float]] = {FORTH: [], BACK: []}
+    for number in range(SWITCHES):
+        for to in (FORTH, BACK):
+            with traffic(guest):
+                labhelp.wait_for(lambda: sends(guest), f"{guest.name} forwards traffic", 30)
+                told = attach(to, guest)
+            found = re.search(r"outage \(.*?\): ([0-9.]+) s", told)
+            assert found, told
+            outages[to].append(float(found.group(1)))
+            forwards(guest)
+            assert guest_addresses(guest) == addresses
+            assert kinds() == ({"napi_macvtap"} if to == FORTH else {"macvtap"}), number
+            if to == BACK:
+                assert picture(guest) == before
+    for to, seconds in outages.items():
+        print(
+            f"{to}: {len(seconds)} switches, outage median {statistics.median(seconds):.2f} s, "
+            f"worst {max(seconds):.2f} s"
+        )
+
+
+@contextlib.contextmanager
+def traffic(guest: LabGuest) -> Iterator[None]:
+    """Frames for the guest to forward, for as long as the block takes."""
+    sender = subprocess.Popen(
+        ["nsenter", "--net=/run/netns/gen", "python3", "-c", SENDER,
+         f"10.20.{guest.index}.100", str(RATE)]
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        sender.kill()
+        sender.wait()
+
+
+def sends(guest: LabGuest) -> bool:
+    """Whether the guest sends frames on its second NIC."""
+    path = NET / guest.device(1) / "statistics" / "tx_packets"
+    first = int(path.read_text())
+    time.sleep(0.5)
+    return int(path.read_text()) > first + RATE * 0.1
+
+
+def test_queues_and_queue_length_are_kept(guest: LabGuest) -> None:
+    device = guest.device(0)
+    before = labhelp.text(f"{NET}/{device}/tx_queue_len")
+    labhelp.sh("ip", "link", "set", device, "txqueuelen", "321")
+    workers = len(guest.workers())
+    attach(FORTH, guest)
+    assert labhelp.text(f"{NET}/{guest.device(0)}/tx_queue_len") == "321"
+    assert len(guest.workers()) == workers
+    attach(BACK, guest)
+    assert labhelp.text(f"{NET}/{guest.device(0)}/tx_queue_len") == "321"
+    labhelp.sh("ip", "link", "set", guest.device(0), "txqueuelen", before)
+
+
+def test_a_dry_run_changes_nothing(guest: LabGuest) -> None:
+    before = picture(guest)
+    told = attach(FORTH, guest, "--dry-run")
+    assert "unplug" in told
+    assert picture(guest) == before
+    assert not LEDGER.exists() or not LEDGER.stat().st_size
+
+
+def test_a_guest_started_anew_finds_its_devices(guest: LabGuest) -> None:
+    """Also when the host has lost them, as at its start."""
+    attach(FORTH, guest)
+    labhelp.stop_guest(guest)
+    assert kinds() == {"napi_macvtap"}
+    for name in devices():
+        labhelp.sh("ip", "link", "delete", name)
+    assert "made nvt" in labhelp.vsrtune("attach", "--devices").stdout
+    labhelp.start_guest(guest)
+    forwards(guest)
+    attach(BACK, guest)
+
+
+@pytest.mark.parametrize("to", [FORTH, BACK])
+def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
+    if to == BACK:
+        attach(FORTH, guest)
+    before = picture(guest)
+    for n in labhelp.some(range(1, CHANGES[to] + 1)):
+        told = attach(to, guest, check=False, VSRTUNE_ATTACH_FAULT=f"fail:{n}")
+        assert "everything is as it was before" in told, f"{n}: {told}"
+        assert picture(guest) == before, n
+        forwards(guest)
+
+
+@pytest.mark.parametrize("to", [FORTH, BACK])
+def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
+    if to == BACK:
+        attach(FORTH, guest)
+    before = picture(guest)
+    for n in labhelp.some(range(1, CHANGES[to] + 1)):
+        attach(to, guest, check=False, VSRTUNE_ATTACH_FAULT=f"kill:{n}")
+        assert "was taken back" in recover(), n
+        assert picture(guest) == before, n
+        forwards(guest)
+
+
+@pytest.mark.parametrize("to", [FORTH, BACK])
+@pytest.mark.parametrize(
+    "how",
+    ["{kill}; sleep 0.3", "(sleep 0.05; {kill}) &", "(sleep 0.2; {kill}) &"],
+    ids=["before", "at-once", "later"],
+)
+def test_libvirtd_dies_in_between(guest: LabGuest, to: str, how: str) -> None:
+    """Killed right before it is asked to unplug, to plug, and to define, or while it does
+    so; it comes again, and the switch goes on, or is taken back."""
+    if to == BACK:
+        attach(FORTH, guest)
+    kill = "systemctl kill -s KILL libvirtd; systemctl reset-failed libvirtd"
+    moments = {FORTH: (7, 3, 9, 8, 4), BACK: (5, 1, 7, 6, 2)}[to]
+    for n in labhelp.some(moments):
+        before = picture(guest)
+        done = subprocess.run(
+            ["/usr/bin/vsrtune", "attach", "--to", to, guest.name],
+            capture_output=True, text=True, check=False,
+            env={**os.environ, "VSRTUNE_ATTACH_FAULT": f"command:{n}",
+                 "VSRTUNE_ATTACH_FAULT_COMMAND": how.format(kill=kill)},
+        )  # fmt: skip
+        print(n, done.returncode, done.stderr)
+        if done.returncode:
+            assert "everything is as it was before" in done.stderr
+            assert picture(guest) == before
+        else:
+            assert kinds() == {"napi_macvtap" if to == FORTH else "macvtap"}
+            forwards(guest)
+            attach(BACK if to == FORTH else FORTH, guest)
+        forwards(guest)
+
+
+def test_the_daemon_tunes_the_new_workers(
+    guest: LabGuest, irq_cpus: set[int], guests: list[LabGuest]
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.start()
+    for to in (FORTH, BACK):
+        told = attach(to, guest)
+        assert "daemon tunes" in told
+        labhelp.wait_for(
+            lambda: labhelp.untuned_lines(guest, irq_cpus) == [], f"{guest.name} is tuned", 60
+        )
+        forwards(guest)
+    labhelp.stop()
+
+
+def test_the_daemon_recovers_at_its_start(guest: LabGuest) -> None:
+    before = picture(guest)
+    attach(FORTH, guest, check=False, VSRTUNE_ATTACH_FAULT="kill:7")
+    assert picture(guest) != before
+    labhelp.start()
+    labhelp.wait_for(lambda: picture(guest) == before, "the daemon took the switch back", 60)
+    labhelp.stop()
+    forwards(guest)
+
+
+def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
+    before = picture(guest)
+    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
+    (labhelp.POLICIES / "attach.yaml").write_text('guest: "*"\nattachment: napi-macvlan\n')
+    assert "unplug" in labhelp.vsrtune("plan").stdout
+    assert labhelp.vsrtune("verify", check=False).returncode == 1
+    labhelp.start()
+    labhelp.wait_for(lambda: kinds() == {"napi_macvtap"}, "the policy is followed", 60)
+    forwards(guest)
+    assert labhelp.vsrtune("verify", check=False).returncode == 0
+    labhelp.stop()
+    assert picture(guest) == before
+
+
+def test_doctor_knows_the_module(guest: LabGuest) -> None:
+    attach(FORTH, guest)
+    found = json.loads(labhelp.vsrtune("doctor", "--json", check=False).stdout)["findings"]
+    levels = {(f["check"], f["level"]) for f in found}
+    assert ("module", "ok") in levels
+    assert ("version", "ok") in levels
+    assert {level for check, level in levels if check == "lower devices"} == {"ok"}
+    # Nothing makes the devices again after a reboot here.
+    assert ("switches", "problem") in levels
+    attach(BACK, guest)
+    assert ("switches", "problem") not in {
+        (f["check"], f["level"])
+        for f in json.loads(labhelp.vsrtune("doctor", "--json").stdout)["findings"]
+    }

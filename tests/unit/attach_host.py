@@ -1,0 +1,329 @@
+"""An imitated host for switches: links, libvirt guests, and their rules.
+
+A macvtap and a napi_macvtap that is up never share a lower device; a plugged interface
+needs its PCI address free; a guest takes a moment to release an interface, and its
+macvtap then goes. Every change can fail, be the last of the process, or find libvirt
+gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+
+from vsrtune.attach_model import GuestNics
+from vsrtune.attach_steps import NAPI_KIND, Device
+from vsrtune.errors import VanishedError
+from vsrtune.interface_xml import Nic, nic, nics
+from vsrtune.live_domains import AwayError, RefusedError
+from vsrtune.rtnl_model import Link
+
+RELEASE = 0.3
+BOOT = "boot-1"
+
+
+class Killed(BaseException):
+    """The process was killed: nothing of it runs any more."""
+
+
+def interface(mac: str, lower: str, slot: int, target: str = "", more: str = "") -> str:
+    """A macvtap interface as libvirt writes it."""
+    dev = f"\n      <target dev='{target}'/>" if target else ""
+    alias = f"\n      <alias name='net{slot}'/>" if target else ""
+    return f"""<interface type='direct'>
+      <mac address='{mac}'/>
+      <source dev='{lower}' mode='bridge'/>{dev}
+      <model type='virtio'/>
+      <driver name='vhost' queues='2'/>{alias}{more}
+      <address type='pci' domain='0x0000' bus='0x00' slot='0x0{slot}' function='0x0'/>
+    </interface>"""
+
+
+class FakeGuest:
+    """One libvirt guest; ``live`` is None while it does not run."""
+
+    def __init__(self, name: str, uuid: str, live: list[str] | None, config: str) -> None:
+        self.name = name
+        self.uuid = uuid
+        self.live = live
+        self.config = config
+
+
+class FakeAttachHost:
+    """AttachHost in memory. ``before`` and ``after`` are called around the nth change,
+    n counting from 1."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.table: dict[int, Link] = {
+            2: Link(2, "p0", "veth", mtu=1500, queue=1000, up=True),
+            3: Link(3, "p1", "veth", mtu=9000, queue=1000, up=True),
+        }
+        self.fakes: dict[str, FakeGuest] = {}
+        self.releasing: dict[tuple[str, str], float] = {}
+        self.stubborn = False
+        self.no_cdev = False
+        self.away_until = -1.0
+        self.changes = 0
+        self.log: list[str] = []
+        self.before: Callable[[int], None] = lambda n: None
+        self.after: Callable[[int], None] = lambda n: None
+
+    def add(self, name: str, *cards: tuple[str, str], running: bool = True) -> FakeGuest:
+        """A guest with macvtap interfaces (MAC, lower device) from slot 2 on."""
+        uuid = f"uuid-{name}"
+        config = "".join(interface(m, lower, slot) for slot, (m, lower) in enumerate(cards, 2))
+        guest = FakeGuest(name, uuid, None, _domain(name, config))
+        self.fakes[uuid] = guest
+        if running:
+            guest.live = []
+            for slot, (mac, lower) in enumerate(cards, 2):
+                self._attach(guest, interface(mac, lower, slot))
+        return guest
+
+    def index(self, name: str) -> int:
+        return next(i for i, link in self.table.items() if link.name == name)
+
+    def problems(self) -> list[str]:
+        """What keeps a running guest from forwarding; empty when all do."""
+        found = []
+        for guest in self.fakes.values():
+            wanted = sorted(n.mac for n in nics(guest.config))
+            have = sorted(nic(x).mac for x in guest.live or ())
+            if guest.live is not None and have != wanted:
+                found.append(f"{guest.name} has {have}, its definition {wanted}")
+            for text in guest.live or ():
+                card = nic(text)
+                link = self.links().get(card.device)
+                if link is None or not link.up or link.mac != card.mac:
+                    found.append(f"{guest.name} {card.mac}: its device is {link}")
+        for lower in {link.lower for link in self.table.values()} - {0}:
+            kinds = {k.kind for k in self.table.values() if k.lower == lower and k.up}
+            if len(kinds) > 1:
+                found.append(f"{lower} carries {kinds}")
+        if self.releasing:
+            found.append(f"unplugs under way: {self.releasing}")
+        return found
+
+    def picture(self) -> object:
+        """Everything but the numbers that count on."""
+        guests = {
+            g.uuid: (
+                None if g.live is None else [_plain(x) for x in g.live],
+                [_plain(n.xml) for n in nics(g.config)],
+            )
+            for g in self.fakes.values()
+        }
+        links = sorted(
+            (k.kind, k.mac, k.lower, k.mode, k.mtu, k.queue, k.up) for k in self.table.values()
+        )
+        return guests, links
+
+    # -- links
+
+    def links(self) -> dict[str, Link]:
+        return {link.name: link for link in self.table.values()}
+
+    def has_cdev(self, index: int) -> bool:
+        return not self.no_cdev and index in self.table
+
+    def make(self, device: Device, lower: int) -> None:
+        with self._change(f"make {device.name}"):
+            if device.name in self.links():
+                raise _os(errno.EEXIST)
+            d = device
+            self._add(Link(0, d.name, d.kind, lower, 0, d.mode, d.mac, d.mtu, d.queue))
+
+    def remove(self, index: int) -> None:
+        with self._change(f"remove {index}"):
+            if index not in self.table:
+                raise _os(errno.ENODEV)
+            del self.table[index]
+
+    def set_up(self, index: int, up: bool) -> None:
+        with self._change(f"set {index} {'up' if up else 'down'}"):
+            if index not in self.table:
+                raise _os(errno.ENODEV)
+            if up and self._on(self.table[index].lower, "macvtap"):
+                raise _os(errno.EBUSY)
+            self.table[index] = replace(self.table[index], up=up)
+
+    def set_queue(self, index: int, queue: int) -> None:
+        with self._change(f"queue {index} {queue}"):
+            self.table[index] = replace(self.table[index], queue=queue)
+
+    # -- libvirt
+
+    def guests(self) -> tuple[GuestNics, ...]:
+        self._answer()
+        return tuple(
+            GuestNics(
+                g.name,
+                g.uuid,
+                None if g.live is None else tuple(nic(x) for x in g.live),
+                nics(g.config),
+            )
+            for g in self.fakes.values()
+        )
+
+    def nics(self, uuid: str) -> tuple[Nic, ...]:
+        self._answer()
+        return tuple(nic(x) for x in self._running(uuid))
+
+    def request_unplug(self, uuid: str, found: Nic) -> None:
+        self._answer()
+        with self._change(f"unplug {found.mac}"):
+            self._answer()
+            self._running(uuid)
+            self.releasing.setdefault((uuid, found.mac), self.now + RELEASE)
+
+    def plug(self, uuid: str, xml: str, mac: str) -> None:
+        self._answer()
+        with self._change(f"plug {mac}"):
+            self._answer()
+            self._running(uuid)
+            self._attach(self.fakes[uuid], xml)
+
+    def definition(self, uuid: str) -> str:
+        self._answer()
+        return self.fakes[uuid].config
+
+    def define(self, xml: str, where: str) -> None:
+        self._answer()
+        with self._change("define"):
+            self._answer()
+            name = ET.fromstring(xml).findtext("name")
+            next(g for g in self.fakes.values() if g.name == name).config = xml
+
+    # -- time
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.stubborn:
+            return
+        for key, at in list(self.releasing.items()):
+            if at <= self.now:
+                del self.releasing[key]
+                self._detach(*key)
+
+    def clock(self) -> float:
+        return self.now
+
+    # -- what others do
+
+    def stop(self, guest: FakeGuest) -> None:
+        for text in list(guest.live or ()):
+            self._detach(guest.uuid, nic(text).mac)
+        guest.live = None
+        self.releasing.clear()
+
+    def start(self, guest: FakeGuest) -> None:
+        """Raises RefusedError as libvirt would."""
+        guest.live = []
+        for card in nics(guest.config):
+            self._attach(guest, card.xml)
+
+    def reboot(self) -> None:
+        """Guests and devices are gone, definitions stay."""
+        for guest in self.fakes.values():
+            guest.live = None
+        self.releasing.clear()
+        self.table = {i: k for i, k in self.table.items() if not k.lower}
+
+    # -- inside
+
+    def _running(self, uuid: str) -> list[str]:
+        live = self.fakes[uuid].live
+        if live is None:
+            raise VanishedError("the guest does not run", where=uuid)
+        return live
+
+    def _answer(self) -> None:
+        if self.now < self.away_until:
+            raise AwayError("libvirt does not answer")
+
+    def _attach(self, guest: FakeGuest, xml: str) -> None:
+        live = guest.live
+        assert live is not None
+        card = nic(xml)
+        element = ET.fromstring(xml)
+        slot = _slot(xml)
+        if slot in {_slot(x) for x in live}:
+            raise RefusedError(f"PCI slot {slot} is in use")
+        if card.kind == "ethernet":
+            link = self.links().get(card.device)
+            if link is None or not self.has_cdev(link.index) or link.mac != card.mac:
+                raise RefusedError(f"no usable device {card.device}")
+        else:
+            lower = self.index(card.lower)
+            if any(k.up for k in self.table.values() if k.lower == lower and k.kind == NAPI_KIND):
+                raise RefusedError(f"{card.lower} is busy")
+            taken = set(self.links())
+            name = next(n for n in (f"macvtap{i}" for i in range(99)) if n not in taken)
+            mtu = self.table[lower].mtu
+            self._add(Link(0, name, "macvtap", lower, 0, 4, card.mac, mtu, 500, True))
+            for old in element.findall("target"):
+                element.remove(old)
+            ET.SubElement(element, "target", {"dev": name})
+        for old in element.findall("alias"):
+            element.remove(old)
+        ET.SubElement(element, "alias", {"name": f"net{len(live) + 4}"})
+        live.append(ET.tostring(element, encoding="unicode"))
+
+    def _detach(self, uuid: str, mac: str) -> None:
+        live = self.fakes[uuid].live or []
+        for text in [x for x in live if nic(x).mac == mac]:
+            live.remove(text)
+            if nic(text).kind == "direct":
+                del self.table[self.index(nic(text).device)]
+
+    def _on(self, lower: int, kind: str) -> bool:
+        return any(k.lower == lower and k.kind == kind for k in self.table.values())
+
+    def _add(self, link: Link) -> None:
+        index = max(self.table, default=1) + 1
+        self.table[index] = replace(link, index=index)
+
+    def _change(self, what: str) -> _Change:
+        return _Change(self, what)
+
+
+class _Change:
+    def __init__(self, host: FakeAttachHost, what: str) -> None:
+        self.host, self.what = host, what
+
+    def __enter__(self) -> None:
+        self.host.changes += 1
+        self.number = self.host.changes
+        self.host.log.append(self.what)
+        self.host.before(self.number)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.host.after(self.number)
+
+
+def _domain(name: str, interfaces: str) -> str:
+    return f"<domain><name>{name}</name><devices>{interfaces}</devices></domain>"
+
+
+def _slot(xml: str) -> str | None:
+    address = ET.fromstring(xml).find("address")
+    return address.get("slot") if address is not None else None
+
+
+def _plain(xml: str) -> tuple[str, ...]:
+    """What it says, whatever the order and the quotes, without the names made up."""
+    found = []
+    for one in ET.fromstring(xml):
+        made_up = one.tag == "alias" or one.get("dev", "").startswith("macvtap")
+        if not made_up:
+            found.append(f"{one.tag} {sorted(one.attrib.items())}")
+    return (*sorted(found), str(sorted(ET.fromstring(xml).attrib.items())))
+
+
+def _os(code: int) -> OSError:
+    return OSError(code, os.strerror(code))

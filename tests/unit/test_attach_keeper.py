@@ -1,0 +1,160 @@
+"""What the daemon does for attachments in its passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attach_host import BOOT, FakeAttachHost, Killed
+
+from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach_keeper import AttachKeeper
+from vsrtune.attach_model import Asked, Host
+from vsrtune.attach_plan import plan
+from vsrtune.attach_steps import NAPI_KIND, Attachment
+from vsrtune.live_domains import RefusedError
+from vsrtune.policy import Policy
+
+A0, B0 = "02:00:00:00:0a:00", "02:00:00:00:0b:00"
+FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP
+NAPI = (Policy("p.yaml", "*", attachment=FORTH),)
+NONE = (Policy("p.yaml", "*"),)
+
+
+@pytest.fixture
+def host() -> FakeAttachHost:
+    fake = FakeAttachHost()
+    fake.add("a", (A0, "p0"))
+    fake.add("b", (B0, "p0"))
+    fake.changes = 0
+    return fake
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attach.jsonl"
+
+
+@pytest.fixture
+def keeper(host: FakeAttachHost, path: Path) -> AttachKeeper:
+    return AttachKeeper(path, path.with_name("journal.jsonl"), host, BOOT)
+
+
+def kinds(host: FakeAttachHost) -> set[str]:
+    return {k.kind for k in host.table.values() if k.lower}
+
+
+def by_hand(host: FakeAttachHost, path: Path, to: Attachment) -> None:
+    with AttachLedger.open(path) as ledger:
+        switcher = Switcher(host, ledger, BOOT)
+        asked = Asked(to, ("a", "b"))
+        made = plan(asked, Host(host.guests(), host.links().values(), switcher.origins()))
+        switcher.carry_out(made)
+
+
+def test_nothing_asked_nothing_done(host: FakeAttachHost, keeper: AttachKeeper, path: Path) -> None:
+    keeper.look(NONE)
+    assert keeper.stop()
+    assert host.log == []
+    assert not path.exists()
+
+
+def test_a_policy_is_followed_once_and_undone_at_the_end(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    before = host.picture()
+    keeper.look(NAPI)
+    assert kinds(host) == {NAPI_KIND}
+    assert host.problems() == []
+    done = host.changes
+    keeper.look(NAPI)
+    assert host.changes == done
+    assert keeper.stop()
+    assert host.picture() == before
+    assert host.problems() == []
+
+
+def test_a_reload_without_it_switches_back(host: FakeAttachHost, keeper: AttachKeeper) -> None:
+    before = host.picture()
+    keeper.look(NAPI)
+    keeper.look(NONE)
+    assert host.picture() == before
+
+
+def test_an_operator_wins_until_the_policies_are_loaded_again(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    keeper.look(NAPI)
+    by_hand(host, path, BACK)
+    for _ in range(3):
+        keeper.look(NAPI)
+    assert kinds(host) == {"macvtap"}
+    again = (Policy("p.yaml", "*", attachment=FORTH),)
+    keeper.look(again)
+    assert kinds(host) == {NAPI_KIND}
+
+
+def test_what_an_operator_switched_stays_at_the_end(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    by_hand(host, path, FORTH)
+    keeper.look(NONE)
+    assert keeper.stop()
+    assert kinds(host) == {NAPI_KIND}
+
+
+def test_a_switch_that_fails_is_not_tried_again(host: FakeAttachHost, keeper: AttachKeeper) -> None:
+    before = host.picture()
+
+    def fail(_number: int) -> None:
+        if host.log[-1].startswith("plug") and kinds(host) & {NAPI_KIND}:
+            up = any(k.up for k in host.table.values() if k.kind == NAPI_KIND)
+            if up:
+                raise RefusedError("no")
+
+    host.before = fail
+    keeper.look(NAPI)
+    assert host.picture() == before
+    done = host.changes
+    for _ in range(3):
+        keeper.look(NAPI)
+    assert host.changes == done
+
+
+def test_a_dead_process_is_cleaned_up_after(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    before = host.picture()
+
+    def kill(number: int) -> None:
+        if number == 4:
+            raise Killed
+
+    host.after = kill
+    with pytest.raises(Killed):
+        by_hand(host, path, FORTH)
+    host.after = lambda n: None
+    assert host.picture() != before
+    keeper.look(())
+    assert host.picture() == before
+
+
+def test_a_switch_under_way_is_left_to_its_process(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    with AttachLedger.open(path) as ledger:
+        ledger.add("step", {})
+        keeper.look(NAPI)
+    assert host.log == []
+
+
+def test_a_device_that_is_gone_is_made_again(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    by_hand(host, path, FORTH)
+    a = host.fakes["uuid-a"]
+    host.stop(a)
+    host.remove(host.index("nvt00000a00"))
+    keeper.look(())
+    host.start(a)
+    assert host.problems() == []

@@ -1,0 +1,232 @@
+"""Which switches can be made, how, and what refuses them."""
+
+from __future__ import annotations
+
+import pytest
+from attach_host import FakeAttachHost, interface
+
+from vsrtune.attach_model import Asked, GuestNics, Host, Switch
+from vsrtune.attach_plan import plan
+from vsrtune.attach_steps import (
+    NAPI_KIND,
+    Attachment,
+    Card,
+    Define,
+    Device,
+    Lower,
+    MakeDevice,
+    Origin,
+    Plug,
+    Raise,
+    RemoveDevice,
+    Step,
+    Unplug,
+    origin_from,
+    step_from,
+    to_data,
+)
+from vsrtune.attach_wishes import batches, taken_back, wanted
+from vsrtune.errors import VsrtuneError
+from vsrtune.interface_xml import nic
+from vsrtune.policy import Policy
+from vsrtune.rtnl_model import Link
+
+A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
+FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP
+DEVICE = Device("nvt1", "p0", A0, 4, 1500, 500)
+CARD = Card("a", "u", A0, "<interface type='direct'/>", 7)
+BRIDGED = """<interface type='bridge'><mac address='02:00:00:00:0f:00'/><source bridge='br0'/>\
+<target dev='vnet0'/><model type='virtio'/></interface>"""
+
+
+def survey(fake: FakeAttachHost, *origins: Origin) -> Host:
+    return Host(fake.guests(), fake.links().values(), origins)
+
+
+def two_guests() -> FakeAttachHost:
+    fake = FakeAttachHost()
+    fake.add("a", (A0, "p0"), (A1, "p1"))
+    fake.add("b", (B0, "p0"))
+    return fake
+
+
+def names(switch: Switch) -> list[str]:
+    return [type(step).__name__ for step in switch.steps]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        MakeDevice(DEVICE),
+        RemoveDevice(DEVICE),
+        Unplug((CARD, CARD)),
+        Plug((CARD,)),
+        Raise((DEVICE,)),
+        Lower((DEVICE,)),
+        Define("a", "u", A0, "x", "y"),
+    ],
+)
+def test_a_step_and_its_inverse(step: Step) -> None:
+    assert step.inverse().inverse() == step
+    assert step.inverse() != step
+    assert step_from(to_data(step)) == step
+    assert str(step)
+
+
+def test_an_origin_survives_the_ledger() -> None:
+    origin = Origin(DEVICE, "a", "u", "<x/>", "", True)
+    assert origin_from(to_data(origin)) == origin
+
+
+def test_the_order_of_the_steps() -> None:
+    fake = two_guests()
+    made = plan(Asked(FORTH, ("a",), interface=A1), survey(fake))
+    assert names(made) == ["MakeDevice", "Unplug", "Raise", "Plug", "Define"]
+    assert [m.mac for m in made.moves] == [A1]
+    assert made.moves[0].device.name == "nvt00000a01"
+    assert 'dev="nvt00000a01" managed="no"' in made.moves[0].live[1]
+
+
+def test_others_on_the_lower_device_are_named_or_taken_along() -> None:
+    fake = two_guests()
+    with pytest.raises(VsrtuneError, match=f"b {B0} on p0.*--all-of-lower"):
+        plan(Asked(FORTH, ("a",)), survey(fake))
+    made = plan(Asked(FORTH, ("a",), all_of_lower=True), survey(fake))
+    assert {m.mac for m in made.moves} == {A0, A1, B0}
+    # Only what stands on the same devices goes along.
+    made = plan(Asked(FORTH, ("b",), all_of_lower=True), survey(fake))
+    assert {m.mac for m in made.moves} == {A0, B0}
+    assert {m.mac for m in plan(Asked(FORTH, ("a", "b")), survey(fake)).moves} == {A0, A1, B0}
+
+
+def test_a_guest_that_does_not_run_is_thought_of() -> None:
+    fake = two_guests()
+    b = fake.fakes["uuid-b"]
+    fake.stop(b)
+    made = plan(Asked(FORTH, ("a",)), survey(fake))
+    assert any("cannot start on macvtap" in note for note in made.notes)
+    made = plan(Asked(FORTH, ("a",), all_of_lower=True), survey(fake))
+    assert [(m.mac, bool(m.live[0]), bool(m.config[0])) for m in made.moves] == [
+        (A0, True, True),
+        (A1, True, True),
+        (B0, False, True),
+    ]
+
+
+def test_what_else_holds_the_lower_device_is_named() -> None:
+    fake = two_guests()
+    fake.table[50] = Link(50, "mv9", "macvlan", lower=3, up=True)
+    with pytest.raises(VsrtuneError, match="macvlan mv9"):
+        plan(Asked(FORTH, ("a",), interface="p1"), survey(fake))
+    del fake.table[50]
+    fake.table[51] = Link(51, "br0", "bridge")
+    fake.table[3] = Link(3, "p1", master=51)
+    with pytest.raises(VsrtuneError, match="port of br0"):
+        plan(Asked(FORTH, ("a",), interface="p1"), survey(fake))
+
+
+@pytest.mark.parametrize("name", [A1.upper(), "macvtap1", "p1"])
+def test_an_interface_by_any_of_its_names(name: str) -> None:
+    made = plan(Asked(FORTH, ("a",), interface=name), survey(two_guests()))
+    assert [m.mac for m in made.moves] == [A1]
+
+
+def test_an_interface_that_is_not_there() -> None:
+    with pytest.raises(VsrtuneError, match=f"no interface x; its interfaces: {A0}"):
+        plan(Asked(FORTH, ("a",), interface="x"), survey(two_guests()))
+    with pytest.raises(VsrtuneError, match="no such libvirt guest"):
+        plan(Asked(FORTH, ("z",)), survey(two_guests()))
+
+
+def test_an_interface_on_a_bridge_stays_there() -> None:
+    direct = nic(interface(A0, "p0", 2, "macvtap0"))
+    guest = GuestNics("a", "u", (direct, nic(BRIDGED)), (direct, nic(BRIDGED)))
+    links = (Link(2, "p0"), Link(3, "macvtap0", "macvtap", 2, 0, 4, A0, 1500, 500, True))
+    host = Host((guest,), links, ())
+    assert [m.mac for m in plan(Asked(FORTH, ("a",)), host).moves] == [A0]
+    with pytest.raises(VsrtuneError, match="type is bridge"):
+        plan(Asked(FORTH, ("a",), interface="02:00:00:00:0f:00"), host)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("type='virtio'", "type='e1000'", "needs virtio"),
+        ("<source dev='p0'", "<source network='n' dev='p0'", "network n"),
+        ("<model", "<virtualport type='802.1Qbg'/><model", "virtualport"),
+    ],
+)
+def test_interfaces_that_cannot_move(old: str, new: str, reason: str) -> None:
+    direct = nic(interface(A0, "p0", 2, "macvtap0").replace(old, new))
+    host = Host((GuestNics("a", "u", (direct,), None),), (Link(2, "p0"),), ())
+    with pytest.raises(VsrtuneError, match=reason):
+        plan(Asked(FORTH, ("a",), config=False), host)
+
+
+def test_what_is_lost_is_told() -> None:
+    text = interface(A0, "p0", 2, "macvtap0").replace(
+        "'direct'", "'direct' trustGuestRxFilters='yes'"
+    )
+    host = Host((GuestNics("a", "u", (nic(text),), None),), (Link(2, "p0"),), ())
+    made = plan(Asked(FORTH, ("a",), config=False), host)
+    assert any("trustGuestRxFilters" in note for note in made.notes)
+    assert "trustGuestRxFilters" not in made.moves[0].live[1]
+
+
+def test_only_live_warns_of_the_next_start() -> None:
+    made = plan(Asked(FORTH, ("a", "b"), config=False), survey(two_guests()))
+    assert "Define" not in names(made)
+    assert any("cannot start again" in note for note in made.notes)
+
+
+def test_back_without_having_been_forth() -> None:
+    """An interface that somebody put on a device of ours by hand has a way back too."""
+    text = interface(A0, "p0", 2).replace("type='direct'", "type='ethernet'")
+    text = text.replace("<source dev='p0' mode='bridge'/>", "<target dev='nv7' managed='no'/>")
+    host = Host(
+        (GuestNics("a", "u", (nic(text),), None),),
+        (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
+        (),
+    )
+    made = plan(Asked(BACK, ("a",), config=False), host)
+    assert '<source dev="p0" mode="vepa"' in made.moves[0].live[1]
+    assert made.moves[0].queue == 250
+    assert [d.name for d in made.leaves] == ["nv7"]
+
+
+# -- policies
+
+
+def test_a_policy_switches_those_it_names() -> None:
+    fake = two_guests()
+    host = survey(fake)
+    policies = (Policy("a.yaml", "a", attachment=FORTH),)
+    assert wanted(host, policies) == {"a": (FORTH, "a.yaml:1")}
+    (batch,) = batches(host, policies)
+    assert batch.switch is None
+    assert "all-of-lower" in str(batch.error)
+    (batch,) = batches(host, (Policy("all.yaml", "*", attachment=FORTH),))
+    assert batch.guests == ("a", "b")
+    assert batch.switch is not None
+    assert all(o.by_policy for o in batch.switch.origins)
+    assert batches(host, (Policy("all.yaml", "*", attachment=BACK),)) == ()
+    assert batches(host, (Policy("none.yaml", "*"),)) == ()
+
+
+def test_guests_on_other_devices_switch_apart() -> None:
+    fake = FakeAttachHost()
+    fake.add("a", (A0, "p0"))
+    fake.add("b", (B0, "p1"))
+    found = batches(survey(fake), (Policy("all.yaml", "*", attachment=FORTH),))
+    assert [b.guests for b in found] == [("a",), ("b",)]
+
+
+def test_what_a_policy_switched_goes_back_without_it() -> None:
+    fake = two_guests()
+    host = survey(fake)
+    by_policy = Origin(DEVICE, "a", "uuid-a", "", "", True)
+    by_hand = Origin(DEVICE, "b", "uuid-b", "", "", False)
+    policies = (Policy("all.yaml", "*", attachment=FORTH),)
+    assert taken_back(host, (by_policy, by_hand), policies) == ()
+    # They stand on macvtap here already, so nothing is to be done.
+    assert taken_back(host, (by_policy, by_hand), ()) == ()

@@ -1,0 +1,62 @@
+"""``vsrtune attach`` and ``doctor`` as commands, on libvirt's imitated host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vsrtune.cli import run
+
+pytest.importorskip("libvirt")
+URI = "test:///default"
+
+
+def attach(tmp_path: Path, *words: str) -> int:
+    ledger = str(tmp_path / "attach.jsonl")
+    journal = str(tmp_path / "journal.jsonl")
+    return run(
+        ["attach", "--connect", URI, "--attach-ledger", ledger, "--journal", journal, *words]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "one of --to"),
+        (("--to", "macvtap"), "name a guest"),
+        (("--to", "macvtap", "--recover", "test"), "one of --to"),
+        (("--to", "bridge", "test"), "'bridge' is not one of"),
+    ],
+)
+def test_usage(
+    tmp_path: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert attach(tmp_path, *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_guest_without_such_an_interface(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert attach(tmp_path, "--to", "napi-macvlan", "test") == 1
+    err = capsys.readouterr().err
+    assert "test: it has no interface on macvtap or NAPI-macvlan" in err
+    assert "hint:" in err
+    assert attach(tmp_path, "--to", "napi-macvlan", "nobody") == 1
+    assert "virsh list" in capsys.readouterr().err
+
+
+def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert attach(tmp_path, "--recover") == 0
+    assert "No switch was interrupted" in capsys.readouterr().out
+    assert attach(tmp_path, "--devices") == 0
+
+
+def test_doctor_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["doctor", "--json", "--attach-ledger", str(tmp_path / "attach.jsonl")])
+    data = json.loads(capsys.readouterr().out)
+    assert code == (1 if data["problems"] else 0)
+    assert {"module", "switches"} <= {f["check"] for f in data["findings"]}
+    assert all(f["level"] in ("ok", "note", "problem") for f in data["findings"])

@@ -1,0 +1,352 @@
+"""Carries a switch out, and puts the guests back when it does not come to its end.
+
+Each step is in the ledger from before it is begun; one line retires all of them when the
+last is done. So whatever stops a switch (a step that fails, a kill, a crash of the host),
+the ledger says what to take back, and taking back may be repeated at any time: every
+inverse looks at what is there first.
+
+``sweep`` keeps the devices: one that a guest's interface names is there and up, one that
+nobody names any more goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vsrtune import attach_steps as steps
+from vsrtune.attach_devices import Devices
+from vsrtune.attach_host import AttachHost
+from vsrtune.attach_model import GuestNics, Switch
+from vsrtune.attach_steps import Card, Device, Origin, Step
+from vsrtune.errors import VanishedError, VsrtuneError, WriteError
+from vsrtune.interface_xml import Nic, differences, nics, replaced
+from vsrtune.ledger import Entry, Ledger
+from vsrtune.live_domains import AwayError, RefusedError, unplug
+
+STEP, ORIGIN = "step", "origin"
+
+# libvirtd is started again by systemd, and reads all its guests then.
+_AWAY_SECONDS = 40.0
+_TRIES, _TRY_PAUSE = 3, 2.0
+
+T = TypeVar("T")
+
+
+class AttachLedger(Ledger):
+    """The ledger of switches and of the devices they made; it outlives a boot, as the
+    persistent definitions do that name these devices."""
+
+    busy = ("another switch is under way, or is being recovered", "wait for its end")
+    unusable = ("the ledger of attachments cannot be used", "run as root")
+
+
+class SwitchError(VsrtuneError):
+    """A switch that failed. ``put_back`` tells whether the guests have what they had."""
+
+    def __init__(self, error: VsrtuneError, left: list[VsrtuneError]) -> None:
+        hint = error.hint
+        what = f"{error.what}; everything is as it was before"
+        if left:
+            more = "; ".join(str(e) for e in left)
+            what = f"{error.what}; not everything could be put back: {more}"
+            hint = "`vsrtune attach --recover` tries again"
+        super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
+        self.put_back = not left
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What ``sweep`` did, and what it could not do."""
+
+    did: tuple[str, ...]
+    failed: tuple[VsrtuneError, ...]
+
+
+class Switcher:
+    """Switches over a host and an open ledger. ``before`` is called with each step as it
+    is begun; ``patience`` is how long libvirt may be away, in seconds."""
+
+    def __init__(
+        self,
+        host: AttachHost,
+        ledger: Ledger,
+        boot: str,
+        before: Callable[[Step], None] = lambda _step: None,
+        patience: float = _AWAY_SECONDS,
+    ) -> None:
+        self._patience = patience
+        self._host = host
+        self._devices = Devices(host)
+        self._ledger = ledger
+        self._boot = boot
+        self._before = before
+
+    def origins(self) -> tuple[Origin, ...]:
+        """Of every device that vsrtune made and has not removed."""
+        return tuple(steps.origin_from(e.data) for e in self._of(ORIGIN))
+
+    def unfinished(self) -> bool:
+        """Whether a switch was interrupted, so that ``recover`` must come first."""
+        return bool(self._of(STEP))
+
+    def carry_out(self, switch: Switch) -> Swept:
+        """All steps, or none; what became of devices that nobody needs any more. Raises
+        SwitchError."""
+        for origin in switch.origins:
+            self._ledger.add(ORIGIN, steps.to_data(origin))
+        for step in switch.steps:
+            entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
+            self._before(step)
+            try:
+                _translated(lambda step=step: self._do(step))  # type: ignore[misc]
+            except VsrtuneError as error:
+                if isinstance(step, steps.Unplug) and isinstance(error, RefusedError):
+                    self._ledger.done(entry)  # the guests have not heard of it
+                raise SwitchError(error, self.recover()) from error
+        self._ledger.done(*(entry.id for entry in self._of(STEP)))
+        return self.sweep()
+
+    def recover(self) -> list[VsrtuneError]:
+        """Take back what an unfinished switch has done; what could not be. May be called
+        at any time."""
+        failures: list[VsrtuneError] = []
+        for attempt in range(_TRIES):
+            if attempt:
+                # libvirt may still be plugging an interface in for a caller that died.
+                self._host.sleep(_TRY_PAUSE)
+            failures = []
+            for entry in reversed(self._of(STEP)):
+                try:
+                    _translated(lambda entry=entry: self._take_back(entry))  # type: ignore[misc]
+                    self._ledger.done(entry.id)
+                except VsrtuneError as error:
+                    failures.append(error)
+            if not failures:
+                break
+        if not failures:
+            failures += self.sweep().failed
+        return failures
+
+    # -- the devices between switches
+
+    def boot_devices(self) -> Swept:
+        """Make and bring up every device that was made before this host booted, without
+        asking libvirt: its daemon may start guests as soon as it runs itself. Those of an
+        unfinished switch too: its guests' definitions may name them."""
+        return self._keep_all(None)
+
+    def sweep(self) -> Swept:
+        """Make and bring up the devices that a guest's interface names, remove those that
+        no guest names. Does nothing while a switch is unfinished, removes nothing while
+        libvirt does not answer."""
+        if self.unfinished() or not self._of(ORIGIN):
+            return Swept((), ())
+        try:
+            return self._keep_all(self._host.guests())
+        except AwayError:
+            return self._keep_all(None)
+
+    def _keep_all(self, guests: tuple[GuestNics, ...] | None) -> Swept:
+        entries = self._of(ORIGIN)
+        did: list[str] = []
+        failed: list[VsrtuneError] = []
+        for entry in entries:
+            origin = steps.origin_from(entry.data)
+            try:
+                _translated(lambda o=origin, e=entry: self._keep(o, e, guests, did))  # type: ignore[misc]
+            except VsrtuneError as error:
+                failed.append(error)
+        return Swept(tuple(did), tuple(failed))
+
+    def _keep(
+        self, origin: Origin, entry: Entry, guests: tuple[GuestNics, ...] | None, did: list[str]
+    ) -> None:
+        device = origin.device
+        live, config = _names(device, guests)
+        link = self._devices.find(device)
+        if not (live or config):
+            if link is not None:
+                self._devices.remove(device)
+                did.append(f"removed {device.name}, no guest names it any more")
+            self._ledger.done(entry.id)
+            return
+        if link is None:
+            self._devices.make(device)
+            link = self._devices.find(device)
+            did.append(f"made {device.name} on {device.lower}, {origin.guest} names it")
+        if link is not None and not link.up:
+            try:
+                self._host.set_up(link.index, True)
+                did.append(f"brought {device.name} up")
+            except OSError as error:
+                # A guest that is not running yet waits until macvtaps are gone.
+                if error.errno != errno.EBUSY or live:
+                    raise
+
+    # -- one step
+
+    def _do(self, step: Step) -> None:
+        match step:
+            case steps.MakeDevice():
+                self._devices.make(step.device)
+            case steps.RemoveDevice():
+                self._devices.remove(step.device)
+            case steps.Raise():
+                for device in step.devices:
+                    self._devices.set_up(device)
+            case steps.Lower():
+                for device in step.devices:
+                    self._devices.set_down(device)
+            case steps.Unplug():
+                wanted = [(card.uuid, card.mac) for card in step.cards]
+                self._patiently(lambda: self._unplug(wanted))
+            case steps.Plug():
+                for card in step.cards:
+                    self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
+            case steps.Define():
+                self._patiently(lambda: self._define(step))
+
+    def _take_back(self, entry: Entry) -> None:
+        """The inverse of a step that was begun and may have been done in part."""
+        step = steps.step_from(entry.data["step"])
+        this_boot = entry.data["boot"] == self._boot
+        inverse = step.inverse()
+        match inverse:
+            case steps.Plug():
+                for card in inverse.cards:
+                    self._unless_gone(lambda card=card: self._replug(card, this_boot))  # type: ignore[misc]
+            case steps.Unplug():
+                for card in inverse.cards:
+                    if this_boot:
+                        self._unless_gone(
+                            lambda card=card: self._unplug([(card.uuid, card.mac)])  # type: ignore[misc]
+                        )
+            case steps.Define():
+                self._unless_gone(lambda: self._undefine(inverse))
+            case steps.Raise():
+                # Its lower device may be gone together with it.
+                for device in inverse.devices:
+                    if self._devices.find(device) is not None:
+                        self._devices.set_up(device)
+            case _:
+                self._do(inverse)
+
+    def _unless_gone(self, work: Callable[[], None]) -> None:
+        """A guest that does not run any more needs nothing: its next start reads its
+        definition."""
+        try:
+            self._patiently(work)
+        except VanishedError:
+            return
+
+    def _replug(self, card: Card, this_boot: bool) -> None:
+        """Give the guest what it had. An interface that is there may be about to go,
+        because its unplug was asked for; so it is unplugged first, unless the guest does
+        not let go of it."""
+        present = self._nic(card)
+        if present is not None:
+            same = not differences(card.xml, present.xml)
+            if same and not this_boot:
+                return
+            try:
+                self._unplug([(card.uuid, card.mac)])
+            except AwayError:
+                raise
+            except WriteError:
+                present = self._nic(card)
+                if present is None or differences(card.xml, present.xml):
+                    raise
+        self._plug(card)
+
+    def _plug(self, card: Card) -> None:
+        present = self._nic(card)
+        if present is None:
+            self._host.plug(card.uuid, card.xml, card.mac)
+            present = self._nic(card)
+        if present is None:
+            raise WriteError("the guest has lost the interface again", where=card.where)
+        other = differences(card.xml, present.xml)
+        if other:
+            raise WriteError(f"is not as asked: {'; '.join(other)}", where=card.where)
+        link = self._host.links().get(present.device)
+        if card.queue is not None and link is not None and link.queue != card.queue:
+            self._host.set_queue(link.index, card.queue)
+
+    def _unplug(self, wanted: list[tuple[str, str]]) -> None:
+        unplug(self._host, wanted, clock=self._host.clock, sleep=self._host.sleep)
+
+    def _nic(self, card: Card) -> Nic | None:
+        return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
+
+    def _define(self, step: steps.Define) -> None:
+        where = f"{step.guest}: interface {step.mac} of the definition"
+        text = self._host.definition(step.uuid)
+        changed = replaced(text, step.mac, step.after)
+        now = next(n for n in nics(text) if n.mac == step.mac)
+        if not differences(step.after, now.xml):
+            return
+        self._host.define(changed, where)
+        now = next(n for n in nics(self._host.definition(step.uuid)) if n.mac == step.mac)
+        other = differences(step.after, now.xml)
+        if other:
+            raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
+
+    def _undefine(self, inverse: steps.Define) -> None:
+        """Unless somebody else has changed or removed the interface since."""
+        present = nics(self._host.definition(inverse.uuid))
+        for now in (n for n in present if n.mac == inverse.mac):
+            if not differences(inverse.before, now.xml):
+                self._define(inverse)
+
+    # -- helpers
+
+    def _of(self, kind: str) -> list[Entry]:
+        return [entry for entry in self._ledger.pending() if entry.kind == kind]
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Again when libvirt was away: everything here looks first at what is there."""
+        end = self._host.clock() + self._patience
+        while True:
+            try:
+                return work()
+            except AwayError:
+                if self._host.clock() > end:
+                    raise
+            self._host.sleep(0.5)
+
+
+def _names(device: Device, guests: tuple[GuestNics, ...] | None) -> tuple[bool, bool]:
+    """Whether a running guest, or a definition, names the device; when libvirt does not
+    answer, a definition may."""
+    if guests is None:
+        return False, True
+    return tuple(  # type: ignore[return-value]
+        any(n.device == device.name for g in guests for n in getattr(g, side) or ())
+        for side in ("live", "config")
+    )
+
+
+def _translated(work: Callable[[], Any]) -> None:
+    """OSError of a link request as an error for people."""
+    try:
+        work()
+    except OSError as error:
+        raise _error(error) from error
+
+
+def _error(error: OSError) -> VsrtuneError:
+    hints = {
+        errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
+        errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
+        errno.EPERM: "run as root",
+    }
+    code = error.errno or 0
+    return WriteError(
+        f"the kernel refused: {error.strerror or os.strerror(code)}",
+        where="network device",
+        hint=hints.get(code, "see: dmesg"),
+    )

@@ -1,0 +1,195 @@
+"""The primitive calls with which a switch reads and changes a host, one each.
+
+They stand apart from the rules (``attach``), so that these can be tested against an
+imitated host where every call is a place to fail or to be killed at.
+
+Test hook: ``VSRTUNE_ATTACH_FAULT=fail:n`` makes the nth change fail before it is made,
+``kill:n`` kills this process right after it, ``command:n`` runs the shell command in
+``VSRTUNE_ATTACH_FAULT_COMMAND`` right before it. It proves what happens then on a real
+host and has no other use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from vsrtune import link_writes, rtnl
+from vsrtune.attach_model import GuestNics
+from vsrtune.attach_steps import Device
+from vsrtune.interface_xml import Nic, nics
+from vsrtune.live_domains import LiveDomains, RefusedError
+from vsrtune.rtnl_model import Link
+
+FAULT = "VSRTUNE_ATTACH_FAULT"
+FAULT_COMMAND = "VSRTUNE_ATTACH_FAULT_COMMAND"
+
+
+class AttachHost(Protocol):
+    """Links raise OSError as from the system call; domains as LiveDomains says."""
+
+    def links(self) -> dict[str, Link]:
+        """Every device by name."""
+        ...
+
+    def has_cdev(self, index: int) -> bool:
+        """Whether /dev/tap<index> is there, a character device."""
+        ...
+
+    def make(self, device: Device, lower: int) -> None:
+        """Make a device, down."""
+        ...
+
+    def remove(self, index: int) -> None:
+        """Remove a device."""
+        ...
+
+    def set_up(self, index: int, up: bool) -> None:
+        """Bring a device up or down."""
+        ...
+
+    def set_queue(self, index: int, queue: int) -> None:
+        """Set txqueuelen."""
+        ...
+
+    def guests(self) -> tuple[GuestNics, ...]:
+        """Every libvirt guest."""
+        ...
+
+    def nics(self, uuid: str) -> tuple[Nic, ...]:
+        """Interfaces of a running guest."""
+        ...
+
+    def request_unplug(self, uuid: str, found: Nic) -> None:
+        """Ask a guest to release an interface."""
+        ...
+
+    def plug(self, uuid: str, xml: str, mac: str) -> None:
+        """Give a running guest an interface."""
+        ...
+
+    def definition(self, uuid: str) -> str:
+        """The XML of the persistent definition."""
+        ...
+
+    def define(self, xml: str, where: str) -> None:
+        """Replace a persistent definition."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def clock(self) -> float:
+        """Seconds, monotonic."""
+        ...
+
+
+class LiveHost:
+    """AttachHost on this machine."""
+
+    def __init__(
+        self, uri: str = "qemu:///system", pulse: Callable[[], None] = lambda: None
+    ) -> None:
+        """``pulse`` is called whenever this waits."""
+        self._pulse = pulse
+        self._domains = LiveDomains(uri)
+        self._fault, _, count = os.environ.get(FAULT, "").partition(":")
+        self._until = int(count or "0")
+
+    def links(self) -> dict[str, Link]:
+        return {link.name: link for link in rtnl.links()}
+
+    def has_cdev(self, index: int) -> bool:
+        try:
+            return stat.S_ISCHR(os.stat(f"/dev/tap{index}").st_mode)
+        except OSError:
+            return False
+
+    def make(self, device: Device, lower: int) -> None:
+        self._before()
+        d = device
+        link_writes.make(d.kind, d.name, lower, d.mac, d.mode, d.mtu, d.queue)
+        self._after()
+
+    def remove(self, index: int) -> None:
+        self._before()
+        link_writes.remove(index)
+        self._after()
+
+    def set_up(self, index: int, up: bool) -> None:
+        self._before()
+        link_writes.set_up(index, up)
+        self._after()
+
+    def set_queue(self, index: int, queue: int) -> None:
+        self._before()
+        link_writes.set_queue(index, queue)
+        self._after()
+
+    def guests(self) -> tuple[GuestNics, ...]:
+        return tuple(
+            GuestNics(
+                d.name,
+                d.uuid,
+                nics(d.live) if d.live else None,
+                nics(d.config) if d.config else None,
+            )
+            for d in self._domains.all()
+        )
+
+    def nics(self, uuid: str) -> tuple[Nic, ...]:
+        return self._domains.nics(uuid)
+
+    def request_unplug(self, uuid: str, found: Nic) -> None:
+        self._before(libvirt=True)
+        self._domains.request_unplug(uuid, found)
+        self._after()
+
+    def plug(self, uuid: str, xml: str, mac: str) -> None:
+        self._before(libvirt=True)
+        self._domains.attach(uuid, xml, mac)
+        self._after()
+
+    def definition(self, uuid: str) -> str:
+        return self._domains.definition(uuid)
+
+    def define(self, xml: str, where: str) -> None:
+        self._before(libvirt=True)
+        self._domains.define(xml, where)
+        self._after()
+
+    def sleep(self, seconds: float) -> None:
+        self._pulse()
+        time.sleep(seconds)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Give the connection to libvirt back."""
+        self._domains.close()
+
+    def _before(self, *, libvirt: bool = False) -> None:
+        if self._until != 1:
+            return
+        if self._fault == "fail":
+            self._until = 0
+            if libvirt:
+                raise RefusedError("refused, as the test asks", where=FAULT)
+            raise OSError(errno.EIO, "refused, as the test asks")
+        if self._fault == "command":
+            self._until = 0
+            subprocess.run(["sh", "-c", os.environ[FAULT_COMMAND]], check=True)
+
+    def _after(self) -> None:
+        if self._until and self._fault:
+            self._until -= 1
+            if not self._until and self._fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)

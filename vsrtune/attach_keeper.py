@@ -1,0 +1,150 @@
+"""What the daemon does for attachments: recover, keep the devices, follow the policies.
+
+A switch belongs to whoever holds its ledger. When the ledger is free and a switch is in
+it, its process died, and the daemon takes the switch back.
+
+Nothing flaps: a guest is switched for its policy once. When the switch fails, or somebody
+switches the guest by hand afterwards, the guest is left alone until the policies are
+loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach_host import AttachHost
+from vsrtune.attach_survey import survey
+from vsrtune.attach_wishes import Batch, batches, taken_back, wanted
+from vsrtune.backoff import SaidOnce
+from vsrtune.errors import VsrtuneError
+from vsrtune.ledger import read_pending
+from vsrtune.log import LOGGER, fields
+from vsrtune.policy import Policy
+
+# A pass waits no longer than this for libvirt; the next one tries again. Seconds.
+PATIENCE = 2.0
+
+
+class AttachKeeper:
+    """Looks after the ledger at ``path``; ``journal`` says which queues the daemon set."""
+
+    def __init__(
+        self,
+        path: Path,
+        journal: Path,
+        host: AttachHost,
+        boot: str,
+    ) -> None:
+        self._path = path
+        self._journal = journal
+        self._host = host
+        self._boot = boot
+        self._said = SaidOnce()
+        self._policies: tuple[Policy, ...] | None = None
+        # Guests that had their turn since the policies were loaded.
+        self._settled: set[str] = set()
+        # The same for guests that no policy asks for any more.
+        self._returned: set[str] = set()
+
+    def look(self, policies: tuple[Policy, ...]) -> None:
+        """One look. Failures are logged, each once while it lasts, and never raised."""
+        if policies is not self._policies:
+            self._policies = policies
+            self._settled.clear()
+            self._returned.clear()
+        self._guarded(lambda switcher: self._follow(switcher, policies))
+        self._said.end_of_pass()
+
+    def stop(self) -> bool:
+        """Switch back what policies had switched; True when all is."""
+        clean: list[bool] = []
+        self._guarded(lambda switcher: clean.append(self._take_back(switcher, ())))
+        return all(clean)
+
+    def _guarded(self, work: Callable[[Switcher], object]) -> None:
+        try:
+            # Without the lock first: on most hosts there is nothing to do, and a pass
+            # costs nothing.
+            asked = any(p.attachment is not None for p in self._policies or ())
+            if not asked and not read_pending(self._path):
+                return
+            try:
+                ledger = AttachLedger.open(self._path, wait=0)
+            except VsrtuneError as error:
+                LOGGER.debug("attachments: %s", error)
+                return  # a switch is under way
+            with ledger:
+                switcher = Switcher(self._host, ledger, self._boot, patience=PATIENCE)
+                if self._tidy(switcher):
+                    work(switcher)
+        except VsrtuneError as error:
+            self._complain(error)
+
+    def _tidy(self, switcher: Switcher) -> bool:
+        """Recover, and keep the devices; False when a switch is still unfinished."""
+        if switcher.unfinished():
+            failures = switcher.recover()
+            if not failures:
+                LOGGER.warning("an interrupted switch of attachments was taken back")
+        else:
+            swept = switcher.sweep()
+            failures = list(swept.failed)
+            for text in swept.did:
+                LOGGER.info("%s", text)
+        for error in failures:
+            self._complain(error)
+        return not switcher.unfinished()
+
+    def _follow(self, switcher: Switcher, policies: tuple[Policy, ...]) -> None:
+        self._take_back(switcher, policies)
+        host = survey(self._host, switcher.origins(), self._journal)
+        found = batches(host, policies)
+        there = set(wanted(host, policies)) - {name for b in found for name in b.guests}
+        self._settled |= there
+        for batch in found:
+            names = ", ".join(batch.guests)
+            if self._settled & set(batch.guests):
+                if self._said.new(("held", batch.guests)):
+                    LOGGER.warning(
+                        "%s left alone: not on %s, and had its turn; a reload switches it",
+                        names,
+                        batch.to,
+                    )
+            else:
+                self._settled |= set(batch.guests)
+                self._carry_out(switcher, batch)
+
+    def _take_back(self, switcher: Switcher, policies: Sequence[Policy]) -> bool:
+        origins = switcher.origins()
+        if not any(o.by_policy for o in origins):
+            return True
+        host = survey(self._host, origins, self._journal)
+        clean = True
+        for batch in taken_back(host, origins, policies):
+            if not self._returned & set(batch.guests):
+                self._returned |= set(batch.guests)
+                clean = self._carry_out(switcher, batch) and clean
+        return clean
+
+    def _carry_out(self, switcher: Switcher, batch: Batch) -> bool:
+        names = ", ".join(batch.guests)
+        if batch.switch is None:
+            if batch.error is not None:
+                self._complain(batch.error)
+            # Nothing was touched: looked at again in every pass.
+            self._settled -= set(batch.guests)
+            return False
+        LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
+        try:
+            switcher.carry_out(batch.switch)
+        except VsrtuneError as error:
+            self._complain(error)
+            return False
+        LOGGER.info("%s: on %s now", names, batch.to)
+        return True
+
+    def _complain(self, error: VsrtuneError) -> None:
+        if self._said.new(("attachment", str(error))):
+            LOGGER.error("attachments: %s", error, extra=fields(error=error))

@@ -1,0 +1,122 @@
+"""What a switch of attachments is planned from, and what a plan is: frozen values.
+
+``Host`` is what was read of this host, with the few questions that planning asks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from vsrtune.attach_steps import NAPI_KIND, Attachment, Device, Origin, Step
+from vsrtune.errors import VsrtuneError
+from vsrtune.interface_xml import Nic
+from vsrtune.rtnl_model import Link
+
+# Kinds that, like ours, want a lower device for themselves.
+STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
+OURS = (NAPI_KIND, "napi_macvlan")
+
+
+@dataclass(frozen=True, slots=True)
+class GuestNics:
+    """A libvirt guest's interfaces: ``live`` of the running guest, None when it does not
+    run, ``config`` of its persistent definition, None when it has none."""
+
+    name: str
+    uuid: str
+    live: tuple[Nic, ...] | None
+    config: tuple[Nic, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the operator asks: these guests (names), of them the interfaces that
+    ``interface`` names by MAC, host device or lower device ("": all), in the running
+    guests, in their persistent definitions, or both; ``all_of_lower`` takes along every
+    other guest on the same lower devices."""
+
+    to: Attachment
+    guests: tuple[str, ...]
+    interface: str = ""
+    live: bool = True
+    config: bool = True
+    all_of_lower: bool = False
+    by_policy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One interface of one guest, from what it stands on to what it shall: XML before and
+    after, "" where that side of the guest does not change."""
+
+    guest: str
+    uuid: str
+    mac: str
+    device: Device
+    live: tuple[str, str] = ("", "")
+    config: tuple[str, str] = ("", "")
+    queue: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What would be done: no moves when all is as asked already. ``origins`` are written
+    down before the first step, those of ``leaves`` are forgotten after the last, with
+    their devices."""
+
+    to: Attachment
+    moves: tuple[Move, ...]
+    steps: tuple[Step, ...]
+    origins: tuple[Origin, ...] = ()
+    leaves: tuple[Device, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Host:
+    """The host as it was read: guests, links, the origins of our devices. ``kept(link)``
+    is the queue length that a guest's new device shall have."""
+
+    def __init__(
+        self,
+        guests: Collection[GuestNics],
+        links: Collection[Link],
+        origins: Collection[Origin],
+        kept: Callable[[Link], int] = lambda link: link.queue,
+    ) -> None:
+        self.guests = sorted(guests, key=lambda g: g.name)
+        self.links = {link.name: link for link in links}
+        self.by_index = {link.index: link for link in links}
+        self.origins = {origin.device.name: origin for origin in origins}
+        self.kept = kept
+
+    def guest(self, name: str) -> GuestNics:
+        """By name or UUID. Raises VsrtuneError."""
+        for guest in self.guests:
+            if name in (guest.name, guest.uuid):
+                return guest
+        raise VsrtuneError(
+            "there is no such libvirt guest", where=name, hint="see: virsh list --all"
+        )
+
+    def ours(self, found: Nic) -> bool:
+        """Whether the interface stands on a device that vsrtune made, or could have."""
+        link = self.links.get(found.device)
+        known = found.device in self.origins or (link is not None and link.kind == NAPI_KIND)
+        return found.kind == "ethernet" and known
+
+    def lower(self, found: Nic) -> str:
+        """The lower device of a macvtap interface, or of one of ours; "" for others."""
+        if found.kind == "direct":
+            return found.lower
+        if not self.ours(found):
+            return ""
+        if found.device in self.origins:
+            return self.origins[found.device].device.lower
+        link = self.by_index.get(self.links[found.device].lower)
+        return link.name if link is not None else ""
+
+
+def movable(found: Nic, host: Host) -> bool:
+    """Whether it stands on a macvtap, or on a device of ours."""
+    return host.lower(found) != "" and (found.kind == "direct" or host.ours(found))

@@ -1,0 +1,332 @@
+"""Which steps bring guests from macvtap to NAPI-macvlan, and back: pure.
+
+Invariants, which ``plan`` keeps:
+- All interfaces on one lower device stand on the same kind: both kinds want that device
+  for themselves. So either every guest on it moves, or none.
+- A device exists, with its /dev/tapN, before a guest is unplugged for it.
+- A device of ours is up only while its lower device carries no macvtap.
+- A guest's persistent definition changes last: it is what an interrupted switch leaves
+  behind for the next start of the guest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vsrtune import interface_xml
+from vsrtune.attach_model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
+from vsrtune.attach_steps import (
+    Attachment,
+    Card,
+    Define,
+    Device,
+    Lower,
+    MakeDevice,
+    Origin,
+    Plug,
+    Raise,
+    Step,
+    Unplug,
+)
+from vsrtune.errors import VsrtuneError
+from vsrtune.interface_xml import Nic
+from vsrtune.rtnl_model import MODES
+
+
+def plan(asked: Asked, host: Host) -> Switch:
+    """The switch that was asked for. Raises VsrtuneError with what is in its way."""
+    guests = [host.guest(name) for name in asked.guests]
+    wanted = {g.uuid: _selected(g, asked, host) for g in guests}
+    lowers = {
+        host.lower(n) for g in guests for n in _both(g) if n.mac in wanted[g.uuid]
+    } - {""}  # fmt: skip
+    notes: list[str] = []
+    if asked.live:
+        _take_along(asked, host, wanted, lowers, notes)
+        _no_others(asked, host, lowers)
+    moves = [
+        move
+        for guest in host.guests
+        for mac in sorted(wanted.get(guest.uuid, ()))
+        if (move := _move(asked, host, guest, mac, notes)) is not None
+    ]
+    return _switch(asked, host, tuple(moves), notes)
+
+
+def _both(guest: GuestNics) -> tuple[Nic, ...]:
+    return (*(guest.live or ()), *(guest.config or ()))
+
+
+def _named(found: Nic, name: str, host: Host) -> bool:
+    return not name or name.lower() == found.mac or name in (found.device, host.lower(found))
+
+
+def _selected(guest: GuestNics, asked: Asked, host: Host) -> set[str]:
+    """MACs of the interfaces that are asked for."""
+    if guest.live is None and not asked.config:
+        raise VsrtuneError(
+            "the guest does not run", where=guest.name, hint="start it, or use --config"
+        )
+    if guest.config is None and not asked.live:
+        raise VsrtuneError(
+            "the guest has no persistent definition", where=guest.name, hint="use --live"
+        )
+    found = {
+        n.mac
+        for n in _both(guest)
+        if _named(n, asked.interface, host) and (asked.interface or movable(n, host))
+    }
+    if not found:
+        known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in _both(guest)})) or "none"
+        which = asked.interface or "on macvtap or NAPI-macvlan"
+        raise VsrtuneError(
+            f"it has no interface {which}", where=guest.name, hint=f"its interfaces: {known}"
+        )
+    return found
+
+
+def _take_along(
+    asked: Asked, host: Host, wanted: dict[str, set[str]], lowers: set[str], notes: list[str]
+) -> None:
+    """Interfaces that must move too, because they stand on the same lower devices. A guest
+    that does not run holds one by our device, which stays up for it; its macvtap is made
+    when it starts."""
+    others: list[str] = []
+    back = asked.to is Attachment.MACVTAP
+    for guest in host.guests:
+        running = guest.live is not None
+        for found in (guest.live if running else guest.config) or ():
+            lower = host.lower(found)
+            if (
+                lower not in lowers
+                or found.mac in wanted.get(guest.uuid, ())
+                or _there(asked, found, host)
+            ):
+                continue
+            text = f"{guest.name} {found.mac} on {lower}"
+            if asked.all_of_lower and (running or asked.config):
+                wanted.setdefault(guest.uuid, set()).add(found.mac)
+            elif running or back:
+                others.append(text)
+            else:
+                notes.append(f"{text}: the guest does not run, and cannot start on macvtap there")
+    if others:
+        raise VsrtuneError(
+            "the lower device serves macvtap or NAPI-macvlan, never both, and other interfaces "
+            f"stand on it: {', '.join(others)}",
+            where=", ".join(sorted(lowers)),
+            hint="--all-of-lower moves them too",
+        )
+
+
+def _there(asked: Asked, found: Nic, host: Host) -> bool:
+    """Whether the interface stands on what is asked for already."""
+    if asked.to is Attachment.NAPI_MACVLAN:
+        return host.ours(found)
+    return found.kind == "direct"
+
+
+def _no_others(asked: Asked, host: Host, lowers: set[str]) -> None:
+    """Refuse when the lower devices carry something that is no libvirt guest's."""
+    forth = asked.to is Attachment.NAPI_MACVLAN
+    kinds = STACKED if forth else OURS
+    guests = {n.device for g in host.guests for n in _both(g)}
+    for name in sorted(lowers):
+        lower = host.links.get(name)
+        if lower is None:
+            raise VsrtuneError("there is no such device", where=name, hint="see: ip link")
+        if lower.master and forth:
+            master = host.by_index.get(lower.master)
+            raise VsrtuneError(
+                f"it is a port of {master.name if master else 'another device'}, and NAPI-macvlan "
+                "wants it for itself",
+                where=name,
+                hint=f"ip link set {name} nomaster, if nothing needs that",
+            )
+        for link in host.links.values():
+            holds = link.lower == lower.index and link.kind in kinds and (forth or link.up)
+            if holds and link.name not in guests:
+                raise VsrtuneError(
+                    f"the {link.kind} {link.name} stands on it and belongs to no libvirt guest",
+                    where=name,
+                    hint="stop what uses it, then remove it: `ip link delete`",
+                )
+
+
+def _move(asked: Asked, host: Host, guest: GuestNics, mac: str, notes: list[str]) -> Move | None:
+    """How one interface moves; None when it stands where it shall."""
+    live = _of(guest.live, mac) if asked.live else None
+    config = _of(guest.config, mac) if asked.config else None
+    if live is not None and _there(asked, live, host):
+        notes.append(f"{guest.name} {mac}: the running guest has it on {asked.to} already")
+        live = None
+    if config is not None and _there(asked, config, host):
+        notes.append(f"{guest.name} {mac}: its definition has it on {asked.to} already")
+        config = None
+    if live is None and config is None:
+        return None
+    if asked.to is Attachment.NAPI_MACVLAN:
+        return _forth(host, guest, mac, live, config, notes)
+    return _back(host, guest, mac, live, config)
+
+
+def _of(nics: tuple[Nic, ...] | None, mac: str) -> Nic | None:
+    found = [n for n in nics or () if n.mac == mac]
+    if len(found) > 1:
+        raise VsrtuneError(
+            "the guest has several interfaces of that MAC", where=f"interface {mac}",
+            hint="give every interface its own MAC (virsh edit)",
+        )  # fmt: skip
+    return found[0] if found else None
+
+
+def _forth(
+    host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None, notes: list[str]
+) -> Move:
+    for found in filter(None, (live, config)):
+        reason = interface_xml.unsupported(found)
+        if reason:
+            raise VsrtuneError(
+                reason,
+                where=f"{guest.name}: interface {mac}",
+                hint="name another interface with --interface",
+            )
+        notes += [f"{guest.name} {mac}: {text}" for text in interface_xml.lost(found)]
+    device = _device(host, guest, mac, live, config)
+    pairs = [(f.xml, interface_xml.on_device(f, device.name)) if f else ("", "")
+             for f in (live, config)]  # fmt: skip
+    return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], device.queue)
+
+
+def _device(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None) -> Device:
+    """What to make for the interface; the same as before where it was made already."""
+    for origin in host.origins.values():
+        if (origin.uuid, origin.device.mac) == (guest.uuid, mac):
+            return origin.device
+    source = live or config
+    assert source is not None
+    lower = host.links.get(source.lower)
+    if lower is None:
+        raise VsrtuneError(
+            "the lower device is not there", where=f"{guest.name}: {source.lower}",
+            hint="see: ip link",
+        )  # fmt: skip
+    link = host.links.get(live.device) if live is not None else None
+    return Device(
+        name=_name(host, mac),
+        lower=lower.name,
+        mac=mac,
+        mode=MODES[interface_xml.mode(source)],
+        mtu=link.mtu if link is not None else lower.mtu,
+        queue=host.kept(link) if link is not None else 500,
+    )
+
+
+def _name(host: Host, mac: str) -> str:
+    """One that libvirt leaves alone and that nobody has."""
+    base = f"nvt{mac.replace(':', '')[-8:]}"
+    taken = set(host.links) | set(host.origins)
+    return next(
+        name for name in (base, *(f"{base}{n}" for n in range(2, 1000))) if name not in taken
+    )
+
+
+def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None) -> Move:
+    source = live or config
+    assert source is not None
+    if not host.ours(source):
+        raise VsrtuneError(
+            f"its type is {source.kind}, and its device none of vsrtune's",
+            where=f"{guest.name}: interface {mac}",
+            hint="name another interface with --interface",
+        )
+    origin = host.origins.get(source.device)
+    link = host.links.get(source.device)
+    lower = host.lower(source)
+    mode = link.mode if link is not None else (origin.device.mode if origin else 0)
+    word = next((word for word, number in MODES.items() if number == mode), "bridge")
+    if not lower:
+        raise VsrtuneError(
+            "the device it stood on cannot be told",
+            where=f"{guest.name}: {source.device}",
+            hint="edit the guest's definition by hand (virsh edit)",
+        )
+    device = origin.device if origin else Device(
+        source.device, lower, mac, mode, link.mtu if link else 1500, link.queue if link else 500
+    )  # fmt: skip
+    pairs = []
+    for found, before in ((live, origin.live if origin else ""), (config, _config(origin))):
+        if found is None:
+            pairs.append(("", ""))
+            continue
+        # What was before, unless somebody has changed the interface since.
+        if not before or interface_xml.differences(
+            interface_xml.on_device(interface_xml.nic(before), source.device), found.xml
+        ):
+            before = interface_xml.as_direct(found, lower, word)
+        pairs.append((found.xml, before))
+    queue = host.kept(link) if link is not None else None
+    return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], queue)
+
+
+def _config(origin: Origin | None) -> str:
+    return origin.config if origin else ""
+
+
+def _switch(asked: Asked, host: Host, moves: tuple[Move, ...], notes: list[str]) -> Switch:
+    old = tuple(Card(m.guest, m.uuid, m.mac, m.live[0], m.queue) for m in moves if m.live[0])
+    new = tuple(Card(m.guest, m.uuid, m.mac, m.live[1], m.queue) for m in moves if m.live[0])
+    defines = tuple(Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0])
+    forth = asked.to is Attachment.NAPI_MACVLAN
+    # Back, those of guests that do not run give way too.
+    devices = tuple(m.device for m in moves if m.live[0] or not forth)
+    steps: list[Step] = []
+    if forth:
+        steps += [MakeDevice(m.device) for m in moves if m.device.name not in host.links]
+    if old:
+        steps.append(Unplug(old))
+        steps.append(Raise(devices) if forth else Lower(devices))
+        steps.append(Plug(new))
+    steps += defines
+    if forth:
+        known = set(host.origins)
+        origins = tuple(
+            Origin(m.device, m.guest, m.uuid, m.live[0], m.config[0], asked.by_policy)
+            for m in moves
+            if m.device.name not in known
+        )
+        _warn(host, moves, notes)
+        return Switch(asked.to, moves, tuple(steps), origins, (), tuple(notes))
+    return Switch(asked.to, moves, tuple(steps), (), _unused(host, moves), tuple(notes))
+
+
+def _unused(host: Host, moves: tuple[Move, ...]) -> tuple[Device, ...]:
+    """Devices that nothing needs once the moves are done."""
+    leaves = []
+    for move in moves:
+        guest: Mapping[str, GuestNics] = {g.uuid: g for g in host.guests}
+        now = guest[move.uuid]
+        live = _of(now.live, move.mac)
+        config = _of(now.config, move.mac)
+        stays = (live is not None and host.ours(live) and not move.live[0]) or (
+            config is not None and host.ours(config) and not move.config[0]
+        )
+        if not stays:
+            leaves.append(move.device)
+    return tuple(leaves)
+
+
+def _warn(host: Host, moves: tuple[Move, ...], notes: list[str]) -> None:
+    guests = {g.uuid: g for g in host.guests}
+    for move in moves:
+        guest = guests[move.uuid]
+        if move.live[0] and not move.config[0] and guest.config is not None:
+            notes.append(
+                f"{move.guest} {move.mac}: its definition keeps macvtap, and the guest cannot "
+                f"start again while other guests on {move.device.lower} have NAPI-macvlan"
+            )
+        if move.config[0] and not move.live[0] and guest.live is not None:
+            notes.append(
+                f"{move.guest} {move.mac}: {move.device.name} comes up when the last macvtap on "
+                f"{move.device.lower} is gone, which the daemon sees to"
+            )

@@ -1,0 +1,78 @@
+"""What plan, verify, apply and undo do about attachments: look, tell, switch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach_host import LiveHost
+from vsrtune.attach_model import Host
+from vsrtune.attach_steps import Origin
+from vsrtune.attach_survey import known_origins, survey
+from vsrtune.attach_wishes import Batch, batches, taken_back
+from vsrtune.errors import VsrtuneError
+from vsrtune.policy import Policy
+from vsrtune.report import Table
+from vsrtune.rootfs import boot_id
+
+Choose = Callable[[Host, Sequence[Origin]], tuple[Batch, ...]]
+
+
+def asked(policies: Sequence[Policy]) -> Choose:
+    """The switches that the policies ask for, those back included that none asks for any
+    more."""
+
+    def choose(host: Host, origins: Sequence[Origin]) -> tuple[Batch, ...]:
+        return (*taken_back(host, origins, policies), *batches(host, policies))
+
+    return choose
+
+
+def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
+    """Whether there is anything to look at; without it libvirt is not asked."""
+    return any(p.attachment is not None for p in policies) or any(
+        o.by_policy for o in known_origins(ledger)
+    )
+
+
+def preview(choose: Choose, uri: str, ledger: Path, journal: Path) -> tuple[Batch, ...]:
+    """What would be switched. Raises VsrtuneError."""
+    with contextlib.closing(LiveHost(uri)) as live:
+        origins = known_origins(ledger)
+        return choose(survey(live, origins, journal), origins)
+
+
+def carry_out(
+    choose: Choose, uri: str, ledger: Path, journal: Path
+) -> Iterator[tuple[Batch, VsrtuneError | None]]:
+    """Switch, batch by batch: each one as it is done, with its error. Raises VsrtuneError
+    when an interrupted switch could not be taken back first."""
+    with contextlib.closing(LiveHost(uri)) as live, AttachLedger.open(ledger) as opened:
+        switcher = Switcher(live, opened, boot_id())
+        if switcher.unfinished():
+            failures = switcher.recover()
+            if failures:
+                raise failures[0]
+        origins = switcher.origins()
+        for batch in choose(survey(live, origins, journal), origins):
+            error = batch.error
+            if batch.switch is not None:
+                try:
+                    switcher.carry_out(batch.switch)
+                except VsrtuneError as failed:
+                    error = failed
+            yield batch, error
+
+
+def table(found: Sequence[Batch]) -> Table:
+    """For people."""
+    rows: list[tuple[str, ...]] = []
+    for batch in found:
+        names = ", ".join(batch.guests)
+        if batch.switch is None:
+            rows.append((names, str(batch.to), "refused", str(batch.error)))
+            continue
+        rows += [(names, str(batch.to), str(step), batch.reason) for step in batch.switch.steps]
+    return Table("Attachments", ("guests", "to", "step", "why"), rows)

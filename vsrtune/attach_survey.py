@@ -1,0 +1,44 @@
+"""The host as the planning of a switch wants it: guests, links, and our devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from vsrtune.actions import TxQueueLen
+from vsrtune.attach import ORIGIN
+from vsrtune.attach_host import AttachHost
+from vsrtune.attach_model import Host
+from vsrtune.attach_steps import Origin, origin_from
+from vsrtune.errors import ObserveError
+from vsrtune.journal import in_use, read_entries
+from vsrtune.ledger import read_pending
+from vsrtune.rootfs import boot_id
+from vsrtune.rtnl_model import Link
+
+
+def survey(host: AttachHost, origins: Collection[Origin], journal: Path) -> Host:
+    """Read it. Raises VsrtuneError."""
+    try:
+        links = host.links().values()
+    except OSError as error:
+        raise ObserveError(
+            f"network devices cannot be read: {error.strerror}", hint="run as root"
+        ) from error
+    return Host(host.guests(), links, origins, _kept(journal))
+
+
+def known_origins(ledger: Path) -> tuple[Origin, ...]:
+    """What the ledger says of our devices, without its lock. Raises VsrtuneError."""
+    return tuple(origin_from(e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
+
+
+def _kept(journal: Path) -> Callable[[Link], int]:
+    """The queue length for a new device. One that the daemon had set begins at its
+    original, because the daemon sets and undoes it again; else it is what it is now."""
+    originals: dict[int, int] = {}
+    if in_use(journal):
+        for entry in read_entries(journal, boot_id()):
+            if isinstance(entry.target, TxQueueLen) and isinstance(entry.original, int):
+                originals[entry.target.ifindex] = entry.original
+    return lambda link: originals.get(link.index, link.queue)

@@ -1,0 +1,107 @@
+"""Which switches the policies ask for: pure.
+
+A policy's ``attachment`` concerns the guest's macvtap and NAPI-macvlan interfaces, in the
+running guest and in its persistent definition. Guests that share a lower device are
+switched together, and only when the policies of all of them ask for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vsrtune.attach_model import Asked, Host, Switch, movable
+from vsrtune.attach_plan import plan
+from vsrtune.attach_steps import Attachment, Origin
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Guest
+from vsrtune.policy import Policy
+from vsrtune.policy_match import assign
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Guests (names) that switch together, and how; ``error`` says why they cannot, and
+    then there is no ``switch``. ``reason`` names who asks."""
+
+    guests: tuple[str, ...]
+    to: Attachment
+    reason: str
+    switch: Switch | None = None
+    error: VsrtuneError | None = None
+
+
+def wanted(host: Host, policies: Sequence[Policy]) -> dict[str, tuple[Attachment, str]]:
+    """By libvirt guest that runs: what its policy asks for, and where that is written."""
+    running = [
+        Guest(g.name, g.uuid, "libvirt", 0, 0, (), ()) for g in host.guests if g.live is not None
+    ]
+    return {
+        guest.name: (policy.attachment, policy.at("attachment"))
+        for guest, policy in assign(running, policies).pairs
+        if policy.attachment is not None
+    }
+
+
+def batches(host: Host, policies: Sequence[Policy]) -> tuple[Batch, ...]:
+    """What is to be done for the policies."""
+    asked = wanted(host, policies)
+    by_target: dict[Attachment, list[str]] = {}
+    for name, (to, _) in asked.items():
+        by_target.setdefault(to, []).append(name)
+    reasons = {name: where for name, (_, where) in asked.items()}
+    return tuple(
+        batch for to, names in by_target.items() for batch in _batches(host, names, to, reasons)
+    )
+
+
+def taken_back(
+    host: Host, origins: Sequence[Origin], policies: Sequence[Policy]
+) -> tuple[Batch, ...]:
+    """The switches back of guests whom a policy had switched (Origin.by_policy) and for
+    whom no policy asks that any more."""
+    asked = wanted(host, policies)
+    made = {o.uuid for o in origins if o.by_policy}
+    names = [g.name for g in host.guests if g.uuid in made and g.name not in asked]
+    reasons = dict.fromkeys(names, "no policy asks for napi-macvlan any more")
+    return _batches(host, names, Attachment.MACVTAP, reasons)
+
+
+def _batches(
+    host: Host, names: Sequence[str], to: Attachment, reasons: Mapping[str, str]
+) -> tuple[Batch, ...]:
+    found = []
+    for group in _groups(host, names):
+        reason = ", ".join(sorted({reasons[name] for name in group}))
+        known = [host.guest(name) for name in group]
+        live = any(g.live is not None for g in known)
+        config = any(g.config is not None for g in known)
+        asked = Asked(to, group, live=live, config=config, by_policy=True)
+        try:
+            switch = plan(asked, host)
+        except VsrtuneError as error:
+            found.append(Batch(group, to, reason, None, error))
+            continue
+        if switch.moves:
+            found.append(Batch(group, to, reason, switch))
+    return tuple(found)
+
+
+def _groups(host: Host, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Guests that share lower devices, directly or through others, sorted by name. A guest
+    without an interface that can move is in none."""
+    groups: list[tuple[set[str], set[str]]] = []
+    for name in sorted(names):
+        guest = host.guest(name)
+        lowers = {
+            host.lower(n) for n in (*(guest.live or ()), *(guest.config or ())) if movable(n, host)
+        }
+        if not lowers:
+            continue
+        members = {name}
+        for group in [g for g in groups if g[1] & lowers]:
+            groups.remove(group)
+            members |= group[0]
+            lowers |= group[1]
+        groups.append((members, lowers))
+    return sorted(tuple(sorted(members)) for members, _ in groups)

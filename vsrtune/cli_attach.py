@@ -1,0 +1,219 @@
+"""``vsrtune attach``: moves guests between macvtap and NAPI-macvlan, and back."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vsrtune.cli_common import attach_ledger_option, journal_option, options, uri_option
+
+if TYPE_CHECKING:
+    from vsrtune.attach import Swept, Switcher
+    from vsrtune.attach_model import Switch
+    from vsrtune.attach_steps import Step
+    from vsrtune.errors import VsrtuneError
+    from vsrtune.outage import Watch
+
+PATIENCE = 15.0
+
+
+@click.command()
+@click.argument("guests", nargs=-1)
+@options(
+    click.option(
+        "--to",
+        type=click.Choice(["napi-macvlan", "macvtap"]),
+        help="What the interfaces shall stand on.",
+    ),
+    click.option(
+        "--interface",
+        default="",
+        metavar="X",
+        help="Only this one: its MAC, its host device, or the device below it.",
+    ),
+    click.option("--live", is_flag=True, help="The running guest."),
+    click.option("--config", is_flag=True, help="The persistent definition."),
+    click.option(
+        "--all-of-lower", is_flag=True, help="Also every other guest on the same lower devices."
+    ),
+    click.option("--dry-run", is_flag=True, help="Show the steps and do nothing."),
+    click.option(
+        "--recover", is_flag=True, help="Take back a switch that was interrupted, and no more."
+    ),
+    click.option(
+        "--devices",
+        is_flag=True,
+        help="Make the devices that persistent definitions name, and no more: for the start "
+        "of the host.",
+    ),
+    attach_ledger_option,
+    journal_option,
+    uri_option,
+)
+def attach(
+    guests: tuple[str, ...],
+    to: str | None,
+    interface: str,
+    live: bool,
+    config: bool,
+    all_of_lower: bool,
+    dry_run: bool,
+    recover: bool,
+    devices: bool,
+    attach_ledger: Path,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Move GUESTS between macvtap and NAPI-macvlan.
+
+    Interfaces are unplugged from the guest and plugged in again: same MAC, same PCI
+    address, same queues, another device below. Without --live and --config both are
+    changed, as far as the guest has them (virsh's --persistent). A lower device serves
+    one kind only, so all guests on it move together. A switch that fails, or is
+    interrupted, is taken back.
+
+    \b
+    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    """
+    from vsrtune.attach import AttachLedger, Switcher
+    from vsrtune.attach_host import LiveHost
+    from vsrtune.attach_model import Asked
+    from vsrtune.attach_plan import plan
+    from vsrtune.attach_steps import Attachment
+    from vsrtune.attach_survey import survey
+    from vsrtune.rootfs import boot_id
+
+    if sum((recover, devices, to is not None)) != 1:
+        raise click.UsageError("one of --to, --recover and --devices is needed")
+    if to is not None and not guests:
+        raise click.UsageError("name a guest")
+    host = LiveHost(uri)
+    with contextlib.closing(host), AttachLedger.open(attach_ledger) as opened:
+        reporter = _Reporter()
+        switcher = Switcher(host, opened, boot_id(), reporter.before)
+        if devices:
+            return _outcome(switcher.boot_devices())
+        if recover or (switcher.unfinished() and not dry_run):
+            code = _recover(switcher)
+            if recover or code:
+                return code
+        elif switcher.unfinished():
+            click.echo("A switch was interrupted: the next one, or --recover, takes it back first.")
+        read = survey(host, switcher.origins(), journal)
+        both = not (live or config)
+        names = {read.guest(name).name for name in guests}
+        if both:
+            # virsh's --persistent: what the guest has of both.
+            of = [read.guest(name) for name in names]
+            live = any(g.live is not None for g in of)
+            config = any(g.config is not None for g in of)
+        asked = Asked(
+            Attachment(str(to)), tuple(sorted(names)), interface, live, config, all_of_lower
+        )
+        switch = plan(asked, read)
+        _show(switch)
+        if dry_run or not switch.moves:
+            return 0
+        with contextlib.ExitStack() as stack:
+            reporter.watch(stack, switch)
+            swept = switcher.carry_out(switch)
+            reporter.finish()
+        _after(switch, journal)
+    # The guests are where they shall be; a device that could not be removed is swept again.
+    _complain(list(swept.failed))
+    return 0
+
+
+def _recover(switcher: Switcher) -> int:
+    """Take back, and say what came of it."""
+    unfinished = switcher.unfinished()
+    failures = switcher.recover()
+    if unfinished and not failures:
+        click.echo("An interrupted switch was taken back: the guests have what they had.")
+    elif not failures:
+        click.echo("No switch was interrupted.")
+    return _complain(failures)
+
+
+def _outcome(swept: Swept) -> int:
+    for text in swept.did:
+        click.echo(text)
+    return _complain(list(swept.failed))
+
+
+def _complain(failures: list[VsrtuneError]) -> int:
+    from vsrtune.cli import complain
+
+    for error in failures:
+        complain(error)
+    return 1 if failures else 0
+
+
+def _show(switch: Switch) -> None:
+    if not switch.moves:
+        click.echo("Nothing to do.")
+    for number, step in enumerate(switch.steps, 1):
+        click.echo(f"{number}. {step}")
+    if switch.leaves:
+        names = ", ".join(d.name for d in switch.leaves)
+        click.echo(f"{len(switch.steps) + 1}. remove {names}")
+    for note in switch.notes:
+        click.echo(f"note: {note}")
+
+
+class _Reporter:
+    """Watches the guests that are switched live, and prints their outages."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, Watch] = {}
+
+    def watch(self, stack: contextlib.ExitStack, switch: Switch) -> None:
+        from vsrtune.outage import Watch, sent_by
+
+        macs: dict[str, set[str]] = {}
+        for move in switch.moves:
+            if move.live[0]:
+                macs.setdefault(move.guest, set()).add(move.mac)
+        for guest, own in macs.items():
+            self._watches[guest] = stack.enter_context(Watch(sent_by(own)))
+        for watch in self._watches.values():
+            watch.settle()
+
+    def before(self, step: Step) -> None:
+        from vsrtune import attach_steps as steps
+
+        for watch in self._watches.values():
+            if isinstance(step, steps.Unplug):
+                watch.begin()
+            elif isinstance(step, (steps.Raise, steps.Lower)):
+                watch.released()
+            elif isinstance(step, steps.Define):
+                watch.plugged()
+
+    def finish(self) -> None:
+        for guest, watch in self._watches.items():
+            watch.plugged()
+            watch.wait(PATIENCE)
+            for line in watch.lines():
+                click.echo(f"{guest}: {line}")
+
+
+def _after(switch: Switch, journal: Path) -> None:
+    from vsrtune.attach_steps import Attachment
+    from vsrtune.doctor_read import BOOT_UNIT, boot_unit_enabled
+    from vsrtune.journal import in_use
+
+    forth = switch.to is Attachment.NAPI_MACVLAN
+    if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:
+        click.echo(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
+    if not any(m.live[0] for m in switch.moves):
+        return
+    if in_use(journal):
+        click.echo("The daemon tunes the new workers.")
+    else:
+        click.echo(
+            "The new vhost workers are not tuned: no daemon runs; `vsrtune apply` tunes them once."
+        )

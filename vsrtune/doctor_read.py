@@ -1,0 +1,117 @@
+"""Reads what `vsrtune doctor` judges: modules, signatures, links, units."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from vsrtune import rtnl
+from vsrtune.doctor_checks import MODULE, LoadedModule, ModuleFile, Seen
+from vsrtune.errors import ObserveError
+from vsrtune.rtnl_model import Link
+
+BOOT_UNIT = "vsrtune-devices.service"
+# The firmware's variable: four bytes of attributes, then 1 or 0.
+_SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_SECONDS = 20.0
+
+
+def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> Seen:
+    """This host. ``devices`` and ``unfinished`` are what the ledger of attachments says.
+    What cannot be read is None or missing. Raises ObserveError when not even the links
+    can be read."""
+    try:
+        links: tuple[Link, ...] = rtnl.links()
+    except OSError as error:
+        raise ObserveError(
+            f"network devices cannot be read: {error.strerror}", hint="run as root"
+        ) from error
+    return Seen(
+        kernel=os.uname().release,
+        file=module_file(_output("modinfo", MODULE)),
+        loaded=loaded_module(root),
+        secure_boot=secure_boot(root),
+        lockdown=lockdown(_text(root / "sys/kernel/security/lockdown")),
+        sig_enforce=_flag(_text(root / "sys/module/module/parameters/sig_enforce")),
+        links=links,
+        devices=devices,
+        unfinished=unfinished,
+        boot_unit=boot_unit_enabled(),
+    )
+
+
+def module_file(modinfo: str | None) -> ModuleFile | None:
+    """From the output of modinfo, ``key: value`` by line; None when there was none."""
+    if not modinfo:
+        return None
+    found: dict[str, str] = {}
+    for line in modinfo.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and not line.startswith(("\t", " ")):
+            found.setdefault(key.strip(), value.strip())
+    return ModuleFile(
+        path=found.get("filename", ""),
+        vermagic=found.get("vermagic", ""),
+        srcversion=found.get("srcversion", ""),
+        signer=found.get("signer", "") or ("unknown" if "sig_id" in found else ""),
+    )
+
+
+def loaded_module(root: Path) -> LoadedModule | None:
+    """From /sys/module; None when it is not loaded."""
+    directory = root / "sys/module" / MODULE
+    if not directory.is_dir():
+        return None
+    return LoadedModule(_text(directory / "srcversion") or "")
+
+
+def secure_boot(root: Path) -> bool | None:
+    """What the firmware says; None where there is no EFI, or it does not say."""
+    try:
+        content = (root / _SECURE_BOOT).read_bytes()
+    except OSError:
+        return None
+    return content[4] == 1 if len(content) == 5 else None
+
+
+def lockdown(text: str | None) -> str | None:
+    """The mode in brackets: ``none [integrity] confidentiality``."""
+    if text is None or "[" not in text:
+        return None
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _flag(text: str | None) -> bool | None:
+    return None if text is None else text == "Y"
+
+
+def boot_unit_enabled() -> bool | None:
+    """Whether the devices are made when this host boots; None without systemd."""
+    if not Path("/run/systemd/system").is_dir():
+        return None
+    text = _output("systemctl", "is-enabled", BOOT_UNIT, check=False)
+    return text is not None and text.strip().startswith("enabled")
+
+
+def _output(*words: str, check: bool = True) -> str | None:
+    """What a program prints; None when it fails or is not there."""
+    try:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=check,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,167 @@
+"""A guest's interfaces as libvirt writes them: read, compared, and put on another device.
+
+What a guest sees of an interface (MAC, model, PCI address, boot order) stays; what the
+host has below it is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+
+from vsrtune.errors import VsrtuneError
+
+_DEVICE = "/interface/target/@dev"
+_ALIAS = "/interface/alias/@name"
+# Names that libvirt makes up, and gives no second time even when asked for them; it
+# takes away such a device's name from what it reads (virDomainNetDefParseXML).
+_GENERATED = {
+    _DEVICE: re.compile(r"(macvtap|macvlan|vnet|vif)\d+"),
+    _ALIAS: re.compile(r"net\d+"),
+}
+
+# libvirt indents, escapes every < in text and attributes, and nests no interface.
+_INTERFACE = re.compile(r"<interface [^>]*>.*?</interface>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One ``<interface>`` of a domain, ``xml`` being its text. ``kind`` is its type
+    attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device that
+    a direct one stands on; "" where there is none."""
+
+    mac: str
+    kind: str
+    device: str
+    lower: str
+    model: str
+    xml: str
+
+
+def nics(domain: str) -> tuple[Nic, ...]:
+    """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is none."""
+    try:
+        tree = ET.fromstring(domain)
+    except ET.ParseError as error:
+        raise VsrtuneError(f"domain XML cannot be read: {error}") from error
+    return tuple(_nic(element) for element in tree.iterfind("./devices/interface"))
+
+
+def nic(xml: str) -> Nic:
+    """One interface of its own text."""
+    return _nic(ET.fromstring(xml))
+
+
+def mode(found: Nic) -> str:
+    """The mode attribute of a direct interface's source (libvirt's default: vepa)."""
+    source = ET.fromstring(found.xml).find("source")
+    return (source.get("mode") if source is not None else None) or "vepa"
+
+
+def on_device(original: Nic, device: str) -> str:
+    """The XML with which to attach ``original`` on a host device that is there already
+    and that libvirt leaves alone (``managed='no'``)."""
+    element = ET.fromstring(original.xml)
+    for name in ("source", "target", "virtualport"):
+        for old in element.findall(name):
+            element.remove(old)
+    # What follows filters that only libvirt's own macvtaps have.
+    element.attrib.pop("trustGuestRxFilters", None)
+    element.set("type", "ethernet")
+    ET.SubElement(element, "target", {"dev": device, "managed": "no"})
+    return ET.tostring(element, encoding="unicode")
+
+
+def unsupported(found: Nic) -> str:
+    """Why a direct interface cannot be put on a device of ours, "" when it can."""
+    element = ET.fromstring(found.xml)
+    source = element.find("source")
+    if found.kind != "direct" or not found.lower:
+        return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
+    if source is not None and source.get("network"):
+        return f"libvirt's network {source.get('network')} gives it its device"
+    if not found.model.startswith("virtio"):
+        return f"its model is {found.model or 'unset'}, and vhost-net needs virtio"
+    for name in ("virtualport", "vlan", "filterref"):
+        if element.find(name) is not None:
+            return f"its <{name}> has no meaning on a device that libvirt does not make"
+    return ""
+
+
+def lost(found: Nic) -> tuple[str, ...]:
+    """What of a direct interface does not work on a device of ours, for people."""
+    if ET.fromstring(found.xml).get("trustGuestRxFilters") == "yes":
+        return (
+            "trustGuestRxFilters: libvirt follows the guest's filters on its own macvtaps only",
+        )
+    return ()
+
+
+def as_direct(found: Nic, lower: str, mode: str) -> str:
+    """The XML with which to attach ``found``, which is on a device of ours, as libvirt's
+    own macvtap on ``lower``."""
+    element = ET.fromstring(found.xml)
+    for old in element.findall("target"):
+        element.remove(old)
+    element.set("type", "direct")
+    ET.SubElement(element, "source", {"dev": lower, "mode": mode})
+    return ET.tostring(element, encoding="unicode")
+
+
+def replaced(domain: str, mac: str, interface: str) -> str:
+    """A domain's XML with another interface in the place of the one with that MAC, and
+    every other letter as it was. Raises VsrtuneError unless there is exactly one."""
+    found = [match for match in _INTERFACE.finditer(domain) if nic(match.group()).mac == mac]
+    if len(found) != 1:
+        raise VsrtuneError(
+            f"the definition has {len(found)} interfaces of that MAC, not one",
+            where=f"interface {mac}",
+            hint="give every interface its own MAC (virsh edit)",
+        )
+    start, end = found[0].span()
+    return f"{domain[:start]}{interface}{domain[end:]}"
+
+
+def differences(before: str, after: str) -> tuple[str, ...]:
+    """Paths in which two interfaces' XML differ, with both values, for people.
+
+    A name of the host's device, or an alias, that libvirt made up is none: it counts on,
+    and gives no such name a second time, even when asked for it.
+    """
+    old, new = _flat(ET.fromstring(before)), _flat(ET.fromstring(after))
+    for path, generated in _GENERATED.items():
+        if all(generated.fullmatch(found.get(path, "")) for found in (old, new)):
+            new[path] = old[path]
+    return tuple(
+        f"{path}: was {old.get(path, 'absent')!r}, is {new.get(path, 'absent')!r}"
+        for path in sorted({*old, *new})
+        if old.get(path) != new.get(path)
+    )
+
+
+def _nic(element: ET.Element) -> Nic:
+    source = element.find("source")
+    return Nic(
+        mac=_attribute(element, "mac", "address").lower(),
+        kind=element.get("type", ""),
+        device=_attribute(element, "target", "dev"),
+        lower=source.get("dev", "") if source is not None else "",
+        model=_attribute(element, "model", "type"),
+        xml=ET.tostring(element, encoding="unicode").strip(),
+    )
+
+
+def _attribute(element: ET.Element, child: str, name: str) -> str:
+    found = element.find(child)
+    return found.get(name, "") if found is not None else ""
+
+
+def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
+    """Every attribute and text by its path."""
+    path = f"{path}/{element.tag}"
+    found = {f"{path}/@{name}": value for name, value in element.attrib.items()}
+    found[path] = (element.text or "").strip()
+    for child in element:
+        found |= _flat(child, path)
+    return found

@@ -1,0 +1,249 @@
+"""A ledger: what is owed to this host, on disk before it is done to the host.
+
+Append-only JSON lines. An entry is added before the host is changed and marked done
+after it was put back, or needs no putting back any more; what is left over tells the
+next start what to put back. A last line without its newline was never complete, so
+nothing followed from it, and it is cut off. Any other line that cannot be read is an
+error.
+
+One user at a time: whoever has the ledger open holds an exclusive flock beside it. A
+process that inherits the descriptor shares it, so that the lock is free only after both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from vsrtune.closing import Closing
+from vsrtune.errors import Lasting, VsrtuneError
+
+# One that still cleans up after a killed user gets this long.
+LOCK_SECONDS = 10.0
+# A file this large is written anew when most of it is about what was done long ago.
+_LARGE = 64 << 10
+
+Cleaner = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something to put back: ``kind`` names the cleaner, ``data`` is its own."""
+
+    id: int
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An entry that could not be resolved; it stays in the ledger."""
+
+    entry: Entry
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.entry.kind}: {self.what}"
+
+
+class Ledger(Closing):
+    """The open ledger. Use as a context manager, or ``close``.
+
+    ``busy`` is the error when somebody else has it open, ``unusable`` begins the one
+    when the file cannot be used; each with what to do next.
+    """
+
+    busy = ("another process is using it", "wait for its end")
+    unusable = ("the ledger cannot be used", "run as root")
+
+    def __init__(
+        self, path: Path, lock: int, file: int, entries: dict[int, Entry], last: int
+    ) -> None:
+        self.path = path
+        self.lock_descriptor = lock
+        self._file = file
+        self._entries = entries
+        self._last = last
+
+    @classmethod
+    def open(cls, path: Path, *, lock: int | None = None, wait: float = LOCK_SECONDS) -> Self:
+        """Lock and read the ledger, waiting up to ``wait`` seconds for the lock.
+
+        ``lock`` is the descriptor of one that is held already (the guard's). Raises
+        VsrtuneError when somebody else has it open, or it cannot be read or written.
+        """
+        opened: list[int] = []
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if lock is None:
+                opened.append(lock := cls._take_lock(path, wait))
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            opened.append(file)
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            entries, last = _parse(path, whole)
+            # With nothing owed a new one begins; the lock makes us its only user.
+            os.ftruncate(file, len(whole) if entries else 0)
+            owed = b"".join(_line(_added(entry)) for entry in entries.values())
+            if len(whole) > max(_LARGE, 4 * len(owed)):
+                os.close(opened.pop())
+                _replace(path, owed)
+                file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+                opened.append(file)
+        except BaseException as error:
+            for descriptor in opened:
+                os.close(descriptor)
+            if isinstance(error, OSError):
+                raise cls._broken(path, error) from error
+            raise
+        return cls(path, lock, file, entries, last)
+
+    def add(self, kind: str, data: Mapping[str, Any]) -> int:
+        """Write down what must be put back, before the host is changed. ``data`` is
+        JSON. Returns the id for ``done``. Raises VsrtuneError: then change nothing."""
+        self._last += 1
+        entry = Entry(self._last, kind, dict(data))
+        self._append(_added(entry))
+        self._entries[entry.id] = entry
+        return entry.id
+
+    def done(self, *entries: int) -> None:
+        """They were put back, or need it no more: all of them at once, or none when this
+        process is killed meanwhile. Ids that are not pending are left alone."""
+        pending = [entry for entry in entries if entry in self._entries]
+        if pending:
+            self._append({"done": pending[0] if len(pending) == 1 else pending})
+            for entry in pending:
+                del self._entries[entry]
+
+    def pending(self) -> list[Entry]:
+        """What is owed, oldest first."""
+        return [self._entries[number] for number in sorted(self._entries)]
+
+    def resolve(self, cleaners: Mapping[str, Cleaner]) -> list[Failure]:
+        """Put back everything pending, newest first, by the cleaner of its kind.
+
+        One that fails hides no other; what failed is returned and stays pending.
+        """
+        failures = []
+        for entry in reversed(self.pending()):
+            try:
+                cleaner = cleaners.get(entry.kind)
+                if cleaner is None:
+                    raise VsrtuneError("nothing in this version knows how to undo it")
+                cleaner(entry.data)
+                self.done(entry.id)
+            except Exception as error:  # whatever a cleaner raises, the others must run
+                failures.append(Failure(entry, str(error) or repr(error)))
+        return failures
+
+    def close(self) -> None:
+        """Close it and, when no guard shares it, unlock."""
+        for descriptor in (self._file, self.lock_descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self.lock_descriptor = -1
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = _line(record)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(None, "short write")
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._broken(self.path, error) from error
+
+    @classmethod
+    def _take_lock(cls, path: Path, wait: float) -> int:
+        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        end = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                if time.monotonic() < end:
+                    time.sleep(0.1)
+                    continue
+                os.close(descriptor)
+                what, hint = cls.busy
+                raise VsrtuneError(
+                    what, where=str(path), hint=hint, lasting=Lasting.TRANSIENT
+                ) from None
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+    @classmethod
+    def _broken(cls, path: Path, error: OSError) -> VsrtuneError:
+        what, hint = cls.unusable
+        return VsrtuneError(f"{what}: {error.strerror or error}", where=str(path), hint=hint)
+
+
+def read_pending(path: Path) -> list[Entry]:
+    """What is owed, oldest first, without the lock: for those who only look. A missing
+    file owes nothing. Raises VsrtuneError when it cannot be read."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise VsrtuneError(
+            f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
+        ) from error
+    entries, _ = _parse(path, text[: text.rfind(b"\n") + 1])
+    return [entries[number] for number in sorted(entries)]
+
+
+def _parse(path: Path, text: bytes) -> tuple[dict[int, Entry], int]:
+    """What is pending, and the last id that was given."""
+    entries: dict[int, Entry] = {}
+    last = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+            if "add" in record:
+                entry = Entry(int(record["add"]), str(record["kind"]), dict(record["data"]))
+                entries[entry.id] = entry
+                last = max(last, entry.id)
+            else:
+                done = record["done"]
+                for number_done in done if isinstance(done, list) else (done,):
+                    entries.pop(int(number_done), None)
+        except (ValueError, KeyError, TypeError) as error:
+            raise VsrtuneError(
+                "this line cannot be read",
+                where=f"{path}:{number}",
+                hint="remove the line; what it stood for must be put back by hand",
+            ) from error
+    return entries, last
+
+
+def _added(entry: Entry) -> dict[str, Any]:
+    return {"add": entry.id, "kind": entry.kind, "data": entry.data}
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put a new file in the place of ``path``: it has the old content or the new one."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.chmod(0o600)
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

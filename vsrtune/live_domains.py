@@ -1,0 +1,341 @@
+"""libvirt domains: their XML, interfaces unplugged and plugged, definitions changed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.interface_xml import Nic, nics
+
+# A guest acknowledges an unplug within a second; one that boots may take longer.
+RELEASE_SECONDS = 30.0
+_PAUSE = 0.05
+# The request is lost when the guest's kernel does not listen yet.
+_ASK_AGAIN = 10.0
+_ALIAS = re.compile(r"<alias name='([^']+)'")
+# What QEMU says of a name, or a PCI slot, that it has given away already.
+_TAKEN = re.compile(r"Duplicate ID '([^']+)'|Duplicate device ID|not available .*in use by")
+_NET_ALIAS = re.compile(r"net\d+")
+
+
+class AwayError(WriteError):
+    """libvirt does not answer: nothing is known of what it did with the request."""
+
+
+class RefusedError(WriteError):
+    """libvirt refused the request, and has done nothing."""
+
+
+class Unpluggable(Protocol):
+    """What ``unplug`` needs of libvirt."""
+
+    def nics(self, uuid: str) -> tuple[Nic, ...]:
+        """The interfaces that the running domain has now."""
+        ...
+
+    def request_unplug(self, uuid: str, found: Nic) -> None:
+        """Ask the guest to release the interface; returns at once."""
+        ...
+
+
+def unplug(
+    domains: Unpluggable,
+    wanted: Collection[tuple[str, str]],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Unplug the interfaces (UUID of the domain, MAC) that are there, all at once, and
+    return when the guests have released them.
+
+    Raises RefusedError when libvirt refused and nothing was unplugged, else WriteError.
+    """
+    end = clock() + RELEASE_SECONDS
+    asked: dict[tuple[str, str], float] = {}
+    while True:
+        present = {
+            (uuid, found.mac): found
+            for uuid in {uuid for uuid, _ in wanted}
+            for found in domains.nics(uuid)
+        }
+        left = [key for key in wanted if key in present]
+        if not left:
+            return
+        now = clock()
+        if now > end:
+            uuid, mac = left[0]
+            raise WriteError(
+                f"the guest did not release the interface in {RELEASE_SECONDS:g} s",
+                where=f"domain {uuid} interface {mac}",
+                hint="its kernel must support PCI hotplug",
+            )
+        for key in left:
+            if now - asked.get(key, float("-inf")) >= _ASK_AGAIN:
+                try:
+                    domains.request_unplug(key[0], present[key])
+                except RefusedError as error:
+                    if asked:
+                        raise WriteError(error.what, where=error.where, hint=error.hint) from error
+                    raise
+                asked[key] = now
+        sleep(_PAUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainXml:
+    """A domain: ``live`` is "" when it does not run, ``config`` when it is transient."""
+
+    name: str
+    uuid: str
+    live: str
+    config: str
+
+
+class LiveDomains:
+    """One connection to libvirt, opened when first needed and again after it broke.
+    VanishedError means that the domain does not run (any more), AwayError that libvirt
+    does not answer, WriteError anything else that libvirt refused."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._connection: Any = None
+
+    def uuid(self, name: str) -> str:
+        """Of the running domain of that name (or UUID)."""
+        libvirt = _library()
+        connection = self._open()
+        try:
+            domain = connection.lookupByName(name)
+        except libvirt.libvirtError:
+            try:
+                domain = connection.lookupByUUIDString(name)
+            except libvirt.libvirtError as error:
+                raise VanishedError(
+                    "there is no such libvirt guest", where=name, hint="see: virsh list --all"
+                ) from error
+        if not domain.isActive():
+            raise VanishedError("the guest does not run", where=name, hint=f"virsh start {name}")
+        return str(domain.UUIDString())
+
+    def nics(self, uuid: str) -> tuple[Nic, ...]:
+        """The interfaces that the running domain has now."""
+        libvirt = _library()
+        try:
+            domain = self._domain(uuid)
+            if not domain.isActive():
+                raise VanishedError("the guest does not run", where=f"domain {uuid}")
+            return nics(domain.XMLDesc(0))
+        except libvirt.libvirtError as error:
+            self._refused(error, f"domain {uuid}")
+
+    def all(self) -> tuple[DomainXml, ...]:
+        """Every domain that there is."""
+        libvirt = _library()
+        found = []
+        try:
+            for domain in self._open().listAllDomains(0):
+                try:
+                    live = domain.XMLDesc(0) if domain.isActive() else ""
+                    kept = libvirt.VIR_DOMAIN_XML_INACTIVE
+                    config = domain.XMLDesc(kept) if domain.isPersistent() else ""
+                    uuid = str(domain.UUIDString())
+                    found.append(DomainXml(str(domain.name()), uuid, str(live), str(config)))
+                except libvirt.libvirtError as error:
+                    if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                        raise
+        except libvirt.libvirtError as error:
+            self._refused(error, self._uri)
+        return tuple(found)
+
+    def definition(self, uuid: str) -> str:
+        """The persistent definition, secrets included. VanishedError without one."""
+        libvirt = _library()
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+        domain = self._domain(uuid)
+        try:
+            if not domain.isPersistent():
+                raise VanishedError("the guest has no persistent definition", where=uuid)
+            return str(domain.XMLDesc(flags))
+        except libvirt.libvirtError as error:
+            self._refused(error, f"domain {uuid}")
+
+    def define(self, xml: str, where: str) -> None:
+        """Replace the persistent definition of the domain that the XML names."""
+        libvirt = _library()
+        try:
+            self._open().defineXML(xml)
+        except libvirt.libvirtError as error:
+            self._refused(error, where)
+
+    def detach(self, uuid: str, mac: str) -> None:
+        """Unplug the interface of that MAC, if there is one, and return when the guest
+        has released it."""
+        unplug(self, [(uuid, mac)])
+
+    def request_unplug(self, uuid: str, found: Nic) -> None:
+        """Ask the guest to release the interface; one that was asked, or has done so, is
+        no error."""
+        libvirt = _library()
+        where = f"domain {uuid} interface {found.mac}"
+        domain = self._domain(uuid)
+        try:
+            domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        except libvirt.libvirtError as error:
+            if "unplug" in str(error) or "not found" in str(error):
+                return
+            if error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING:
+                return
+            self._refused(error, where)
+
+    def attach(self, uuid: str, xml: str, mac: str) -> None:
+        """Plug an interface in."""
+        where = f"domain {uuid} interface {mac}"
+        try:
+            self._attach(uuid, xml, where)
+        except RefusedError as error:
+            taken = _TAKEN.search(str(error))
+            if taken is None:
+                raise
+            # A libvirtd that was killed in between had given it to QEMU, and forgot it.
+            self.drop_orphans(uuid)
+            if taken.group(1):
+                self.drop_netdev(uuid, taken.group(1))
+            self._attach(uuid, xml, where)
+
+    def _attach(self, uuid: str, xml: str, where: str) -> None:
+        libvirt = _library()
+        domain = self._domain(uuid)
+        try:
+            domain.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        except libvirt.libvirtError as error:
+            self._refused(error, where)
+
+    def drop_orphans(self, uuid: str) -> tuple[str, ...]:
+        """Take away interfaces that QEMU has and libvirt does not know: those it was
+        plugging in when it died. Their names; returns when they are gone."""
+        known = set(_ALIAS.findall(self._live_xml(uuid)))
+        orphans = [name for name in self._plugged(uuid) if name not in known]
+        for name in orphans:
+            self._monitor(uuid, "device_del", {"id": name})
+        end = time.monotonic() + RELEASE_SECONDS
+        while orphans and set(orphans) & set(self._plugged(uuid)):
+            if time.monotonic() > end:
+                raise WriteError(
+                    f"the guest did not release {', '.join(orphans)}, which libvirt lost",
+                    where=f"domain {uuid}",
+                    hint="its kernel must support PCI hotplug; a guest started anew is well",
+                )
+            time.sleep(_PAUSE)
+        for name in orphans:
+            self._monitor(uuid, "netdev_del", {"id": f"host{name}"})
+        return tuple(orphans)
+
+    def drop_netdev(self, uuid: str, name: str) -> None:
+        """Take away a back end of that name that no interface uses."""
+        self._monitor(uuid, "netdev_del", {"id": name})
+
+    def _live_xml(self, uuid: str) -> str:
+        libvirt = _library()
+        domain = self._domain(uuid)
+        try:
+            return str(domain.XMLDesc(0))
+        except libvirt.libvirtError as error:
+            self._refused(error, f"domain {uuid}")
+
+    def _plugged(self, uuid: str) -> list[str]:
+        """Network devices by QEMU's own account (their ids are libvirt's aliases)."""
+        found = self._monitor(uuid, "qom-list", {"path": "/machine/peripheral"})
+        names = (str(entry.get("name", "")) for entry in found if isinstance(entry, dict))
+        return [name for name in names if _NET_ALIAS.fullmatch(name)]
+
+    def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> list[Any]:
+        """One QMP command through libvirt; an error of QEMU's is no error here, because
+        what is to be taken away may be gone."""
+        libvirt, qemu = _library(), importlib.import_module("libvirt_qemu")
+        domain = self._domain(uuid)
+        text = json.dumps({"execute": command, "arguments": arguments})
+        try:
+            answer = json.loads(qemu.qemuMonitorCommand(domain, text, 0))
+        except libvirt.libvirtError as error:
+            self._refused(error, f"domain {uuid}: {command}")
+        found = answer.get("return", [])
+        return found if isinstance(found, list) else []
+
+    def close(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            libvirt = _library()
+            try:
+                connection.close()
+            except libvirt.libvirtError:
+                return  # it was broken already
+
+    def _open(self) -> Any:
+        libvirt = _library()
+        if self._connection is None:
+            # Otherwise the library writes every error to stderr as well.
+            libvirt.registerErrorHandler(lambda _context, _error: None, None)
+            try:
+                self._connection = libvirt.open(self._uri)
+            except libvirt.libvirtError as error:
+                raise AwayError(
+                    f"libvirt does not answer: {error.get_error_message()}",
+                    where=self._uri,
+                    hint="see: systemctl status libvirtd virtqemud",
+                    lasting=Lasting.TRANSIENT,
+                ) from error
+        return self._connection
+
+    def _domain(self, uuid: str) -> Any:
+        libvirt = _library()
+        try:
+            return self._open().lookupByUUIDString(uuid)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                raise VanishedError("the guest is gone", where=f"domain {uuid}") from error
+            self._refused(error, f"domain {uuid}")
+
+    def _refused(self, error: Any, where: str) -> NoReturn:
+        """Raise what the error means."""
+        libvirt = _library()
+        code = error.get_error_code()
+        text = error.get_error_message()
+        if not self._alive():
+            self.close()
+            raise AwayError(
+                f"libvirt went away: {text}",
+                where=where,
+                hint="see: systemctl status libvirtd virtqemud",
+                lasting=Lasting.TRANSIENT,
+            ) from error
+        if code == libvirt.VIR_ERR_NO_DOMAIN or (
+            code == libvirt.VIR_ERR_OPERATION_INVALID and "not running" in text
+        ):
+            raise VanishedError(
+                f"the guest is gone or does not run: {text}", where=where
+            ) from error
+        hint = "see: journalctl -u libvirtd -u virtqemud"
+        raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
+
+    def _alive(self) -> bool:
+        libvirt = _library()
+        try:
+            return self._connection is not None and bool(self._connection.isAlive())
+        except libvirt.libvirtError:
+            return False
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("libvirt")
+    except ImportError as error:
+        raise WriteError(
+            "the Python library libvirt is not installed", hint="install python3-libvirt"
+        ) from error

@@ -1,0 +1,191 @@
+"""How long a guest does not forward: seen on the counters of its host devices.
+
+A frame that the guest sends is counted as sent by its macvtap or napi_macvtap device. The
+outage is the time between the last moment before the switch and the first one after it
+at which the guest sent at least half as many frames as it had sent before; single frames
+do not count, because a guest greets a new interface with some of its own. With traffic
+that it forwards, that is the time in which it did not forward. Without traffic there is
+none to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+PERIOD = 0.02
+# The rate before is taken over this time, and a moment is this long; seconds.
+SETTLE = 0.6
+MOMENT = 0.1
+
+_NET = Path("/sys/class/net")
+
+Counters = Callable[[], Mapping[str, int]]
+
+
+class Outage:
+    """What was seen. ``see`` is fed with the time in seconds and the frames sent, by
+    device; ``begin`` is when the first interface is about to go, ``released`` when the
+    guest has none of them any more, ``plugged`` when it has all of them again."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[str, int] | None = None
+        # (time, frames sent so far), the frames of devices that are gone included.
+        self._seen: list[tuple[float, int]] = []
+        self._begun = self._released = self._plugged = float("inf")
+
+    def see(self, now: float, counts: Mapping[str, int]) -> None:
+        """One look at the counters. All that a device has sent that was not there at the
+        look before was sent since; the first look of all is what to compare with."""
+        known = self._known
+        self._known = dict(counts)
+        sent = self._seen[-1][1] if self._seen else 0
+        if known is not None:
+            sent += sum(max(0, n - known.get(name, 0)) for name, n in counts.items())
+        self._seen.append((now, sent))
+
+    def begin(self, now: float) -> None:
+        """The first interface is about to go."""
+        self._begun = now
+
+    def released(self, now: float) -> None:
+        """The guest has released all of them: what it sends from now on, it sends through
+        the new ones."""
+        self._released = now
+
+    def plugged(self, now: float) -> None:
+        """The guest has all of them again; only the first call counts."""
+        self._plugged = min(now, self._plugged)
+
+    @property
+    def rate(self) -> float:
+        """Frames per second before the switch; 0 when it sent none."""
+        before = [seen for seen in self._seen if seen[0] <= self._begun]
+        if len(before) < 2 or before[-1][0] <= before[0][0]:
+            return 0.0
+        return (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0])
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the guest sent less than half of what it had; None when that was not
+        seen, or not its end."""
+        if not self.rate:
+            return None
+        last = first = None
+        for begin, end in self._moments():
+            moment = self._seen[begin : end + 1]
+            sent, elapsed = moment[-1][1] - moment[0][1], moment[-1][0] - moment[0][0]
+            if sent < max(1.0, self.rate * elapsed / 2):
+                continue
+            if moment[-1][0] <= self._released:
+                last = next(t for t, n in reversed(moment) if n < moment[-1][1])
+            elif moment[0][0] >= self._released:
+                first = next(t for t, n in moment if n > moment[0][1])
+                break
+        return first - last if first is not None and last is not None else None
+
+    @property
+    def unplugged(self) -> float:
+        """From the first unplug to the last plug, which needs no traffic, in seconds."""
+        return self._plugged - self._begun
+
+    def _moments(self) -> Iterator[tuple[int, int]]:
+        """Indices of looks that are a moment apart."""
+        at = 0
+        for number, (now, _) in enumerate(self._seen):
+            while self._seen[at + 1][0] <= now - MOMENT:
+                at += 1
+            if self._seen[at][0] <= now - MOMENT:
+                yield at, number
+
+
+class Watch:
+    """Looks at the counters every PERIOD, in a thread, while the block runs. ``counters``
+    gives the frames sent, by device, of the devices that there are."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.outage = Outage()
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outage", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def settle(self) -> None:
+        """Look long enough to know whether there is traffic."""
+        time.sleep(SETTLE)
+
+    def begin(self) -> None:
+        """The first interface is about to go."""
+        with self._lock:
+            self.outage.begin(time.monotonic())
+
+    def released(self) -> None:
+        """The guest has none of them any more."""
+        with self._lock:
+            self.outage.released(time.monotonic())
+
+    def plugged(self) -> None:
+        """The guest has them all again; only the first call counts."""
+        with self._lock:
+            self.outage.plugged(time.monotonic())
+
+    def wait(self, patience: float) -> None:
+        """Up to ``patience`` seconds for the traffic to come back, where there was some."""
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            with self._lock:
+                if not self.outage.rate or self.outage.seconds is not None:
+                    return
+            time.sleep(3 * MOMENT)
+
+    def lines(self) -> tuple[str, ...]:
+        """What was measured, for people."""
+        found = self.outage
+        unplugged = f"unplugged to plugged in: {found.unplugged:.3f} s"
+        if not found.rate:
+            return (unplugged, "no traffic before the switch, so no outage to see")
+        if found.seconds is None:
+            return (unplugged, "it was sending before the switch and is not now: look at it")
+        return (
+            unplugged,
+            f"outage (below half of {found.rate:.0f} frames/s): {found.seconds:.3f} s",
+        )
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD):
+            counts = self._counters()
+            with self._lock:
+                self.outage.see(time.monotonic(), counts)
+
+
+def sent_by(macs: Collection[str]) -> Counters:
+    """Frames that were sent by each device of this host with one of these MACs."""
+    known: dict[str, bool] = {}
+
+    def read() -> dict[str, int]:
+        counts = {}
+        names = os.listdir(_NET)
+        for gone in set(known) - set(names):
+            del known[gone]
+        for name in names:
+            with contextlib.suppress(OSError):
+                if name not in known:
+                    known[name] = (_NET / name / "address").read_text().strip() in macs
+                if known[name]:
+                    counts[name] = int((_NET / name / "statistics" / "tx_packets").read_text())
+        return counts
+
+    return read
