@@ -17,6 +17,8 @@ from . import (
     fig16,
     isolation,
     levers,
+    napi_forward,
+    napi_isolation,
     native,
     peers,
     profile,
@@ -45,4 +47,6 @@ FIGURES: tuple[Figure, ...] = (
     fig07.FIGURE,
     fig08.FIGURE,
     fig10.FIGURE,
+    *napi_forward.FIGURES,
+    *napi_isolation.FIGURES,
 )
