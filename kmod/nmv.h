@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * napi_macvlan: what its files share.
+ *
+ * One port (struct nmv_port) sits on a lower device while at least one of our
+ * devices on it is up. A device (struct nmv_dev) is a network device of kind
+ * napi_macvlan, or of kind napi_macvtap with a struct tap_dev inside.
+ *
+ * Locking: everything is changed under RTNL and read under RCU. Counters are
+ * per CPU and written with bottom halves off. The own queue has its list lock.
+ */
+#ifndef NMV_H
+#define NMV_H
+
+#include <linux/etherdevice.h>
+#include <linux/if_tap.h>
+#include <linux/netdevice.h>
+#include <linux/u64_stats_sync.h>
+#include "mode.h"
+
+#define NMV_QUEUE_LEN		1000	/* frames, default of the own queue */
+#define NMV_QUEUE_LEN_MAX	32767
+#define NMV_TAP_QUEUE_LEN	500	/* frames, default of a tap ring */
+
+/* What "ethtool -S" shows of every device, in this order. */
+enum nmv_stat {
+	NMV_RX_RECEIVED,
+	NMV_RX_DELIVERED,
+	NMV_RX_DROPPED_RING_FULL,
+	NMV_RX_DROPPED_QUEUE_FULL,
+	NMV_RX_DROPPED_NO_QUEUE,
+	NMV_RX_DROPPED_DOWN,
+	NMV_RX_DROPPED_SHRINK,
+	NMV_RX_DROPPED_OTHER,
+	NMV_RX_NIC,
+	NMV_RX_FORWARDED,
+	NMV_RX_BROADCAST,
+	NMV_TX_LOWER,
+	NMV_TX_SIBLING,
+	NMV_TX_DROPPED,
+	/* shown in ip -s link only */
+	NMV_RX_BYTES,
+	NMV_TX_BYTES,
+	NMV_RX_MULTICAST,
+	NMV_STATS,
+};
+
+#define NMV_STATS_SHOWN		NMV_RX_BYTES
+
+struct nmv_pcpu {
+	u64_stats_t		v[NMV_STATS];
+	struct u64_stats_sync	syncp;
+};
+
+/**
+ * struct nmv_queue - the own queue of a device
+ * @frames: waiting frames; its lock guards @high_water
+ * @limit: most frames that may wait
+ * @high_water: most frames that ever waited since the device came up
+ * @napi: serves @frames
+ */
+struct nmv_queue {
+	struct sk_buff_head	frames;
+	u32			limit;
+	u32			high_water;
+	struct napi_struct	napi;
+};
+
+/**
+ * struct nmv_tapq - what we know about one open queue of /dev/tapN
+ * @list: in nmv_tap.known, under RTNL
+ * @q: tap.ko's queue; a key, not to be followed except under the rules of
+ *	tapq.c
+ * @received: frames directed to it; with @dropped, @ring_high_water under the
+ *	producer lock of its ring
+ * @dropped: frames found too many for the ring
+ * @ring_high_water: most frames that waited in the ring
+ * @late_dropped: frames that tap.ko found too many after we let them pass
+ * @tx_packets: frames sent through it
+ * @tid: of the task that sent last, in the initial pid namespace
+ * @sender: the task that is sending now
+ * @rcu: to free it
+ */
+struct nmv_tapq {
+	struct list_head	list;
+	struct tap_queue	*q;
+	u64			received;
+	u64			dropped;
+	u32			ring_high_water;
+	atomic64_t		late_dropped;
+	atomic64_t		tx_packets;
+	pid_t			tid;
+	struct task_struct	*sender;
+	struct rcu_head		rcu;
+};
+
+/**
+ * struct nmv_tap - the part of a device that only napi_macvtap has
+ * @tap: tap.ko's view of the device
+ * @slots: by queue index, what we know about that queue
+ * @known: all struct nmv_tapq, under RTNL
+ * @scan: looks for queues opened and closed
+ * @rx_features: what the guest lets us receive, as tap.ko tells
+ */
+struct nmv_tap {
+	struct tap_dev		tap;
+	struct nmv_tapq __rcu	*slots[MAX_TAP_QUEUES];
+	struct list_head	known;
+	struct work_struct	scan;
+	netdev_features_t	rx_features;
+};
+
+/**
+ * struct nmv_port - our hold on a lower device, from the first device up to
+ * the last one down
+ * @lower: the device below
+ * @hash: devices by MAC
+ * @devs: the same devices, in the order of coming up
+ * @count: how many
+ * @passthru: the one device takes every frame
+ * @perm_addr: MAC that @lower had before a passthru device came up
+ * @rcu: to free it
+ */
+struct nmv_port {
+	struct net_device	*lower;
+	struct hlist_head	hash[NMV_HASH_SIZE];
+	struct list_head	devs;
+	unsigned int		count;
+	bool			passthru;
+	u8			perm_addr[ETH_ALEN];
+	struct rcu_head		rcu;
+};
+
+/**
+ * struct nmv_dev - private part of a network device of ours
+ * @dev: the network device
+ * @lower: the device below, with a reference
+ * @tracker: of that reference
+ * @port: while up
+ * @mode: enum macvlan_mode
+ * @in_hash: in nmv_port.hash, while up
+ * @in_port: in nmv_port.devs, while up
+ * @all: in the list of all devices, under RTNL
+ * @mc_filter: multicast addresses it listens to, hashed
+ * @stats: counters
+ * @queue: the own queue
+ * @tap: NULL for napi_macvlan
+ */
+struct nmv_dev {
+	struct net_device	*dev;
+	struct net_device	*lower;
+	netdevice_tracker	tracker;
+	struct nmv_port __rcu	*port;
+	u32			mode;
+	struct hlist_node	in_hash;
+	struct list_head	in_port;
+	struct list_head	all;
+	DECLARE_BITMAP(mc_filter, NMV_MC_BITS);
+	struct nmv_pcpu __percpu *stats;
+	struct nmv_queue	queue;
+	struct nmv_tap		*tap;
+};
+
+/* A napi_macvtap device carries both. */
+struct nmv_tap_dev {
+	struct nmv_dev		nd;
+	struct nmv_tap		tap;
+};
+
+/* netlink.c */
+extern struct rtnl_link_ops nmv_vlan_ops, nmv_tap_ops;
+
+/* netdev.c */
+void nmv_setup(struct net_device *dev);
+void nmv_update_filter(struct nmv_dev *nd);
+
+/* port.c */
+extern struct list_head nmv_all;
+extern struct notifier_block nmv_port_notifier;
+int nmv_port_join(struct nmv_dev *nd);
+void nmv_port_leave(struct nmv_dev *nd);
+void nmv_port_rehash(struct nmv_dev *nd, const u8 *addr);
+struct nmv_dev *nmv_port_find(const struct nmv_port *port, const u8 *addr);
+bool nmv_port_taken(const struct nmv_dev *nd, const u8 *addr);
+
+/* rx.c */
+rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb);
+
+/* tx.c */
+netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev);
+
+/* queue.c */
+void nmv_queue_init(struct nmv_dev *nd);
+void nmv_queue_start(struct nmv_dev *nd);
+void nmv_queue_stop(struct nmv_dev *nd);
+bool nmv_queue_admits(u32 waiting, u32 limit);
+void nmv_queue_delivered(struct nmv_dev *nd, const struct sk_buff *skb);
+void nmv_queue_offer(struct nmv_dev *nd, struct sk_buff *skb);
+void nmv_queue_offer_copy(struct nmv_dev *nd, struct sk_buff *skb,
+			  bool from_sibling);
+
+/* tap.c */
+extern struct notifier_block nmv_tap_notifier;
+int nmv_tap_register(void);
+void nmv_tap_unregister(void);
+int nmv_tap_attach(struct nmv_dev *nd);
+void nmv_tap_detach(struct nmv_dev *nd);
+rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
+bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb);
+
+/* tapq.c */
+void nmv_tapq_init(struct nmv_tap *t);
+void nmv_tapq_exit(struct nmv_tap *t);
+void nmv_tapq_scan(struct nmv_tap *t);
+struct nmv_tapq *nmv_tapq_find(struct nmv_tap *t, struct tap_queue *q);
+void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk);
+
+/* stats.c */
+void nmv_count(struct nmv_dev *nd, enum nmv_stat what, u64 n);
+void nmv_stats_sum(const struct nmv_dev *nd, u64 *sum);
+void nmv_get_stats64(struct net_device *dev, struct rtnl_link_stats64 *s);
+
+/* ethtool.c */
+extern const struct ethtool_ops nmv_ethtool_ops;
+
+/* selftest.c */
+#ifdef NMV_DEBUG
+int nmv_selftest(void);
+#else
+static inline int nmv_selftest(void)
+{
+	return 0;
+}
+#endif
+
+#endif

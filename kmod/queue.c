@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The own queue of a device: bounded, filled by siblings and by multicast,
+ * emptied by the device's own NAPI instance. With
+ * /sys/class/net/DEVICE/threaded at 1 that is the kernel thread
+ * napi/DEVICE-ID; otherwise it runs in the SoftIRQ of the CPU that filled it.
+ */
+#include "nmv.h"
+
+/**
+ * nmv_queue_admits() - is there room for one more frame
+ * @waiting: frames that wait
+ * @limit: most frames that may
+ */
+bool nmv_queue_admits(u32 waiting, u32 limit)
+{
+	return waiting < limit;
+}
+
+/**
+ * nmv_queue_delivered() - count a frame that the stack is about to get
+ * @nd: device, of kind napi_macvlan
+ * @skb: frame; the data begin after the Ethernet header
+ */
+void nmv_queue_delivered(struct nmv_dev *nd, const struct sk_buff *skb)
+{
+	nmv_count(nd, NMV_RX_DELIVERED, 1);
+	nmv_count(nd, NMV_RX_BYTES, skb->len + ETH_HLEN);
+}
+
+/* Frames in process hold no place: the bound is on those that wait. */
+static int nmv_queue_poll(struct napi_struct *napi, int budget)
+{
+	struct nmv_dev *nd = container_of(napi, struct nmv_dev, queue.napi);
+	struct sk_buff *skb;
+	int done = 0;
+
+	while (done < budget) {
+		spin_lock(&nd->queue.frames.lock);
+		skb = __skb_dequeue(&nd->queue.frames);
+		spin_unlock(&nd->queue.frames.lock);
+		if (!skb)
+			break;
+		if (!nd->tap)
+			nmv_queue_delivered(nd, skb);
+		netif_receive_skb(skb);
+		done++;
+	}
+	if (done < budget)
+		napi_complete_done(napi, done);
+	return done;
+}
+
+/* The frame is ours and ready for netif_receive_skb(). */
+static void nmv_queue_add(struct nmv_dev *nd, struct sk_buff *skb)
+{
+	struct nmv_queue *q = &nd->queue;
+	u32 waiting;
+	bool room;
+
+	/* What waits here must not hold back its sender's socket. */
+	skb_orphan(skb);
+	spin_lock(&q->frames.lock);
+	waiting = skb_queue_len(&q->frames);
+	room = nmv_queue_admits(waiting, READ_ONCE(q->limit));
+	if (room) {
+		__skb_queue_tail(&q->frames, skb);
+		if (waiting >= q->high_water)
+			WRITE_ONCE(q->high_water, waiting + 1);
+	}
+	spin_unlock(&q->frames.lock);
+	if (!room) {
+		nmv_count(nd, NMV_RX_DROPPED_QUEUE_FULL, 1);
+		kfree_skb(skb);
+		return;
+	}
+	napi_schedule(&q->napi);
+}
+
+/* Known before anything is copied; false also counts the drop. */
+static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
+			    enum nmv_stat origin)
+{
+	nmv_count(nd, NMV_RX_RECEIVED, 1);
+	nmv_count(nd, origin, 1);
+	if (nd->tap && nmv_tap_early_drop(nd, skb))
+		return false;
+	if (nmv_queue_admits(skb_queue_len_lockless(&nd->queue.frames),
+			     READ_ONCE(nd->queue.limit)))
+		return true;
+	nmv_count(nd, NMV_RX_DROPPED_QUEUE_FULL, 1);
+	return false;
+}
+
+/**
+ * nmv_queue_offer() - a sibling sends a frame to a device
+ * @nd: receiver
+ * @skb: frame, beginning with its Ethernet header; consumed
+ *
+ * Context: bottom halves off, RCU read side.
+ */
+void nmv_queue_offer(struct nmv_dev *nd, struct sk_buff *skb)
+{
+	if (!nmv_queue_wants(nd, skb, NMV_RX_FORWARDED)) {
+		kfree_skb(skb);
+		return;
+	}
+	if (__dev_forward_skb(nd->dev, skb)) {
+		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		return;
+	}
+	nmv_queue_add(nd, skb);
+}
+
+/**
+ * nmv_queue_offer_copy() - multicast for a device
+ * @nd: receiver; may not be listening
+ * @skb: frame, kept by the caller
+ * @from_sibling: it is being sent, so it begins with its Ethernet header;
+ *	else it was received, so that header was pulled
+ *
+ * Context: bottom halves off, RCU read side.
+ */
+void nmv_queue_offer_copy(struct nmv_dev *nd, struct sk_buff *skb,
+			  bool from_sibling)
+{
+	const struct ethhdr *eth = eth_hdr(skb);
+	struct sk_buff *copy;
+
+	if (!test_bit(nmv_hash_mc(eth->h_dest), nd->mc_filter))
+		return;
+	if (!nmv_queue_wants(nd, skb, NMV_RX_BROADCAST))
+		return;
+	copy = skb_clone(skb, GFP_ATOMIC);
+	if (!copy) {
+		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		return;
+	}
+	if (from_sibling) {
+		if (__dev_forward_skb(nd->dev, copy)) {
+			nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+			return;
+		}
+	} else {
+		copy->dev = nd->dev;
+		copy->pkt_type = is_broadcast_ether_addr(eth->h_dest) ?
+				 PACKET_BROADCAST : PACKET_MULTICAST;
+	}
+	nmv_count(nd, NMV_RX_MULTICAST, 1);
+	nmv_queue_add(nd, copy);
+}
+
+/**
+ * nmv_queue_init() - before the device is registered
+ * @nd: device
+ */
+void nmv_queue_init(struct nmv_dev *nd)
+{
+	skb_queue_head_init(&nd->queue.frames);
+	netif_napi_add(nd->dev, &nd->queue.napi, nmv_queue_poll);
+}
+
+/**
+ * nmv_queue_start() - the device comes up
+ * @nd: device
+ */
+void nmv_queue_start(struct nmv_dev *nd)
+{
+	nd->queue.high_water = 0;
+	napi_enable(&nd->queue.napi);
+}
+
+/**
+ * nmv_queue_stop() - the device goes down; nobody adds frames any more
+ * @nd: device
+ */
+void nmv_queue_stop(struct nmv_dev *nd)
+{
+	u32 left;
+
+	napi_disable(&nd->queue.napi);
+	left = skb_queue_len(&nd->queue.frames);
+	skb_queue_purge(&nd->queue.frames);
+	local_bh_disable();
+	nmv_count(nd, NMV_RX_DROPPED_DOWN, left);
+	local_bh_enable();
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Frames that the lower device receives. Unicast goes on in the same SoftIRQ
+ * with no queue between; copies of multicast go to each listener's own queue.
+ */
+#include <linux/rtnetlink.h>
+#include "nmv.h"
+
+static void nmv_flood_nic(const struct nmv_port *port, struct sk_buff *skb)
+{
+	const u8 *source = eth_hdr(skb)->h_source;
+	const struct nmv_dev *src = nmv_port_find(port, source);
+	u32 mode = src ? READ_ONCE(src->mode) : 0;
+	struct nmv_dev *nd;
+
+	list_for_each_entry_rcu(nd, &port->devs, in_port)
+		if (nmv_hears_nic_multicast(src, src == nd, mode,
+					    READ_ONCE(nd->mode)))
+			nmv_queue_offer_copy(nd, skb, false);
+}
+
+static bool nmv_hears(const struct nmv_port *port, const struct nmv_dev *nd,
+		      const u8 *source)
+{
+	u32 mode = READ_ONCE(nd->mode);
+
+	return nmv_hears_nic_unicast(false, mode) &&
+	       (nmv_hears_nic_unicast(true, mode) ||
+		!nmv_port_find(port, source));
+}
+
+/**
+ * nmv_handle_frame() - receive handler of the lower device
+ * @pskb: frame; the data begin after the Ethernet header
+ *
+ * Context: SoftIRQ or bottom halves off, RCU read side.
+ */
+rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
+{
+	struct sk_buff *skb = *pskb;
+	const struct ethhdr *eth;
+	struct nmv_port *port;
+	struct nmv_dev *nd;
+
+	/* Looped back by the host's own stack: it has no Ethernet header. */
+	if (unlikely(skb->pkt_type == PACKET_LOOPBACK))
+		return RX_HANDLER_PASS;
+
+	port = rcu_dereference(skb->dev->rx_handler_data);
+	eth = eth_hdr(skb);
+	if (is_multicast_ether_addr(eth->h_dest)) {
+		if (likely(skb->protocol != htons(ETH_P_PAUSE)))
+			nmv_flood_nic(port, skb);
+		return RX_HANDLER_PASS;
+	}
+
+	if (port->passthru)
+		nd = list_first_or_null_rcu(&port->devs, struct nmv_dev,
+					    in_port);
+	else
+		nd = nmv_port_find(port, eth->h_dest);
+	if (!nd)
+		return RX_HANDLER_PASS;
+
+	nmv_count(nd, NMV_RX_RECEIVED, 1);
+	nmv_count(nd, NMV_RX_NIC, 1);
+	if (unlikely(!nmv_hears(port, nd, eth->h_source))) {
+		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		goto drop;
+	}
+	/* A shared frame is about to be copied: better know before. */
+	if (skb_shared(skb)) {
+		if (nd->tap && nmv_tap_early_drop(nd, skb))
+			goto drop;
+		skb = skb_share_check(skb, GFP_ATOMIC);
+		if (!skb) {
+			nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+			return RX_HANDLER_CONSUMED;
+		}
+		*pskb = skb;
+		eth = eth_hdr(skb);
+	}
+	skb->dev = nd->dev;
+	if (ether_addr_equal_64bits(eth->h_dest, nd->dev->dev_addr))
+		skb->pkt_type = PACKET_HOST;
+	else
+		skb->pkt_type = PACKET_OTHERHOST;
+	if (!nd->tap)
+		nmv_queue_delivered(nd, skb);
+	return RX_HANDLER_ANOTHER;
+
+drop:
+	kfree_skb(skb);
+	return RX_HANDLER_CONSUMED;
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Frames that our devices send: to siblings, or to the lower device. */
+#include "nmv.h"
+
+/**
+ * nmv_start_xmit() - ndo_start_xmit
+ * @skb: frame; consumed
+ * @dev: sender
+ *
+ * There is no queueing discipline and no lock above it, so it runs in the
+ * context of whoever sends; for a guest that is its vhost worker.
+ *
+ * Context: bottom halves off, RCU read side.
+ */
+netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev)
+{
+	struct nmv_dev *nd = netdev_priv(dev), *to;
+	struct nmv_port *port = rcu_dereference_bh(nd->port);
+	u32 mode = READ_ONCE(nd->mode);
+	unsigned int len = skb->len;
+	int ret;
+
+	if (unlikely(!port || !pskb_may_pull(skb, ETH_HLEN))) {
+		nmv_count(nd, NMV_TX_DROPPED, 1);
+		kfree_skb(skb);
+		return NETDEV_TX_OK;
+	}
+	if (nd->tap && skb->sk)
+		nmv_tapq_sent(nd->tap, skb->sk);
+
+	skb_reset_mac_header(skb);
+	if (is_multicast_ether_addr(eth_hdr(skb)->h_dest)) {
+		list_for_each_entry_rcu(to, &port->devs, in_port)
+			if (to != nd &&
+			    nmv_hears_sibling(mode, READ_ONCE(to->mode)))
+				nmv_queue_offer_copy(to, skb, true);
+	} else {
+		to = nmv_port_find(port, eth_hdr(skb)->h_dest);
+		if (to && to != nd &&
+		    nmv_hears_sibling(mode, READ_ONCE(to->mode))) {
+			nmv_queue_offer(to, skb);
+			nmv_count(nd, NMV_TX_SIBLING, 1);
+			nmv_count(nd, NMV_TX_BYTES, len);
+			return NETDEV_TX_OK;
+		}
+	}
+
+	skb->dev = nd->lower;
+	ret = dev_queue_xmit(skb);
+	if (likely(ret == NET_XMIT_SUCCESS || ret == NET_XMIT_CN)) {
+		nmv_count(nd, NMV_TX_LOWER, 1);
+		nmv_count(nd, NMV_TX_BYTES, len);
+	} else {
+		nmv_count(nd, NMV_TX_DROPPED, 1);
+	}
+	/* dev_queue_xmit() consumed the frame, whatever it returned. */
+	return NETDEV_TX_OK;
+}
