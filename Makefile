@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns lab test demo results format clean
+.PHONY: help setup lint unit netns kmod lab test demo results format clean
 SHELL := /bin/bash
 
 help: ## this list
@@ -19,6 +19,9 @@ unit: setup ## pure tests: recorded hosts, cases, fault injection
 
 netns: setup ## real devices and threads of this machine's kernel, in namespaces
 	@venv=$$(tests/setup) && echo "== netns tests" && $$venv/bin/python -m pytest -q -rs tests/netns
+
+kmod: ## the kernel module for every supported kernel: build, warnings, sparse, dkms; no boot
+	@tests/lab/lab kmod
 
 lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one of them)
 	@venv=$$(tests/setup) && echo "== lab tests" && \

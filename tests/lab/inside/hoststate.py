@@ -5,6 +5,7 @@ Uses nothing of the package under test: /proc, /sys and one system call.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 SYS_SCHED_GETATTR = 315
+_BETWEEN = "====="
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -63,42 +65,47 @@ def cpu_ticks(tid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def qemus() -> dict[int, str]:
+def comms() -> dict[int, str]:
+    """pid -> comm of every process and kernel thread."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                found[int(entry)] = comm(int(entry))
+    return found
+
+
+def qemus(processes: dict[int, str] | None = None) -> dict[int, str]:
     """pid -> name of every QEMU guest, by its command line."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    for pid, name in (comms() if processes is None else processes).items():
+        if not name.startswith("qemu-system"):
             continue
         try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if "qemu-system" in words[0] and "-name" in words:
             name = words[words.index("-name") + 1]
-            found[int(entry.name)] = re.sub(r"^guest=|,debug-threads=\w+$", "", name)
+            found[pid] = re.sub(r"^guest=|,debug-threads=\w+$", "", name)
     return found
 
 
-def threads(pid: int) -> list[int]:
+def threads(pid: int, processes: dict[int, str] | None = None) -> list[int]:
     """Threads of a QEMU process and its vhost kthreads."""
     tids = [int(t) for t in os.listdir(f"/proc/{pid}/task")]
-    return sorted({*tids, *vhost_workers(pid)})
+    return sorted({*tids, *vhost_workers(pid, processes)})
 
 
 def comm(tid: int) -> str:
     return Path(f"/proc/{tid}/comm").read_text().strip()
 
 
-def vhost_workers(pid: int) -> list[int]:
+def vhost_workers(pid: int, processes: dict[int, str] | None = None) -> list[int]:
     """vhost workers of a QEMU process, as kthreads or as its own threads."""
-    name = f"vhost-{pid}"
-    found = [int(t) for t in os.listdir(f"/proc/{pid}/task") if comm(int(t)) == name]
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and comm(int(entry)) == name:
-                found.append(int(entry))
-        except OSError:
-            continue
+    wanted = f"vhost-{pid}"
+    found = [int(t) for t in os.listdir(f"/proc/{pid}/task") if comm(int(t)) == wanted]
+    found += [p for p, c in (comms() if processes is None else processes).items() if c == wanted]
     return sorted(set(found))
 
 
@@ -110,8 +117,8 @@ def cgroup(tid: int) -> str:
     raise AssertionError(f"thread {tid} has no cgroup v2 path")
 
 
-def _threads_of(pid: int, values: dict[str, str]) -> None:
-    for tid in threads(pid):
+def _threads_of(pid: int, processes: dict[int, str], values: dict[str, str]) -> None:
+    for tid in threads(pid, processes):
         try:
             where = f"thread {tid} ({comm(tid)})"
             path = cgroup(tid)
@@ -133,24 +140,37 @@ def _threads_of(pid: int, values: dict[str, str]) -> None:
 
 
 def capture() -> dict[str, str]:
-    """Every value that tuning may touch: "what" -> its text."""
+    """Every value that tuning may touch: "what" -> its text.
+
+    Runs around every test of an emulated host, so /proc is walked once and virsh called
+    twice, whatever the number of guests.
+    """
     values: dict[str, str] = {}
-    for pid in qemus():
-        _threads_of(pid, values)
-    for entry in sorted(Path("/proc").glob("[0-9]*/comm")):
-        try:
-            name = entry.read_text().strip()
-            if name.startswith("ksoftirqd/"):
-                values[f"{name} scheduling"] = sched(int(entry.parent.name))
-        except (OSError, ProcessLookupError):
-            continue
+    processes = comms()
+    for pid in qemus(processes):
+        _threads_of(pid, processes, values)
+    for tid, name in sorted(processes.items()):
+        if name.startswith("ksoftirqd/"):
+            values[f"{name} scheduling"] = sched(tid)
     for device in sorted(Path("/sys/class/net").iterdir()):
         values[f"{device.name} txqueuelen"] = (device / "tx_queue_len").read_text().strip()
-    for name in virsh("list", "--name").splitlines():
-        if name:
-            values[f"{name} vcpupin"] = virsh("vcpupin", name)
-            values[f"{name} emulatorpin"] = virsh("emulatorpin", name)
+    values.update(_pins())
     return values
+
+
+def _pins() -> dict[str, str]:
+    """What virsh says of the pins of every guest that runs."""
+    rows = [line.split(None, 1) for line in virsh("list", "--uuid", "--name").splitlines() if line]
+    verbs = [
+        (f"{name.strip()} {verb}", f"{verb} {uuid}")
+        for uuid, name in rows
+        for verb in ("vcpupin", "emulatorpin")
+    ]
+    if not verbs:
+        return {}
+    answers = virsh(f"; echo {_BETWEEN}; ".join(words for _, words in verbs)).split(_BETWEEN)
+    assert len(answers) == len(verbs), f"virsh answered {answers} to {verbs}"
+    return {what: text.strip() for (what, _), text in zip(verbs, answers, strict=True)}
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:

@@ -18,6 +18,9 @@ from pathlib import Path
 
 from . import progress
 
+# Fills the directory of a new entry.
+Build = Callable[[Path], None]
+
 
 def root() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -32,7 +35,7 @@ def digest(parts: Iterable[bytes]) -> str:
     return total.hexdigest()[:16]
 
 
-def entry(kind: str, name: str, key: str, build: Callable[[Path], None]) -> Path:
+def entry(kind: str, name: str, key: str, build: Build) -> Path:
     """The directory kind/name-key, made by `build` if it is not there.
 
     Older entries of the same kind and name are left alone: a lab may be running

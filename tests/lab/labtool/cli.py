@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import cache, emulator, guests, hosttools, image, package, progress, session
+from . import cache, emulator, guests, hosttools, image, kmod, package, progress, session
 from .errors import LabError
 from .options import Options
 from .releases import RELEASES
@@ -47,11 +47,24 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if arguments.verb == "package":
         print(shutil.copy(package.get(), arguments.output))
         return 0
+    if arguments.verb == "kmod":
+        return _kmod(arguments)
     options = _options(arguments)
     hosttools.ensure(hosttools.BOOT)
     disk = _image(options.release)
     deb = package.get() if options.install else None
-    return session.run(options, emulator.get(), disk, deb)
+    module = kmod.get(disk) if options.kmod and kmod.present() else None
+    return session.run(options, emulator.get(), disk, session.Brought(deb, module))
+
+
+def _kmod(arguments: argparse.Namespace) -> int:
+    if not kmod.present():
+        raise LabError("this tree has no kernel module: kmod/Kbuild is missing")
+    for name in [arguments.release] if arguments.release else RELEASES:
+        built = _image(name)
+        print(kmod.module(kmod.get(built)), flush=True)
+        kmod.check(built)
+    return 0
 
 
 def _image(name: str) -> image.Image:
@@ -82,6 +95,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         nic=arguments.nic,
         plain_qemu=arguments.plain_qemu,
         install=not arguments.no_install,
+        kmod=not arguments.no_kmod,
         share=None if share is None else share.resolve(),
         timeout=getattr(arguments, "timeout", 0),
         quiet_failure=getattr(arguments, "quiet_failure", False),
@@ -111,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--no-install", action="store_true", help="do not install the working tree")
+    add("--no-kmod", action="store_true", help="leave the tree's kernel module out")
 
     run = verbs.add_parser("run", parents=[topology], help="run a command in a lab")
     run.add_argument(
@@ -121,6 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("shell", parents=[topology], help="a root shell in a lab")
     deb = verbs.add_parser("package", help="build the .deb of the working tree")
     deb.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where to (.)")
+    module = verbs.add_parser("kmod", help="build and check the kernel module of the working tree")
+    module.add_argument("--release", choices=RELEASES, help="default: all")
     verbs.add_parser("clean", help="remove all cached images and packages")
     return parser
 

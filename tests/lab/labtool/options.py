@@ -17,6 +17,7 @@ class Options:
     nic: str = "veth"
     plain_qemu: bool = False
     install: bool = True
+    kmod: bool = True
     share: Path | None = None
     timeout: int = 900
     quiet_failure: bool = False

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import cpio, guests, progress
@@ -31,14 +32,22 @@ TIMED_OUT = 124
 CRASHED = 123
 
 
-def run(options: Options, emulator: Emulator, image: Image, package: Path | None) -> int:
+@dataclass(frozen=True)
+class Brought:
+    """What the working tree brings into a lab: its package, and what kmod.get returned."""
+
+    package: Path | None = None
+    modules: Path | None = None
+
+
+def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
     """Boot, run the command, return its status. A failed boot is tried once more."""
     try:
-        return _attempt(options, emulator, image, package)
+        return _attempt(options, emulator, image, brought)
     except BootFailure as failure:
         progress.error(str(failure))
         progress.step("booting once more")
-        return _attempt(options, emulator, image, package)
+        return _attempt(options, emulator, image, brought)
 
 
 def bake(options: Options, emulator: Emulator, image: Image) -> None:
@@ -53,7 +62,7 @@ def bake(options: Options, emulator: Emulator, image: Image) -> None:
         # A boot that fails leaves a file system without a journal in any state.
         subprocess.run(["cp", "--sparse=always", fresh, image.disk], check=True)
         try:
-            status = _attempt(options, emulator, image, None)
+            status = _attempt(options, emulator, image, Brought())
         except BootFailure as failure:
             if attempt == 2:
                 raise
@@ -65,11 +74,11 @@ def bake(options: Options, emulator: Emulator, image: Image) -> None:
     fresh.unlink()
 
 
-def _attempt(options: Options, emulator: Emulator, image: Image, package: Path | None) -> int:
+def _attempt(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
     with tempfile.TemporaryDirectory(prefix="vsrtune-lab-") as name:
         work = Path(name)
         control = work / "control"
-        _prepare(control, options, package)
+        _prepare(control, options, brought)
         boot = image.boot_modules.read_bytes() + _script_archive("boot-init", work)
         (work / "boot.cpio").write_bytes(boot)
         (control / "router.cpio").write_bytes(
@@ -92,7 +101,7 @@ def _script_archive(script: str, work: Path) -> bytes:
     return target.read_bytes()
 
 
-def _prepare(control: Path, options: Options, package: Path | None) -> None:
+def _prepare(control: Path, options: Options, brought: Brought) -> None:
     """Fill the share that the lab copies to /run/lab before systemd starts."""
     shutil.copytree(_LAB / "inlab", control)
     (control / "domains").mkdir()
@@ -107,14 +116,16 @@ def _prepare(control: Path, options: Options, package: Path | None) -> None:
         else:
             (control / f"{guest.name}-launcher").write_text(guests.plain_launcher(guest))
             (control / f"{guest.name}.service").write_text(guests.plain_unit(guest))
-    if package is not None:
-        shutil.copy(package, control)
+    if brought.package is not None:
+        shutil.copy(brought.package, control)
+    if brought.modules is not None:
+        shutil.copytree(brought.modules, control / "modules")
     (control / "command").write_text("exec " + shlex.join(options.command) + "\n")
     (columns, rows) = shutil.get_terminal_size()
     settings = {
         "MODE": options.mode,
         "NIC": options.nic,
-        "PACKAGE": "" if package is None else package.name,
+        "PACKAGE": "" if brought.package is None else brought.package.name,
         "TIMEOUT": str(options.timeout),
         "QUIET": str(int(options.quiet_failure)),
         "GEN_MAC": guests.GEN_MAC,
