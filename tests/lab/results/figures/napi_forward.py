@@ -3,7 +3,7 @@ interfaces; latency; interrupts and SoftIRQs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -122,7 +122,9 @@ def _size_plot(
                 dashed=name == PLAIN["name"],
             )
         )
-    drawn = plots.throughput(curves, f"Throughput by {label}", note=NOTE, x_label=label, ideal=False)
+    drawn = plots.throughput(
+        curves, f"Throughput by {label}", note=NOTE, x_label=label, ideal=False
+    )
     return {figure: drawn}
 
 
@@ -132,25 +134,20 @@ def _latency_table(data: Data) -> list[str]:
     for name, row in _LATENCY.items():
         run = data.bed(name)
         for one in run.configurations:
-            cells = [ranged(run.values(one, "probes", latency(p)), 1) for p in ("p50", "p90", "p99")]
+            cells = [
+                ranged(run.values(one, "probes", latency(p)), 1) for p in ("p50", "p90", "p99")
+            ]
             ratio = run.ratio(one, MACVLAN["name"], "probes", latency("p50"))
             cells.append("1" if one == MACVLAN["name"] else str(ratio))
             lines.append("| " + " | ".join([row, one, *cells]) + " |")
     return lines
 
 
-_COUNTED: dict[str, tuple[str, Callable[[BedRun, str, str], str]]] = {
-    "interrupts of all kinds": ("interrupts", lambda r, c, l: _each(r, c, l, "interrupts")),
-    "SoftIRQs NET_RX": ("net_rx", lambda r, c, l: _each(r, c, l, "net_rx")),
-    "frames through backlog or NAPI": (
-        "softnet_processed",
-        lambda r, c, l: _each(r, c, l, "softnet_processed"),
-    ),
+_COUNTED = {
+    "interrupts of all kinds": "interrupts",
+    "SoftIRQs NET_RX": "net_rx",
+    "frames through backlog or NAPI": "softnet_processed",
 }
-
-
-def _each(run: BedRun, one: str, load: str, counter: str) -> str:
-    return ranged(run.values(one, load, per_million(counter)))
 
 
 def _interrupts(data: Data) -> list[str]:
@@ -161,7 +158,7 @@ def _interrupts(data: Data) -> list[str]:
         run = data.bed(f"napi-cases/nics{count}")
         for load in (run.loads[1], run.loads[-1]):
             for one in run.configurations:
-                cells = [text(run, one, load) for _, text in _COUNTED.values()]
+                cells = [ranged(run.values(one, load, per_million(c))) for c in _COUNTED.values()]
                 for place in ("nic_ring_full", "backlog"):
                     cells.append(beddata.percent(run.values(one, load, lost_at(place))))
                 head = [numeral, f"{run.rate(load):,.0f}", one]

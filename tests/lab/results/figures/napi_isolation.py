@@ -7,7 +7,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from results import beddata
 from results.beddata import BedRun, lost_at, percent, ranged, through
 from results.data import Data
 from results.judge import Judge
@@ -81,7 +80,15 @@ def _table(names: dict[str, str], data: Data) -> list[str]:
             lines += [f"{text}: `{name}` has not been measured.", ""]
             continue
         run = data.bed(name)
-        heads = ["load", "kind", "offered to A", "flood", "offered to B", "A forwards", "B forwards"]
+        heads = [
+            "load",
+            "kind",
+            "offered to A",
+            "flood",
+            "offered to B",
+            "A forwards",
+            "B forwards",
+        ]
         heads += ["B keeps %", *(f"lost: {where} %" for where in _LOST.values())]
         lines += [f"{text}, kernel {run.head['environment']['kernel']}:", ""]
         lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]

@@ -98,9 +98,7 @@ def _cases(number: int, kind: Kind, nics: int, routers: int) -> Bed:
     plain = kind.kind == PLAIN
     names = [f"nb-{number}r{r}" for r in range(1 if plain else routers)]
     spaces.add(names)
-    made = [
-        Nic(f"{prefix}l{i}", f"{prefix}w{i}", names[0] if plain else HOST) for i in range(nics)
-    ]
+    made = [Nic(f"{prefix}l{i}", f"{prefix}w{i}", names[0] if plain else HOST) for i in range(nics)]
     nic.make(made)
     end = f"{prefix}e"
     if plain:
@@ -212,4 +210,3 @@ def _thread(bed: Bed, cpu: int) -> None:
 def _address(device: str) -> str:
     """Of a device in the namespace of the caller."""
     return command("ip", "-br", "link", "show", "dev", device).split()[2]
-

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from .spaces import HOST, Failure, command, inside, read
 
-_FIELDS = (
-    "rx_bytes rx_packets rx_errors rx_dropped rx_fifo rx_frame rx_compressed multicast "
-    "tx_bytes tx_packets tx_errors tx_dropped"
-).split()
+_RECEIVED = ["bytes", "packets", "errors", "dropped", "fifo", "frame", "compressed", "multicast"]
+_SENT = ["bytes", "packets", "errors", "dropped"]
+_FIELDS = [f"rx_{name}" for name in _RECEIVED] + [f"tx_{name}" for name in _SENT]
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
