@@ -57,5 +57,6 @@ module_exit(nmv_exit);
 MODULE_ALIAS_RTNL_LINK("napi_macvlan");
 MODULE_ALIAS_RTNL_LINK("napi_macvtap");
 MODULE_DESCRIPTION("MAC address based virtual LANs with a NAPI instance of their own");
+MODULE_VERSION("0.1.0");
 MODULE_AUTHOR("The vsrtune project");
 MODULE_LICENSE("GPL");

@@ -77,6 +77,26 @@ static void nmv_queue_add(struct nmv_dev *nd, struct sk_buff *skb)
 	napi_schedule(&q->napi);
 }
 
+/*
+ * Make a frame that a sibling sends one that a device receives. False: it was
+ * dropped, and counted.
+ */
+static bool nmv_queue_turn(struct nmv_dev *nd, struct sk_buff *skb)
+{
+	/* Asked here so that it is counted once, by us. */
+	if (unlikely(!is_skb_forwardable(nd->dev, skb))) {
+		nmv_count(nd, nd->dev->flags & IFF_UP ? NMV_RX_DROPPED_OTHER :
+						       NMV_RX_DROPPED_DOWN, 1);
+		kfree_skb(skb);
+		return false;
+	}
+	if (unlikely(__dev_forward_skb(nd->dev, skb))) {
+		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		return false;
+	}
+	return true;
+}
+
 /* Known before anything is copied; false also counts the drop. */
 static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
 			    enum nmv_stat origin)
@@ -105,11 +125,8 @@ void nmv_queue_offer(struct nmv_dev *nd, struct sk_buff *skb)
 		kfree_skb(skb);
 		return;
 	}
-	if (__dev_forward_skb(nd->dev, skb)) {
-		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
-		return;
-	}
-	nmv_queue_add(nd, skb);
+	if (nmv_queue_turn(nd, skb))
+		nmv_queue_add(nd, skb);
 }
 
 /**
@@ -137,10 +154,8 @@ void nmv_queue_offer_copy(struct nmv_dev *nd, struct sk_buff *skb,
 		return;
 	}
 	if (from_sibling) {
-		if (__dev_forward_skb(nd->dev, copy)) {
-			nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		if (!nmv_queue_turn(nd, copy))
 			return;
-		}
 	} else {
 		copy->dev = nd->dev;
 		copy->pkt_type = is_broadcast_ether_addr(eth->h_dest) ?

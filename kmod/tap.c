@@ -210,6 +210,8 @@ rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
 	if (unlikely(tap_handle_frame(pskb) == RX_HANDLER_PASS)) {
 		/* The queue was closed between the two looks. */
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
+		if (slot)
+			atomic64_inc(&slot->late_dropped);
 		skb = *pskb;
 		goto drop;
 	}
@@ -258,6 +260,8 @@ void nmv_tap_detach(struct nmv_dev *nd)
 {
 	netdev_rx_handler_unregister(nd->dev);
 	tap_del_queues(&nd->tap->tap);
+	/* A task in sendmsg may still hold the device that it read before. */
+	synchronize_net();
 	nmv_tapq_exit(nd->tap);
 }
 

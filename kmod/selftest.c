@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Checked when the module loads, in debug builds ("make debug") only. */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include "nmv.h"
+
+struct nmv_mode_case {
+	u32 src, dst;
+	bool sibling;		/* handed over inside the host */
+	bool reflected;		/* multicast, sent back by the switch */
+};
+
+static const struct nmv_mode_case nmv_mode_cases[] = {
+	{ MACVLAN_MODE_BRIDGE,  MACVLAN_MODE_BRIDGE,  true,  true },
+	{ MACVLAN_MODE_BRIDGE,  MACVLAN_MODE_VEPA,    false, true },
+	{ MACVLAN_MODE_BRIDGE,  MACVLAN_MODE_PRIVATE, false, false },
+	{ MACVLAN_MODE_VEPA,    MACVLAN_MODE_BRIDGE,  false, true },
+	{ MACVLAN_MODE_VEPA,    MACVLAN_MODE_VEPA,    false, true },
+	{ MACVLAN_MODE_VEPA,    MACVLAN_MODE_PRIVATE, false, false },
+	{ MACVLAN_MODE_PRIVATE, MACVLAN_MODE_BRIDGE,  false, false },
+	{ MACVLAN_MODE_PRIVATE, MACVLAN_MODE_VEPA,    false, false },
+	{ MACVLAN_MODE_PRIVATE, MACVLAN_MODE_PRIVATE, false, false },
+};
+
+#define NMV_EXPECT(what)						\
+	do {								\
+		if (!(what)) {						\
+			pr_err("self-test failed: %s, %s:%d\n", #what,	\
+			       __func__, __LINE__);			\
+			return -EINVAL;					\
+		}							\
+	} while (0)
+
+static int nmv_test_modes(void)
+{
+	u32 mode;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(nmv_mode_cases); i++) {
+		const struct nmv_mode_case *c = &nmv_mode_cases[i];
+
+		NMV_EXPECT(nmv_hears_sibling(c->src, c->dst) == c->sibling);
+		NMV_EXPECT(nmv_hears_nic_multicast(true, false, c->src,
+						   c->dst) == c->reflected);
+		/* Strangers are heard by everybody. */
+		NMV_EXPECT(nmv_hears_nic_multicast(false, false, 0, c->dst));
+		NMV_EXPECT(nmv_hears_nic_unicast(false, c->dst));
+		NMV_EXPECT(nmv_hears_nic_unicast(true, c->dst) ==
+			   (c->dst != MACVLAN_MODE_PRIVATE));
+	}
+	/* No VEPA device hears itself; only a virtual MAC may come back. */
+	NMV_EXPECT(!nmv_hears_nic_multicast(true, true, MACVLAN_MODE_VEPA,
+					    MACVLAN_MODE_VEPA));
+	NMV_EXPECT(nmv_hears_nic_multicast(true, true, MACVLAN_MODE_BRIDGE,
+					   MACVLAN_MODE_BRIDGE));
+	for (mode = 0; mode <= 32; mode++)
+		NMV_EXPECT(nmv_mode_known(mode) ==
+			   (mode == 1 || mode == 2 || mode == 4 || mode == 8));
+	NMV_EXPECT(nmv_mode_changeable(MACVLAN_MODE_VEPA, MACVLAN_MODE_BRIDGE));
+	NMV_EXPECT(!nmv_mode_changeable(MACVLAN_MODE_PASSTHRU,
+					MACVLAN_MODE_BRIDGE));
+	NMV_EXPECT(!nmv_mode_changeable(MACVLAN_MODE_BRIDGE,
+					MACVLAN_MODE_PASSTHRU));
+	return 0;
+}
+
+/* Guests' addresses often differ in the last byte only: these must spread. */
+static int nmv_test_hash(void)
+{
+	u8 mac[ETH_ALEN + 2] = { 0x52, 0x54, 0x00, 0x12, 0x34, 0x00 };
+	u8 group[ETH_ALEN + 2] = { 0x01, 0x00, 0x5e, 0x00, 0x00, 0x00 };
+	DECLARE_BITMAP(macs, NMV_HASH_SIZE) = {};
+	DECLARE_BITMAP(groups, NMV_MC_BITS) = {};
+	int i;
+
+	for (i = 0; i < 256; i++) {
+		mac[5] = i;
+		group[5] = i;
+		NMV_EXPECT(nmv_hash_mac(mac) < NMV_HASH_SIZE);
+		NMV_EXPECT(nmv_hash_mc(group) < NMV_MC_BITS);
+		NMV_EXPECT(nmv_hash_mac(mac) == nmv_hash_mac(mac));
+		__set_bit(nmv_hash_mac(mac), macs);
+		__set_bit(nmv_hash_mc(group), groups);
+	}
+	NMV_EXPECT(bitmap_weight(macs, NMV_HASH_SIZE) >= NMV_HASH_SIZE / 2);
+	NMV_EXPECT(bitmap_weight(groups, NMV_MC_BITS) >= NMV_MC_BITS / 2);
+	return 0;
+}
+
+static int nmv_test_bound(void)
+{
+	u32 waiting = 0;
+
+	while (nmv_queue_admits(waiting, 3))
+		waiting++;
+	NMV_EXPECT(waiting == 3);
+	NMV_EXPECT(!nmv_queue_admits(4, 3));
+	NMV_EXPECT(nmv_queue_admits(0, 1));
+	NMV_EXPECT(nmv_queue_admits(NMV_QUEUE_LEN_MAX - 1, NMV_QUEUE_LEN_MAX));
+	return 0;
+}
+
+/**
+ * nmv_selftest() - check hashes, modes and the bound of the own queue
+ *
+ * Return: 0, or -EINVAL with the failed condition in the kernel's log; then
+ * the module does not load
+ */
+int nmv_selftest(void)
+{
+	int err;
+
+	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound();
+	if (!err)
+		pr_info("self-tests passed\n");
+	return err;
+}

@@ -1,0 +1,318 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# napi_macvlan in network namespaces: what it delivers, what it counts, and what
+# it survives. Needs root, python3, iproute2, ethtool; touches nothing outside
+# the namespaces nmv-*, except that it loads and unloads the module.
+#
+#   netns nmv-a          netns nmv-b                      netns nmv-out
+#   10.66.0.1            10.66.0.2                        10.66.0.9
+#   +--------+           +--------+                       +-------+
+#   |   a0   |           |   b0   |                       |  e0   |
+#   +---+----+           +---+----+                       +--++---+
+#       |  napi_macvlan      |                               ||
+#   +---+--------------------+----------------------+        ||
+#   |   +------------- l0 ----------- t0            |        ||
+#   |                  ||          napi_macvtap     |        ||
+#   |                  ||          /dev/tapN        |        ||
+#   +------------------++---------------------------+        ||
+#     netns nmv-host   ++======= veth =======================++
+#
+# Usage: netns.sh [FILE.ko]     else modprobe. CYCLES=1000 of creating and
+# deleting. Exit status 0 when every step passed; the first that fails ends it.
+
+set -u
+here=$(dirname "$(readlink -f "$0")")
+frames="python3 $here/frames.py"
+module=${1:-}
+cycles=${CYCLES:-1000}
+work=$(mktemp -d)
+jobs_started=()
+
+say() { echo "netns.sh: $*"; }
+die() { say "FAILED: $*" >&2; exit 1; }
+in_ns() { local ns=nmv-$1; shift; ip netns exec "$ns" "$@"; }
+# A process of ours in a namespace, in the background.
+start() { local ns=nmv-$1; shift; ip netns exec "$ns" "$@" & jobs_started+=($!); }
+stop_all() {
+	[ ${#jobs_started[@]} -eq 0 ] && return
+	kill "${jobs_started[@]}" 2>/dev/null
+	wait "${jobs_started[@]}" 2>/dev/null
+	jobs_started=()
+}
+clean() {
+	stop_all
+	for ns in a b host out; do ip netns del "nmv-$ns" 2>/dev/null; done
+	rm -rf "$work"
+}
+trap clean EXIT
+
+load() {
+	if [ -n "$module" ]; then modprobe tap; insmod "$module"; else modprobe napi_macvlan; fi ||
+		die "the module does not load; see dmesg"
+}
+
+# stat NS DEVICE NAME: one counter
+stat() { in_ns "$1" ethtool -S "$2" | awk -v n="$3:" '$1 == n { print $2 }'; }
+# expect WHAT GOT OPERATOR WANTED
+expect() { [ "$2" "$3" "$4" ] || die "$1 is $2, expected $3 $4"; }
+# until_true SECONDS COMMAND...
+until_true() {
+	local n=$(($1 * 10)); shift
+	until "$@" 2>/dev/null; do
+		[ $((n -= 1)) -gt 0 ] || return 1
+		sleep 0.1
+	done
+}
+# Every frame that came is delivered or counted as lost, once the last has settled.
+balance() { until_true 5 balanced "$1" "$2" || die "counters of $2 do not add up: $(balanced "$1" "$2")"; }
+balanced() {
+	in_ns "$1" ethtool -S "$2" | awk -v who="$2" '
+		$1 == "rx_received:" { in_ = $2 }
+		$1 == "rx_delivered:" { out = $2 }
+		$1 ~ /^rx_dropped_/ && $1 != "rx_dropped_shrink:" { lost += $2 }
+		END { if (in_ != out + lost) {
+			print who ": received " in_ ", delivered " out ", lost " lost; exit 1 } }'
+}
+
+topology() {
+	for ns in a b host out; do
+		ip netns add "nmv-$ns" || die "cannot make namespaces; is this root?"
+		in_ns $ns ip link set lo up
+		# Nothing but the frames of the test.
+		in_ns $ns sysctl -qw net.ipv6.conf.all.disable_ipv6=1 \
+			net.ipv6.conf.default.disable_ipv6=1
+	done
+	lower
+	devices
+}
+lower() {
+	ip -n nmv-host link add l0 type veth peer name e0 netns nmv-out
+	ip -n nmv-host link set l0 up
+	ip -n nmv-out addr add 10.66.0.9/24 dev e0
+	ip -n nmv-out link set e0 up
+}
+devices() {
+	ip -n nmv-host link add a0 link l0 type napi_macvlan || die "no napi_macvlan"
+	ip -n nmv-host link add b0 link l0 type napi_macvlan
+	# The number makes a /dev/tapN that nobody has in another namespace.
+	ip -n nmv-host link add t0 index 7066 link l0 type napi_macvtap || die "no napi_macvtap"
+	ip -n nmv-host link set a0 netns nmv-a
+	ip -n nmv-host link set b0 netns nmv-b
+	ip -n nmv-a addr add 10.66.0.1/24 dev a0
+	ip -n nmv-b addr add 10.66.0.2/24 dev b0
+	up
+}
+up() {
+	ip -n nmv-a link set a0 up || die "a0 does not come up"
+	ip -n nmv-b link set b0 up || die "b0 does not come up"
+	ip -n nmv-host link set t0 up || die "t0 does not come up"
+}
+
+# carries FROM TO ADDRESS COUNT [broadcast]: all of COUNT datagrams arrive
+carries() {
+	local got=$work/got
+	in_ns "$2" $frames count 7000 "$4" 20 >"$got" & local reader=$!
+	until_true 5 in_ns "$2" sh -c 'ss -Huln sport = :7000 | grep -q .' ||
+		die "no reader in $2"
+	in_ns "$1" $frames send "$3" 7000 "$4" ${5:+"$5"}
+	wait $reader
+	expect "datagrams from $1 to $2" "$(cat "$got")" -eq "$4"
+}
+
+test_traffic() {
+	local before
+	before=$(stat a a0 tx_to_sibling)
+	carries a b 10.66.0.2 500
+	expect "tx_to_sibling of a0" $(($(stat a a0 tx_to_sibling) - before)) -ge 500
+	before=$(stat a a0 rx_nic)
+	carries out a 10.66.0.1 500
+	expect "rx_nic of a0" $(($(stat a a0 rx_nic) - before)) -ge 500
+	before=$(stat b b0 rx_broadcast)
+	carries a b 10.66.0.255 200 broadcast
+	expect "rx_broadcast of b0" $(($(stat b b0 rx_broadcast) - before)) -ge 200
+	carries a out 10.66.0.255 200 broadcast
+	carries out b 10.66.0.255 200 broadcast
+	balance a a0; balance b b0
+}
+
+test_threaded() {
+	in_ns b sh -c 'echo 1 >/sys/class/net/b0/threaded' ||
+		die "threaded cannot be set"
+	expect "the thread's id" "$(stat b b0 napi_thread_tid)" -gt 0
+	grep -q '^napi/b0-' "/proc/$(stat b b0 napi_thread_tid)/comm" ||
+		die "napi_thread_tid is not that of napi/b0-ID"
+	carries a b 10.66.0.2 500
+	in_ns b sh -c 'echo 0 >/sys/class/net/b0/threaded'
+	carries a b 10.66.0.2 500
+	balance b b0
+}
+
+test_modes() {
+	local mac before
+	in_ns a $frames mode a0 1 || die "mode private"
+	before=$(stat b b0 rx_received)
+	in_ns a $frames send 10.66.0.255 7000 50 broadcast
+	# Others may have asked for an address meanwhile.
+	expect "frames of a private device to a sibling" $(($(stat b b0 rx_received) - before)) -lt 10
+	in_ns a $frames mode a0 4 || die "mode bridge"
+	in_ns a $frames mode a0 8 2>/dev/null &&
+		die "a device in use took mode passthru"
+	carries a b 10.66.0.2 50
+	in_ns host $frames add napi_macvlan x0 l0 8 || die "passthru cannot be made"
+	ip -n nmv-host link set x0 up 2>/dev/null && die "passthru beside others came up"
+	ip -n nmv-a link set a0 down; ip -n nmv-b link set b0 down; ip -n nmv-host link set t0 down
+	mac=$(in_ns host cat /sys/class/net/l0/address)
+	ip -n nmv-host link set x0 address 02:00:00:00:66:77
+	ip -n nmv-host addr add 10.66.0.3/24 dev x0
+	ip -n nmv-host link set x0 up || die "passthru alone does not come up"
+	expect "MAC of the lower device" "$(in_ns host cat /sys/class/net/l0/address)" = 02:00:00:00:66:77
+	carries out host 10.66.0.3 100
+	ip -n nmv-host link del x0
+	expect "MAC of the lower device afterwards" "$(in_ns host cat /sys/class/net/l0/address)" = "$mac"
+	up
+}
+
+has_queue() { [ -n "$(stat host t0 tapq0_received)" ]; }
+test_ring() {
+	local t
+	t=$(stat host t0 rx_dropped_no_queue)
+	in_ns out $frames send 10.66.0.255 7000 20 broadcast
+	expect "frames with no open queue" $(($(stat host t0 rx_dropped_no_queue) - t)) -ge 20
+
+	ip -n nmv-host link set t0 txqueuelen 64
+	start host $frames hold t0 1
+	until_true 5 has_queue || die "no queue in ethtool -S"
+	t=$(stat host t0 rx_dropped_ring_full)
+	in_ns out $frames send 10.66.0.255 7000 100 broadcast
+	expect "ring_high_water" "$(stat host t0 tapq0_ring_high_water)" -eq 64
+	expect "lost at the ring" $(($(stat host t0 rx_dropped_ring_full) - t)) -ge 36
+	ip -n nmv-host link set t0 txqueuelen 10
+	expect "lost by the shrink" "$(stat host t0 rx_dropped_shrink)" -eq 54
+	stop_all
+	ip -n nmv-host link set t0 txqueuelen 500
+
+	# Guest's side: who sends is known.
+	mkfifo "$work/end"
+	start host $frames write t0 30 <"$work/end" >"$work/tid"
+	exec 9>"$work/end"
+	until_true 5 test -s "$work/tid" || die "nothing was written to /dev/tapN"
+	expect "tx_packets_lower of t0" "$(stat host t0 tx_packets_lower)" -ge 30
+	exec 9>&-
+	stop_all
+	balance host t0
+}
+
+test_busy() {
+	ip -n nmv-host link add e1 type veth peer name e2
+	ip -n nmv-host link set e1 up; ip -n nmv-host link set e2 up
+	ip -n nmv-host link add m0 link e1 type macvlan || die "no macvlan to compare with"
+	ip -n nmv-host link add y0 link e1 type napi_macvlan || die "cannot be made beside macvlan"
+	ip -n nmv-host link set y0 up 2>/dev/null && die "came up on a device that macvlan has"
+	ip -n nmv-host link del m0
+	ip -n nmv-host link set y0 up || die "does not come up after macvlan left"
+	ip -n nmv-host link add m0 link e1 type macvlan 2>/dev/null && die "macvlan took it back"
+	ip -n nmv-host link set y0 down
+	ip -n nmv-host link add m0 link e1 type macvlan || die "down, yet the lower device is held"
+	ip -n nmv-host link del e1
+}
+
+flood_on() {
+	start a $frames flood 10.66.0.2 7001
+	start b $frames flood 10.66.0.255 7001
+	start out $frames flood 10.66.0.1 7001
+	start out $frames flood 10.66.0.255 7001
+	start host $frames hold t0 2
+}
+
+test_changes() {
+	local n
+	flood_on
+	for n in 1 2 3 4 5 6 7 8; do
+		ip -n nmv-b link set b0 address "02:00:00:00:0b:0$n" || die "MAC change"
+		ip -n nmv-a link set a0 mtu $((1400 + n)) || die "MTU change"
+		ip -n nmv-host link set l0 mtu $((1300 + n)) || die "MTU of the lower device"
+		expect "MTU of b0" "$(in_ns b cat /sys/class/net/b0/mtu)" -le $((1300 + n))
+		ip -n nmv-host link set l0 mtu 1500
+		ip -n nmv-host link set t0 txqueuelen $((n * 40))
+		ip -n nmv-host link set l0 down; ip -n nmv-host link set l0 up
+		ip -n nmv-b link set b0 down; ip -n nmv-b link set b0 up || die "b0 does not come up again"
+		ip -n nmv-b link set b0 promisc on; ip -n nmv-b link set b0 allmulticast on
+		ip -n nmv-b link set b0 promisc off; ip -n nmv-b link set b0 allmulticast off
+		ip -n nmv-b link set b0 netns nmv-out; ip -n nmv-out link set b0 netns nmv-b
+		ip -n nmv-b addr add 10.66.0.2/24 dev b0; ip -n nmv-b link set b0 up || die "moved, not up"
+		ip -n nmv-host link set t0 netns nmv-a
+		ip -n nmv-a link set t0 up || die "t0 is not up in another namespace"
+		ip -n nmv-a link set t0 netns nmv-host; ip -n nmv-host link set t0 up
+	done
+	stop_all
+	ip -n nmv-a link set a0 mtu 1500; ip -n nmv-b link set b0 mtu 1500
+	carries a b 10.66.0.2 100
+	carries out a 10.66.0.1 100
+	balance a a0; balance b b0; balance host t0
+}
+
+test_cycles() {
+	local n
+	flood_on
+	for n in $(seq "$cycles"); do
+		echo "link add c0 link l0 type napi_macvlan"
+		echo "link add c1 link l0 type napi_macvtap"
+		echo "link set c0 up"
+		echo "link set c1 up"
+		echo "link del c0"
+		echo "link del c1"
+	done >"$work/batch"
+	ip -n nmv-host -batch "$work/batch" || die "a cycle of create and delete"
+	stop_all
+	carries a b 10.66.0.2 100
+}
+
+test_deletion() {
+	flood_on
+	ip -n nmv-host link del l0 || die "the lower device does not go"
+	until_true 5 sh -c '! ip -n nmv-a link show a0' || die "a0 outlives its lower device"
+	stop_all
+	lower; devices
+	# A process keeps its namespace: none in those that go.
+	start a $frames flood 10.66.0.2 7001
+	start out $frames flood 10.66.0.255 7001
+	ip netns del nmv-b
+	ip netns del nmv-host
+	until_true 20 sh -c '! ip -n nmv-a link show a0 2>/dev/null | grep -q a0' ||
+		die "a0 outlives the namespace of its lower device"
+	stop_all
+	for ns in a out; do ip netns del nmv-$ns; done
+}
+
+test_unload() {
+	local n
+	topology
+	rmmod napi_macvlan 2>/dev/null && die "unloaded with devices in use"
+	start host $frames hold t0 1 >"$work/held"
+	until_true 5 test -s "$work/held" || die "/dev/tapN of t0 does not open"
+	ip -n nmv-host link del l0
+	until_true 5 sh -c '! ip -n nmv-a link show a0' || die "a0 outlives its lower device"
+	rmmod napi_macvlan 2>/dev/null && die "unloaded with /dev/tapN open"
+	stop_all
+	for n in 1 2 3; do
+		until_true 10 rmmod napi_macvlan || die "does not unload"
+		load
+	done
+}
+
+splats() {
+	dmesg | sed "1,/$marker/d" | grep -E \
+		'BUG|WARNING|Oops|Call Trace|general protection|refcount|lockdep|suspicious RCU|unregister_netdevice: waiting|Kernel panic|kmemleak|UBSAN|KASAN'
+}
+
+marker="netns.sh $$ begins"
+echo "$marker" >/dev/kmsg
+lsmod | grep -q '^napi_macvlan ' || load
+topology
+for step in traffic threaded modes ring busy changes cycles deletion unload; do
+	say "$step"
+	"test_$step"
+	splats && die "$step: the kernel complained, above"
+done
+say "passed"
