@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hoststate
+import pytest
 
 from vsrtune.bench.model import Endpoint, Leg, Router, Spec
 from vsrtune.errors import VsrtuneError
@@ -236,9 +238,36 @@ def set_environment(**variables: str) -> None:
     sh("systemctl", "daemon-reload")
 
 
+@functools.cache
+def codename() -> str:
+    """The release of this lab host: bookworm or trixie."""
+    found = re.search(r"^VERSION_CODENAME=(\w+)$", text("/etc/os-release"), re.MULTILINE)
+    assert found is not None, "/etc/os-release has no VERSION_CODENAME"
+    return found[1]
+
+
+def every_moment() -> bool:
+    """Whether nothing is to be left out for the sake of time (LAB_STRIDE=1)."""
+    return os.environ.get("LAB_STRIDE") == "1"
+
+
+def shared(cases: Sequence[T]) -> Sequence[T]:
+    """This release's share of cases that the releases take in turn, so that together they
+    try them all."""
+    return cases if every_moment() else cases[codename() == "trixie" :: 2]
+
+
 def some(moments: Sequence[T]) -> Sequence[T]:
-    """Every third of the moments at which something is killed; LAB_STRIDE=1 takes all."""
-    return moments if os.environ.get("LAB_STRIDE") == "1" else moments[::3]
+    """This release's share of every third of the moments at which something is killed."""
+    return moments if every_moment() else shared(moments[::3])
+
+
+def one_release(why: str) -> pytest.MarkDecorator:
+    """For a test that meets nothing of the release but its Python, which the unit tests
+    meet too: it runs on bookworm alone, ``why`` says what it is about."""
+    return pytest.mark.skipif(
+        codename() != "bookworm" and not every_moment(), reason=f"{why}: run on bookworm"
+    )
 
 
 def reset() -> None:

@@ -199,6 +199,7 @@ def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: Ledger) -
     assert "vcpu" not in trial.cpu_seconds
 
 
+@labhelp.one_release("processes and pipes of the bench")
 def test_an_end_may_be_reached_over_ssh(
     spec: Spec, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +229,7 @@ def test_ready_says_whether_the_router_forwards(
         labhelp.wait_for(lambda: running.ready(libvirt_guest.ref), "it forwards again")
 
 
+@labhelp.one_release("what a specification may not say")
 def test_what_must_not_be_is_refused(spec: Spec, ledger: Ledger) -> None:
     name = spec.routers[0].name
     for left, what in (
@@ -245,6 +247,7 @@ def test_what_must_not_be_is_refused(spec: Spec, ledger: Ledger) -> None:
         measure(bounded, ledger, Load({name: SLOW}, 2.0))
 
 
+@labhelp.one_release("what a specification may not say")
 def test_a_device_of_the_default_route_is_refused(spec: Spec, ledger: Ledger) -> None:
     labhelp.sh("ip", "-n", "gen", "route", "add", "default", "dev", "g0")
     try:
@@ -255,6 +258,7 @@ def test_a_device_of_the_default_route_is_refused(spec: Spec, ledger: Ledger) ->
     assert not flowing()
 
 
+@labhelp.one_release("processes and pipes of the bench")
 def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Ledger) -> None:
     with tester.Tester(spec, ledger, OBSERVER.observe) as running:
         killer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -9 {' '.join(map(str, agents()))}"])
@@ -266,6 +270,7 @@ def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Led
     measure(spec, ledger, Load({spec.routers[0].name: SLOW}, 0.5))
 
 
+@labhelp.one_release("processes and pipes of the bench")
 def test_an_interrupted_trial_leaves_the_tester_usable(
     spec: Spec, ledger: Ledger, libvirt_guest: LabGuest
 ) -> None:
@@ -344,6 +349,7 @@ def test_a_killed_bench_leaves_nothing(until: str, delay: float) -> None:
     assert not flowing()
 
 
+@labhelp.one_release("processes and pipes of the bench")
 def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: Spec) -> None:
     (child, said) = start_child("trial")
     time.sleep(1.5)
@@ -362,6 +368,7 @@ def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: 
     assert leftovers() == []
 
 
+@labhelp.one_release("processes and pipes of the bench")
 def test_one_bench_at_a_time() -> None:
     with Ledger.open(), pytest.raises(VsrtuneError, match="another bench is running"):
         Ledger.open(DEFAULT_PATH, wait=0.3)

@@ -248,6 +248,7 @@ def test_class_deadline(configurator: Configurator, routers: list[LabGuest]) -> 
         assert hoststate.sched(tid).startswith("policy=0 ")
 
 
+@labhelp.one_release("commands of the operator")
 def test_command(configurator: Configurator, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     command = Configuration(
@@ -327,6 +328,7 @@ def test_refuses_what_would_cut_others_off(
             assert "no such libvirt guest" in refusal(lambda: made.check([BRIDGE]))
 
 
+@labhelp.one_release("what vsrtune says of itself")
 def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
     labhelp.write_policies("0")
     with Ledger.open(tmp_path / "ledger.jsonl") as ledger:

@@ -26,7 +26,7 @@ def test_killed_daemon_is_restarted_and_still_restores(
         assert labhelp.untuned_lines(guest, tuned) == []
 
 
-@pytest.mark.parametrize("writes", [2, 7, 11])
+@pytest.mark.parametrize("writes", labhelp.shared([2, 7, 11]))
 def test_crash_after_a_write_then_undo(
     restored: None, guests: list[LabGuest], writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,202 @@
+"""Devices of the kernel module napi_macvlan, made and looked at from outside of vsrtune."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import labhelp
+
+MODULE = "napi_macvlan"
+NET = Path("/sys/class/net")
+PRIVATE, VEPA, BRIDGE, PASSTHRU = 1, 2, 4, 8
+BROADCAST = "ff:ff:ff:ff:ff:ff"
+# For local experiments (IEEE 802): no protocol of the kernel receives or answers it.
+ETHERTYPE = b"\x88\xb5"
+
+# What the kernel says when something in it is wrong.
+_SPLAT = re.compile(
+    r"WARNING:|BUG:|Oops|Call Trace|KASAN|lockdep|possible (circular|recursive)|"
+    r"suspicious RCU|refcount_t|unregister_netdevice: waiting|scheduling while atomic|"
+    r"general protection|list_(add|del) corruption|NETDEV WATCHDOG"
+)
+
+_RTM_NEWLINK, _NLMSG_ERROR = 16, 2
+_REQUEST_ACK, _CREATE_EXCLUSIVE = 0x5, 0x600
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO = 1, 3, 5, 18
+_IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
+_IFLA_MACVLAN_MODE, _IFLA_MACVLAN_BC_QUEUE_LEN = 1, 7
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    whole = struct.pack("=HH", 4 + len(data), kind) + data
+    return whole + b"\0" * (-len(whole) % 4)
+
+
+def link(
+    name: str,
+    lower: str,
+    kind: str = "napi_macvlan",
+    *,
+    mode: int | None = None,
+    queue: int | None = None,
+    mac: str | None = None,
+    change: bool = False,
+) -> None:
+    """Make a device, or ``change`` one, through rtnetlink: iproute2 passes no mode to a kind
+    that it does not know. Raises OSError with the kernel's errno."""
+    data = b""
+    if mode is not None:
+        data += _attribute(_IFLA_MACVLAN_MODE, struct.pack("=I", mode))
+    if queue is not None:
+        data += _attribute(_IFLA_MACVLAN_BC_QUEUE_LEN, struct.pack("=I", queue))
+    info = _attribute(_IFLA_INFO_KIND, kind.encode()) + _attribute(_IFLA_INFO_DATA, data)
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, 0, 0, 0)
+    body += _attribute(_IFLA_IFNAME, name.encode() + b"\0")
+    body += _attribute(_IFLA_LINK, struct.pack("=I", socket.if_nametoindex(lower)))
+    if mac is not None:
+        body += _attribute(_IFLA_ADDRESS, bytes.fromhex(mac.replace(":", "")))
+    body += _attribute(_IFLA_LINKINFO, info)
+    flags = _REQUEST_ACK | (0 if change else _CREATE_EXCLUSIVE)
+    message = struct.pack("=IHHII", 16 + len(body), _RTM_NEWLINK, flags, 1, 0) + body
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
+        sock.bind((0, 0))
+        sock.send(message)
+        answer = sock.recv(1 << 16)
+    (kind_of, error) = (
+        struct.unpack_from("=H", answer, 4)[0],
+        struct.unpack_from("=i", answer, 16),
+    )
+    assert kind_of == _NLMSG_ERROR, answer
+    if error[0]:
+        raise OSError(-error[0], os.strerror(-error[0]), name)
+
+
+def ip(*words: str) -> str:
+    """ip(8)."""
+    return labhelp.sh("ip", *words).stdout
+
+
+def up(*names: str) -> None:
+    """Set devices up."""
+    for name in names:
+        ip("link", "set", name, "up")
+
+
+def delete(*names: str) -> None:
+    """Delete devices that are there."""
+    for name in names:
+        labhelp.sh("ip", "link", "del", name, check=False)
+
+
+def mac_of(name: str) -> str:
+    return labhelp.text(f"/sys/class/net/{name}/address")
+
+
+def counters(name: str, space: str | None = None) -> dict[str, int]:
+    """``ethtool -S`` of a device, in a network namespace or here."""
+    within = ("nsenter", f"--net=/run/netns/{space}") if space else ()
+    out = labhelp.sh(*within, "ethtool", "-S", name).stdout
+    return {k: int(v) for k, v in re.findall(r"^\s+(\w+): (\d+)$", out, re.MULTILINE)}
+
+
+def drops(found: dict[str, int]) -> dict[str, int]:
+    """Where frames for a device were lost, without the places that lost none."""
+    return {k: v for k, v in found.items() if k.startswith("rx_dropped_") and v}
+
+
+def check_sum(found: dict[str, int]) -> None:
+    """Every frame is told once: received = delivered + dropped, by origin too."""
+    assert found["rx_received"] == found["rx_delivered"] + sum(drops(found).values()), found
+    origins = sum(found[f"rx_{k}"] for k in ("nic", "forwarded", "broadcast"))
+    assert found["rx_received"] == origins, found
+
+
+def settle(name: str) -> dict[str, int]:
+    """Counters of a device once nothing moves in them any more."""
+    last: list[dict[str, int]] = [counters(name)]
+
+    def quiet() -> bool:
+        last.append(counters(name))
+        return last[-1] == last[-2]
+
+    labhelp.wait_for(quiet, f"the counters of {name} rest", 20)
+    return last[-1]
+
+
+def frame(to: str, source: str, size: int = 60) -> bytes:
+    """An Ethernet frame that nobody answers."""
+    head = bytes.fromhex((to + source).replace(":", "")) + ETHERTYPE
+    return head + bytes(size - len(head))
+
+
+def send(device: str, to: str, count: int, source: str | None = None) -> None:
+    """Send frames from a device of this namespace, past its queueing discipline, so that
+    none is lost before the device has it."""
+    bypass = 20  # PACKET_QDISC_BYPASS, linux/if_packet.h
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+        sock.setsockopt(263, bypass, 1)
+        sock.bind((device, 0))
+        data = frame(to, source or mac_of(device))
+        for _ in range(count):
+            sock.send(data)
+
+
+def open_tap(device: str) -> int:
+    """One more queue of /dev/tapN; a descriptor that does not block. Nobody reads it."""
+    path = f"/dev/tap{labhelp.text(f'/sys/class/net/{device}/ifindex')}"
+    labhelp.wait_for(lambda: os.path.exists(path), f"{path} is there", 20)
+    queue = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    flags = _IFF_TAP | _IFF_NO_PI | _IFF_MULTI_QUEUE
+    fcntl.ioctl(queue, _TUNSETIFF, struct.pack("16sH22x", device.encode(), flags))
+    return queue
+
+
+def read_all(queue: int) -> int:
+    """Frames that waited in the ring of a tap queue."""
+    found = 0
+    with contextlib.suppress(BlockingIOError):
+        while os.read(queue, 1 << 16):
+            found += 1
+    return found
+
+
+@contextlib.contextmanager
+def kept_from_its_cpu(device: str) -> Iterator[None]:
+    """The device's own queue is not served meanwhile: its NAPI is a thread on the last CPU,
+    where a thread of a higher class does not let it run."""
+    cpu = labhelp.lab_cpus() - 1
+    (NET / device / "threaded").write_text("1")
+    thread = labhelp.wait_for(lambda: counters(device)["napi_thread_tid"], "it has a thread", 20)
+    os.sched_setaffinity(thread, {cpu})
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        os.sched_setaffinity(0, {cpu})
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+        while True:
+            pass
+    try:
+        labhelp.wait_for(lambda: os.sched_getscheduler(pid) == os.SCHED_FIFO, "it is kept away", 20)
+        yield
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def kernel_log() -> list[str]:
+    """dmesg, with times."""
+    return labhelp.sh("dmesg").stdout.splitlines()
+
+
+def splats(since: int) -> list[str]:
+    """Lines after the first ``since`` of dmesg in which the kernel complains of itself."""
+    return [line for line in kernel_log()[since:] if _SPLAT.search(line)]
