@@ -93,7 +93,7 @@ class Run:
     def expected_seconds(self) -> float:
         """A guess at how long it takes, for the time budget alone."""
         if self.bed is not None:
-            return 20 + self.trials * (self.seconds + 0.6)
+            return 15 + self.trials * (self.seconds + 0.7)
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
         slow = any("attachment" in c for c in self.configurations)
         return 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .spaces import HOST, Failure, command, inside, read
+from .ethtool import statistics
+from .spaces import HOST, Failure, inside, read
 
 _RECEIVED = ["bytes", "packets", "errors", "dropped", "fifo", "frame", "compressed", "multicast"]
 _SENT = ["bytes", "packets", "errors", "dropped"]
@@ -55,10 +56,10 @@ def own(places: Iterable[Place]) -> Counter[str]:
     total: Counter[str] = Counter()
     for place in places:
         with inside(place.space):
-            for line in command("ethtool", "-S", place.device).splitlines()[1:]:
-                name, _, value = line.strip().partition(":")
-                if not name.startswith("tapq") and "high_water" not in name:
-                    total[name] += int(value)
+            found = statistics(place.device)
+        for name, value in found.items():
+            if not name.startswith("tapq") and not name.endswith(("high_water", "_tid")):
+                total[name] += value
     return total
 
 
