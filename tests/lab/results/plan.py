@@ -43,6 +43,8 @@ class Boot:
     release: str = "trixie"
     cpus: int = 2
     guests: tuple[Guest, ...] = (Guest(),)
+    # What p0 and p1 are, as the lab knows it.
+    nic: str = "veth"
     # Prefixes below 10.128.0.0/9 that this host, as the native router, has.
     native_routes: int | None = None
 

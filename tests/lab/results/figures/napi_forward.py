@@ -11,7 +11,7 @@ from results import beddata
 from results.beddata import BedRun, latency, lost_at, per_million, ranged
 from results.data import Data
 from results.judge import Judge
-from results.plan import BARE, Claim, Figure, Run, Verdict
+from results.plan import BARE, Boot, Claim, Figure, Run, Verdict
 from vsrtune.bench import plots
 
 PLAIN = {"name": "plain IP forwarding", "kind": "plain"}
@@ -150,30 +150,50 @@ _COUNTED = {
 }
 
 
+def _counted(data: Data, name: str, head: str, counted: Mapping[str, str]) -> list[str]:
+    """Rows of one run: for a million frames forwarded, at its lowest and highest load."""
+    run = data.bed(name)
+    lines = []
+    for load in dict.fromkeys((run.loads[0], run.loads[-1])):
+        for one in run.configurations:
+            cells = [ranged(run.values(one, load, beddata.forwarded))]
+            cells += [ranged(run.values(one, load, per_million(c))) for c in counted.values()]
+            cells.append(beddata.percent(run.values(one, load, lost_at("backlog"))))
+            lines.append("| " + " | ".join([head, f"{run.rate(load):,.0f}", one, *cells]) + " |")
+    return lines
+
+
+def _counted_head(first: str, counted: Mapping[str, str]) -> list[str]:
+    heads = [first, "offered", "kind", "forwarded", *counted, "lost in the backlog %"]
+    return ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+
+
 def _interrupts(data: Data) -> list[str]:
-    """For a million frames forwarded, at the highest load of each case."""
-    heads = ["case", "load", "kind", *_COUNTED, "lost in the NICs' rings %", "in the backlog %"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines = _counted_head("case", _COUNTED)
     for count, numeral in _CASES.items():
-        run = data.bed(f"napi-cases/nics{count}")
-        for load in (run.loads[0], run.loads[-1]):
-            for one in run.configurations:
-                cells = [ranged(run.values(one, load, per_million(c))) for c in _COUNTED.values()]
-                for place in ("nic_ring_full", "backlog"):
-                    cells.append(beddata.percent(run.values(one, load, lost_at(place))))
-                head = [numeral, f"{run.rate(load):,.0f}", one]
-                lines.append("| " + " | ".join([*head, *cells]) + " |")
+        lines += _counted(data, f"napi-cases/nics{count}", numeral, _COUNTED)
+    lines += ["", "With NICs that have interrupts (e1000e), case I:", ""]
+    counted = {"interrupts of the NIC": "nic_interrupts"} | _COUNTED
+    lines += _counted_head("NIC of macvlan, of ours", counted)
+    for name, lowers in _REAL.items():
+        lines += _counted(data, name, ", ".join(lowers.values()), counted)
     return lines
 
 
 NOTE = "one emulated machine: veth polled by a timer, pktgen; generator on CPU 0, routers on CPU 1"
+_E1000E = Boot("bare-e1000e", guests=(), nic="e1000e")
+_REAL = {
+    "e1000e": {"macvlan": "p0", "napi_macvlan": "p1"},
+    "e1000e-crossed": {"macvlan": "p1", "napi_macvlan": "p0"},
+}
 _LATENCY = {"one": "1", "two": "2, over a common lower device", "three": "3, the same"}
 
 
 def _run(name: str, bed: Mapping[str, Any], seed: int, **more: Any) -> Run:
     kinds = more.pop("kinds", _THREE)
     options: dict[str, Any] = {"pairs": _PAIRS, "seconds": _SECONDS, **more}
-    return Run(name, BARE, kinds, rates=(), seed=seed, bed=bed, **options)
+    boot = options.pop("boot", BARE)
+    return Run(name, boot, kinds, rates=(), seed=seed, bed=bed, **options)
 
 
 def _unshared(run: str, data: Data) -> str:
@@ -186,8 +206,8 @@ def _unshared(run: str, data: Data) -> str:
     }
     return (
         f"At {found.rate(load):,.0f} pps offered macvlan lost {lost['backlog']:.1f} % of the frames in "
-        f"the backlog and {lost['nic_ring_full']:.1f} % in the NICs' rings: on this way it has no queue "
-        "of its own either, so ours has nothing to take away."
+        f"the backlog and {lost['nic_ring_full']:.1f} % in the NICs' rings: on this way it has no "
+        "queue of its own."
         if lost["backlog"] < 0.1
         else f"macvlan lost {lost['backlog']:.1f} % in the backlog."
     )
@@ -288,8 +308,15 @@ INTERRUPTS = Figure(
     ours="Counted on the routers' CPU while the cases above ran, at 0.5 and at 2 times what plain "
     "forwarding carries, for a million frames forwarded. The NICs here are polled by a timer every "
     "200 µs while idle, as with interrupt moderation, so their interrupts are timer interrupts; "
-    "the clock's tick is among them.",
-    runs=(),
+    "the clock's tick is among them. Real interrupts are counted on two emulated e1000e, one under "
+    "each kind, and then the other way round.",
+    runs=tuple(
+        _run(
+            name, {"topology": "cases", "lowers": lowers, "method": "sweep", "factors": (0.5, 2.0)},
+            90 + turn, boot=_E1000E, kinds=(MACVLAN, OURS),
+        )
+        for turn, (name, lowers) in enumerate(_REAL.items())
+    ),
     claims=tuple(
         Claim(
             f"Case {numeral}: NAPI-macvlan takes fewer SoftIRQs than macvlan in overload.",

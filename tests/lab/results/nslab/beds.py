@@ -73,6 +73,9 @@ def build(number: int, kind: Kind, wanted: Mapping[str, Any], cpu: int) -> Bed:
         return _chains(number, kind, wanted["stages"], cpu, flood=wanted.get("flood", False))
     if topology == "interfaces":
         return _interfaces(number, kind, wanted["count"])
+    if "lowers" in wanted:
+        taken = nic.take(wanted["lowers"][kind.kind], cpu, 0)
+        return _routers(number, kind, [taken], 1)
     return _cases(number, kind, wanted["nics"], wanted["routers"])
 
 
@@ -96,19 +99,27 @@ def _way(device: str, hop: str, address: str, network: str = NETWORK) -> list[st
 def _cases(number: int, kind: Kind, nics: int, routers: int) -> Bed:
     prefix = f"nb{number}"
     plain = kind.kind == PLAIN
-    names = [f"nb-{number}r{r}" for r in range(1 if plain else routers)]
-    spaces.add(names)
-    made = [Nic(f"{prefix}l{i}", f"{prefix}w{i}", names[0] if plain else HOST) for i in range(nics)]
-    nic.make(made)
-    end = f"{prefix}e"
+    space = f"nb-{number}r0" if plain else HOST
     if plain:
-        batch(_lower(end), names[0])
-        batch(_way(end, _NEXT_HOP, _SOMEBODY), names[0])
-        with inside(names[0]):
+        spaces.add([space])
+    made = [Nic(f"{prefix}l{i}", f"{prefix}w{i}", space) for i in range(nics)]
+    nic.make(made)
+    if plain:
+        end = f"{prefix}e"
+        batch([*_lower(end), *_way(end, _NEXT_HOP, _SOMEBODY)], space)
+        with inside(space):
             macs = [_address(n.device) for n in made]
         streams = [Stream(f"in{i}", n.wire, macs[i]) for i, n in enumerate(made)]
-        ends = {s.name: Place(names[0], end) for s in streams}
+        ends = {s.name: Place(space, end) for s in streams}
         return Bed(kind, made, streams, ends)
+    return _routers(number, kind, made, routers)
+
+
+def _routers(number: int, kind: Kind, made: list[Nic], routers: int) -> Bed:
+    """Namespaces with a virtual device on each NIC and one on a dummy."""
+    names = [f"nb-{number}r{r}" for r in range(routers)]
+    spaces.add(names)
+    end = f"nb{number}e"
     lines = _lower(end)
     virtual = []
     for r, space in enumerate(names):
@@ -119,7 +130,7 @@ def _cases(number: int, kind: Kind, nics: int, routers: int) -> Bed:
         virtual.append(Place(space, "o"))
     batch(lines)
     for space in names:
-        up = [f"link set i{i} up" for i in range(nics)] + ["link set o up"]
+        up = [f"link set i{i} up" for i in range(len(made))] + ["link set o up"]
         batch(up + _way("o", _NEXT_HOP, _SOMEBODY), space)
     streams = [
         Stream(f"in{i}", n.wire, mac(number, i, 0), macs=routers) for i, n in enumerate(made)

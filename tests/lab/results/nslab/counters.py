@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from .ethtool import statistics
@@ -63,8 +63,8 @@ def own(places: Iterable[Place]) -> Counter[str]:
     return total
 
 
-def cpu(number: int) -> Counter[str]:
-    """Of one CPU: NET_RX and other SoftIRQs, interrupts (all, and of the timer), frames that
+def cpu(number: int, irqs: Collection[str] = ()) -> Counter[str]:
+    """Of one CPU: NET_RX, interrupts (all, of the timer, and those of ``irqs``), frames that
     went through its NAPI polls and backlog, those that the backlog dropped, squeezed
     rounds, busy seconds; and the frames that backlogs of all CPUs dropped."""
     found: Counter[str] = Counter()
@@ -72,6 +72,7 @@ def cpu(number: int) -> Counter[str]:
     rows = parse_column(read("/proc/interrupts"), number)
     found["interrupts"] = sum(v for name, v in rows.items() if name not in ("ERR", "MIS"))
     found["timer_interrupts"] = rows.get("LOC", 0)
+    found["nic_interrupts"] = sum(rows.get(irq, 0) for irq in irqs)
     table = parse_softnet(read("/proc/net/softnet_stat"))
     found["softnet_processed"], found["softnet_dropped"], found["softnet_squeezed"] = table[number]
     found["backlog_dropped_anywhere"] = sum(row[1] for row in table.values())

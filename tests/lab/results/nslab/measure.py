@@ -38,6 +38,7 @@ def run(wanted: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]
     kinds = [Kind(c["name"], c["kind"], c.get("threaded", False)) for c in wanted["configurations"]]
     bed = wanted["bed"]
     spaces.remember_host()
+    nic.give_back()
     spaces.clean()
     spaces.add([GENERATOR])
     standing: list[Bed] = []
@@ -69,6 +70,7 @@ def run(wanted: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]
             "trials": trials,
         }
     finally:
+        nic.give_back()
         spaces.clean()
 
 
@@ -153,9 +155,10 @@ def _load(one: Bed, rates: Mapping[str, float], seconds: float) -> dict[str, Any
     try:
         time.sleep(0.02)
         before = _counts(one)
-        cpu_before = counters.cpu(CPU)
+        numbers = [irq for device in one.nics for irq in nic.interrupts(device)]
+        cpu_before = counters.cpu(CPU, numbers)
         sent = traffic.run(one.streams, rates, seconds)
-        cpu_after = counters.cpu(CPU)
+        cpu_after = counters.cpu(CPU, numbers)
         after = _settled(one)
     finally:
         for device in one.nics:

@@ -9,11 +9,13 @@ whose interrupts go to that CPU. Under load its poll stays scheduled and no time
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 from dataclasses import dataclass
 
-from .spaces import GENERATOR, HOST, attribute, batch, command, inside, write
+from .spaces import GENERATOR, HOST, Failure, attribute, batch, command, inside, read, write
 
 # So often a timer must have found nothing before the sender's CPU polls again: never.
 _FOR_EVER = 2_000_000_000
@@ -29,6 +31,8 @@ class Nic:
     device: str
     wire: str
     space: str = HOST
+    # An emulated e1000e of the lab, with interrupts of its own.
+    real: bool = False
 
 
 def make(nics: list[Nic]) -> None:
@@ -49,14 +53,53 @@ def make(nics: list[Nic]) -> None:
     batch([f"link set {n.wire} up" for n in nics], GENERATOR)
 
 
+# The lab's pairs, and the namespaces where their wires are.
+_LINK_SECONDS = 15
+_LAB = {"p0": ("g0", "gen"), "p1": ("s0", "sink")}
+
+
+def take(device: str, cpu: int, wire_cpu: int) -> Nic:
+    """One of the lab's NICs, its interrupts on ``cpu`` and those of its wire's end elsewhere."""
+    wire, space = _LAB[device]
+    for name, where, target in ((device, HOST, cpu), (wire, space, wire_cpu)):
+        for irq in os.listdir(attribute(where, name, "device/msi_irqs")):
+            write(f"/proc/irq/{irq}/smp_affinity_list", str(target))
+    batch([f"link set {wire} netns {GENERATOR}"], space)
+    batch([f"link set {wire} up"], GENERATOR)
+    end = time.monotonic() + _LINK_SECONDS
+    while read(attribute(GENERATOR, wire, "carrier")).strip() != "1":
+        if time.monotonic() > end:
+            raise Failure(f"{wire} has had no link for {_LINK_SECONDS} s")
+        time.sleep(0.1)
+    return Nic(device, wire, real=True)
+
+
+def give_back() -> None:
+    """The wires of the lab's NICs go home; also after a run that failed."""
+    for wire, space in _LAB.values():
+        with contextlib.suppress(Failure):
+            batch([f"link set {wire} netns {space}"], GENERATOR)
+            batch([f"link set {wire} up"], space)
+
+
+def interrupts(nic: Nic) -> list[str]:
+    """The interrupts of a NIC, as /proc/interrupts numbers them."""
+    return os.listdir(attribute(HOST, nic.device, "device/msi_irqs")) if nic.real else []
+
+
 def poll_on(nic: Nic, cpu: int, interval_ns: int) -> None:
-    """From now on a timer of ``cpu`` polls it, every ``interval_ns`` while it is idle."""
+    """From now on a timer of ``cpu`` polls it, every ``interval_ns`` while it is idle. One
+    with interrupts is left to them."""
+    if nic.real:
+        return
     write(attribute(nic.space, nic.device, "gro_flush_timeout"), str(interval_ns))
     kick(nic, cpu)
 
 
 def poll_by_sender(nic: Nic) -> None:
     """No timer any more: the CPU that sends receives, one SoftIRQ for each burst."""
+    if nic.real:
+        return
     write(attribute(nic.space, nic.device, "gro_flush_timeout"), "0")
 
 
