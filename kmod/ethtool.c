@@ -81,6 +81,17 @@ static void nmv_tapq_values(const struct nmv_tapq *slot, u64 *v)
 	v[5] = READ_ONCE(slot->tid);
 }
 
+/*
+ * Under RTNL, under which "threaded" makes and ends the thread. Once made it
+ * may stay when "threaded" is 0 again, without work.
+ */
+static u64 nmv_thread_id(const struct napi_struct *napi)
+{
+	if (!napi->thread || !test_bit(NAPI_STATE_THREADED, &napi->state))
+		return 0;
+	return task_pid_nr(napi->thread);
+}
+
 static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 			  u64 *data)
 {
@@ -96,9 +107,7 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 	memcpy(data, sum, NMV_STATS_SHOWN * sizeof(*data));
 	data += NMV_STATS_SHOWN;
 	*data++ = READ_ONCE(nd->queue.high_water);
-	/* RTNL, under which "threaded" makes and ends the thread. */
-	*data++ = nd->queue.napi.thread ?
-		  task_pid_nr(nd->queue.napi.thread) : 0;
+	*data++ = nmv_thread_id(&nd->queue.napi);
 	n = nmv_shown_queues(nd);
 	for (i = 0; i < n; i++, data += ARRAY_SIZE(nmv_tapq_names)) {
 		slot = rtnl_dereference(nd->tap->slots[i]);

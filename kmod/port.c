@@ -82,6 +82,7 @@ static struct nmv_port *nmv_port_claim(struct nmv_dev *nd)
 	return ERR_PTR(err);
 }
 
+/* Waits, too, until nobody is in the receive handler any more. */
 static void nmv_port_release(struct nmv_port *port)
 {
 	netdev_rx_handler_unregister(port->lower);
@@ -141,9 +142,10 @@ void nmv_port_leave(struct nmv_dev *nd)
 	hlist_del_rcu(&nd->in_hash);
 	list_del_rcu(&nd->in_port);
 	RCU_INIT_POINTER(nd->port, NULL);
-	if (!--port->count)
+	if (--port->count)
+		synchronize_net();
+	else
 		nmv_port_release(port);
-	synchronize_net();
 }
 
 /**

@@ -22,11 +22,10 @@ static void nmv_flood_nic(const struct nmv_port *port, struct sk_buff *skb)
 static bool nmv_hears(const struct nmv_port *port, const struct nmv_dev *nd,
 		      const u8 *source)
 {
-	u32 mode = READ_ONCE(nd->mode);
-
-	return nmv_hears_nic_unicast(false, mode) &&
-	       (nmv_hears_nic_unicast(true, mode) ||
-		!nmv_port_find(port, source));
+	/* Who sent it is looked up for those only whom it matters to. */
+	return nmv_hears_nic_unicast(true, READ_ONCE(nd->mode)) ||
+	       nmv_hears_nic_unicast(nmv_port_find(port, source),
+				     READ_ONCE(nd->mode));
 }
 
 /**
