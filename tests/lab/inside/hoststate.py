@@ -118,6 +118,8 @@ def cgroup(tid: int) -> str:
 
 
 def _threads_of(pid: int, processes: dict[int, str], values: dict[str, str]) -> None:
+    paths: set[str] = set()
+    parents: set[Path] = set()
     for tid in threads(pid, processes):
         try:
             where = f"thread {tid} ({comm(tid)})"
@@ -128,12 +130,14 @@ def _threads_of(pid: int, processes: dict[int, str], values: dict[str, str]) -> 
         except (OSError, ProcessLookupError):
             # QEMU's own pool threads come and go; they are nobody's setting.
             continue
-        for scope in (path, str(Path(path).parent)):
-            for file in ("cpuset.cpus", "cpuset.cpus.effective", "cpuset.cpus.partition"):
-                text = CGROUP / scope.lstrip("/") / file
-                if text.exists():
-                    values[f"cgroup {scope} {file}"] = text.read_text().strip()
-        parent = CGROUP / str(Path(path).parent).lstrip("/")
+        paths |= {path, str(Path(path).parent)}
+        parents.add(CGROUP / str(Path(path).parent).lstrip("/"))
+    for scope in paths:
+        for file in ("cpuset.cpus", "cpuset.cpus.effective", "cpuset.cpus.partition"):
+            text = CGROUP / scope.lstrip("/") / file
+            if text.exists():
+                values[f"cgroup {scope} {file}"] = text.read_text().strip()
+    for parent in parents:
         values[f"cgroups below {parent}"] = " ".join(
             sorted(p.name for p in parent.iterdir() if p.is_dir())
         )

@@ -15,8 +15,8 @@ _PACKAGES = (
     " python3-psutil python3-pyroute2 python3-rich python3-ruamel.yaml python3-systemd"
     # What vsrtune bench counts with, attaches to and is compared with.
     " openvswitch-switch python3-nftables tuned"
-    # Building and loading modules.
-    " gcc make linux-headers-amd64 linux-image-amd64"
+    # Building, checking and loading modules.
+    " dkms gcc make linux-headers-amd64 linux-image-amd64 sparse"
     # The lab's own means, and those of tests.
     " busybox-static curl jq less linux-perf nftables psmisc python3-pytest strace tcpdump"
 )

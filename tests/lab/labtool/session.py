@@ -120,6 +120,7 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
         shutil.copy(brought.package, control)
     if brought.modules is not None:
         shutil.copytree(brought.modules, control / "modules")
+        shutil.copytree(_TESTS.parent / "kmod" / "tests", control / "kmod-tests")
     (control / "command").write_text("exec " + shlex.join(options.command) + "\n")
     (columns, rows) = shutil.get_terminal_size()
     settings = {
