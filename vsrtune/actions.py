@@ -136,6 +136,20 @@ class TxQueueLen:
 
 
 @dataclass(frozen=True, slots=True)
+class NapiThreaded:
+    """``threaded`` of a device: whether its NAPI runs in kernel threads. Value: int as in
+    sysfs, 0 or 1. Setting it makes these threads, so they can be tuned one pass later."""
+
+    kind: ClassVar[str] = "napi-threaded"
+    guest: str
+    device: str
+    ifindex: int
+
+    def __str__(self) -> str:
+        return f"{self.guest}: {self.device} threaded NAPI"
+
+
+@dataclass(frozen=True, slots=True)
 class CpusetList:
     """The raw text of a cpuset file, "" when unset. ``masks``: threads below whose
     affinity is narrower than their cpuset, which a rewrite may lose (6.1 always loses
@@ -196,6 +210,7 @@ class Partition:
 HOST_REF = "host/"
 
 CgroupTarget = CgroupDir | CpusetFile | Partition
+DeviceTarget = TxQueueLen | NapiThreaded
 Target = (
     ThreadAffinity
     | ThreadSched
@@ -206,6 +221,7 @@ Target = (
     | VcpuPin
     | EmulatorPin
     | TxQueueLen
+    | NapiThreaded
 )
 Value = CpuSet | Sched | Pin | CpusetList | PartitionState | str | int | bool
 
@@ -219,6 +235,7 @@ VALUE_TYPES: dict[str, type] = {
     VcpuPin.kind: Pin,
     EmulatorPin.kind: Pin,
     TxQueueLen.kind: int,
+    NapiThreaded.kind: int,
 }
 
 

@@ -53,7 +53,8 @@ def apply(
     use `systemctl reload vsrtune` instead.
 
     A thread takes class deadline only once it has run on its new CPUs. Until then the
-    setting is named as pending; apply again, or let the daemon do it.
+    setting is named as pending, as is what concerns a NAPI thread that the plan itself
+    makes (napi.threaded); apply again, or let the daemon do it.
 
     \b
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
@@ -73,7 +74,7 @@ def apply(
         made = plan_json.loads(text, boot, str(stored))
     with Journal.open(journal, boot) as opened:
         _say_discarded(opened)
-        ops = LiveSysOps(libvirt_uri=uri)
+        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end)
         _say(executor.recover(ops, opened), "finished after a crash")
         if made is None:
             snapshot = observe(None, uri, trace_seconds)
@@ -119,7 +120,7 @@ def undo(as_json: bool, journal: Path, uri: str) -> int:
     from vsrtune.sysops import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
-        result = executor.undo(LiveSysOps(libvirt_uri=uri), opened)
+        result = executor.undo(LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end), opened)
     if as_json:
         _print_json(result)
     else:

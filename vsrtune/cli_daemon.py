@@ -119,7 +119,7 @@ def daemon(
         can_listen = events.register()
         reconciler = Reconciler(
             live_observer(uri),
-            LiveSysOps(libvirt_uri=uri),
+            LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end),
             opened,
             policies,
             trace=trace_seconds,

@@ -19,6 +19,11 @@ def allowed(
     (``moves``) gets the scope's, so for these only the cgroup above is a limit. What
     partitions of ours take away is no limit: a plan may place everything anew.
     """
+    if thread.role is Role.NAPI:
+        # A kernel thread of the host's own, outside the guest's cgroups; partitions are
+        # not for it (domains.py).
+        limit = thread.cpuset_effective
+        return host.online if limit is None else host.online & limit
     rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
     rewritten = rewritten and thread.cpuset_cpus is not None
     if guest.source == "libvirt" and any(isinstance(t, Partition) for t in ours):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vsrtune.deadline import limit, limit_text, percent
-from vsrtune.model import Host, Role, Snapshot, ThreadKey
+from vsrtune.model import DATA_PLANE, Host, Snapshot, ThreadKey
 from vsrtune.placement import Chosen
-from vsrtune.root_domains import Domain, Found, Mode
+from vsrtune.root_domains import Domain, Found, Member, Mode
 from vsrtune.wishes import Wishes, label
 
 
@@ -44,7 +44,7 @@ def evict(snapshot: Snapshot, asked: Sequence[Wishes], domain: Domain, found: Fo
     for guest in snapshot.guests:
         for thread in guest.threads:
             bound = bool(thread.affinity) and thread.affinity <= domain.cpus
-            work = thread.role in (Role.VCPU, Role.VHOST)
+            work = thread.role in DATA_PLANE
             below = domain.mode is Mode.LOOSE and thread.cgroup.startswith(f"{domain.path}/")
             if not bound or not work or thread.key in inside or below or guest.ref in managed:
                 continue
@@ -56,6 +56,23 @@ def evict(snapshot: Snapshot, asked: Sequence[Wishes], domain: Domain, found: Fo
                 f"choose other CPUs, or give {guest.ref} a policy",
             )
             return
+
+
+def keep_out(
+    threads: Sequence[Member], chosen: Mapping[ThreadKey, Chosen], domain: Domain, found: Found
+) -> None:
+    """NAPI threads live in the root cgroup, and have no CPU of a partition there."""
+    if domain.mode is Mode.ISOLATED:
+        return
+    for member in threads:
+        both = chosen[member.thread.key].cpus & domain.cpus
+        if both:
+            found.refuse(
+                member,
+                f"{label(member.thread)} would get CPU {both} of the partition of CPUs "
+                f"{domain.cpus}, which is for threads of class deadline",
+                "choose other CPUs for cpus.napi, or class fifo for the threads beside it",
+            )
 
 
 def emulators(asked: Sequence[Wishes], chosen: dict[ThreadKey, Chosen], found: Found) -> None:

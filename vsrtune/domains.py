@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.domain_checks import admit, emulators, evict
-from vsrtune.model import Host, Role, Snapshot, ThreadKey, WorkerKind
+from vsrtune.domain_checks import admit, emulators, evict, keep_out
+from vsrtune.model import DATA_PLANE, Host, Role, Snapshot, ThreadKey, WorkerKind
 from vsrtune.placement import Chosen
 from vsrtune.root_domains import (
     PARTITION_CGROUP,
@@ -45,7 +45,8 @@ def find(
     """The root domains that the wishes need. In loose ones ``chosen`` is widened to all
     of their CPUs. When something is refused, choose again without the refused guests."""
     found = Found()
-    members = [Member(wish, pin) for wish in asked for pin in wish.pins]
+    pins = [Member(wish, pin) for wish in asked for pin in wish.pins]
+    members = [m for m in pins if m.thread.role is not Role.NAPI]
     sets = _sets(context, members, chosen, found)
     if found.refused or not sets:
         return found
@@ -66,6 +67,7 @@ def find(
     for domain in found.domains:
         admit(context.host, domain, found)
         evict(snapshot, asked, domain, found)
+        keep_out([m for m in pins if m.thread.role is Role.NAPI], chosen, domain, found)
     emulators(asked, chosen, found)
     if not found.refused:
         _settle_moves(found)
@@ -270,7 +272,7 @@ def _merge(
         for thread in guest.threads:
             bound = thread.affinity & context.online
             below = thread.cgroup.startswith(f"{slice_}/")
-            if below and thread.role in (Role.VCPU, Role.VHOST) and not bound & cpus:
+            if below and thread.role in DATA_PLANE and not bound & cpus:
                 first = next(m for m in inside if m.booked)
                 found.refuse(
                     first,

@@ -33,6 +33,7 @@ class Operation(Enum):
     EXCLUSIVE = "write to cpuset.cpus.exclusive"
     PARTITION = "write to cpuset.cpus.partition"
     TXQUEUELEN = "write to tx_queue_len"
+    THREADED = "write to threaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,13 @@ _TABLE: dict[tuple[Operation, int], Verdict] = {
         _NEVER, "the length is out of range", "use 1 to 32767"),
     (Operation.TXQUEUELEN, errno.EINVAL): Verdict(
         _NEVER, "the device takes no such length", "use 1 to 32767"),
+    # modify_napi_threaded, dev_set_threaded
+    (Operation.THREADED, errno.ENOENT): _GONE,
+    (Operation.THREADED, errno.ENODEV): _GONE,
+    (Operation.THREADED, errno.EOPNOTSUPP): Verdict(
+        _LATER, "the device has no NAPI instance now", "see whether it is up: ip link"),
+    (Operation.THREADED, errno.EINVAL): Verdict(
+        _NEVER, "the kernel takes no such value here", "threaded is true or false"),
 }
 
 # For every operation that has no row of its own.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError
 from vsrtune.model import Guest, Interface, Role, Thread, ThreadKey, WorkerKind
+from vsrtune.napi import NapiThread, read_napi_threads
 from vsrtune.net import NetReader
 from vsrtune.proc import (
     QemuProcess,
@@ -23,7 +24,7 @@ from vsrtune.proc import (
 )
 from vsrtune.rootfs import HostRoot
 from vsrtune.virt import DomainText, parse_interfaces
-from vsrtune.workers import UNMAPPED, Assignment, Slot, age, assign
+from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
 # "IO mon_iothread" is the monitor's own (monitor_init_globals), and no iothread of
@@ -125,7 +126,8 @@ class VcpuFinder:
 @dataclass(frozen=True, slots=True)
 class GuestReader:
     """Reads guests in one pass. ``workers`` are the vhost kernel threads by owner,
-    ``seen`` tells on which (device, ifindex) a worker was seen transmitting."""
+    ``seen`` tells on which (device, ifindex) a worker was seen transmitting; ``napi``
+    are the NAPI kernel threads by the device in their name."""
 
     root: HostRoot
     net: NetReader
@@ -134,6 +136,7 @@ class GuestReader:
     workers: Mapping[int, Sequence[int]]
     seen: Callable[[ThreadKey], tuple[str, int] | None]
     vcpus: VcpuFinder
+    napi: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
         """The guest; None when its process ended meanwhile. Raises OSError when it
@@ -152,8 +155,12 @@ class GuestReader:
             problems.append(NOT_LISTED)
         backends = _backends(process, domain, descriptors)
         interfaces, slots = self._interfaces(backends)
+        workers = [t.key for t in raw if roles[t.key][0] is Role.VHOST]
+        known, unused = told(interfaces, workers)
+        napi, unknown = read_napi_threads(self.root, interfaces, self.napi)
+        problems += [*unused, *unknown]
         mapped = assign(
-            [t.key for t in raw if roles[t.key][0] is Role.VHOST],
+            workers,
             slots,
             first_vcpu=min(
                 (t.key for t in raw if roles[t.key][0] is Role.VCPU),
@@ -161,7 +168,7 @@ class GuestReader:
                 default=None,
             ),
             others=descriptors.vhost_other,
-            seen=self._seen(raw),
+            known=self._seen(raw) | known,
         )
         if mapped.problem:
             problems.append(mapped.problem)
@@ -171,8 +178,9 @@ class GuestReader:
             source="libvirt" if libvirt else "qemu",
             pid=process.pid,
             start_time=process.start_time,
-            threads=tuple(
-                self._thread(t, *roles[t.key], mapped.workers.get(t.key), domain) for t in raw
+            threads=(
+                *(self._thread(t, *roles[t.key], mapped.workers.get(t.key), domain) for t in raw),
+                *map(self._napi_thread, napi),
             ),
             interfaces=interfaces,
             problems=tuple(problems),
@@ -234,6 +242,8 @@ class GuestReader:
             device = self.net.device(backend.target)
             if device is None:
                 continue
+            counters = self.net.counters(device)
+            drops = counters.rx_dropped_ring_full if counters is not None else None
             try:
                 interface = Interface(
                     target=backend.target,
@@ -244,9 +254,11 @@ class GuestReader:
                     vhost=backend.vhost,
                     queues=backend.queues,
                     txqueuelen=self.net.txqueuelen(device),
-                    ring_drops=self.net.ring_drops(device),
+                    ring_drops=self.net.ring_drops(device) if drops is None else drops,
                     lower=self.net.lower_chain(backend.target),
                     alias=backend.alias,
+                    threaded=self.net.threaded(device),
+                    counters=counters,
                 )
             except FileNotFoundError:
                 continue
@@ -258,13 +270,17 @@ class GuestReader:
                 ]
         return tuple(interfaces), slots
 
-    def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, tuple[str, int]]:
+    def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, Known]:
         found = {}
         for thread in threads:
             device = self.seen(thread.key)
             if device is not None:
-                found[thread.key] = device
+                found[thread.key] = Known(*device)
         return found
+
+    def _napi_thread(self, napi: NapiThread) -> Thread:
+        thread = self._thread(napi.thread, Role.NAPI, None, None, None)
+        return replace(thread, interface=napi.device, confidence=napi.confidence)
 
     def _thread(
         self,

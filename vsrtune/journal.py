@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,10 @@ _HOW_TO_REPAIR = (
 class Journal(Closing):
     """The open journal of this boot, locked. Use as a context manager, or ``close``.
 
+    ``discarded`` counts entries of another boot. ``budgets_end`` is on the clock of
+    ``time.monotonic``: until then the kernel may have bandwidth booked for threads that
+    whoever wrote the journal before us took out of class deadline.
+
     Every method that appends raises JournalError when the record did not get to the
     disk; then the caller must not write to the host.
     """
@@ -63,6 +68,7 @@ class Journal(Closing):
         """Use ``Journal.open``."""
         self.path = path
         self.discarded = 0
+        self.budgets_end = 0.0
         self._boot_id = boot_id
         self._lock = lock
         self._fold = Fold()
@@ -169,6 +175,10 @@ class Journal(Closing):
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._size = whole
+        # The file is as old as its last record. A clock that was set back makes it wait
+        # for all of the lag, and no longer.
+        age = max(0.0, time.time() - os.fstat(self._fd).st_mtime)
+        self.budgets_end = time.monotonic() + fold.lag - age
         self._compact_if_grown()
 
     def _open_file(self) -> None:
@@ -221,7 +231,7 @@ class Journal(Closing):
     def _compact_if_grown(self) -> None:
         if self._fold.live and self._size < self._weigh_at:
             return
-        live = sum(len(_line(r)) for r in compacted(self._fold.live.values()))
+        live = sum(len(_line(r)) for r in compacted(self._fold))
         empty = len(_line(header_record(self._boot_id)))
         grown = self._size > MAX_SIZE or self._size > max(TINY, MAX_RATIO * live)
         if (not live and self._size > empty) or (grown and self._size > 2 * live + empty):
@@ -232,7 +242,7 @@ class Journal(Closing):
 
     def _replace(self, fold: Fold) -> None:
         """Write ``fold`` to a new file and put it in the journal's place."""
-        records = [header_record(self._boot_id), *compacted(fold.live.values())]
+        records = [header_record(self._boot_id), *compacted(fold)]
         data = b"".join(map(_line, records))
         new = self.path.with_name(self.path.name + ".new")
         try:

@@ -10,6 +10,8 @@ revert    target                 the intent was taken back; its ``before`` is on
 drop      target, why            not ours any more (undone, vanished, changed by others)
 entry     target, original,      a live entry as a compaction found it; stands for
           written                everything about the target before it
+lag       seconds                threads have left class deadline; their bandwidth stays
+                                 booked for up to so long after the last record
 ========  =====================  =====================================================
 
 Rules of the fold
@@ -42,6 +44,7 @@ from vsrtune.actions import (
     decode_value,
 )
 from vsrtune.codec import decode, encode
+from vsrtune.deadline import lag_seconds
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.root_domains import is_partition
@@ -128,11 +131,14 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
 
 
 class Fold:
-    """Live entries by target, in the order of the first write. Methods raise
-    VsrtuneError for a record that cannot follow the ones before it."""
+    """Live entries by target, in the order of the first write. ``lag`` is how long, in
+    seconds, the kernel keeps the bandwidth booked of any thread that we took out of class
+    deadline. Methods raise VsrtuneError for a record that cannot follow the ones before
+    it."""
 
     def __init__(self) -> None:
         self.live: dict[Target, Entry] = {}
+        self.lag = 0.0
 
     def intent(self, action: Action) -> None:
         """A write begins."""
@@ -151,6 +157,7 @@ class Fold:
             settled=known,
             reason=action.reason,
         )
+        self.lag = max(self.lag, _lag(action))
 
     def done(self, target: Target) -> None:
         """The unfinished write is on the host."""
@@ -195,6 +202,8 @@ class Fold:
             self.revert(decode_target(data.get("target")))
         elif kind == "drop":
             self.drop(decode_target(data.get("target")))
+        elif kind == "lag":
+            self.lag = max(self.lag, decode(float, data.get("seconds"), "$.seconds"))
         elif kind == "entry":
             target = decode_target(data.get("target"))
             self.entry(
@@ -208,6 +217,14 @@ class Fold:
             )
         else:
             raise VsrtuneError(f"unknown record {kind!r}")
+
+
+def _lag(action: Action) -> float:
+    before, after = action.before, action.after
+    if not (isinstance(before, Sched) and isinstance(after, Sched)):
+        return 0.0
+    leaves = before.cls is SchedClass.DEADLINE and after.cls is not SchedClass.DEADLINE
+    return lag_seconds(before) if leaves else 0.0
 
 
 def _missing() -> Action:
@@ -229,10 +246,13 @@ def header_record(boot_id: str) -> dict[str, Any]:
     return {"r": "header", "version": VERSION, "boot_id": boot_id}
 
 
-def compacted(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Records that fold to exactly ``entries``."""
-    records = []
-    for entry in entries:
+def compacted(fold: Fold) -> list[dict[str, Any]]:
+    """Records that fold to exactly ``fold``; none without live entries, which no wait of
+    anything could concern."""
+    records: list[dict[str, Any]] = []
+    if fold.live and fold.lag:
+        records.append({"r": "lag", "seconds": fold.lag})
+    for entry in fold.live.values():
         settled = entry if entry.state == "done" else entry.settled
         if settled is not None:
             records.append(

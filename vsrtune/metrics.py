@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vsrtune import __version__
+from vsrtune import __version__, tap_metrics
 from vsrtune.deadline import UNIT
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.errors import VsrtuneError
@@ -115,6 +115,13 @@ FAMILIES = {
             _INTERFACE,
             "Frames for the guest that were dropped because the ring was full.",
         ),
+        Family(
+            "interface",
+            "info",
+            (*_INTERFACE, "kind", "lower"),
+            "How the guest's interface is attached, and to which lower device.",
+        ),
+        *(Family(*family) for family in tap_metrics.FAMILIES),
         Family(
             "guest_tuned", "gauge", ("domain", "source"), "1 when the guest is as its policy says."
         ),
@@ -310,6 +317,15 @@ def _add_guest(out: dict[str, Any], guest: Guest, state: State) -> None:
         values = [domain, _label(interface.target)]
         out["interface_queue_length"].add_metric(values, interface.txqueuelen)
         out["interface_ring_drops"].add_metric(values, interface.ring_drops)
+        tap_metrics.add(out, values, interface)
+        out["interface"].add_metric(
+            [],
+            {
+                **dict(zip(_INTERFACE, values, strict=True)),
+                "kind": interface.kind.value,
+                "lower": _label(interface.lower[0] if interface.lower else ""),
+            },
+        )
 
 
 def _thread_labels(domain: str, thread: Thread) -> list[str]:

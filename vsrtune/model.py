@@ -14,6 +14,7 @@ from typing import Any
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.durations import time_text
+from vsrtune.tap_counters import TapCounters
 
 SNAPSHOT_VERSION = 1
 
@@ -23,9 +24,15 @@ class Role(Enum):
 
     VCPU = "vcpu"
     VHOST = "vhost"
+    NAPI = "napi"
     EMULATOR = "emulator"
     IOTHREAD = "iothread"
     WORKER = "worker"
+
+
+# Roles of the threads that handle a guest's frames. A NAPI thread is a kernel thread that
+# serves the own queue of one of its napi_macvtap devices.
+DATA_PLANE = (Role.VCPU, Role.VHOST, Role.NAPI)
 
 
 class WorkerKind(Enum):
@@ -36,10 +43,11 @@ class WorkerKind(Enum):
 
 
 class Confidence(Enum):
-    """How sure the mapping of a vhost worker to an interface and queue is."""
+    """How sure the mapping of a vhost worker to an interface and queue, or of a NAPI
+    thread to a device, is."""
 
-    EXACT = "exact"  # seen transmitting on that interface
-    ORDER = "order"  # creation order equals descriptor order, counts agree
+    EXACT = "exact"  # seen transmitting on that interface, or told by our kernel module
+    ORDER = "order"  # creation order equals descriptor order, counts agree; NAPI: by name
     UNCERTAIN = "uncertain"  # counts agree, but hotplug may have changed the order
     NONE = "none"  # not mapped
 
@@ -113,8 +121,9 @@ class Thread:
     """One thread of a guest.
 
     ``index`` is the vcpu or iothread number. ``interface`` (host device) and
-    ``queue`` are set for mapped vhost workers. ``pin`` is libvirt's own view of
-    the pin, for vcpus and the emulator's main thread of libvirt guests.
+    ``queue`` are set for mapped vhost workers, ``interface`` for NAPI threads.
+    ``pin`` is libvirt's own view of the pin, for vcpus and the emulator's main thread
+    of libvirt guests.
     ``cpuset_cpus`` is the raw text of the cgroup's ``cpuset.cpus`` ("" when
     unset), None without a cpuset controller; ``cpuset_effective`` the CPUs it
     yields; ``cpuset_limit`` those of the cgroup above, the most that rewriting
@@ -144,8 +153,14 @@ class NicKind(Enum):
     """How a guest's interface is attached to the host."""
 
     MACVTAP = "macvtap"
+    NAPI_MACVTAP = "napi_macvtap"
     BRIDGE = "tap+bridge"
     OTHER = "other"
+
+    @property
+    def rings(self) -> bool:
+        """True when txqueuelen is the length of the rings and nothing else."""
+        return self in (NicKind.MACVTAP, NicKind.NAPI_MACVTAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +168,9 @@ class Interface:
     """One NIC of a guest. ``target`` is the host device, ``lower`` the chain of
     lower devices from the attachment down to the physical (or last visible) one,
     ``queues`` the number of tap queues open, ``ring_drops`` frames dropped because
-    the ring was full (macvtap rx_dropped)."""
+    the ring was full (macvtap rx_dropped). Devices of our kernel module have
+    ``counters``, and ``threaded``: as in sysfs, 0 when the NAPI of their own queue has
+    no thread (None for all other devices)."""
 
     target: str
     ifindex: int
@@ -166,6 +183,8 @@ class Interface:
     ring_drops: int
     lower: tuple[str, ...]
     alias: str = ""
+    threaded: int | None = None
+    counters: TapCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.irq import read_irqs
 from vsrtune.model import Nic, NicKind
 from vsrtune.rootfs import HostRoot
+from vsrtune.tap_counters import TapCounters
+from vsrtune.tap_counters import parse as parse_counters
 
 CLASS = "/sys/class/net"
 
@@ -38,6 +40,11 @@ class Device:
         """A macvtap: below it stands the class device of its /dev/tapN. Its uevent has
         no DEVTYPE (seen on 6.1)."""
         return "macvtap" in self.names
+
+    @property
+    def napi_macvtap(self) -> bool:
+        """A napi_macvtap of our module, told as a macvtap is."""
+        return "napi_macvtap" in self.names
 
     @property
     def tun(self) -> bool:
@@ -109,15 +116,31 @@ class NetReader:
         """Frames to the guest that found the ring full.
 
         macvtap counts them as rx_dropped (``tap_handle_frame``), tun as tx_dropped
-        (``tun_net_xmit``). Raises OSError.
+        (``tun_net_xmit``). Raises OSError. Devices with ``counters`` tell it exactly there.
         """
         counter = "tx_dropped" if device.tun else "rx_dropped"
         return int(self._root.read(f"{device.path}/statistics/{counter}"))
+
+    def counters(self, device: Device) -> TapCounters | None:
+        """What our module counts on the device; None for devices of others, and when
+        the device is gone or changes at every look."""
+        if not device.napi_macvtap:
+            return None
+        try:
+            return parse_counters(self._root.ethtool_statistics(device.name))
+        except OSError:
+            return None
+
+    def threaded(self, device: Device) -> int | None:
+        """``threaded`` of a device of our module, 0 when its NAPI is not; None for others."""
+        return self._number(f"{device.path}/threaded") if device.napi_macvtap else None
 
     def kind(self, device: Device) -> NicKind:
         """How a guest's host device is attached."""
         if device.macvtap:
             return NicKind.MACVTAP
+        if device.napi_macvtap:
+            return NicKind.NAPI_MACVTAP
         if device.tun and "brport" in device.names:
             return NicKind.BRIDGE
         return NicKind.OTHER

@@ -22,12 +22,12 @@ from vsrtune.model import (
     Guest,
     Host,
     Nic,
-    NicKind,
     Problem,
     Role,
     SchedClass,
     Snapshot,
     SoftirqThread,
+    ThreadKey,
 )
 from vsrtune.neighbours import read_neighbours
 from vsrtune.net import NetReader
@@ -79,8 +79,8 @@ class Observer:
             return (Problem("trace", "this host cannot be traced"),)
         interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
         devices = Devices(
-            macvtaps=_names(i.target for i in interfaces if i.kind is NicKind.MACVTAP),
-            taps=_names(i.target for i in interfaces if i.kind is not NicKind.MACVTAP),
+            macvtaps=_names(i.target for i in interfaces if i.kind.rings),
+            taps=_names(i.target for i in interfaces if not i.kind.rings),
             lowers=_names(lower for i in interfaces for lower in i.lower),
         )
         if not interfaces:
@@ -218,6 +218,7 @@ class _Pass:
             workers=processes.workers,
             seen=self._memory.worker,
             vcpus=self._vcpus,
+            napi=processes.napi,
         )
         owned = self._join(processes.qemus, domains)
         guests = []
@@ -228,7 +229,7 @@ class _Pass:
             if guest is not None:
                 guests.append(guest)
         self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
-        return tuple(sorted(_unique(guests), key=lambda g: (g.source, g.name, g.pid)))
+        return _one_owner(sorted(_unique(guests), key=lambda g: (g.source, g.name, g.pid)))
 
     def _join(
         self, qemus: Iterable[QemuProcess], domains: Iterable[DomainText]
@@ -285,3 +286,27 @@ def _unique(guests: Iterable[Guest]) -> list[Guest]:
         else g
         for g in found
     ]
+
+
+def _one_owner(guests: Iterable[Guest]) -> tuple[Guest, ...]:
+    """Leave the NAPI thread of a device that guests share to the first of them, or
+    each of their policies would have it for its own."""
+    owner: dict[ThreadKey, str] = {}
+    found = []
+    for guest in guests:
+        shared = [
+            t for t in guest.by_role(Role.NAPI) if owner.setdefault(t.key, guest.ref) != guest.ref
+        ]
+        told = (
+            f"{t.interface} is shared, its NAPI thread is shown with {owner[t.key]}" for t in shared
+        )
+        found.append(
+            replace(
+                guest,
+                threads=tuple(t for t in guest.threads if t not in shared),
+                problems=(*guest.problems, *told),
+            )
+            if shared
+            else guest
+        )
+    return tuple(found)

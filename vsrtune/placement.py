@@ -19,16 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Cpu, Role, ThreadKey
-
-ROLE_ORDER = (Role.VCPU, Role.VHOST)
+from vsrtune.model import DATA_PLANE, Cpu, Role, ThreadKey
 
 Rank = tuple[int, int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A vcpu or vhost thread whose CPUs are settled: asked for by hand (``reserves``
+    """A vcpu, vhost or NAPI thread whose CPUs are settled: asked for by hand (``reserves``
     them), held by an operator, or of a guest that is not managed."""
 
     guest: str
@@ -58,8 +56,9 @@ class Seat:
 
     @property
     def order(self) -> tuple[int, int, str, ThreadKey]:
-        """vcpus before vhost workers, the first of every guest before the second."""
-        return (ROLE_ORDER.index(self.role), self.number, self.guest, self.thread)
+        """vcpus before vhost workers before NAPI threads, the first of every guest before
+        the second."""
+        return (DATA_PLANE.index(self.role), self.number, self.guest, self.thread)
 
 
 @dataclass(frozen=True, slots=True)

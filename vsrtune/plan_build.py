@@ -19,7 +19,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import NicKind, Role, Sched, SchedClass, Thread, ThreadKey
+from vsrtune.model import DATA_PLANE, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.policy import SchedRule
 from vsrtune.policy_yaml import dotted
@@ -47,12 +47,13 @@ class Phases:
     vcpu_raised: list[Action] = field(default_factory=list)
     vhost_raised: list[Action] = field(default_factory=list)
     queues: list[Action] = field(default_factory=list)
+    threaded: list[Action] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
     def actions(self) -> tuple[Action, ...]:
         """All actions in order. A vhost worker is lowered before and raised after
-        the vcpus, so that it never stands above them in between; ksoftirqd is
-        lowered after and raised before both."""
+        the vcpus, so that it never stands above them in between, and NAPI threads with
+        the workers; ksoftirqd is lowered after and raised before both."""
         return (
             *self.domain_dirs,
             *self.dirs,
@@ -70,6 +71,7 @@ class Phases:
             *self.vcpu_raised,
             *self.vhost_raised,
             *self.queues,
+            *self.threaded,
         )
 
     def skip(self, guest: str, subject: str, reason: str, *, pending: bool = False) -> None:
@@ -95,7 +97,7 @@ def build(
             _pin(wish, pin, chosen, into, phases)
         if wish.emulator is not None:
             _pin(wish, wish.emulator, chosen, phases.emulator_pins, phases)
-        for role in (Role.VCPU, Role.VHOST):
+        for role in DATA_PLANE:
             _scheduling(context, wish, role, chosen, found, phases)
         _queues(wish, claimed, phases)
 
@@ -163,7 +165,7 @@ def _scheduling(
 ) -> None:
     ref = wish.guest.ref
     rule = rule_for(wish.policy, role)
-    threads = wish.guest.by_role(role)
+    threads = wish.threads(role)
     if rule is None:
         for thread in threads:
             phases.skip(ref, f"{label(thread)} scheduling", "not asked by the policy")
@@ -238,12 +240,12 @@ def _queues(wish: Wishes, claimed: dict[int, str], phases: Phases) -> None:
     if length is None:
         phases.skip(ref, "macvtap queue", "not asked by the policy")
         return
-    if not any(i.kind is NicKind.MACVTAP for i in wish.guest.interfaces):
+    if not any(i.kind.rings for i in wish.guest.interfaces):
         phases.skip(ref, "macvtap queue", "the guest has no macvtap interface")
     for interface in wish.guest.interfaces:
         subject = f"{interface.target} queue"
         target = TxQueueLen(ref, interface.target, interface.ifindex)
-        if interface.kind is not NicKind.MACVTAP:
+        if not interface.kind.rings:
             phases.skip(
                 ref,
                 subject,

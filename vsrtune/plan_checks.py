@@ -13,7 +13,9 @@ from vsrtune.actions import (
     Action,
     CgroupDir,
     CpusetFile,
+    DeviceTarget,
     EmulatorPin,
+    NapiThreaded,
     Partition,
     Plan,
     Target,
@@ -27,7 +29,7 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import limit, total
 from vsrtune.errors import VsrtuneError
-from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
+from vsrtune.model import DATA_PLANE, Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
 from vsrtune.plan_build import level
 from vsrtune.projection import after, scope_limit
 from vsrtune.root_domains import is_partition, root_domain
@@ -43,9 +45,9 @@ _PHASE = {
     EmulatorPin.kind: 3,
     ThreadSched.kind: 4,
     TxQueueLen.kind: 5,
+    NapiThreaded.kind: 6,
 }
 _LOWERING = 2
-_GUEST_WORK = (Role.VCPU, Role.VHOST)
 
 
 class PlanError(VsrtuneError):
@@ -138,7 +140,7 @@ def _find(snapshot: Snapshot, key: ThreadKey) -> tuple[Guest, Thread] | None:
 
 def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
     target = action.target
-    if isinstance(target, CgroupDir | CpusetFile | TxQueueLen):
+    if isinstance(target, CgroupDir | CpusetFile | DeviceTarget):
         return
     if isinstance(target, Partition):
         _partition_step(state, target.path, irq)
@@ -216,7 +218,7 @@ def _pin_step(action: Action, guest: Guest, thread: Thread, irq: CpuSet) -> None
     before, cpus = pinned_cpus(action.before), pinned_cpus(action.after)
     if before != thread.affinity or not cpus:
         raise _broken(action, f"the thread has CPUs {thread.affinity} at that point")
-    if thread.role in _GUEST_WORK and cpus & irq:
+    if thread.role in DATA_PLANE and cpus & irq:
         raise _broken(action, f"interrupt CPU {cpus & irq}")
     # libvirt rewrites the cpuset of what it pins, as far as the cgroup above allows.
     direct = isinstance(action.target, ThreadAffinity) or thread.cpuset_cpus is None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
+from vsrtune.model import DATA_PLANE, Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
 from vsrtune.plan_build import level
 from vsrtune.wishes import label, main_thread
 
@@ -15,7 +16,7 @@ _REALTIME = (SchedClass.FIFO, SchedClass.RR)
 def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str, ...]:
     """Warnings about ``result``, the snapshot as the plan leaves it; ``managed`` are
     the refs of the guests with a policy that was not refused."""
-    guests = [g for g in result.guests if g.ref in managed]
+    guests = [_without_idle(g) for g in result.guests if g.ref in managed]
     out: list[str] = []
     for guest in guests:
         out += _order(guest)
@@ -25,6 +26,13 @@ def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str
     out += _between_guests(guests)
     out += _unthrottled(result.host, guests)
     return tuple(out)
+
+
+def _without_idle(guest: Guest) -> Guest:
+    """The guest without NAPI threads of devices whose NAPI is not threaded then."""
+    off = {i.target for i in guest.interfaces if not i.threaded}
+    kept = (t for t in guest.threads if t.role is not Role.NAPI or t.interface not in off)
+    return replace(guest, threads=tuple(kept))
 
 
 def _realtime(threads: Iterable[Thread]) -> list[Thread]:
@@ -37,6 +45,7 @@ def _order(guest: Guest) -> list[str]:
     above = {
         "vhost": _covered(guest, Role.VCPU, Role.VHOST),
         "vcpu": _covered(guest, Role.VHOST, Role.VCPU),
+        "napi": _covered(guest, Role.VCPU, Role.NAPI),
     }
     out: list[str] = []
     if above["vhost"]:
@@ -49,6 +58,11 @@ def _order(guest: Guest) -> list[str]:
         out.append(
             f"{guest.ref}: vcpu stands above vhost on CPU {above['vcpu']}: in overload routed "
             "frames wait in the guest; the same priority for both forwards more"
+        )
+    if above["napi"]:
+        out.append(
+            f"{guest.ref}: napi stands above vcpu on CPU {above['napi']}: in overload the guest "
+            "receives frames it never gets to route; give both the same priority"
         )
     return out
 
@@ -99,7 +113,7 @@ def _on_interrupts(guest: Guest, irq: CpuSet) -> list[str]:
         f"{guest.ref}: {label(t)} is {t.sched} and may run on interrupt CPU "
         f"{t.affinity & irq}, where it starves packet reception"
         for t in _realtime(guest.threads)
-        if t.role in (Role.VCPU, Role.VHOST) and t.affinity & irq
+        if t.role in DATA_PLANE and t.affinity & irq
     ]
 
 
@@ -107,7 +121,7 @@ def _between_guests(guests: Sequence[Guest]) -> list[str]:
     """Guests that share a CPU at unequal priorities: the higher starves the lower."""
     on: dict[int, list[tuple[str, Sched]]] = {}
     for guest in guests:
-        for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
+        for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
             if len(thread.affinity) == 1 and thread.sched.cls is not SchedClass.DEADLINE:
                 on.setdefault(thread.affinity.first(), []).append((guest.ref, thread.sched))
     out: list[str] = []

@@ -2,8 +2,8 @@
 
 Invariants (checked by plan_checks on every plan, before it is returned):
 
-- No vcpu or vhost thread is put on an interrupt CPU of any managed guest.
-- At least one housekeeping CPU is left: online, no pinned vcpu or vhost thread.
+- No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest.
+- At least one housekeeping CPU is left: online, no pinned one of these threads.
 - Widen before narrow: a vhost worker leaves the emulator's cgroup before the
   emulator is narrowed; no thread is asked for CPUs outside its cpuset.
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
@@ -14,9 +14,9 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 Actions come in this order, and in reverse they undo the plan: our cgroups, moves
 into them, scheduling that is lowered (vhost, vcpu), CPUs (vhost, vcpu, emulator), root
 domains (moves, CPU lists, partitions), scheduling that is raised (ksoftirqd, vcpu,
-vhost), queue lengths. So on the way, there and back, no thread is realtime on a CPU where
-it is not so at either end, no worker stands above its vcpu that does not at either end,
-and no thread is DEADLINE while its root domain is made or taken away.
+vhost), queue lengths, threaded NAPI. So on the way, there and back, no thread is realtime
+on a CPU where it is not so at either end, no worker stands above its vcpu that does not
+at either end, and no thread is DEADLINE while its root domain is made or taken away.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune import domain_build, domains, plan_checks, plan_warnings, softirq
+from vsrtune import domain_build, domains, napi_plan, plan_checks, plan_warnings, softirq
 from vsrtune.actions import (
     HOST_REF,
     CgroupTarget,
@@ -39,11 +39,12 @@ from vsrtune.actions import (
 )
 from vsrtune.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus, lower_nics
-from vsrtune.model import Guest, NicKind, Sched, SchedClass, Snapshot, ThreadKey
+from vsrtune.model import Guest, Interface, NicKind, Sched, SchedClass, Snapshot, ThreadKey
 from vsrtune.placement import Chosen, Occupant, Seat, place
 from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
+from vsrtune.policy_yaml import KeyPath, shown
 from vsrtune.projection import project
 from vsrtune.root_domains import Found
 from vsrtune.wishes import Context, PinWish, Wishes, check_online, pinned_cpus, settled, wishes
@@ -158,11 +159,12 @@ def _make(
     _choose_interrupts(snapshot, state)
     context = Context(snapshot.host, state.irq, ours, reassert)
     asked = _wishes(context, state)
-    asked = _without_queue_quarrels(asked, state)
+    asked = _without_quarrels(asked, state)
     asked = _with_housekeeping(context, asked, state)
     asked, chosen, found = _with_domains(context, snapshot, asked, state)
     phases = Phases(skipped=state.skipped)
     build(context, asked, chosen, found, phases)
+    napi_plan.build(asked, phases)
     host_asked = softirq.build(context, asked, chosen, phases)
     host_asked |= domain_build.build(context, snapshot, found, phases)
     state.notes += domain_build.notes(snapshot, found)
@@ -226,27 +228,36 @@ def _wishes(context: Context, state: _State) -> list[Wishes]:
     return kept
 
 
-def _without_queue_quarrels(asked: list[Wishes], state: _State) -> list[Wishes]:
-    """Two guests may share one macvtap; then they must ask for the same length."""
-    first: dict[int, Wishes] = {}
+def _without_quarrels(asked: list[Wishes], state: _State) -> list[Wishes]:
+    """Two guests may share one macvtap; then they must ask the same of it."""
+    first: dict[tuple[KeyPath, int], Wishes] = {}
     kept: list[Wishes] = []
     for wish in asked:
-        length = wish.policy.macvtap_queue
         for interface in wish.guest.interfaces:
-            if length is None or interface.kind is not NicKind.MACVTAP:
-                continue
-            other = first.setdefault(interface.ifindex, wish)
-            if other.policy.macvtap_queue != length:
-                wish.refuse(
-                    ("queue", "macvtap"),
-                    f"{interface.target} is shared with {other.guest.ref}, for which "
-                    f"{other.policy.at('queue', 'macvtap')} asks {other.policy.macvtap_queue}",
-                    "ask the same length for both guests",
-                )
+            for keys, value in _of_device(wish.policy, interface):
+                other = first.setdefault((keys, interface.ifindex), wish)
+                theirs = dict(_of_device(other.policy, interface))[keys]
+                if theirs != value:
+                    wish.refuse(
+                        keys,
+                        f"{interface.target} is shared with {other.guest.ref}, for which "
+                        f"{other.policy.at(*keys)} asks {shown(theirs)}",
+                        "ask the same for both guests",
+                    )
         state.refusals += wish.refusals
         if not wish.refusals:
             kept.append(wish)
     return kept
+
+
+def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int]]:
+    """What a policy asks of an interface's device, and not of threads."""
+    out: list[tuple[KeyPath, int]] = []
+    if policy.macvtap_queue is not None and interface.kind.rings:
+        out.append((("queue", "macvtap"), policy.macvtap_queue))
+    if policy.napi_threaded is not None and interface.kind is NicKind.NAPI_MACVTAP:
+        out.append((("napi", "threaded"), policy.napi_threaded))
+    return out
 
 
 def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> list[Wishes]:

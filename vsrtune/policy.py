@@ -30,7 +30,7 @@ AUTO = Auto.AUTO
 
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
-VhostMap = tuple[tuple[str, CpuSet], ...]
+DeviceMap = tuple[tuple[str, CpuSet], ...]
 
 
 class PolicyErrors(PolicyError):
@@ -89,11 +89,14 @@ class Policy:
     guest: str
     irq: CpuChoice | None = None
     vcpu: CpuChoice | VcpuMap | None = None
-    vhost: CpuChoice | VhostMap | None = None
+    vhost: CpuChoice | DeviceMap | None = None
     emulator: CpuChoice | None = None
     vcpu_sched: SchedRule | None = None
     vhost_sched: SchedRule | None = None
     softirq_sched: SchedRule | None = None
+    napi: CpuChoice | DeviceMap | None = None
+    napi_sched: SchedRule | None = None
+    napi_threaded: bool | None = None
     macvtap_queue: int | None = None
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
@@ -103,13 +106,13 @@ class Policy:
 
     @property
     def pins(self) -> bool:
-        """True when the policy gives CPUs to vcpu or vhost threads."""
-        return self.vcpu is not None or self.vhost is not None
+        """True when the policy gives CPUs to threads that handle frames."""
+        return any(choice is not None for choice in (self.vcpu, self.vhost, self.napi))
 
     @property
     def realtime(self) -> bool:
         """True when the policy gives a realtime class to any thread."""
-        rules = (self.vcpu_sched, self.vhost_sched)
+        rules = (self.vcpu_sched, self.vhost_sched, self.napi_sched)
         return any(rule is not None and rule.realtime for rule in rules)
 
 
@@ -202,11 +205,14 @@ class _Reader:
             guest=self.guest(data),
             irq=self.cpus(data, "cpus", "irq"),
             vcpu=self.vcpu(data),
-            vhost=self.vhost(data),
+            vhost=self.devices(data, "vhost"),
+            napi=self.devices(data, "napi"),
             emulator=self.cpus(data, "cpus", "emulator"),
             vcpu_sched=self.sched(data, "vcpu"),
             vhost_sched=self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
+            napi_sched=self.sched(data, "napi"),
+            napi_threaded=self.get(data, "napi", "threaded"),
             macvtap_queue=self.get(data, "queue", "macvtap"),
             lines=tuple(self.lines.items()),
         )
@@ -262,13 +268,13 @@ class _Reader:
                 found.append((int(key), cpus))
         return tuple(sorted(found, key=lambda item: item[0]))
 
-    def vhost(self, data: Any) -> CpuChoice | VhostMap | None:
-        value = self.get(data, "cpus", "vhost")
+    def devices(self, data: Any, role: str) -> CpuChoice | DeviceMap | None:
+        value = self.get(data, "cpus", role)
         if not isinstance(value, dict):
-            return self.cpus(data, "cpus", "vhost")
+            return self.cpus(data, "cpus", role)
         found: dict[str, CpuSet] = {}
         for key in value:
-            keys = ("cpus", "vhost", key)
+            keys = ("cpus", role, key)
             cpus = self.cpu_list(self.get(data, *keys), keys)
             name = key.lower() if ":" in key else key
             if name in found:
@@ -327,9 +333,10 @@ class _Reader:
 
 
 def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
-    """The CPU lists for vcpu and vhost threads that the policy writes out."""
+    """The CPU lists for threads that handle frames that the policy writes out."""
     found: list[tuple[KeyPath, CpuSet]] = []
-    for role, choice in (("vcpu", policy.vcpu), ("vhost", policy.vhost)):
+    choices = (("vcpu", policy.vcpu), ("vhost", policy.vhost), ("napi", policy.napi))
+    for role, choice in choices:
         if isinstance(choice, CpuSet):
             found.append((("cpus", role), choice))
         elif isinstance(choice, tuple):

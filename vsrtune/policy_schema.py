@@ -161,6 +161,14 @@ SCHEMA: dict[str, Any] = {
                     "{52:54:00:12:34:56: 2}",
                     "{macvtap0: 2}",
                 ),
+                "napi": _cpu_map(
+                    "CPUs of the NAPI threads of the guest's napi_macvtap devices (see "
+                    "napi.threaded): auto, one list for all, or a mapping from host device or MAC "
+                    "address to CPUs.",
+                    [MAC_PATTERN, DEVICE_PATTERN],
+                    "host devices or MAC addresses, such as {nvt0: 2} or {52:54:00:12:34:56: 2}",
+                    "{nvt0: 2}",
+                ),
                 "emulator": _cpus(
                     "CPUs of QEMU's other threads: auto (housekeeping CPUs, those without "
                     "pinned vcpu or vhost threads) or a list.",
@@ -176,10 +184,27 @@ SCHEMA: dict[str, Any] = {
             "properties": {
                 "vcpu": _budget("the guest's vcpu threads"),
                 "vhost": _budget("the guest's vhost threads"),
+                "napi": _scheduler("the NAPI threads of the guest's napi_macvtap devices"),
                 "softirq": _scheduler(
                     "the host's ksoftirqd threads, on the CPUs that the guest's realtime "
                     "threads are pinned to: frames they send to other guests wait for it"
                 ),
+            },
+        },
+        "napi": {
+            "description": "The NAPI of the guest's napi_macvtap devices: it hands frames from "
+            "other guests, broadcast and multicast to the guest.",
+            "type": "object",
+            "additionalProperties": False,
+            "x-expects": "keys such as threaded: true",
+            "properties": {
+                "threaded": {
+                    "description": "true: in a kernel thread of each device, which has CPUs and a "
+                    "class of its own (cpus.napi, scheduler.napi); false: in the SoftIRQ of the "
+                    "CPU that sent the frame.",
+                    "type": "boolean",
+                    "x-expects": "true or false",
+                }
             },
         },
         "queue": {
@@ -189,8 +214,8 @@ SCHEMA: dict[str, Any] = {
             "x-expects": "keys such as macvtap: 500",
             "properties": {
                 "macvtap": {
-                    "description": "txqueuelen of the guest's macvtap devices, in frames: the "
-                    "length of each of its rings. 0 would drop every frame.",
+                    "description": "txqueuelen of the guest's macvtap and napi_macvtap devices, in "
+                    "frames: the length of each of its rings. 0 would drop every frame.",
                     "type": "integer",
                     "minimum": 1,
                     "maximum": MAX_QUEUE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
@@ -24,6 +24,8 @@ DAEMONS = ("irqbalance", "tuned", "stalld", "numad")
 
 _QEMU = re.compile(r"qemu-system-[\w.-]+|qemu-kvm|kvm|qemu")
 _WORKER = re.compile(r"vhost-(\d+)", re.ASCII)
+# kernel threads have their whole name in /proc since 5.17 (get_kthread_comm).
+_NAPI = re.compile(r"napi/(.+)-\d+", re.ASCII)
 _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 
@@ -80,12 +82,14 @@ class Daemon:
 @dataclass(frozen=True, slots=True)
 class Processes:
     """Result of one pass over /proc. ``workers`` holds the vhost kernel threads:
-    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid."""
+    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid; ``napi``
+    the NAPI kernel threads: device, as they name it, to tids."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
     daemons: tuple[Daemon, ...]
     softirq: tuple[tuple[int, int], ...] = ()
+    napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def parse_stat(text: str) -> Stat:
@@ -135,6 +139,13 @@ def worker_owner(comm: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def napi_device(comm: str) -> str | None:
+    """The device that a NAPI kernel thread was made for (``napi/<device>-<id>``); it
+    may have another name by now, or be in another network namespace."""
+    match = _NAPI.fullmatch(comm)
+    return match[1] if match else None
+
+
 def is_qemu(exe: str) -> bool:
     """Whether an executable's path is a QEMU system emulator (``kvm`` on Proxmox,
     ``qemu-kvm`` on RHEL)."""
@@ -152,6 +163,7 @@ def scan(root: HostRoot) -> Processes:
     workers: dict[int, list[int]] = {}
     daemons: list[Daemon] = []
     softirq: list[tuple[int, int]] = []
+    napi: dict[str, list[int]] = {}
     for stat in _processes(root):
         if stat.kthread:
             owner = worker_owner(stat.comm)
@@ -160,6 +172,9 @@ def scan(root: HostRoot) -> Processes:
             match = _SOFTIRQ.fullmatch(stat.comm)
             if match is not None:
                 softirq.append((int(match[1]), stat.tid))
+            device = napi_device(stat.comm)
+            if device is not None:
+                napi.setdefault(device, []).append(stat.tid)
         elif stat.comm in DAEMONS:
             daemons.append(Daemon(stat.comm, stat.tid))
         elif _runs_qemu(root, stat):
@@ -178,6 +193,7 @@ def scan(root: HostRoot) -> Processes:
         {owner: tuple(sorted(tids)) for owner, tids in workers.items()},
         tuple(sorted(daemons, key=lambda d: (d.name, d.pid))),
         tuple(sorted(softirq)),
+        {device: tuple(sorted(tids)) for device, tids in napi.items()},
     )
 
 

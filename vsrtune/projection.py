@@ -16,6 +16,7 @@ from vsrtune.actions import (
     CpusetFile,
     CpusetList,
     EmulatorPin,
+    NapiThreaded,
     Partition,
     PartitionState,
     Pin,
@@ -69,6 +70,10 @@ def after(snapshot: Snapshot, action: Action) -> Snapshot:
         case (TxQueueLen(ifindex=ifindex), int() as length):
             return _interfaces(
                 snapshot, lambda i: replace(i, txqueuelen=length) if i.ifindex == ifindex else i
+            )
+        case (NapiThreaded(ifindex=ifindex), int() as threaded):
+            return _interfaces(
+                snapshot, lambda i: replace(i, threaded=threaded) if i.ifindex == ifindex else i
             )
         case (CgroupDir(path=path), bool() as exists):
             return _made(snapshot, path) if exists else _removed(snapshot, path)

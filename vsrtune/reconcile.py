@@ -17,10 +17,10 @@ from vsrtune.actions import (
     HOST_REF,
     Action,
     CgroupTarget,
+    DeviceTarget,
     Partition,
     Plan,
     Target,
-    TxQueueLen,
     Value,
 )
 from vsrtune.backoff import Backoff, SaidOnce
@@ -172,7 +172,7 @@ class Reconciler:
         devices = {i.ifindex for g in snapshot.guests for i in g.interfaces}
         for entry in self._journal.entries():
             target = entry.target
-            if isinstance(target, TxQueueLen):
+            if isinstance(target, DeviceTarget):
                 if target.ifindex in devices:
                     continue
             elif not isinstance(target, CgroupTarget) and target.thread in alive:

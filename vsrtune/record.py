@@ -27,7 +27,7 @@ from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.guests import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.model import Sched, Snapshot
 from vsrtune.observe import Observer, live_observer
-from vsrtune.proc import DAEMONS, parse_stat
+from vsrtune.proc import DAEMONS, napi_device, parse_stat
 from vsrtune.qemu_args import essential
 from vsrtune.rootfs import INDEX, DirRoot, HostRoot, LiveRoot
 from vsrtune.seen import DEFAULT_PATH, SeenMemory
@@ -56,7 +56,8 @@ _INTERFACE_PARTS = ("mac", "source", "target", "model", "driver", "alias")
 
 
 class Recording:
-    """Answers of a host by path. ``sched`` is by tid, ``qmp`` by pid."""
+    """Answers of a host by path. ``sched`` is by tid, ``qmp`` by pid,
+    ``ethtool`` by device."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -65,6 +66,7 @@ class Recording:
         self.errors: dict[str, str] = {}
         self.sched: dict[int, Sched] = {}
         self.qmp: dict[int, dict[str, Any]] = {}
+        self.ethtool: dict[str, dict[str, int]] = {}
 
 
 class RecordingRoot:
@@ -92,6 +94,10 @@ class RecordingRoot:
     def sched_attr(self, tid: int) -> Sched:
         self.recording.sched[tid] = self._root.sched_attr(tid)
         return self.recording.sched[tid]
+
+    def ethtool_statistics(self, device: str) -> dict[str, int]:
+        self.recording.ethtool[device] = self._root.ethtool_statistics(device)
+        return self.recording.ethtool[device]
 
     def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
         try:
@@ -236,7 +242,8 @@ def _processes_used(recording: Recording) -> set[str]:
         comm = parse_stat(text).comm
         read = f"/proc/{match[1]}/cmdline" in recording.texts
         close = f"/proc/{match[1]}/task/{match[1]}/stat" in recording.texts
-        if read or close or comm in DAEMONS:
+        ours = napi_device(comm) in recording.ethtool
+        if read or close or ours or comm in DAEMONS:
             used.add(match[1])
     return used
 
@@ -295,6 +302,8 @@ def write(
     for tid, sched in recording.sched.items():
         if any(f"/task/{tid}/" in path for path in recording.texts):
             _write(directory, f"/sched_attr/{tid}.json", json.dumps(encode(sched)) + "\n")
+    for device, statistics in recording.ethtool.items():
+        _write(directory, f"/ethtool/{device}.json", json.dumps(statistics, indent=1) + "\n")
     for pid, answer in recording.qmp.items():
         _write(directory, f"/qmp/{pid}.json", redact(json.dumps(answer)) + "\n")
     bare = RecordedDomains(

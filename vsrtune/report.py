@@ -15,6 +15,7 @@ from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.durations import time_text
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import (
+    DATA_PLANE,
     Guest,
     Host,
     Interface,
@@ -45,9 +46,12 @@ class Table:
 
 
 def thread_label(thread: Thread) -> str:
-    """``vcpu 0``, ``iothread 1``, ``vhost macvtap0/0``, ``emulator``."""
+    """``vcpu 0``, ``iothread 1``, ``vhost macvtap0/0``, ``napi nvt0``,
+    ``emulator``."""
     if thread.role is Role.VHOST:
         return f"vhost {thread.interface}/{thread.queue}" if thread.interface else "vhost ?"
+    if thread.role is Role.NAPI:
+        return f"napi {thread.interface}"
     return thread.role.value if thread.index is None else f"{thread.role.value} {thread.index}"
 
 
@@ -97,7 +101,7 @@ def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
         f"Guest {guest.ref} (pid {guest.pid})",
         ("tid", "thread", "mapped", "class", "CPUs", "last", "cpuset", "cgroup", "CPU s", "name"),
     )
-    order = (Role.VCPU, Role.VHOST, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
+    order = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
     for role in order:
         threads.rows.extend(_thread_row(t, host) for t in guest.by_role(role))
     tables = [threads]
@@ -119,6 +123,7 @@ def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
                 [_interface_row(i) for i in guest.interfaces],
             )
         )
+        tables += _counter_tables(guest)
     return tables
 
 
@@ -150,6 +155,44 @@ def _interface_row(interface: Interface) -> tuple[str, ...]:
         str(interface.queues),
         str(interface.ring_drops),
     )
+
+
+def _counter_tables(guest: Guest) -> list[Table]:
+    """What our kernel module counted for the guest, where it serves an interface."""
+    rows = []
+    for interface in guest.interfaces:
+        counters = interface.counters
+        if counters is None:
+            continue
+        drops = ", ".join(f"{place} {n}" for place, n in counters.dropped if n)
+        waited = (counters.queue_high_water, *(q.ring_high_water for q in counters.queues))
+        rows.append(
+            (
+                interface.target,
+                "yes" if interface.threaded else "no",
+                *(map(_number, (counters.rx_received, counters.rx_delivered))),
+                drops or "none",
+                *(map(_number, (counters.tx_packets_lower, counters.tx_to_sibling))),
+                _number(waited[0]),
+                "/".join(map(_number, waited[1:])) or NOTHING,
+            )
+        )
+    heads = (
+        "device",
+        "threaded NAPI",
+        "received",
+        "delivered",
+        "dropped",
+        "sent",
+        "to siblings",
+        "own queue, most",
+        "rings, most",
+    )
+    return [Table(f"Frames of {guest.ref}, counted by the module", heads, rows)] if rows else []
+
+
+def _number(value: int | None) -> str:
+    return NOTHING if value is None else str(value)
 
 
 def host_tables(host: Host) -> list[Table]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from vsrtune import ethtool
 from vsrtune.codec import decode
 from vsrtune.errors import ObserveError
 from vsrtune.model import POLICY_NUMBERS, Sched, SchedClass
@@ -47,6 +48,11 @@ class HostRoot(Protocol):
     def sched_attr(self, tid: int) -> Sched:
         """``sched_getattr(2)`` of one thread. OSError: ESRCH when it is gone, EOPNOTSUPP
         when its class is not one of the model's (sched_ext)."""
+        ...
+
+    def ethtool_statistics(self, device: str) -> dict[str, int]:
+        """``ethtool -S``: a driver's statistics by name, empty when it has none. OSError:
+        ENODEV when the device is gone."""
         ...
 
     def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
@@ -121,6 +127,9 @@ class LiveRoot:
     def sched_attr(self, tid: int) -> Sched:
         return sched_getattr(tid)
 
+    def ethtool_statistics(self, device: str) -> dict[str, int]:
+        return ethtool.statistics(device)
+
     def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
         # Imported here: asyncio and the QMP library are slow to load, and most
         # hosts never need them.
@@ -140,6 +149,10 @@ def boot_id(root: HostRoot | None = None) -> str:
     return (LiveRoot() if root is None else root).read("/proc/sys/kernel/random/boot_id").strip()
 
 
+def _numbers(data: dict[str, Any]) -> dict[str, int]:
+    return {name: int(value) for name, value in data.items()}
+
+
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
@@ -150,8 +163,8 @@ class DirRoot:
     ``index.json``, when present, holds what a plain file cannot: ``links``
     (path to target), ``listings`` (path to names), ``errors`` (path to errno
     name) and ``absent`` paths. A tree written by hand needs none: directories
-    are then listed as they are. ``sched_attr/TID.json`` and ``qmp/PID.json``
-    hold the answers that are not files on a host.
+    are then listed as they are. ``sched_attr/TID.json``, ``ethtool/DEVICE.json`` and
+    ``qmp/PID.json`` hold the answers that are not files on a host.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -207,6 +220,13 @@ class DirRoot:
             return decode(Sched, json.loads(self.read(path)))
         except FileNotFoundError:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), path) from None
+
+    def ethtool_statistics(self, device: str) -> dict[str, int]:
+        path = f"/ethtool/{device}.json"
+        try:
+            return _numbers(json.loads(self.read(path)))
+        except FileNotFoundError:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), path) from None
 
     def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
         try:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Host, Role, Sched, SchedClass, Snapshot, SoftirqThread, ThreadKey
+from vsrtune.model import DATA_PLANE, Host, Sched, SchedClass, Snapshot, SoftirqThread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, level
 from vsrtune.policy import SchedRule
@@ -66,7 +66,7 @@ def build(
 
 
 def _busy(wish: Wishes, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
-    """CPUs to which realtime vcpu and vhost threads of the guest are pinned."""
+    """CPUs to which realtime threads of the guest that handle frames are pinned."""
     cpus = CpuSet()
     for pin in wish.pins:
         rule = rule_for(wish.policy, pin.thread.role)
@@ -99,7 +99,7 @@ def warnings(result: Snapshot, managed: Iterable[str]) -> list[str]:
     below: set[int] = set()
     for guest in result.guests:
         for thread in guest.threads:
-            busy = thread.role in (Role.VCPU, Role.VHOST) and thread.sched.cls in _REALTIME
+            busy = thread.role in DATA_PLANE and thread.sched.cls in _REALTIME
             if guest.ref in names and busy and len(thread.affinity) == 1:
                 softirq = _on(result.host, thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):

@@ -22,7 +22,9 @@ from vsrtune.actions import (
     CgroupTarget,
     CpusetFile,
     CpusetList,
+    DeviceTarget,
     EmulatorPin,
+    NapiThreaded,
     Partition,
     PartitionState,
     Pin,
@@ -69,19 +71,23 @@ class SysOps(Protocol):
 
 
 class LiveSysOps:
-    """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for."""
+    """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for.
+
+    No root domain is changed before ``budgets_end``, which ``Journal.budgets_end`` tells.
+    """
 
     def __init__(
         self,
         libvirt_uri: str = "qemu:///system",
         root: HostRoot | None = None,
         calls: HostCalls | None = None,
+        budgets_end: float = 0.0,
     ) -> None:
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
         self._cgroups = Cgroups(self._root, self._calls)
         self._clock, self._sleep = time.monotonic, time.sleep
-        self._budgets_over = 0.0
+        self._budgets_end = budgets_end
 
     def read(self, target: Target) -> Value:
         with self._translated(target):
@@ -109,9 +115,11 @@ class LiveSysOps:
                 return self._cgroups.read(target)
             case TxQueueLen():
                 return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
+            case NapiThreaded():
+                return int(self._root.read(f"{_NET}/{self._device(target)}/threaded"))
 
     def _write(self, target: Target, value: Value) -> None:
-        if not isinstance(target, ThreadSched | TxQueueLen):
+        if not isinstance(target, ThreadSched | DeviceTarget):
             self._wait_for_budgets()
         match target:
             case ThreadAffinity():
@@ -130,7 +138,9 @@ class LiveSysOps:
             case Partition():
                 self._cgroups.write_partition(target, _typed(value, PartitionState))
             case TxQueueLen():
-                self._write_length(target, _typed(value, int))
+                self._write_device(target, "tx_queue_len", Operation.TXQUEUELEN, value)
+            case NapiThreaded():
+                self._write_device(target, "threaded", Operation.THREADED, value)
 
     @contextmanager
     def _translated(self, target: Target) -> Iterator[None]:
@@ -179,7 +189,7 @@ class LiveSysOps:
             raise write_error(operation, error, str(target), str(sched)) from error
         if leaves:
             over = self._clock() + lag_seconds(before)
-            self._budgets_over = max(self._budgets_over, over)
+            self._budgets_end = max(self._budgets_end, over)
 
     def _wait_for_budgets(self) -> None:
         """Until no thread that has left class deadline is in a period of its budget.
@@ -191,7 +201,7 @@ class LiveSysOps:
         elsewhere: a thread that runs with that budget is throttled at once, and stays so
         when it is given another one soon.)
         """
-        rest = self._budgets_over - self._clock()
+        rest = self._budgets_end - self._clock()
         if rest > 0:
             self._sleep(rest)
 
@@ -294,7 +304,7 @@ class LiveSysOps:
 
     # -- devices
 
-    def _device(self, target: TxQueueLen) -> str:
+    def _device(self, target: DeviceTarget) -> str:
         """The present name of the device, which may have been renamed."""
         names = [target.device]
         names += [n for n in self._root.listdir(_NET) if n != target.device]
@@ -306,16 +316,19 @@ class LiveSysOps:
                 continue
         raise VanishedError(f"no device has ifindex {target.ifindex} now", where=str(target))
 
-    def _write_length(self, target: TxQueueLen, length: int) -> None:
+    def _write_device(
+        self, target: DeviceTarget, attribute: str, operation: Operation, value: Value
+    ) -> None:
+        text = str(_typed(value, int))
         name = self._device(target)
         try:
-            self._calls.write(f"{_NET}/{name}/tx_queue_len", str(length))
+            self._calls.write(f"{_NET}/{name}/{attribute}", text)
         except OSError as error:
-            raise write_error(Operation.TXQUEUELEN, error, str(target), str(length)) from error
+            raise write_error(operation, error, str(target), text) from error
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError when the target's thread is gone by now, else the error itself."""
-        if not isinstance(target, CgroupTarget | TxQueueLen):
+        if not isinstance(target, CgroupTarget | DeviceTarget):
             try:
                 self._identified(target.thread, str(target))
             except VanishedError as gone:

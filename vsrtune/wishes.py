@@ -22,9 +22,19 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Interface, Role, Sched, SchedClass, Thread
+from vsrtune.model import (
+    DATA_PLANE,
+    Guest,
+    Host,
+    Interface,
+    NicKind,
+    Role,
+    Sched,
+    SchedClass,
+    Thread,
+)
 from vsrtune.placement import Occupant
-from vsrtune.policy import AUTO, Auto, Policy, SchedRule, by_hand
+from vsrtune.policy import AUTO, Auto, CpuChoice, DeviceMap, Policy, SchedRule, VcpuMap, by_hand
 from vsrtune.policy_yaml import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
@@ -73,6 +83,12 @@ class Wishes:
     skipped: list[Skipped] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
+    def threads(self, role: Role) -> tuple[Thread, ...]:
+        """The guest's threads of a role, but NAPI threads that are about to go."""
+        if role is Role.NAPI and self.policy.napi_threaded is False:
+            return ()
+        return self.guest.by_role(role)
+
     def skip(self, subject: str, reason: str, held: bool = False) -> None:
         """Record a setting that is left as it is."""
         self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
@@ -87,6 +103,8 @@ def label(thread: Thread) -> str:
     """What messages call a thread: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
     if thread.role is Role.VCPU:
         return f"vcpu {thread.index}"
+    if thread.role is Role.NAPI:
+        return f"napi {thread.interface}"
     if thread.role is not Role.VHOST:
         return str(thread.role.value)
     if thread.interface is None or not mapped(thread):
@@ -117,7 +135,18 @@ def pinned_cpus(value: Value | None) -> CpuSet | None:
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
     """The scheduling the policy asks for a role."""
-    return policy.vcpu_sched if role is Role.VCPU else policy.vhost_sched
+    rules = {
+        Role.VCPU: policy.vcpu_sched,
+        Role.VHOST: policy.vhost_sched,
+        Role.NAPI: policy.napi_sched,
+    }
+    return rules.get(role)
+
+
+def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
+    """The CPUs the policy asks for a role."""
+    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
+    return choices.get(role)
 
 
 def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
@@ -137,11 +166,10 @@ def main_thread(guest: Guest) -> Thread | None:
 def settled(guest: Guest, threads: Iterator[Thread], online: CpuSet) -> list[Occupant]:
     """Occupants for threads that stay where they are; one that may run everywhere
     occupies nothing."""
-    roles = (Role.VCPU, Role.VHOST)
     return [
         Occupant(guest.ref, t.role, t.affinity & online)
         for t in threads
-        if t.role in roles and not online <= t.affinity
+        if t.role in DATA_PLANE and not online <= t.affinity
     ]
 
 
@@ -151,11 +179,11 @@ def wishes(context: Context, guest: Guest, policy: Policy) -> Wishes:
     _check_threads_known(out)
     _check_lists(context, out)
     _check_vcpu_numbers(out)
-    named = _vhost_keys(out)
-    _moves(context, out, named)
-    for role in (Role.VCPU, Role.VHOST):
-        for number, thread in enumerate(guest.by_role(role)):
-            _thread(context, out, thread, number, named)
+    named = {role: _device_keys(out, role) for role in (Role.VHOST, Role.NAPI)}
+    _moves(context, out, named[Role.VHOST])
+    for role in DATA_PLANE:
+        for number, thread in enumerate(out.threads(role)):
+            _thread(context, out, thread, number, named.get(role, {}))
     _emulator(context, out)
     _check_realtime(context, out)
     _check_deadline(out)
@@ -217,14 +245,15 @@ def _check_vcpu_numbers(out: Wishes) -> None:
             )
 
 
-def _vhost_keys(out: Wishes) -> dict[str, tuple[str, CpuSet]]:
-    """Interface -> (key, CPUs) of a vhost mapping."""
+def _device_keys(out: Wishes, role: Role) -> dict[str, tuple[str, CpuSet]]:
+    """Interface -> (key, CPUs) of a mapping of vhost or NAPI threads."""
     named: dict[str, tuple[str, CpuSet]] = {}
-    if not isinstance(out.policy.vhost, tuple):
+    choice = cpus_for(out.policy, role)
+    if not isinstance(choice, tuple):
         return named
-    for key, cpus in out.policy.vhost:
-        keys = ("cpus", "vhost", key)
-        interface = _interface(out.guest, key)
+    for key, cpus in choice:
+        keys = ("cpus", role.value, str(key))
+        interface = _interface(out.guest, str(key))
         if interface is None:
             have = ", ".join(f"{i.target} ({i.mac})" for i in out.guest.interfaces) or "none"
             out.refuse(keys, "the guest has no such interface", f"its interfaces are: {have}")
@@ -232,9 +261,12 @@ def _vhost_keys(out: Wishes) -> dict[str, tuple[str, CpuSet]]:
             first = named[interface.target][0]
             out.refuse(keys, f"{first} names the same interface", "keep one of the two")
         else:
-            named[interface.target] = (key, cpus)
-            if not interface.vhost:
+            named[interface.target] = (str(key), cpus)
+            if role is Role.VHOST and not interface.vhost:
                 out.skip(f"vhost {interface.target} CPUs", "the interface does not use vhost-net")
+            if role is Role.NAPI and interface.kind is not NicKind.NAPI_MACVTAP:
+                reason = f"the interface is {interface.kind.value}, only napi_macvtap has a thread"
+                out.skip(f"napi {interface.target} CPUs", reason)
     return named
 
 
@@ -268,7 +300,7 @@ def _held(context: Context, thread: Thread, target: Target) -> CpuSet | None:
 def _asked(
     policy: Policy, thread: Thread, named: Mapping[str, tuple[str, CpuSet]]
 ) -> tuple[CpuSet | Auto | None, KeyPath]:
-    choice = policy.vcpu if thread.role is Role.VCPU else policy.vhost
+    choice = cpus_for(policy, thread.role)
     keys: KeyPath = ("cpus", thread.role.value)
     if not isinstance(choice, tuple):
         return choice, keys
@@ -377,12 +409,12 @@ def _emulator(context: Context, out: Wishes) -> None:
 def _check_realtime(context: Context, out: Wishes) -> None:
     """A realtime thread on an interrupt CPU starves the SoftIRQ that feeds it; a
     policy that leaves its threads where they are must not make them realtime there."""
-    for role in (Role.VCPU, Role.VHOST):
+    for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
-        choice = out.policy.vcpu if role is Role.VCPU else out.policy.vhost
+        choice = cpus_for(out.policy, role)
         if rule is None or not rule.realtime or choice is not None:
             continue
-        for thread in out.guest.by_role(role):
+        for thread in out.threads(role):
             both = thread.affinity & context.irq
             if both and thread.sched.cls is not SchedClass.DEADLINE:
                 out.refuse(
@@ -396,9 +428,9 @@ def _check_realtime(context: Context, out: Wishes) -> None:
 
 def _check_deadline(out: Wishes) -> None:
     """Class deadline needs CPUs that are a root domain."""
-    for role in (Role.VCPU, Role.VHOST):
+    for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
-        choice = out.policy.vcpu if role is Role.VCPU else out.policy.vhost
+        choice = cpus_for(out.policy, role)
         if rule is not None and rule.deadline and choice is None:
             out.refuse(
                 ("scheduler", role.value),

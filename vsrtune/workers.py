@@ -7,16 +7,21 @@ command line. And QEMU creates the back ends of its command line before its
 vcpus, so a worker older than the first vcpu came from the command line, and a
 younger one from a hotplug or from a device that is no NIC (vsock, scsi).
 
+Two things are surer than that. A device of our kernel module tells the task that last
+transmitted through each of its queues; and a trace shows on which device a worker
+transmits.
+
 Invariants: no slot is given to two workers, and a worker without a slot has
 confidence NONE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.model import Confidence, ThreadKey
+from vsrtune.model import Confidence, Interface, ThreadKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,20 @@ class Mapped:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where a worker is known to transmit; ``queue`` None when only the device is."""
+
+    interface: str
+    ifindex: int
+    queue: int | None = None
+
+    def fits(self, slot: Slot) -> bool:
+        """Whether the slot can be the worker's."""
+        here = (slot.interface, slot.ifindex) == (self.interface, self.ifindex)
+        return here and self.queue in (None, slot.queue)
+
+
 UNMAPPED = Assignment(None, Confidence.NONE)
 
 
@@ -54,26 +73,61 @@ def age(key: ThreadKey) -> tuple[int, int]:
     return key.start_time, key.tid
 
 
+def told(
+    interfaces: Iterable[Interface], workers: Iterable[ThreadKey]
+) -> tuple[dict[ThreadKey, Known], list[str]]:
+    """What the devices of our kernel module tell of the workers, and what of it is not
+    used, with the reason.
+
+    A device names the last sender by its tid, which is meaningless once that task has
+    ended: only one of the guest's present ``workers`` is believed, and none of whom two
+    queues say so. The module counts all queues that are open, in the order in which
+    they were opened, as QEMU does its own; where another process holds some of them, a
+    queue's number here is not known, its device is.
+    """
+    by_tid = {key.tid: key for key in workers}
+    claims: list[tuple[int, Known]] = []
+    problems: list[str] = []
+    for interface in interfaces:
+        if interface.counters is None or not interface.vhost:
+            continue
+        queues = interface.counters.queues
+        alone = len(queues) == interface.queues
+        for queue in queues:
+            tid = queue.worker_tid
+            if tid in by_tid:
+                number = queue.queue if alone else None
+                claims.append((tid, Known(interface.target, interface.ifindex, number)))
+            elif tid and alone:
+                problems.append(
+                    f"{interface.target} queue {queue.queue}: task {tid} sent last, which is no "
+                    "vhost worker of this guest now; not used for the mapping"
+                )
+    count = Counter(tid for tid, _ in claims)
+    for tid in sorted(t for t, times in count.items() if times > 1):
+        queues_of = ", ".join(f"{k.interface} queue {k.queue}" for t, k in claims if t == tid)
+        problems.append(f"task {tid} sent last on {queues_of}: not used for the mapping")
+    return {by_tid[tid]: where for tid, where in claims if count[tid] == 1}, problems
+
+
 def assign(
     workers: Sequence[ThreadKey],
     slots: Sequence[Slot],
     *,
     first_vcpu: ThreadKey | None,
     others: int = 0,
-    seen: Mapping[ThreadKey, tuple[str, int]] | None = None,
+    known: Mapping[ThreadKey, Known] | None = None,
 ) -> Mapped:
     """Map workers to ``slots``, which are in back end, then queue order.
 
     ``first_vcpu`` is the oldest vcpu thread, None when vcpus are not known.
-    ``others`` counts vhost descriptors that are not for networking. ``seen``
-    gives (interface, ifindex) of workers seen transmitting; it wins over order.
+    ``others`` counts vhost descriptors that are not for networking. ``known``
+    says where workers were seen transmitting; it wins over order.
     """
     ordered = sorted(workers, key=age)
     mapped, problem = _by_order(ordered, slots, first_vcpu, others)
     known = {
-        key: device
-        for key, device in (seen or {}).items()
-        if any((s.interface, s.ifindex) == device for s in slots)
+        key: where for key, where in (known or {}).items() if any(where.fits(s) for s in slots)
     }
     if known:
         mapped = _correct(ordered, slots, mapped, known)
@@ -123,13 +177,14 @@ def _correct(
     ordered: Sequence[ThreadKey],
     slots: Sequence[Slot],
     guess: Mapping[ThreadKey, Assignment],
-    known: Mapping[ThreadKey, tuple[str, int]],
+    known: Mapping[ThreadKey, Known],
 ) -> dict[ThreadKey, Assignment]:
-    """Put seen workers on the interface they were seen on, queues in order of age."""
+    """Put known workers where they are known to be: those of a known queue there, the
+    others of an interface on its queues in order of age."""
     mapped: dict[ThreadKey, Assignment] = {}
     free = list(slots)
-    for key in ordered:
-        fitting = [s for s in free if (s.interface, s.ifindex) == known.get(key)]
+    for key in sorted((k for k in ordered if k in known), key=lambda k: known[k].queue is None):
+        fitting = [s for s in free if known[key].fits(s)]
         if fitting:
             own = guess[key].slot
             slot = own if own in fitting else fitting[0]

@@ -55,11 +55,12 @@ REAL_NIC = (
     "test_tune.py::test_start_tunes_every_guest_and_stop_restores_every_value",
     "test_tune.py::test_ksoftirqd_stands_beside_the_guests_threads",
     "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic",
+    "test_deadline.py::test_two_guests_share_a_cpu",
 )
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 # The others make and load devices of the kernel module on the lower ones.
-KMOD = ("test_kmod.py", "test_kmod_frames.py", "test_kmod_guest.py")
+KMOD = ("test_kmod.py", "test_kmod_frames.py", "test_kmod_guest.py", "test_napi.py")
 ALONE = ("test_bench_configure.py", "test_deadline.py", *KMOD)
 # The longest first, since several may run at once.
 MATRIX = [
@@ -73,7 +74,7 @@ MATRIX = [
 ]
 # The newest kernel, for the module above all, and for what vsrtune meets there first.
 MATRIX.append(
-    Boot("backports", "kmod", BENCH, (*KMOD, *(test for test in REAL_NIC if "::" in test)))
+    Boot("backports", "kmod", BENCH, (*KMOD, *(test for test in REAL_NIC if "test_tune" in test)))
 )
 
 

@@ -10,6 +10,7 @@ from vsrtune.actions import (
     Action,
     CgroupDir,
     EmulatorPin,
+    NapiThreaded,
     Pin,
     Target,
     ThreadAffinity,
@@ -54,11 +55,13 @@ class FakeHost:
         match target:
             case CgroupDir():
                 return target.path in self.dirs
-            case TxQueueLen():
+            case TxQueueLen() | NapiThreaded():
                 for guest in self.snapshot.guests:
                     for interface in guest.interfaces:
                         if interface.ifindex == target.ifindex:
-                            return interface.txqueuelen
+                            if isinstance(target, TxQueueLen):
+                                return interface.txqueuelen
+                            return interface.threaded or 0
                 raise VanishedError("no such device", where=str(target))
         thread = self._thread(target)
         match target:

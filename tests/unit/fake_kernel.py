@@ -24,6 +24,7 @@ from vsrtune.actions import (
     Action,
     CgroupDir,
     EmulatorPin,
+    NapiThreaded,
     Pin,
     Plan,
     Target,
@@ -197,7 +198,7 @@ class FakeKernel:
     def write(self, path: str, text: str) -> None:
         with _Point(self, f"write {path} {text}"):
             if path.startswith("/sys/class/net/"):
-                self._set_length(path.split("/")[4], int(text))
+                self._set_device(*path.split("/")[4:6], int(text))
                 return
             directory, _, name = path.removeprefix("/sys/fs/cgroup/").rpartition("/")
             cgroup = self.state["cgroups"].get(directory)
@@ -344,11 +345,13 @@ class FakeKernel:
             self.state["leaked"] = self.state.get("leaked", 0) + leaked
         thread["sched"] = encode(sched)
 
-    def _set_length(self, name: str, length: int) -> None:
+    def _set_device(self, name: str, attribute: str, value: int) -> None:
         device = self.state["devices"].get(name)
         if device is None:
             raise FileNotFoundError(errno.ENOENT, "no such device")
-        device["tx_queue_len"] = length
+        if attribute == "threaded" and "threaded" not in device:
+            raise OSError(errno.EOPNOTSUPP, "no NAPI")
+        device[attribute] = value
 
 
 class _Point:
@@ -433,7 +436,7 @@ def make_host(kernel: str) -> FakeKernel:
         "cgroups": {name: {"cpus": c, "type": t} for name, (c, t) in cgroups.items()},
         "devices": {
             "eth0": {"guest": 0, "ifindex": 2, "tx_queue_len": 1000},
-            "macvtap0": {"guest": 1000, "ifindex": 7, "tx_queue_len": 500},
+            "macvtap0": {"guest": 1000, "ifindex": 7, "tx_queue_len": 500, "threaded": 0},
             "tap1": {"guest": 2000, "ifindex": 8, "tx_queue_len": 500},
         },
     }
@@ -472,6 +475,7 @@ def make_plan(host: FakeKernel) -> Plan:
         (ThreadSched("vr1", k(1021), "vhost 1"), fifo),
         (TxQueueLen("vr1", "macvtap0", 7), 100),
         (TxQueueLen("qemu:vr2", "tap1", 8), 1000),
+        (NapiThreaded("vr1", "macvtap0", 7), 1),
     ]
     ops = host.clone().ops()
     return Plan(tuple(Action(t, ops.read(t), v, "test") for t, v in wanted))

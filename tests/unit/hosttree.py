@@ -54,6 +54,15 @@ class HostTree:
             self.file(f"{base}/{entry}", "")
         return self
 
+    def napi_macvtap(
+        self, name: str, ifindex: int, lower: str, threaded: int = 0, **counters: int
+    ) -> HostTree:
+        """Add a device of our kernel module; ``counters`` beside those it always has."""
+        self.device(name, ifindex, has=f"napi_macvtap lower_{lower}")
+        self.file(f"/sys/devices/virtual/net/{name}/threaded", f"{threaded}\n")
+        told = {"rx_received": 0, "rx_dropped_queue_full": 0, **counters}
+        return self.file(f"/ethtool/{name}.json", json.dumps(told))
+
     def thread(
         self,
         pid: int,

@@ -106,6 +106,35 @@ def macvtap(number: int, lower: str = "p0", **more: Any) -> Interface:
     return replace(base, **more)
 
 
+def napi_macvtap(number: int, lower: str = "p0", **more: Any) -> Interface:
+    """The device ``nvt<number>`` of our kernel module, its NAPI not threaded."""
+    base = macvtap(number, lower, target=f"nvt{number}", kind=NicKind.NAPI_MACVTAP, threaded=0)
+    return replace(base, **more)
+
+
+def with_napi(guest: Guest, **more: Any) -> Guest:
+    """The guest with the NAPI threads of those of its devices that are threaded."""
+    everywhere = guest.threads[0].affinity
+    threads = [
+        thread(
+            tid,
+            tid,
+            Role.NAPI,
+            everywhere,
+            "",
+            name=f"napi/{interface.target}-0",
+            cpuset_cpus=None,
+            cpuset_limit=None,
+            interface=interface.target,
+            confidence=Confidence.EXACT,
+            **more,
+        )
+        for tid, interface in enumerate(guest.interfaces, guest.pid + 50)
+        if interface.threaded
+    ]
+    return replace(guest, threads=(*guest.threads, *threads))
+
+
 def thread(pid: int, tid: int, role: Role, online: CpuSet, cgroup: str, **more: Any) -> Thread:
     """A thread on all CPUs in class other."""
     base = Thread(

@@ -23,6 +23,7 @@ from vsrtune.model import (
     ThreadKey,
     WorkerKind,
 )
+from vsrtune.tap_counters import QueueCounters, TapCounters
 
 BOOT = "6f1c0c1e-0000-4000-8000-000000000001"
 ALL = CpuSet([0, 1, 2, 3])
@@ -92,6 +93,44 @@ def guest(name: str = "vr1", pid: int = 100, source: str = "libvirt") -> Guest:
             ),
         ),
     )
+
+
+def napi_guest() -> Guest:
+    """The router on a threaded device of our kernel module, with two queues open."""
+    plain = guest()
+    tap = replace(
+        plain.interfaces[0],
+        kind=NicKind.NAPI_MACVTAP,
+        threaded=1,
+        counters=TapCounters(
+            rx_received=106,
+            rx_delivered=100,
+            rx_dropped_ring_full=4,
+            rx_dropped_queue_full=2,
+            rx_dropped_no_queue=0,
+            rx_nic=6,
+            rx_broadcast=100,
+            queue_high_water=31,
+            tx_packets_lower=9,
+            tx_dropped=0,
+            napi_thread_tid=170,
+            queues=(
+                QueueCounters(0, 104, 100, 4, 500, 9, 102),
+                QueueCounters(1, received=0, worker_tid=0),
+            ),
+        ),
+    )
+    napi = thread(
+        170,
+        170,
+        Role.NAPI,
+        name=f"napi/{tap.target}-8193",
+        cgroup="",
+        cpuset_cpus=None,
+        interface=tap.target,
+        confidence=Confidence.EXACT,
+    )
+    return replace(plain, interfaces=(tap,), threads=(*plain.threads, napi))
 
 
 def snapshot(*guests: Guest) -> Snapshot:

@@ -52,6 +52,7 @@ def test_snapshot_round_trip() -> None:
         (act.VcpuPin("g", "u", 0, KEY), act.Pin(CpuSet([0, 1]), ""), act.Pin(CpuSet([1]), "1")),
         (act.EmulatorPin("g", "u", KEY), act.Pin(CpuSet([0]), None), act.Pin(CpuSet([1]), None)),
         (act.TxQueueLen("g", "macvtap0", 5), 500, 50),
+        (act.NapiThreaded("g", "nvt0", 5), 0, 1),
     ],
 )
 def test_action_round_trip(target: act.Target, before: act.Value, after: act.Value) -> None:

@@ -30,10 +30,13 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import lag_seconds
 from vsrtune.errors import PendingError, WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
+from vsrtune.journal_records import Fold, compacted
 from vsrtune.model import Sched, SchedClass
+from vsrtune.sysops import LiveSysOps
 
 BUDGET = Sched(
     SchedClass.DEADLINE,
@@ -342,3 +345,51 @@ def test_a_root_domain_changes_one_period_after_its_threads_left_the_class(
         "sched 1020 other", "sched 1010 other", "waited", "cpuset.cpus.partition member",
     ]  # fmt: skip
     assert now >= 100.0 + BUDGET.period_ns / 1e9
+
+
+def test_whoever_goes_on_after_a_crash_waits_for_the_same_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who took the threads out of the class is dead, and its clock with it."""
+    host = tight()
+    now, slept = 100.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    def die(what: str) -> None:
+        if "partition" in what:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("time.sleep", sleep)
+    with open_journal(tmp_path) as journal:
+        apply(tight_plan(host), host.ops(), journal)
+        host.ahead = die
+        with pytest.raises(KeyboardInterrupt):
+            undo(host.ops(), journal)
+    host.ahead = lambda what: None
+    slept.clear()
+    with open_journal(tmp_path) as journal:
+        ops = LiveSysOps(root=host, calls=host, budgets_end=journal.budgets_end)
+        result = undo(ops, journal)
+    assert (result.failed, result.left) == ((), ())
+    assert len(slept) == 1
+    assert 0 < slept[0] <= lag_seconds(BUDGET)
+
+
+def test_a_compacted_journal_still_tells_how_long_to_wait(tmp_path: Path) -> None:
+    host = tight()
+    fold = Fold()
+    for action in tight_plan(host).actions:
+        fold.intent(action)
+        fold.done(action.target)
+    leave = ThreadSched("libvirt:vr1", key(host, 1010), "vcpu 0")
+    fold.intent(Action(leave, BUDGET, Sched(), "undo"))
+    again = Fold()
+    for record in compacted(fold):
+        again.record(record)
+    assert again.lag == fold.lag == lag_seconds(BUDGET)
+    assert again.live == fold.live

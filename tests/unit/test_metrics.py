@@ -91,6 +91,37 @@ def test_interface_guest_and_daemon_series() -> None:
     assert value(state, "vsrtune_reconcile_duration_seconds_bucket", le="0.25") == 2
 
 
+def test_what_the_module_counts() -> None:
+    state = replace(tuned_state(), snapshot=samples.snapshot(samples.napi_guest()))
+    device = {"domain": "vr1", "target_device": "macvtap100"}
+    assert value(state, "vsrtune_interface_info", kind="napi_macvtap", lower="p0", **device) == 1
+    assert value(state, "vsrtune_tap_received_total", **device) == 106
+    assert value(state, "vsrtune_tap_received_by_origin_total", origin="nic") == 6
+    assert value(state, "vsrtune_tap_received_by_origin_total", origin="broadcast") == 100
+    assert value(state, "vsrtune_tap_delivered_total", **device) == 100
+    assert value(state, "vsrtune_tap_dropped_total", place="ring_full") == 4
+    assert value(state, "vsrtune_tap_dropped_total", place="no_queue") == 0
+    assert value(state, "vsrtune_tap_own_queue_high_water") == 31
+    assert value(state, "vsrtune_tap_threaded") == 1
+    assert value(state, "vsrtune_tap_sent_total", to="lower") == 9
+    assert value(state, "vsrtune_tap_queue_ring_full_total", queue="0") == 4
+    assert value(state, "vsrtune_tap_queue_ring_high_water", queue="0") == 500
+    assert value(state, "vsrtune_tap_queue_sent_total", queue="0") == 9
+    assert value(state, "vsrtune_tap_queue_worker_tid", queue="0") == 102
+    assert value(state, "vsrtune_tap_queue_worker_tid", queue="1") == 0
+    cpu = value(state, "vsrtune_thread_cpu_seconds_total", role="napi", tid="170")
+    assert cpu == 1.5
+
+
+def test_what_the_loaded_module_does_not_count_makes_no_sample() -> None:
+    state = replace(tuned_state(), snapshot=samples.snapshot(samples.napi_guest()))
+    names = {name for name, labels in samples_of(state) if ("queue", "1") in labels}
+    assert names == {"vsrtune_tap_queue_received_total", "vsrtune_tap_queue_worker_tid"}
+    places = {dict(labels).get("place") for _, labels in samples_of(state)} - {None}
+    assert places == {"ring_full", "queue_full", "no_queue"}
+    assert not any(name.startswith("vsrtune_tap_") for name, _ in samples_of(tuned_state()))
+
+
 @pytest.mark.parametrize("name", ["vr 1.ü", 'say "hi"\\', "line\nbreak", "bad\udcff"])
 def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
     shown = name.encode("utf-8", "backslashreplace").decode()

@@ -12,6 +12,7 @@ from planning_samples import UUID, host, macvtap, nic, thread
 from vsrtune.actions import HOST_REF, Plan, Target, ThreadSched, Value
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import (
+    DATA_PLANE,
     Confidence,
     Guest,
     Host,
@@ -30,7 +31,6 @@ from vsrtune.policy import AUTO, Policy, SchedRule
 from vsrtune.projection import after, project, project_actions, undo_actions
 
 LOWERS = ("p0", "p1", "br0")
-WORK = (Role.VCPU, Role.VHOST)
 REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
@@ -109,6 +109,21 @@ def guests(draw: st.DrawFn, online: CpuSet, number: int) -> Guest:
             **more,
         )
 
+    def napi(tid: int, device: str) -> Thread:
+        return thread(
+            tid,
+            tid,
+            Role.NAPI,
+            online,
+            "",
+            affinity=draw(st.one_of(st.just(online), cpu_sets(online))),
+            cpuset_cpus=None,
+            cpuset_limit=None,
+            interface=device,
+            confidence=draw(st.sampled_from((Confidence.EXACT, Confidence.ORDER))),
+            sched=draw(SCHEDS),
+        )
+
     # Every member of a cgroup has its cpuset; a plain guest has one cgroup.
     unset = st.none()
     emulator = draw(st.one_of(unset, cpu_sets(limit))) if libvirt else None
@@ -134,6 +149,10 @@ def guests(draw: st.DrawFn, online: CpuSet, number: int) -> Guest:
         )
         if device == 99:
             tap = replace(tap, kind=NicKind.MACVTAP)
+        if tap.kind is NicKind.NAPI_MACVTAP:
+            tap = replace(tap, threaded=draw(st.sampled_from((0, 1, None))))
+        if tap.threaded:
+            threads.append(napi(pid + 30 + nth, tap.target))
         interfaces.append(tap)
         if tap.vhost:
             sure = draw(st.sampled_from(Confidence))
@@ -191,6 +210,9 @@ def policies(draw: st.DrawFn, guest: Guest, count: int) -> Policy:
         vcpu_sched=draw(rules),
         vhost_sched=draw(rules),
         softirq_sched=draw(rules),
+        napi=draw(st.one_of(choice, choice, as_tuple[1])),
+        napi_sched=draw(rules),
+        napi_threaded=draw(st.sampled_from((None, None, True, False))),
         macvtap_queue=draw(st.sampled_from((None, 50, 500))),
     )
 
@@ -230,7 +252,7 @@ def realtime_on(snapshot: Snapshot, irq: CpuSet) -> set[object]:
         t.key
         for g in snapshot.guests
         for t in g.threads
-        if t.role in WORK and t.sched.cls in REALTIME and t.affinity & irq
+        if t.role in DATA_PLANE and t.sched.cls in REALTIME and t.affinity & irq
     }
 
 
@@ -326,7 +348,7 @@ def test_a_guest_that_leaves_moves_nobody(situation: Situation) -> None:
     after_all = project(rest, again)
     for guest in after_all.guests:
         for one in guest.threads:
-            if one.key in alone and one.role in WORK:
+            if one.key in alone and one.role in DATA_PLANE:
                 assert one.affinity == before[one.key]
 
 

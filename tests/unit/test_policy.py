@@ -29,11 +29,15 @@ cpus:
   vhost:
     52:54:00:AA:bb:01: 4
     macvtap7: 6-7
+  napi: {"52:54:00:AA:bb:02": 4, nvt0: 6}
   emulator: auto
 scheduler:
   vcpu: {class: fifo, priority: 10}
   vhost:
     class: other
+  napi: {class: rr, priority: 3}
+napi:
+  threaded: false
 queue:
   macvtap: 50
 """
@@ -47,14 +51,17 @@ def test_every_key() -> None:
         irq=CpuSet([0, 5]),
         vcpu=((0, CpuSet([1])), (1, CpuSet([2, 3]))),
         vhost=(("52:54:00:aa:bb:01", CpuSet([4])), ("macvtap7", CpuSet([6, 7]))),
+        napi=(("52:54:00:aa:bb:02", CpuSet([4])), ("nvt0", CpuSet([6]))),
         emulator=AUTO,
         vcpu_sched=SchedRule(SchedClass.FIFO, 10),
         vhost_sched=SchedRule(SchedClass.OTHER),
+        napi_sched=SchedRule(SchedClass.RR, 3),
+        napi_threaded=False,
         macvtap_queue=50,
         lines=policy.lines,
     )
     assert policy.at("cpus", "vcpu", "1") == "full.yaml:4"
-    assert policy.at("queue", "macvtap") == "full.yaml:14"
+    assert policy.at("queue", "macvtap") == "full.yaml:18"
 
 
 def test_a_key_that_is_not_written_is_unset() -> None:

@@ -39,6 +39,17 @@ class TestShow:
         assert row["ring drops"] == "7"
         assert row["txqueuelen"] == "500"
 
+    def test_a_device_of_the_module_shows_its_thread_and_where_frames_died(self) -> None:
+        tables = report.snapshot_tables(samples.snapshot(samples.napi_guest()))
+        threads = rows_of(tables, "Guest vr1")
+        assert [r["thread"] for r in threads][-2:] == ["napi macvtap100", "emulator"]
+        assert threads[-2]["mapped"] == "exact"
+        assert rows_of(tables, "Interfaces of vr1")[0]["kind"] == "napi_macvtap"
+        (row,) = rows_of(tables, "Frames of vr1")
+        assert row["threaded NAPI"] == "yes"
+        assert row["dropped"] == "ring_full 4, queue_full 2"
+        assert (row["own queue, most"], row["rings, most"]) == ("31", "500/-")
+
     def test_interrupts_tell_where_they_really_arrive(self) -> None:
         rows = rows_of(self.tables, "NICs")
         assert rows[0]["CPUs allowed"] == "0-3"

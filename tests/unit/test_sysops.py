@@ -17,6 +17,7 @@ from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 from vsrtune.actions import (
     CgroupDir,
     EmulatorPin,
+    NapiThreaded,
     Pin,
     Target,
     ThreadAffinity,
@@ -245,6 +246,20 @@ def test_moving_into_a_cgroup_that_is_not_threaded_says_so(host: FakeKernel) -> 
         host.ops().write(ThreadCgroup("vr1", key(host, 1020), "vhost"), OURS)
 
 
+def test_threaded_napi_of_a_renamed_device(host: FakeKernel) -> None:
+    host.state["devices"]["wan0"] = host.state["devices"].pop("macvtap0")
+    target = NapiThreaded("vr1", "macvtap0", 7)
+    assert host.ops().read(target) == 0
+    host.ops().write(target, 1)
+    assert host.state["devices"]["wan0"]["threaded"] == 1
+
+
+def test_threaded_napi_of_a_device_without_any_may_come_later(host: FakeKernel) -> None:
+    with pytest.raises(WriteError, match=r"EOPNOTSUPP.*no NAPI instance") as caught:
+        host.ops().write(NapiThreaded("qemu:vr2", "tap1", 8), 1)
+    assert caught.value.lasting is Lasting.TRANSIENT
+
+
 # -- identity
 
 
@@ -258,6 +273,7 @@ def test_every_kind_checks_the_identity_before_reading_and_writing(host: FakeKer
         (VcpuPin("vr1", UUID, 0, stale), Pin(ONE, "1")),
         (EmulatorPin("vr1", UUID, stale), Pin(ONE, "1")),
         (TxQueueLen("vr1", "macvtap0", 70), 100),
+        (NapiThreaded("vr1", "macvtap0", 70), 1),
     ]
     for target, value in cases:
         with pytest.raises(VanishedError):

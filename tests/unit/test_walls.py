@@ -10,13 +10,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "placement",
+    "__init__", "actions", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "durations", "errors", "irq_choice", "model", "napi_plan", "placement",
     "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_match",
     "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
-    "root_domains", "softirq", "stats", "wishes", "workers",
+    "root_domains", "softirq", "stats", "tap_counters", "wishes", "workers",
 }  # fmt: skip
 READERS = {
-    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "guests", "hostinfo", "irq", "neighbours", "net", "observe", "proc", "qmp", "record",
+    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "proc", "qmp", "record",
     "rootfs", "seen", "trace", "virt",
 }  # fmt: skip
 WRITERS = {

@@ -22,7 +22,11 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting in the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
-        settle(executor.undo(LiveSysOps(libvirt_uri=data["uri"]), journal))
+        settle(
+            executor.undo(
+                LiveSysOps(libvirt_uri=data["uri"], budgets_end=journal.budgets_end), journal
+            )
+        )
 
 
 def revert_command(data: Mapping[str, Any]) -> None:

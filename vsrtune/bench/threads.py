@@ -11,7 +11,12 @@ from vsrtune.model import Guest, Role, Snapshot, ThreadKey
 from vsrtune.proc import CLOCK_TICKS, parse_stat
 from vsrtune.rootfs import HostRoot
 
-_ROLES = {Role.VCPU: "vcpu", Role.VHOST: "vhost", Role.EMULATOR: "emulator"}
+_ROLES = {
+    Role.VCPU: "vcpu",
+    Role.VHOST: "vhost",
+    Role.NAPI: "napi",
+    Role.EMULATOR: "emulator",
+}
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _MIGRATIONS = re.compile(r"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
 

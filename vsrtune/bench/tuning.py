@@ -11,12 +11,13 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from vsrtune import executor
-from vsrtune.actions import Plan
+from vsrtune.actions import HOST_REF, Plan
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.put_back import failure, settle
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.executor import Result
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal
 from vsrtune.model import Snapshot
@@ -71,7 +72,7 @@ class Tuner:
         self._guests = tuple(guests)
         self._sender = sender
         self._uri = uri
-        self._ops = LiveSysOps(libvirt_uri=uri)
+        self._ops = LiveSysOps(libvirt_uri=uri, budgets_end=journal.budgets_end)
         # Makes the present plan anew while something of it waits for its thread to run.
         self._unsettled: Callable[[Snapshot], Plan] | None = None
 
@@ -137,8 +138,7 @@ class Tuner:
                 raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)
             result = executor.apply(plan, self._ops, self._journal)
             if not result.failed:
-                waits = bool(result.pending) or any(s.pending for s in plan.skipped)
-                self._unsettled = make if waits else None
+                self._unsettled = make if self._waits(plan, result) else None
                 skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
                 return (*plan.warnings, *skipped)
             self.undo()
@@ -147,6 +147,12 @@ class Tuner:
             ):
                 raise failure(result)
         raise AssertionError("unreachable")
+
+    def _waits(self, plan: Plan, result: Result) -> bool:
+        """Whether something waits in a router under test; others get no traffic."""
+        refs = {action.target.guest for action, _ in result.pending}
+        refs |= {skipped.guest for skipped in plan.skipped if skipped.pending}
+        return HOST_REF in refs or any(self._names(r.removeprefix("qemu:"), r) for r in refs)
 
 
 def _check_commands(configuration: Configuration) -> None:

@@ -99,10 +99,11 @@ def cpusets() -> dict[str, str]:
 
 
 def wake(guest: LabGuest) -> None:
-    """Make the guest's workers and vcpu run."""
+    """Make the guest's workers and vcpus run."""
     for nic in (0, 1):
         labhelp.send_frames(nic, guest.macs[nic], 20)
-    traffic = ("--rate", "500", "--seconds", "1")
+    # Each queue gets some of so many flows.
+    traffic = ("--rate", "500", "--seconds", "1", "--flows", "64")
     labhelp.sh("lab-traffic", "--guest", guest.name, *traffic)
 
 
@@ -122,10 +123,13 @@ class Engine:
 
     def __init__(self) -> None:
         self.observer = live_observer()
-        self.ops = LiveSysOps()
 
     def observe(self) -> Snapshot:
         return self.observer.observe()
+
+    def ops(self, journal: Journal) -> LiveSysOps:
+        """New each time, as in a process of its own."""
+        return LiveSysOps(budgets_end=journal.budgets_end)
 
     @contextmanager
     def journal(self) -> Iterator[Journal]:
@@ -140,11 +144,11 @@ class Engine:
     def apply(self, text: str | Sequence[str]) -> tuple[Plan, Result]:
         with self.journal() as journal:
             plan = self.plan(text, journal)
-            return plan, executor.apply(plan, self.ops, journal)
+            return plan, executor.apply(plan, self.ops(journal), journal)
 
     def undo(self) -> Result:
         with self.journal() as journal:
-            result = executor.undo(self.ops, journal)
+            result = executor.undo(self.ops(journal), journal)
             assert journal.entries() == () or result.failed
             return result
 

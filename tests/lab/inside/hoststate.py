@@ -158,6 +158,7 @@ def capture() -> dict[str, str]:
             values[f"{name} scheduling"] = sched(tid)
     for device in sorted(Path("/sys/class/net").iterdir()):
         values[f"{device.name} txqueuelen"] = (device / "tx_queue_len").read_text().strip()
+        values[f"{device.name} threaded"] = (device / "threaded").read_text().strip()
     values.update(_pins())
     return values
 

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 
 from vsrtune.bench.model import Endpoint, Leg, Router, Spec
 from vsrtune.errors import VsrtuneError
+from vsrtune.hostcalls import CRASH_VARIABLE
 from vsrtune.journal import read_entries
 
 T = TypeVar("T")
@@ -374,3 +377,24 @@ def send_frames(nic: int, mac: str, count: int) -> None:
 def lab_cpus() -> int:
     """CPUs of the lab host."""
     return os.cpu_count() or 1
+
+
+def in_child(work: Callable[[], None], crash_after: int) -> bool:
+    """Run ``work`` in a fork with the crash hook set; True when it was killed by it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.environ[CRASH_VARIABLE] = str(crash_after)
+            work()
+            status = 0
+        finally:
+            if status:
+                traceback.print_exc()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert status == 0, "the child failed"
+    return False

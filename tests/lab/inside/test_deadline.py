@@ -22,6 +22,9 @@ from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import LiveSysOps
 
 CYCLES = 20
+# Milliseconds.
+PERIOD = 20
+LONG = "{class: deadline, runtime: 200ms, period: 1s}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -174,7 +177,7 @@ def test_virsh_cannot_break_the_partition(
     labhelp.sh("virsh", "emulatorpin", libvirt_guest.name, everywhere, "--live", check=False)
     assert problems(libvirt_guest, wanted) == []
     states = {
-        entry.target.path: engine.ops.read(entry.target)
+        entry.target.path: LiveSysOps().read(entry.target)
         for entry in _entries(engine)
         if isinstance(entry.target, Partition)
     }
@@ -269,17 +272,40 @@ def test_the_daemon_retries_pending_threads_and_restores_on_stop(
     labhelp.stop()
 
 
+def test_killed_between_the_class_and_the_root_domain(
+    unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
+) -> None:
+    """A thread's bandwidth leaves the books a period after it left the class: who takes
+    the root domain away before that leaves the books wrong."""
+    text = policy(libvirt_guest, LONG, LONG)
+    engine.tune(libvirt_guest, text)
+    # The threads leave first.
+    assert labhelp.in_child(lambda: void(Engine().undo()), len(libvirt_guest.data_plane()))
+    sched = [hoststate.sched(t) for t in libvirt_guest.data_plane()]
+    assert all(s.startswith("policy=0 ") for s in sched), sched
+    done = Engine().undo()
+    assert (done.failed, done.left) == ((), ())
+    assert deadlinehelp.nothing_booked(), deadlinehelp.books()
+
+
+def void(_: object) -> None:
+    """For work whose result nobody wants."""
+
+
 def test_two_guests_share_a_cpu(
     unbooked: None, guests: list[LabGuest], irq_cpus: set[int], engine: Engine
 ) -> None:
     """Their threads cannot be in one cgroup but their slice's."""
     routers = [g for g in guests if g.kind == "libvirt"]
     if len(routers) < 2:
-        pytest.skip("needs two libvirt routers")
-    small = "{class: deadline, bandwidth: 10%, period: 20ms}"
+        pytest.skip("needs two libvirt routers, which another boot has")
+    # All threads of both take 60 % of the CPU.
+    each = 60 // sum(len(g.data_plane()) for g in routers)
+    runtime = each * PERIOD / 100
+    small = f"{{class: deadline, bandwidth: {each}%, period: {PERIOD}ms}}"
     texts = [policy(g, small, small, "1", "1") for g in routers]
     engine.tune_all(routers, texts)
     for guest in routers:
-        wanted = {"vcpu": ({1}, budget(2, 20)), "vhost": ({1}, budget(2, 20))}
+        wanted = dict.fromkeys(("vcpu", "vhost"), ({1}, budget(runtime, PERIOD)))
         assert problems(guest, wanted) == []
         deadlinehelp.forwards(guest)

@@ -7,9 +7,7 @@ which reads it by itself.
 from __future__ import annotations
 
 import os
-import signal
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import hoststate
@@ -34,7 +32,6 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting
 from vsrtune.executor import apply, recover, undo
-from vsrtune.hostcalls import CRASH_VARIABLE
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.sysops import LiveSysOps
@@ -203,27 +200,6 @@ def test_masks_follow_libvirt_again_after_undo(expendable: LabGuest, tmp_path: P
         assert {t: labhelp.mask(int(t)) for t in inside} == dict.fromkeys(inside, masks)
 
 
-def in_child(work: Callable[[], None], crash_after: int) -> bool:
-    """Run ``work`` in a fork with the crash hook set; True when it was killed by it."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.environ[CRASH_VARIABLE] = str(crash_after)
-            work()
-            status = 0
-        finally:
-            if status:
-                traceback.print_exc()
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert status == 0, "the child failed"
-    return False
-
-
 def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> None:
     """Even counts are taken back after recovery, odd ones finished first."""
     before = hoststate.capture()
@@ -236,7 +212,7 @@ def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> Non
             with Journal.open(path, BOOT) as journal:  # noqa: B023
                 apply(plan, LiveSysOps(), journal)
 
-        killed = in_child(work, n)
+        killed = labhelp.in_child(work, n)
         count += killed
         with Journal.open(path, BOOT) as journal:
             ops = LiveSysOps()
@@ -267,7 +243,7 @@ def test_killed_after_any_write_of_undo(guest: LabGuest, tmp_path: Path) -> None
             with Journal.open(path, BOOT) as journal:  # noqa: B023
                 undo(LiveSysOps(), journal)
 
-        killed = in_child(work, n)
+        killed = labhelp.in_child(work, n)
         count += killed
         with Journal.open(path, BOOT) as journal:
             result = undo(LiveSysOps(), journal)

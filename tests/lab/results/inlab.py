@@ -285,8 +285,9 @@ def measure(run: dict[str, Any]) -> None:
         for after in run["after"]:
             command(*after)
     if code.returncode != 0:
-        tail = log.read_text(errors="replace").splitlines()[-12:]
-        raise RuntimeError("\n".join([f"status {code.returncode}", *tail]))
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("vsrtune:")]
+        raise RuntimeError("\n".join([f"status {code.returncode}", *(errors or lines[-12:])]))
     fresh.replace(target)
 
 

@@ -1,0 +1,221 @@
+"""The NAPI threads of a guest's devices, and guests on devices of our kernel module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hosttree import HostTree
+from planning_samples import napi_macvtap
+
+from vsrtune.model import Confidence, Guest, Interface, NicKind, Role, Snapshot
+from vsrtune.napi import read_napi_threads
+from vsrtune.net import NetReader
+from vsrtune.observe import Observer
+from vsrtune.proc import PF_KTHREAD, napi_device, scan
+from vsrtune.tap_counters import TapCounters
+
+
+def threaded(tid: int | None) -> Interface:
+    return napi_macvtap(0, threaded=1, counters=TapCounters(napi_thread_tid=tid))
+
+
+def host(path: Path, threads: Mapping[int, str]) -> HostTree:
+    tree = HostTree(path).host()
+    for tid, name in threads.items():
+        tree.thread(tid, tid, name, ppid=2, flags=PF_KTHREAD, cgroup="/")
+    return tree
+
+
+def found(tree: HostTree, *interfaces: Interface) -> list[tuple[int, str, Confidence]]:
+    root = tree.root()
+    threads, problems = read_napi_threads(root, interfaces, scan(root).napi)
+    assert problems == []
+    return [(t.thread.key.tid, t.device, t.confidence) for t in threads]
+
+
+def problem(tree: HostTree, interface: Interface) -> str:
+    root = tree.root()
+    threads, problems = read_napi_threads(root, [interface], scan(root).napi)
+    assert threads == []
+    return "\n".join(problems)
+
+
+def test_the_name_of_a_thread_tells_its_device() -> None:
+    assert napi_device("napi/nvt72000100-8193") == "nvt72000100"
+    assert napi_device("napi/wan-1-2") == "wan-1"
+    assert napi_device("napi/wan") is None
+    assert napi_device("ksoftirqd/0") is None
+
+
+def test_the_module_names_the_thread_whatever_it_is_called(tmp_path: Path) -> None:
+    tree = host(tmp_path, {70: "napi/nvt0-1", 71: "napi/nvt0-2", 72: "napi/oldname-3"})
+    assert found(tree, threaded(72)) == [(72, "nvt0", Confidence.EXACT)]
+
+
+def test_a_module_that_does_not_tell_leaves_the_name(tmp_path: Path) -> None:
+    tree = host(tmp_path, {70: "napi/nvt0-8193", 71: "napi/nvt00-8194"})
+    assert found(tree, threaded(None)) == [(70, "nvt0", Confidence.ORDER)]
+
+
+def test_a_name_that_two_threads_have_is_not_believed(tmp_path: Path) -> None:
+    tree = host(tmp_path, {70: "napi/nvt0-1", 71: "napi/nvt0-2"})
+    assert "threads 70, 71 all have its name" in problem(tree, threaded(None))
+
+
+def test_a_process_of_such_a_name_is_no_thread_of_the_kernel(tmp_path: Path) -> None:
+    tree = host(tmp_path, {})
+    tree.thread(70, 70, "napi/nvt0-1")
+    assert "no thread has its name" in problem(tree, threaded(None))
+    assert "thread 70 is no NAPI thread now" in problem(tree, threaded(70))
+
+
+def test_a_thread_that_has_ended(tmp_path: Path) -> None:
+    assert "thread 99 is no NAPI thread now" in problem(host(tmp_path, {}), threaded(99))
+    assert "the module says it has no thread" in problem(host(tmp_path, {}), threaded(0))
+
+
+def test_without_threaded_napi_no_thread_counts(tmp_path: Path) -> None:
+    tree = host(tmp_path, {70: "napi/nvt0-1"})
+    for value in (0, None):
+        assert found(tree, napi_macvtap(0, threaded=value)) == []
+
+
+def test_a_device_of_the_module(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.napi_macvtap("nvt0", 9, "eth0", threaded=1, rx_dropped_ring_full=4, tapq0_received=5)
+    tree.device("eth0", 2, pci="pci0000:00/0000:00:05.0")
+    net = NetReader(tree.root())
+    device = net.device("nvt0")
+    assert device is not None
+    assert (net.kind(device), net.threaded(device)) == (NicKind.NAPI_MACVTAP, 1)
+    assert net.lower_chain("nvt0") == ("eth0",)
+    counters = net.counters(device)
+    assert counters is not None
+    assert (counters.rx_dropped_ring_full, counters.queues[0].received) == (4, 5)
+
+
+def test_a_device_that_goes_while_it_is_read(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.device("nvt0", 9, has="napi_macvtap")
+    net = NetReader(tree.root())
+    device = net.device("nvt0")
+    assert device is not None
+    assert (net.counters(device), net.threaded(device)) == (None, None)
+
+
+# -- whole guests
+
+
+def plain_guest(tree: HostTree, pid: int, name: str, *queues: tuple[str, int]) -> None:
+    """A QEMU with a tap queue and a worker for each (device, ifindex) of ``queues``."""
+    arguments = ["-name", f"{name},debug-threads=on"]
+    for number, (device, ifindex) in enumerate(queues):
+        fd = 20 + 2 * number
+        tree.fd(pid, fd, f"/dev/tap{ifindex}").fd(pid, fd + 1, "/dev/vhost-net")
+        arguments += ["-netdev", f"tap,fd={fd},vhost=on,vhostfd={fd + 1},id=n{number}"]
+        arguments += [
+            "-device",
+            f"virtio-net-pci,netdev=n{number},mac=02:00:00:00:00:{device[-1]}0",
+        ]
+    tree.qemu(pid, *arguments)
+    for number in range(len(queues)):
+        tree.thread(pid, pid + 1 + number, f"vhost-{pid}", start=110)
+    tree.thread(pid, pid + 9, "CPU 0/KVM", start=120)
+
+
+def observed(tree: HostTree) -> Snapshot:
+    return Observer(tree.root(), None).observe()
+
+
+def only(tree: HostTree) -> Guest:
+    (guest,) = observed(tree).guests
+    return guest
+
+
+def mapping(guest: Guest) -> list[tuple[int, str | None, int | None, str]]:
+    return [
+        (t.key.tid, t.interface, t.queue, t.confidence.value if t.confidence else "")
+        for t in guest.by_role(Role.VHOST)
+    ]
+
+
+def test_the_module_tells_which_worker_serves_which_queue(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    # Against the order of age: 51 is the older worker.
+    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=52)
+    tree.napi_macvtap("nvt2", 9, "p1", tapq0_worker_tid=51)
+    plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt2", 9))
+    guest = only(tree)
+    assert mapping(guest) == [(51, "nvt2", 0, "exact"), (52, "nvt1", 0, "exact")]
+    assert guest.problems == ()
+    assert [i.kind for i in guest.interfaces] == [NicKind.NAPI_MACVTAP] * 2
+
+
+def test_queues_of_one_device_are_told_apart(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=52, tapq1_worker_tid=51)
+    plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt1", 8))
+    # Two -netdev on one device are two interfaces to QEMU; the queues are the device's.
+    tree.qemu(
+        50, "-name", "vr1,debug-threads=on", "-netdev",
+        "tap,fds=20:22,vhost=on,vhostfds=21:23,id=n0", "-device", "virtio-net-pci,netdev=n0",
+    )  # fmt: skip
+    assert mapping(only(tree)) == [(51, "nvt1", 1, "exact"), (52, "nvt1", 0, "exact")]
+
+
+def test_a_tid_that_is_no_worker_of_the_guest_is_not_used(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=4711)
+    plain_guest(tree, 50, "vr1", ("nvt1", 8))
+    guest = only(tree)
+    assert mapping(guest) == [(51, "nvt1", 0, "order")]
+    (why,) = guest.problems
+    assert why.startswith("nvt1 queue 0: task 4711 sent last, which is no vhost worker of this")
+
+
+def test_before_any_frame_the_order_counts(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=0)
+    plain_guest(tree, 50, "vr1", ("nvt1", 8))
+    guest = only(tree)
+    assert (mapping(guest), guest.problems) == ([(51, "nvt1", 0, "order")], ())
+
+
+def test_a_worker_that_two_queues_name_is_not_used(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=51)
+    tree.napi_macvtap("nvt2", 9, "p1", tapq0_worker_tid=51)
+    plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt2", 9))
+    guest = only(tree)
+    assert mapping(guest) == [(51, "nvt1", 0, "order"), (52, "nvt2", 0, "order")]
+    assert guest.problems == (
+        "task 51 sent last on nvt1 queue 0, nvt2 queue 0: not used for the mapping",
+    )
+
+
+def test_guests_that_share_a_device(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.thread(70, 70, "napi/nvt1-8193", ppid=2, flags=PF_KTHREAD, cgroup="/")
+    tree.napi_macvtap(
+        "nvt1", 8, "p0", threaded=1, napi_thread_tid=70, tapq0_worker_tid=51, tapq1_worker_tid=61
+    )
+    plain_guest(tree, 50, "vr1", ("nvt1", 8))
+    plain_guest(tree, 60, "vr2", ("nvt1", 8))
+    first, second = observed(tree).guests
+    assert mapping(first) == [(51, "nvt1", 0, "exact")]
+    assert mapping(second) == [(61, "nvt1", 0, "exact")]
+    assert [t.key.tid for t in first.by_role(Role.NAPI)] == [70]
+    assert second.by_role(Role.NAPI) == ()
+    assert second.problems == ("nvt1 is shared, its NAPI thread is shown with qemu:vr1",)
+
+
+def test_the_napi_thread_is_one_of_the_guests_threads(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.thread(70, 70, "napi/nvt1-8193", ppid=2, flags=PF_KTHREAD, cgroup="/", allowed="2")
+    tree.napi_macvtap("nvt1", 8, "p0", threaded=1, napi_thread_tid=70)
+    plain_guest(tree, 50, "vr1", ("nvt1", 8))
+    (thread,) = only(tree).by_role(Role.NAPI)
+    assert (thread.key.pid, thread.key.tid, thread.name) == (70, 70, "napi/nvt1-8193")
+    assert (thread.interface, thread.confidence) == ("nvt1", Confidence.EXACT)
+    assert (str(thread.affinity), thread.cgroup, thread.worker) == ("2", "", None)

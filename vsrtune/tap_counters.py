@@ -1,0 +1,102 @@
+"""What a device of our kernel module counts (`ethtool -S`), read from names to values.
+
+A counter that the loaded module does not have is None, never 0; names that this
+version does not know are passed over. docs/kmod.md explains each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+_QUEUE = re.compile(r"tapq(\d+)_(\w+)", re.ASCII)
+
+# By these two names the counters are known to be the module's.
+_MARKS = ("rx_received", "rx_dropped_queue_full")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounters:
+    """One open tap queue. ``ring_high_water``: most frames that waited in its ring.
+    ``worker_tid``: the task (initial pid namespace) that transmitted last through it,
+    0 before any."""
+
+    queue: int
+    received: int | None = None
+    delivered: int | None = None
+    dropped_ring_full: int | None = None
+    ring_high_water: int | None = None
+    tx_packets: int | None = None
+    worker_tid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TapCounters:
+    """One napi_macvtap or napi_macvlan device, in frames (a GSO super-frame is one).
+
+    ``rx_dropped_*`` name the place: the ring of the guest, the device's own queue, no
+    open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
+    ``rx_forwarded`` and ``rx_broadcast`` are the received ones by origin: the NIC, a
+    sibling, broadcast and multicast. ``queue_high_water``: most frames that waited in
+    the own queue. ``napi_thread_tid``: kernel thread of the own NAPI, 0 when it is not
+    threaded.
+    """
+
+    rx_received: int | None = None
+    rx_delivered: int | None = None
+    rx_dropped_ring_full: int | None = None
+    rx_dropped_queue_full: int | None = None
+    rx_dropped_no_queue: int | None = None
+    rx_dropped_down: int | None = None
+    rx_dropped_shrink: int | None = None
+    rx_dropped_other: int | None = None
+    rx_nic: int | None = None
+    rx_forwarded: int | None = None
+    rx_broadcast: int | None = None
+    queue_high_water: int | None = None
+    tx_packets_lower: int | None = None
+    tx_to_sibling: int | None = None
+    tx_dropped: int | None = None
+    napi_thread_tid: int | None = None
+    queues: tuple[QueueCounters, ...] = ()
+
+    @property
+    def dropped(self) -> tuple[tuple[str, int], ...]:
+        """Frames for the guest that were dropped, by place."""
+        return self._family("rx_dropped_")
+
+    @property
+    def origins(self) -> tuple[tuple[str, int], ...]:
+        """Frames received, by where they came from: nic, forwarded, broadcast."""
+        values = self._family("rx_")
+        return tuple((n, v) for n, v in values if n in ("nic", "forwarded", "broadcast"))
+
+    def _family(self, prefix: str) -> tuple[tuple[str, int], ...]:
+        named = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return tuple(
+            (name.removeprefix(prefix), value)
+            for name, value in named
+            if name.startswith(prefix) and value is not None
+        )
+
+
+_DEVICE = {f.name for f in fields(TapCounters)} - {"queues"}
+_PER_QUEUE = {f.name for f in fields(QueueCounters)} - {"queue"}
+
+
+def parse(statistics: Mapping[str, int]) -> TapCounters | None:
+    """The counters among a device's statistics; None when another driver made them."""
+    if not all(mark in statistics for mark in _MARKS):
+        return None
+    device: dict[str, int] = {}
+    queues: dict[int, dict[str, int]] = {}
+    for name, value in statistics.items():
+        match = _QUEUE.fullmatch(name)
+        if match is not None:
+            if match[2] in _PER_QUEUE:
+                queues.setdefault(int(match[1]), {})[match[2]] = value
+        elif name in _DEVICE:
+            device[name] = value
+    each = tuple(QueueCounters(number, **found) for number, found in sorted(queues.items()))
+    return TapCounters(queues=each, **device)
