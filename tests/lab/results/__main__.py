@@ -27,6 +27,15 @@ def _brief(run: Run) -> Run:
     return replace(run, pairs=1, seconds=0.5, rates=run.rates[-1:])
 
 
+def _named(text: str, names: list[str]) -> list[str]:
+    """Figures of a list; `napi` stands for all whose names begin with "napi-"."""
+    found = []
+    for word in filter(None, text.split(",")):
+        family = [name for name in names if name.startswith(f"{word}-")]
+        found += [word] if word in names or not family else family
+    return found
+
+
 def main() -> int:
     names = [figure.id for figure in FIGURES]
     parser = argparse.ArgumentParser(prog="results", description=__doc__)
@@ -40,8 +49,8 @@ def main() -> int:
     add("--smoke", action="store_true", help="every configuration once, briefly; use with --docs")
     add("--docs", type=Path, default=DOCS, metavar="DIR", help="where to (docs/results)")
     arguments = parser.parse_args()
-    wanted = arguments.figures.split(",") if arguments.figures else names
-    again = wanted if arguments.again == "all" else [n for n in arguments.again.split(",") if n]
+    wanted = _named(arguments.figures, names) if arguments.figures else names
+    again = wanted if arguments.again == "all" else _named(arguments.again, names)
     unknown = {*wanted, *again} - set(names)
     if unknown:
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")

@@ -10,6 +10,8 @@ from vsrtune.bench.points import Point, by_configuration
 from vsrtune.bench.results import outcome_from_json
 from vsrtune.stats import Ratio, paired_ratio
 
+from .beddata import BedRun, bed_run
+
 
 class Missing(Exception):
     """A run that has not been made."""
@@ -22,22 +24,34 @@ class Data:
         self._raw = raw
         self._figure = figure
         self._read: dict[str, Outcome] = {}
+        self._beds: dict[str, BedRun] = {}
 
     def of(self, figure: str) -> Data:
         """The same for another figure, whose runs can be named without it."""
         other = Data(self._raw, figure)
         other._read = self._read
+        other._beds = self._beds
         return other
 
     def outcome(self, run: str) -> Outcome:
         """One result. Raises Missing."""
-        key = run if "/" in run else f"{self._figure}/{run}"
+        key = self._key(run)
         if key not in self._read:
             path = self._raw / f"{key}.json"
             if not path.exists():
                 raise Missing(key)
             self._read[key] = outcome_from_json(path.read_text(encoding="utf-8"), str(path))
         return self._read[key]
+
+    def bed(self, run: str) -> BedRun:
+        """The result of a run of namespace routers. Raises Missing."""
+        key = self._key(run)
+        if key not in self._beds:
+            path = self._raw / f"{key}.json"
+            if not path.exists():
+                raise Missing(key)
+            self._beds[key] = bed_run(path.read_text(encoding="utf-8"))
+        return self._beds[key]
 
     def text(self, run: str, name: str) -> str:
         """What a run's command left beside its result. Raises Missing."""
@@ -47,11 +61,10 @@ class Data:
         return path.read_text(encoding="utf-8")
 
     def has(self, run: str) -> bool:
-        try:
-            self.outcome(run)
-        except Missing:
-            return False
-        return True
+        return (self._raw / f"{self._key(run)}.json").exists()
+
+    def _key(self, run: str) -> str:
+        return run if "/" in run else f"{self._figure}/{run}"
 
     def points(self, run: str, configuration: str | None = None) -> list[Point]:
         """The points of a configuration, by load; of the only one when not named."""

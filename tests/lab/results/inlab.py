@@ -20,6 +20,8 @@ from statistics import median
 from typing import Any
 
 SHARE = Path("/mnt/share")
+# Where the package nslab is.
+HERE = Path(__file__).resolve().parent
 SPECS = Path("/run/results")
 TIME_UP = 75
 # Many routes lie below this one, and so do the destinations of many flows.
@@ -252,15 +254,26 @@ def write_specs(run: dict[str, Any]) -> list[str]:
     return paths
 
 
-def measure(run: dict[str, Any]) -> None:
-    """One run of the bench; its result lands in the share, whole or not at all."""
+def words_for(run: dict[str, Any], fresh: Path) -> list[str]:
+    """The command that makes a run and leaves its result in ``fresh``."""
+    if run["bed"] is not None:
+        spec = SPECS / f"{run['key']}.json"
+        spec.parent.mkdir(parents=True, exist_ok=True)
+        spec.write_text(json.dumps(run))
+        python = ["env", f"PYTHONPATH={HERE}", sys.executable, "-B"]
+        return [*python, "-m", "nslab", str(spec), str(fresh)]
     paths = write_specs(run)
+    words = ["vsrtune", "bench"]
+    words += ["run"] if len(paths) == 1 else ["compare", "--pairs", str(run["pairs"])]
+    return [*words, "--seed", str(run["seed"]), "--json", str(fresh), *paths]
+
+
+def measure(run: dict[str, Any]) -> None:
+    """One run; its result lands in the share, whole or not at all."""
     target = SHARE / "raw" / f"{run['key']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".new")
-    words = ["vsrtune", "bench"]
-    words += ["run"] if len(paths) == 1 else ["compare", "--pairs", str(run["pairs"])]
-    words += ["--seed", str(run["seed"]), "--json", str(fresh), *paths]
+    words = words_for(run, fresh)
     log = SHARE / "log" / f"{run['key']}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for before in run["before"]:

@@ -75,7 +75,8 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -
         if raw.is_dir():
             shutil.copytree(raw, share / "raw")
         command = [str(LAB), "run", "--release", boot.release, "--cpus", str(boot.cpus)]
-        command += ["--guests", str(len(boot.guests)), "--share", name, "--quiet-failure"]
+        command += ["--guests", str(len(boot.guests)), "--nic", boot.nic]
+        command += ["--share", name, "--quiet-failure"]
         command += ["--timeout", str(enough + _GRACE), "--"]
         command += ["python3", "/mnt/tests/lab/results/inlab.py"]
         status = subprocess.run(command, check=False).returncode

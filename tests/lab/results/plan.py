@@ -43,6 +43,8 @@ class Boot:
     release: str = "trixie"
     cpus: int = 2
     guests: tuple[Guest, ...] = (Guest(),)
+    # What p0 and p1 are, as the lab knows it.
+    nic: str = "veth"
     # Prefixes below 10.128.0.0/9 that this host, as the native router, has.
     native_routes: int | None = None
 
@@ -57,6 +59,9 @@ class Run:
     median rate forwarded there, times each factor, rounded to hundreds. With ``by_router``
     several routers are loaded at once, each with its own factor of that rate; ``router``
     and the factors of ``scaled`` then say nothing.
+
+    With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
+    topology and method it describes; a configuration then names a kind of virtual device.
     """
 
     name: str
@@ -74,9 +79,13 @@ class Run:
     # Command lines around it, for what is not running in a lab by itself.
     before: tuple[tuple[str, ...], ...] = ()
     after: tuple[tuple[str, ...], ...] = ()
+    bed: Mapping[str, Any] | None = None
 
     @property
     def trials(self) -> int:
+        if self.bed is not None:
+            loads = len(self.bed.get("factors", (1,))) + self.bed.get("more_loads", 0)
+            return loads * self.pairs * len(self.configurations)
         count = len(self.rates) if self.scaled is None else len(self.scaled[1])
         if self.by_router:
             count = 1
@@ -85,6 +94,8 @@ class Run:
     @property
     def expected_seconds(self) -> float:
         """A guess at how long it takes, for the time budget alone."""
+        if self.bed is not None:
+            return 15 + self.trials * (self.seconds + 0.7)
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
         slow = any("attachment" in c for c in self.configurations)
         return 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)
@@ -180,6 +191,7 @@ def placed(
 PINS_ONLY = 'guest: "vr*"\ncpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n'
 
 BASE = Boot("base")
+BARE = Boot("bare", guests=())
 BOOKWORM = Boot("bookworm", release="bookworm")
 ROUTES = Boot(
     "routes",

@@ -17,6 +17,8 @@ from . import (
     fig16,
     isolation,
     levers,
+    napi_forward,
+    napi_isolation,
     native,
     peers,
     profile,
@@ -44,4 +46,6 @@ FIGURES: tuple[Figure, ...] = (
     fig07.FIGURE,
     fig08.FIGURE,
     fig10.FIGURE,
+    *napi_forward.FIGURES,
+    *napi_isolation.FIGURES,
 )

@@ -1,0 +1,113 @@
+"""Stored results of namespace routers (nslab), and the numbers made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from vsrtune.stats import Ratio, paired_ratio
+
+# A number of one trial.
+Value = Callable[[Mapping[str, Any]], float]
+
+
+@dataclass(frozen=True)
+class BedRun:
+    """One run; ``trials`` as they were made, with "round", "configuration", "load"."""
+
+    head: Mapping[str, Any]
+    trials: tuple[Mapping[str, Any], ...]
+
+    @property
+    def configurations(self) -> list[str]:
+        return [c["name"] for c in self.head["run"]["configurations"]]
+
+    @property
+    def loads(self) -> list[str]:
+        """In the order in which they were planned."""
+        return list(self.head["loads"])
+
+    def rate(self, load: str) -> float:
+        """Frames per second that a load consists of."""
+        return float(sum(self.head["loads"][load].values()))
+
+    def values(self, configuration: str, load: str, value: Value) -> list[float]:
+        """One for each round, in their order."""
+        found = sorted(
+            (t for t in self.trials if (t["configuration"], t["load"]) == (configuration, load)),
+            key=lambda t: t["round"],
+        )
+        return [value(t) for t in found]
+
+    def ratio(self, ours: str, theirs: str, load: str, value: Value) -> Ratio:
+        """Paired by round."""
+        return paired_ratio(self.values(ours, load, value), self.values(theirs, load, value))
+
+    def kept(self, configuration: str, load: str, alone: str, stream: str) -> list[float]:
+        """What a stream got at a load as a share of what it got alone in the same round."""
+        value = through(stream)
+        pairs = zip(
+            self.values(configuration, load, value),
+            self.values(configuration, alone, value),
+            strict=True,
+        )
+        return [with_others / max(by_itself, 1.0) for with_others, by_itself in pairs]
+
+
+def bed_run(text: str) -> BedRun:
+    data = json.loads(text)
+    trials = tuple(data.pop("trials"))
+    return BedRun(data, trials)
+
+
+def through(stream: str) -> Value:
+    """Frames per second of that stream that left its routers."""
+    return lambda trial: float(trial["forwarded_pps"][stream])
+
+
+def forwarded(trial: Mapping[str, Any]) -> float:
+    """Frames per second of all streams that left their routers."""
+    return float(sum(trial["forwarded_pps"].values()))
+
+
+def sent(trial: Mapping[str, Any]) -> float:
+    return float(sum(trial["sent_pps"].values()))
+
+
+def per_million(counter: str) -> Value:
+    """Of the routers' CPU, for a million frames that were forwarded."""
+
+    def value(trial: Mapping[str, Any]) -> float:
+        frames = sum(trial["forwarded"].values())
+        return 1e6 * float(trial["cpu"].get(counter, 0)) / max(frames, 1)
+
+    return value
+
+
+def lost_at(place: str) -> Value:
+    """The share of all frames sent that a place dropped."""
+
+    def value(trial: Mapping[str, Any]) -> float:
+        return float(trial["counted"].get(place, 0)) / max(sum(trial["sent"].values()), 1)
+
+    return value
+
+
+def latency(which: str) -> Value:
+    """Microseconds."""
+    return lambda trial: float(trial["latency_us"][which])
+
+
+def ranged(values: list[float], digits: int = 0) -> str:
+    """Median, and from where to where the trials go."""
+    if not values:
+        return "-"
+    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
+
+
+def percent(values: list[float]) -> str:
+    """The same for shares of 1."""
+    return ranged([100 * v for v in values], 1)
