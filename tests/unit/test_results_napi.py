@@ -142,6 +142,11 @@ class TestPlan:
         }
         assert len(orders) > 1
 
+    def test_an_overload_stays_within_what_the_generator_can_send(self) -> None:
+        assert measure.overloads((3.0, 10.0), 100.0, 2000.0) == [300.0, 1000.0]
+        assert measure.overloads((3.0, 10.0), 100.0, 700.0) == [300.0, 600.0]
+        assert measure.overloads((3.0, 10.0), 100.0, 250.0) == [150.0]
+
     def test_runs_are_short_enough_for_a_sitting(self) -> None:
         assert all(run.expected_seconds < 240 for _, run in runs())
 

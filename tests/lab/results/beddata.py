@@ -47,14 +47,15 @@ class BedRun:
         return paired_ratio(self.values(ours, load, value), self.values(theirs, load, value))
 
     def kept(self, configuration: str, load: str, alone: str, stream: str) -> list[float]:
-        """What a stream got at a load as a share of what it got alone in the same round."""
-        value = through(stream)
+        """The share of its frames that a stream gets through at a load, over the share that
+        it gets through alone in the same round."""
+        value = passed(stream)
         pairs = zip(
             self.values(configuration, load, value),
             self.values(configuration, alone, value),
             strict=True,
         )
-        return [with_others / max(by_itself, 1.0) for with_others, by_itself in pairs]
+        return [with_others / max(by_itself, 1e-6) for with_others, by_itself in pairs]
 
 
 def bed_run(text: str) -> BedRun:
@@ -66,6 +67,11 @@ def bed_run(text: str) -> BedRun:
 def through(stream: str) -> Value:
     """Frames per second of that stream that left its routers."""
     return lambda trial: float(trial["forwarded_pps"][stream])
+
+
+def passed(stream: str) -> Value:
+    """The share of what was sent of that stream that left its routers."""
+    return lambda trial: trial["forwarded"][stream] / max(trial["sent"][stream], 1)
 
 
 def forwarded(trial: Mapping[str, Any]) -> float:

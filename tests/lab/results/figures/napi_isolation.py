@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from results.beddata import BedRun, lost_at, percent, ranged, through
+from results.beddata import BedRun, lost_at, passed, percent, ranged, through
 from results.data import Data
 from results.judge import Judge
 from results.plan import BARE, Boot, Claim, Figure, Run, Verdict
@@ -49,8 +49,10 @@ def _more(run: str) -> Judge:
     def judge(data: Data) -> Verdict:
         found = data.bed(run)
         load = found.loads[-1]
-        ratio = found.ratio(OURS["name"], MACVLAN["name"], load, through("b"))
-        text = f"the victim's rate at {load}, {OURS['name']} / {MACVLAN['name']}: {ratio}"
+        ratio = found.ratio(OURS["name"], MACVLAN["name"], load, passed("b"))
+        text = (
+            f"what the victim gets through at {load}, {OURS['name']} / {MACVLAN['name']}: {ratio}"
+        )
         if not ratio.shown:
             return Verdict("open", f"{text}: no difference shown")
         return Verdict("agrees" if ratio.median > 1 else "differs", text)
@@ -161,8 +163,10 @@ ISOLATION = Figure(
     ours="Unicast from a NIC meets no backlog any more, but frames from guest to guest do. So two "
     "chains, A and B, of two and of three namespace routers, each chain with a NIC of its own, all "
     "on one lower device behind, all on CPU 1. B is offered its fair rate: 40 % of what the "
-    "weakest kind forwards in all when both chains are overloaded; A that, and 3 and 10 times that. "
-    "What B keeps is the share of what it gets alone, paired by round.",
+    "weakest kind forwards in all when both chains are overloaded; A that, and 3 and 10 times "
+    "that, or as much as the generator can send "
+    "without falling short of B's rate. "
+    "What B keeps is the share of its frames that get through, over that share alone, by round.",
     runs=(
         _run("two", BARE, 2, 81, method="isolation", factors=_TIMES, more_loads=2),
         _run("three", BARE, 3, 82, method="isolation", factors=_TIMES[1:], more_loads=2),

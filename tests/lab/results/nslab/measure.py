@@ -26,6 +26,8 @@ _DRAIN_SECONDS = 3.0
 _SHORT = 0.5
 # Of what both chains forward in overload, for each of them, so that both together are below.
 _FAIR = 0.4
+# Of what the generator can send to both, so that it keeps the rate of each.
+_OF_GENERATOR = 0.8
 _NO_LIMIT = 1_000_000.0
 _NAPI_THREAD = re.compile(r"napi/")
 _WORKERS = "/sys/devices/virtual/workqueue/cpumask"
@@ -113,28 +115,43 @@ def _loads(
         base = peaks[standing[0].kind.name]
         loads = [(f"{f:g}", dict.fromkeys(names, f * base / len(names))) for f in bed["factors"]]
         return loads, {"peaks": peaks, "base": base}
-    peaks = {one.kind.name: _peak(one, ["a", "b"]) for one in standing}
+    found = {one.kind.name: _overload(one, ["a", "b"]) for one in standing}
+    peaks = {name: sum(trial["forwarded_pps"].values()) for name, trial in found.items()}
     say(f"two chains forward in overload: {_rounded(peaks)}")
     fair = _FAIR * min(peaks.values())
-    loads = [("alone", {"b": fair}), ("both", {"a": fair, "b": fair})]
-    if "flood" in bed["method"]:
-        loads = [("alone", {"b": fair})]
-        loads += [(f"flood {f:g}", {"b": fair, "flood": f * fair}) for f in bed["factors"]]
-    else:
-        loads += [(f"{f:g} times", {"a": f * fair, "b": fair}) for f in bed["factors"]]
-    return loads, {"peaks": peaks, "fair": fair}
+    sends = min(sum(trial["sent_pps"].values()) for trial in found.values())
+    other = "flood" if bed["method"] == "flood" else "a"
+    loads = [("alone", {"b": fair})]
+    if other == "a":
+        loads.append(("both", {"a": fair, "b": fair}))
+    loads += [
+        (f"{rate / fair:.1f} times", {other: rate, "b": fair})
+        for rate in overloads(bed["factors"], fair, _OF_GENERATOR * sends)
+    ]
+    return loads, {"peaks": peaks, "fair": fair, "generator": sends}
+
+
+def overloads(factors: Sequence[float], fair: float, most: float) -> list[float]:
+    """Rates beside one of ``fair``: so many times that, but with it not above ``most``,
+    for a generator that falls short would take from both. Each of them once."""
+    return sorted({min(factor * fair, max(most - fair, fair)) for factor in factors})
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, int]:
     return {name: round(value) for name, value in values.items()}
 
 
-def _peak(one: Bed, names: Sequence[str]) -> float:
-    """Frames per second that leave when as many come as the generator can send. The first
-    of three loads warms up: an emulator translates what runs for the first time."""
+def _overload(one: Bed, names: Sequence[str]) -> dict[str, Any]:
+    """A trial with as many frames as the generator can send: of two the one that forwards
+    more, after one that warms up, for an emulator translates what runs for the first time."""
     rates = dict.fromkeys(names, _NO_LIMIT)
     found = [_load(one, rates, _SHORT) for _ in range(3)]
-    return max(sum(trial["forwarded_pps"].values()) for trial in found[1:])
+    return max(found[1:], key=lambda trial: sum(trial["forwarded_pps"].values()))
+
+
+def _peak(one: Bed, names: Sequence[str]) -> float:
+    """Frames per second that leave then."""
+    return sum(_overload(one, names)["forwarded_pps"].values())
 
 
 # -- trials -------------------------------------------------------------------------------
@@ -169,16 +186,19 @@ def _load(one: Bed, rates: Mapping[str, float], seconds: float) -> dict[str, Any
     ends: dict[Place, list[str]] = {}
     for name in measured:
         ends.setdefault(one.ends[name], []).append(name)
-    forwarded = {}
+    forwarded, through = {}, {}
     for place, names in ends.items():
-        forwarded["+".join(names)] = after[place] - before[place]
+        name = "+".join(names)
+        forwarded[name] = after[place] - before[place]
+        # In overload the streams do not end together: each by its own time.
+        through[name] = forwarded[name] / max(sent[n].seconds for n in names)
     change = {str(k): v - before[k] for k, v in after.items() if isinstance(k, str)}
     return {
         "seconds": time_sent,
         "sent": {name: s.frames for name, s in sent.items()},
         "sent_pps": {name: s.frames / s.seconds for name, s in sent.items()},
         "forwarded": forwarded,
-        "forwarded_pps": {name: count / time_sent for name, count in forwarded.items()},
+        "forwarded_pps": through,
         "counted": {k: v for k, v in change.items() if v},
         "cpu": {k: v - cpu_before[k] for k, v in cpu_after.items() if v != cpu_before[k]},
     }
