@@ -54,14 +54,16 @@ struct nmv_pcpu {
 
 /**
  * struct nmv_queue - the own queue of a device
- * @frames: waiting frames; its lock guards @high_water
+ * @frames: waiting frames; its lock guards @multicast and @high_water
  * @limit: most frames that may wait
+ * @multicast: how many of the waiting frames are multicast
  * @high_water: most frames that ever waited since the device came up
  * @napi: serves @frames
  */
 struct nmv_queue {
 	struct sk_buff_head	frames;
 	u32			limit;
+	u32			multicast;
 	u32			high_water;
 	struct napi_struct	napi;
 };
@@ -194,6 +196,7 @@ void nmv_queue_init(struct nmv_dev *nd);
 void nmv_queue_start(struct nmv_dev *nd);
 void nmv_queue_stop(struct nmv_dev *nd);
 bool nmv_queue_admits(u32 waiting, u32 limit);
+bool nmv_queue_admits_multicast(u32 waiting, u32 limit);
 void nmv_queue_delivered(struct nmv_dev *nd, const struct sk_buff *skb);
 void nmv_queue_offer(struct nmv_dev *nd, struct sk_buff *skb);
 void nmv_queue_offer_copy(struct nmv_dev *nd, struct sk_buff *skb,

@@ -20,6 +20,25 @@ bool nmv_queue_admits(u32 waiting, u32 limit)
 }
 
 /**
+ * nmv_queue_admits_multicast() - may one more multicast frame wait
+ * @waiting: multicast frames that wait
+ * @limit: most frames of any kind that may
+ *
+ * Half of the queue: everybody on the lower device can send broadcasts, and a
+ * flood of them must not push out what siblings send to this device alone.
+ */
+bool nmv_queue_admits_multicast(u32 waiting, u32 limit)
+{
+	return waiting < max(limit / 2, 1U);
+}
+
+static bool nmv_is_multicast(const struct sk_buff *skb)
+{
+	return skb->pkt_type == PACKET_BROADCAST ||
+	       skb->pkt_type == PACKET_MULTICAST;
+}
+
+/**
  * nmv_queue_delivered() - count a frame that the stack is about to get
  * @nd: device, of kind napi_macvlan
  * @skb: frame; the data begin after the Ethernet header
@@ -40,6 +59,9 @@ static int nmv_queue_poll(struct napi_struct *napi, int budget)
 	while (done < budget) {
 		spin_lock(&nd->queue.frames.lock);
 		skb = __skb_dequeue(&nd->queue.frames);
+		if (skb && nmv_is_multicast(skb))
+			WRITE_ONCE(nd->queue.multicast,
+				   nd->queue.multicast - 1);
 		spin_unlock(&nd->queue.frames.lock);
 		if (!skb)
 			break;
@@ -57,6 +79,8 @@ static int nmv_queue_poll(struct napi_struct *napi, int budget)
 static void nmv_queue_add(struct nmv_dev *nd, struct sk_buff *skb)
 {
 	struct nmv_queue *q = &nd->queue;
+	bool multicast = nmv_is_multicast(skb);
+	u32 limit = READ_ONCE(q->limit);
 	u32 waiting;
 	bool room;
 
@@ -64,9 +88,12 @@ static void nmv_queue_add(struct nmv_dev *nd, struct sk_buff *skb)
 	skb_orphan(skb);
 	spin_lock(&q->frames.lock);
 	waiting = skb_queue_len(&q->frames);
-	room = nmv_queue_admits(waiting, READ_ONCE(q->limit));
+	room = nmv_queue_admits(waiting, limit) &&
+	       (!multicast || nmv_queue_admits_multicast(q->multicast, limit));
 	if (room) {
 		__skb_queue_tail(&q->frames, skb);
+		if (multicast)
+			WRITE_ONCE(q->multicast, q->multicast + 1);
 		if (waiting >= q->high_water)
 			WRITE_ONCE(q->high_water, waiting + 1);
 	}
@@ -103,12 +130,16 @@ static bool nmv_queue_turn(struct nmv_dev *nd, struct sk_buff *skb)
 static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
 			    enum nmv_stat origin)
 {
+	struct nmv_queue *q = &nd->queue;
+	u32 limit = READ_ONCE(q->limit);
+
 	nmv_count(nd, NMV_RX_RECEIVED, 1);
 	nmv_count(nd, origin, 1);
 	if (nd->tap && nmv_tap_early_drop(nd, skb))
 		return false;
-	if (nmv_queue_admits(skb_queue_len_lockless(&nd->queue.frames),
-			     READ_ONCE(nd->queue.limit)))
+	if (nmv_queue_admits(skb_queue_len_lockless(&q->frames), limit) &&
+	    (origin != NMV_RX_BROADCAST ||
+	     nmv_queue_admits_multicast(READ_ONCE(q->multicast), limit)))
 		return true;
 	nmv_count(nd, NMV_RX_DROPPED_QUEUE_FULL, 1);
 	return false;
@@ -198,6 +229,7 @@ void nmv_queue_stop(struct nmv_dev *nd)
 	napi_disable(&nd->queue.napi);
 	left = skb_queue_len(&nd->queue.frames);
 	skb_queue_purge(&nd->queue.frames);
+	nd->queue.multicast = 0;
 	local_bh_disable();
 	nmv_count(nd, NMV_RX_DROPPED_DOWN, left);
 	local_bh_enable();

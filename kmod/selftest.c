@@ -97,6 +97,9 @@ static int nmv_test_bound(void)
 	NMV_EXPECT(!nmv_queue_admits(4, 3));
 	NMV_EXPECT(nmv_queue_admits(0, 1));
 	NMV_EXPECT(nmv_queue_admits(NMV_QUEUE_LEN_MAX - 1, NMV_QUEUE_LEN_MAX));
+	NMV_EXPECT(nmv_queue_admits_multicast(499, 1000));
+	NMV_EXPECT(!nmv_queue_admits_multicast(500, 1000));
+	NMV_EXPECT(nmv_queue_admits_multicast(0, 1));
 	return 0;
 }
 
