@@ -1,12 +1,12 @@
-"""Builds the labs' images and the module beside the other tests, and lists at the end what every boot of
-the matrix passed, failed and skipped."""
+"""Builds the labs' images and the module and starts the labs beside the other tests, and lists at the
+end what every boot of the matrix passed, failed and skipped."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ collect_ignore = ["inside"]
 LAB = Path(__file__).parent / "lab"
 
 
+RUNS = pytest.StashKey[LabRuns]()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to build what the selected labs need, while the tests before them run.
+    """Begin to build what the selected labs need, and the labs themselves: the tests before
+    them keep one of two cores busy, and a lab waits most of the time.
 
     Whoever wants an image that is being built waits for it; what goes wrong here goes
     wrong there again, and is told there.
     """
     boots = _boots(session)
-    others = [item for item in session.items if "lab_runs" not in getattr(item, "fixturenames", ())]
-    if not boots or not others or os.geteuid() != 0 or session.config.option.collectonly:
+    if not boots or os.geteuid() != 0 or session.config.option.collectonly:
         return
     releases = dict.fromkeys(boot.release for boot in boots)
     subprocess.Popen(
@@ -37,6 +40,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    commands = {boot.id: boot.command for boot in boots}
+    place = Path(tempfile.mkdtemp(prefix="vsrtune-labs-"))
+    session.config.stash[RUNS] = LabRuns(commands, place)
 
 
 def _builds(releases: list[str]) -> str:
@@ -56,14 +62,18 @@ def _boots(session: pytest.Session) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def lab_runs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LabRuns]:
+def lab_runs(pytestconfig: pytest.Config) -> LabRuns:
     """The selected labs, running."""
-    commands = {boot.id: boot.command for boot in _boots(request.session)}
-    runs = LabRuns(commands if os.geteuid() == 0 else {}, tmp_path_factory.mktemp("labs"))
-    yield runs
-    runs.close()
+    if RUNS not in pytestconfig.stash:
+        pytest.skip("building and booting a lab needs root")
+    return pytestconfig.stash[RUNS]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what still runs when the tests were interrupted."""
+    runs = config.stash.get(RUNS, None)
+    if runs is not None:
+        runs.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

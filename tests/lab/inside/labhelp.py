@@ -265,11 +265,12 @@ def some(moments: Sequence[T]) -> Sequence[T]:
     return moments if every_moment() else shared(moments[::3])
 
 
-def one_release(why: str) -> pytest.MarkDecorator:
+def one_release(why: str, release: str = "bookworm") -> pytest.MarkDecorator:
     """For a test that meets nothing of the release but its Python, which the unit tests
-    meet too: it runs on bookworm alone, ``why`` says what it is about."""
+    meet too, or what another test shows there as well: it runs on ``release`` alone,
+    ``why`` says what it is about."""
     return pytest.mark.skipif(
-        codename() != "bookworm" and not every_moment(), reason=f"{why}: run on bookworm"
+        codename() != release and not every_moment(), reason=f"{why}: run on {release}"
     )
 
 

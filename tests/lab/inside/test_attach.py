@@ -38,6 +38,12 @@ FORTH, BACK = "napi-macvlan", "macvtap"
 # Changes of the host in a switch of a guest with two interfaces: two devices, two unplugs,
 # two ups, two plugs, two definitions; back it is two unplugs, downs, plugs, definitions.
 CHANGES = {FORTH: 10, BACK: 8}
+# When libvirtd dies, as seen from the request it is about to get.
+DEATHS = {
+    "before": "{kill}; sleep 0.3",
+    "at once": "(sleep 0.05; {kill}) &",
+    "later": "(sleep 0.2; {kill}) &",
+}
 
 
 def attach(to: str, guest: LabGuest, *more: str, check: bool = True, **environment: str) -> str:
@@ -159,6 +165,7 @@ def sends(guest: LabGuest) -> bool:
     return int(path.read_text()) > first + RATE * 0.1
 
 
+@labhelp.one_release("what the steps of a switch are", "trixie")
 def test_queues_and_queue_length_are_kept(guest: LabGuest) -> None:
     device = guest.device(0)
     before = labhelp.text(f"{NET}/{device}/tx_queue_len")
@@ -172,6 +179,7 @@ def test_queues_and_queue_length_are_kept(guest: LabGuest) -> None:
     labhelp.sh("ip", "link", "set", guest.device(0), "txqueuelen", before)
 
 
+@labhelp.one_release("what the steps of a switch are", "trixie")
 def test_a_dry_run_changes_nothing(guest: LabGuest) -> None:
     before = picture(guest)
     told = attach(FORTH, guest, "--dry-run")
@@ -193,7 +201,7 @@ def test_a_guest_started_anew_finds_its_devices(guest: LabGuest) -> None:
     attach(BACK, guest)
 
 
-@pytest.mark.parametrize("to", [FORTH, BACK])
+@pytest.mark.parametrize("to", labhelp.shared([FORTH, BACK]))
 def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
     if to == BACK:
         attach(FORTH, guest)
@@ -205,7 +213,7 @@ def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
         forwards(guest)
 
 
-@pytest.mark.parametrize("to", [FORTH, BACK])
+@pytest.mark.parametrize("to", labhelp.shared([BACK, FORTH]))
 def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
     if to == BACK:
         attach(FORTH, guest)
@@ -217,13 +225,16 @@ def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
         forwards(guest)
 
 
-@pytest.mark.parametrize("to", [FORTH, BACK])
 @pytest.mark.parametrize(
-    "how",
-    ["{kill}; sleep 0.3", "(sleep 0.05; {kill}) &", "(sleep 0.2; {kill}) &"],
-    ids=["before", "at-once", "later"],
-)
-def test_libvirtd_dies_in_between(guest: LabGuest, to: str, how: str) -> None:
+    ("to", "when"),
+    labhelp.some(
+        [
+            (FORTH, "at once"), (FORTH, "before"), (FORTH, "later"),
+            (BACK, "later"), (BACK, "before"), (BACK, "at once"),
+        ]
+    ),
+)  # fmt: skip
+def test_libvirtd_dies_in_between(guest: LabGuest, to: str, when: str) -> None:
     """Killed right before it is asked to unplug, to plug, and to define, or while it does
     so; it comes again, and the switch goes on, or is taken back."""
     if to == BACK:
@@ -236,7 +247,7 @@ def test_libvirtd_dies_in_between(guest: LabGuest, to: str, how: str) -> None:
             ["/usr/bin/vsrtune", "attach", "--to", to, guest.name],
             capture_output=True, text=True, check=False,
             env={**os.environ, "VSRTUNE_ATTACH_FAULT": f"command:{n}",
-                 "VSRTUNE_ATTACH_FAULT_COMMAND": how.format(kill=kill)},
+                 "VSRTUNE_ATTACH_FAULT_COMMAND": DEATHS[when].format(kill=kill)},
         )  # fmt: skip
         print(n, done.returncode, done.stderr)
         if done.returncode:
@@ -249,6 +260,7 @@ def test_libvirtd_dies_in_between(guest: LabGuest, to: str, how: str) -> None:
         forwards(guest)
 
 
+@labhelp.one_release("workers after a switch, kernel threads here")
 def test_the_daemon_tunes_the_new_workers(
     guest: LabGuest, irq_cpus: set[int], guests: list[LabGuest]
 ) -> None:
@@ -264,6 +276,7 @@ def test_the_daemon_tunes_the_new_workers(
     labhelp.stop()
 
 
+@labhelp.one_release("what the steps of a switch are", "trixie")
 def test_the_daemon_recovers_at_its_start(guest: LabGuest) -> None:
     before = picture(guest)
     attach(FORTH, guest, check=False, VSRTUNE_ATTACH_FAULT="kill:7")
@@ -288,6 +301,7 @@ def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
     assert picture(guest) == before
 
 
+@labhelp.one_release("what the steps of a switch are", "trixie")
 def test_doctor_knows_the_module(guest: LabGuest) -> None:
     attach(FORTH, guest)
     found = json.loads(labhelp.vsrtune("doctor", "--json", check=False).stdout)["findings"]

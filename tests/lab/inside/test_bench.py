@@ -131,6 +131,7 @@ def test_overload_is_lost_where_the_kernel_says(spec: Spec, ledger: Ledger) -> N
     assert abs(trial.drops["elsewhere"]) < 0.1 * trial.sent
 
 
+@labhelp.one_release("the bench's own traffic")
 def test_routers_are_told_apart(spec: Spec, ledger: Ledger) -> None:
     if len(spec.routers) < 2:
         pytest.skip("needs two routers")
@@ -140,6 +141,7 @@ def test_routers_are_told_apart(spec: Spec, ledger: Ledger) -> None:
     assert trial.sent_by == {a: 1000, b: 200}
 
 
+@labhelp.one_release("the bench's own traffic")
 @pytest.mark.parametrize(
     ("traffic", "by_flow"),
     [
@@ -161,6 +163,7 @@ def test_every_kind_of_traffic(
     assert found == {f"{name}/{flow}": count for flow, count in by_flow.items()}
 
 
+@labhelp.one_release("the bench's own traffic")
 def test_a_burst_is_as_long_as_asked(spec: Spec, ledger: Ledger) -> None:
     trial = measure(spec, ledger, Load({spec.routers[0].name: 20000.0}, 0.0, frames=333))
     assert trial.sent == 333
@@ -177,6 +180,7 @@ def test_latency_is_measured_at_low_load_and_grows_with_it(spec: Spec, ledger: L
     assert high.p50 > low.p50
 
 
+@labhelp.one_release("the bench's own traffic")
 def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: Ledger) -> None:
     config = dict(
         line.split("=", 1)
@@ -216,6 +220,7 @@ def test_an_end_may_be_reached_over_ssh(
         measure(far, ledger, Load({spec.routers[0].name: SLOW}, 1.0))
 
 
+@labhelp.one_release("the bench's own traffic")
 def test_ready_says_whether_the_router_forwards(
     spec: Spec, ledger: Ledger, libvirt_guest: LabGuest
 ) -> None:
@@ -326,6 +331,7 @@ def start_child(until: str) -> tuple[subprocess.Popen[str], dict[str, list[int]]
     return child, said
 
 
+@labhelp.one_release("the bench's own traffic")
 @pytest.mark.parametrize(
     ("until", "delay"),
     labhelp.some([

@@ -109,6 +109,7 @@ def forwarded(guest: LabGuest) -> int:
     return int(found[1])
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 def test_bridge(alone: None, configurator: Configurator, routers: list[LabGuest]) -> None:
     configurator.check([BRIDGE])
     configurator.apply(BRIDGE)
@@ -125,6 +126,7 @@ def test_bridge(alone: None, configurator: Configurator, routers: list[LabGuest]
         assert forwarded(guest) > 500
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 def test_openvswitch(
     alone: None, openvswitch: None, configurator: Configurator, routers: list[LabGuest]
 ) -> None:
@@ -141,6 +143,7 @@ def test_openvswitch(
     assert labhelp.sh("ovs-vsctl", "show").stdout.count("Port") == 0
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[LabGuest]) -> None:
     workers = {g.name: len(g.workers()) for g in routers}
     configurator.apply(Configuration("four", queues=4))
@@ -157,6 +160,7 @@ def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[
     assert {g.name: len(g.workers()) for g in routers} == workers
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 def test_a_queue_length_survives(configurator: Configurator, routers: list[LabGuest]) -> None:
     length = NET / routers[0].device(0) / "tx_queue_len"
     before = length.read_text()
@@ -202,6 +206,7 @@ def test_policy(
         assert "policy=0" in hoststate.sched(guest.workers()[0])
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 def test_policy_on_a_bridge(
     alone: None, configurator: Configurator, routers: list[LabGuest], tmp_path: Path
 ) -> None:
@@ -277,6 +282,7 @@ def sysctls() -> dict[str, str]:
     return {k: v for k, v in found.items() if not any(m in k for m in moving)}
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 def test_tuned_virtual_host(configurator: Configurator) -> None:
     profile = Configuration(
         "tuned",
@@ -344,6 +350,7 @@ def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
         labhelp.stop()
 
 
+@labhelp.one_release("attachments of the bench", "trixie")
 @pytest.mark.parametrize("seconds", labhelp.some([1.5, 2.2, 3.0, 4.0, 5.5, 7.0]))
 def test_killed_at_any_moment(routers: list[LabGuest], tmp_path: Path, seconds: float) -> None:
     """What the ledger says is enough to put everything back."""

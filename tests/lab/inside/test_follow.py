@@ -118,6 +118,7 @@ def test_reload_follows_a_changed_policy_and_takes_back_what_it_drops(
     labhelp.wait_for(lambda: labhelp.text(queue) == "500", "without policy: restored")
 
 
+@labhelp.one_release("what vsrtune says of itself")
 def test_metrics_tell_every_thread_and_interface(tuned: set[int], guests: list[LabGuest]) -> None:
     labhelp.wait_for(
         lambda: sum(line.startswith("vsrtune_guest_tuned{") and line.endswith(" 1.0")
@@ -152,6 +153,7 @@ def test_metrics_tell_every_thread_and_interface(tuned: set[int], guests: list[L
             )  # fmt: skip
 
 
+@labhelp.one_release("what vsrtune says of itself")
 def test_policy_check_of_the_installed_program(tmp_path: Path) -> None:
     """All that it may find is in the unit tests; here is the program as it is installed."""
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
@@ -164,6 +166,7 @@ def test_policy_check_of_the_installed_program(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@labhelp.one_release("what vsrtune says of itself")
 def test_verify_tells_drift_by_exit_code(
     restored: None, guests: list[LabGuest], irq_cpus: set[int]
 ) -> None:

@@ -72,6 +72,7 @@ def test_apply_does_what_plan_showed_and_undo_takes_it_back(
     assert "othing to undo" in labhelp.vsrtune("undo").stdout
 
 
+@labhelp.one_release("what the daemon keeps in its journal")
 def test_a_daemon_adopts_what_apply_did(
     restored: None, guests: list[LabGuest], irq_cpus: set[int]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_daemon_adopts_what_apply_did(
         assert labhelp.untuned_lines(guest, irq_cpus) == []
 
 
+@labhelp.one_release("what the daemon keeps in its journal")
 def test_without_a_policy_nothing_is_touched(guests: list[LabGuest]) -> None:
     before = hoststate.capture()
     labhelp.start()
@@ -95,6 +97,7 @@ def test_without_a_policy_nothing_is_touched(guests: list[LabGuest]) -> None:
     assert "/usr/share/vsrtune/policies" in labhelp.daemon_log()
 
 
+@labhelp.one_release("what the daemon keeps in its journal")
 def test_keep_leaves_the_host_tuned_until_undo(
     restored: None, guests: list[LabGuest], irq_cpus: set[int]
 ) -> None:
