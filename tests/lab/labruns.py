@@ -2,7 +2,8 @@
 
 A lab's tests keep one core busy, not two: they wait for guests, timers and each other. Two
 labs on two cores that share their execution units took almost as long as one after the
-other, so one is the default. The output of the lab whose turn it is comes live, that of the
+other, so one is the default. But the next one boots meanwhile, and holds its tests back until
+the file GO is on its share. The output of the lab whose turn it is comes live, that of the
 others when theirs comes.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +24,7 @@ from labtool.session import CRASHED
 # A broken kernel says nothing about what was tested, which is all in user space; it is
 # told at the end all the same. Tests that fail are not run again.
 ATTEMPTS = 3
+GO = "go"
 _PAUSE = 0.2
 
 
@@ -41,12 +44,14 @@ class LabRun:
 
 
 class LabRuns:
-    """Starts labs as soon as there is room for them, in order."""
+    """Starts labs as soon as there is room for them, in order. What a lab is to run waits
+    for the file GO on its share."""
 
     def __init__(self, commands: Mapping[str, Callable[[Path], list[str]]], place: Path) -> None:
         self._place = place
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._pool = ThreadPoolExecutor(jobs())
+        self._turns = threading.Semaphore(jobs())
+        self._pool = ThreadPoolExecutor(jobs() + 1)
         self._runs: dict[str, Future[LabRun]] = {
             name: self._pool.submit(self._run, name, command) for name, command in commands.items()
         }
@@ -90,7 +95,9 @@ class LabRuns:
                     stderr=subprocess.STDOUT,
                 )
                 self._running[name] = process
-                run.status = process.wait()
+                with self._turns:
+                    (run.share / GO).touch()
+                    run.status = process.wait()
                 del self._running[name]
                 if run.status != CRASHED:
                     break
