@@ -74,6 +74,9 @@ def test_siblings_and_broadcast(lower: str, threaded: str) -> None:  # noqa: F81
     assert sent["rx_received"] == 0
 
 
+@pytest.mark.skip(
+    reason="not understood yet: does not end on 6.1 and 6.12, and on 7.3 the first frames do not arrive"
+)
 def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
     (far, near) = wire
     link("nt", near, "napi_macvtap")
