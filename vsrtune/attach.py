@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vsrtune import attach_steps as steps
 from vsrtune.attach_devices import Devices
@@ -102,7 +103,8 @@ class Switcher:
             entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
             self._before(step)
             try:
-                _translated(lambda step=step: self._do(step))  # type: ignore[misc]
+                with _translated():
+                    self._do(step)
             except VsrtuneError as error:
                 if isinstance(step, steps.Unplug) and isinstance(error, RefusedError):
                     self._ledger.done(entry)  # the guests have not heard of it
@@ -121,7 +123,8 @@ class Switcher:
             failures = []
             for entry in reversed(self._of(STEP)):
                 try:
-                    _translated(lambda entry=entry: self._take_back(entry))  # type: ignore[misc]
+                    with _translated():
+                        self._take_back(entry)
                     self._ledger.done(entry.id)
                 except VsrtuneError as error:
                     failures.append(error)
@@ -157,7 +160,8 @@ class Switcher:
         for entry in entries:
             origin = steps.origin_from(entry.data)
             try:
-                _translated(lambda o=origin, e=entry: self._keep(o, e, guests, did))  # type: ignore[misc]
+                with _translated():
+                    self._keep(origin, entry, guests, did)
             except VsrtuneError as error:
                 failed.append(error)
         return Swept(tuple(did), tuple(failed))
@@ -330,10 +334,11 @@ def _names(device: Device, guests: tuple[GuestNics, ...] | None) -> tuple[bool, 
     )
 
 
-def _translated(work: Callable[[], Any]) -> None:
+@contextmanager
+def _translated() -> Iterator[None]:
     """OSError of a link request as an error for people."""
     try:
-        work()
+        yield
     except OSError as error:
         raise _error(error) from error
 

@@ -12,7 +12,6 @@ host and has no other use.
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import signal
 import stat
@@ -155,31 +154,8 @@ class LiveHost:
 
     def plug(self, uuid: str, xml: str, mac: str) -> None:
         self._before(libvirt=True)
-        try:
-            self._domains.attach(uuid, xml, mac)
-        except RefusedError:
-            self._domains.drop_orphans(uuid)
-            if not self._drop_forgotten(mac):
-                raise
-            self._domains.attach(uuid, xml, mac)
+        self._domains.attach(uuid, xml, mac)
         self._after()
-
-    def _drop_forgotten(self, mac: str) -> bool:
-        """Remove macvtaps of that MAC that no guest has and nobody holds open: a libvirtd
-        that died while it plugged one in has forgotten it, and a lower device takes no
-        other of the same MAC. Whether there were any."""
-        known = {nic.device for guest in self.guests() for nic in guest.live or ()}
-        forgotten = [
-            link.index
-            for link in rtnl.links()
-            if link.kind == "macvtap"
-            and link.mac == mac
-            and link.name not in known
-            and not _held(f"/dev/tap{link.index}")
-        ]
-        for index in forgotten:
-            link_writes.remove(index)
-        return bool(forgotten)
 
     def definition(self, uuid: str) -> str:
         return self._domains.definition(uuid)
@@ -217,14 +193,3 @@ class LiveHost:
             self._until -= 1
             if not self._until and self._fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _held(path: str) -> bool:
-    """Whether any process has that file open."""
-    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
-        try:
-            if os.readlink(descriptor) == path:
-                return True
-        except OSError:
-            continue  # it is gone by now
-    return False

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vsrtune.attach import AttachLedger, Switcher
 from vsrtune.attach_host import AttachHost
+from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.attach_wishes import Batch, batches, taken_back, wanted
 from vsrtune.backoff import SaidOnce
@@ -60,7 +61,7 @@ class AttachKeeper:
     def stop(self) -> bool:
         """Switch back what policies had switched; True when all is."""
         clean: list[bool] = []
-        self._guarded(lambda switcher: clean.append(self._take_back(switcher, ())))
+        self._guarded(lambda switcher: clean.append(self._stop(switcher)))
         return all(clean)
 
     def _guarded(self, work: Callable[[Switcher], object]) -> None:
@@ -98,8 +99,11 @@ class AttachKeeper:
         return not switcher.unfinished()
 
     def _follow(self, switcher: Switcher, policies: tuple[Policy, ...]) -> None:
-        self._take_back(switcher, policies)
-        host = survey(self._host, switcher.origins(), self._journal)
+        host = self._survey(switcher)
+        back = self._due_back(switcher, host, policies)
+        if back:
+            self._take_back(switcher, back)
+            host = self._survey(switcher)
         found = batches(host, policies)
         there = set(wanted(host, policies)) - {name for b in found for name in b.guests}
         self._settled |= there
@@ -116,17 +120,22 @@ class AttachKeeper:
                 self._settled |= set(batch.guests)
                 self._carry_out(switcher, batch)
 
-    def _take_back(self, switcher: Switcher, policies: Sequence[Policy]) -> bool:
-        origins = switcher.origins()
-        if not any(o.by_policy for o in origins):
-            return True
-        host = survey(self._host, origins, self._journal)
-        clean = True
-        for batch in taken_back(host, origins, policies):
-            if not self._returned & set(batch.guests):
-                self._returned |= set(batch.guests)
-                clean = self._carry_out(switcher, batch) and clean
-        return clean
+    def _stop(self, switcher: Switcher) -> bool:
+        if not any(o.by_policy for o in switcher.origins()):
+            return True  # libvirt need not be asked
+        return self._take_back(switcher, self._due_back(switcher, self._survey(switcher), ()))
+
+    def _survey(self, switcher: Switcher) -> Host:
+        return survey(self._host, switcher.origins(), self._journal)
+
+    def _due_back(self, switcher: Switcher, host: Host, policies: Sequence[Policy]) -> list[Batch]:
+        found = taken_back(host, switcher.origins(), policies)
+        return [batch for batch in found if not self._returned & set(batch.guests)]
+
+    def _take_back(self, switcher: Switcher, due: Sequence[Batch]) -> bool:
+        self._returned |= {name for batch in due for name in batch.guests}
+        clean = [self._carry_out(switcher, batch) for batch in due]
+        return all(clean)
 
     def _carry_out(self, switcher: Switcher, batch: Batch) -> bool:
         names = ", ".join(batch.guests)

@@ -255,7 +255,10 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
         source.device, lower, mac, mode, link.mtu if link else 1500, link.queue if link else 500
     )  # fmt: skip
     pairs = []
-    for found, before in ((live, origin.live if origin else ""), (config, _config(origin))):
+    for found, before in (
+        (live, origin.live if origin else ""),
+        (config, origin.config if origin else ""),
+    ):
         if found is None:
             pairs.append(("", ""))
             continue
@@ -267,10 +270,6 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
         pairs.append((found.xml, before))
     queue = host.kept(link) if link is not None else None
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], queue)
-
-
-def _config(origin: Origin | None) -> str:
-    return origin.config if origin else ""
 
 
 def _switch(asked: Asked, host: Host, moves: tuple[Move, ...], notes: list[str]) -> Switch:

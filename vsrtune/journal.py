@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from vsrtune.actions import Action, Target, Value
 from vsrtune.closing import Closing
+from vsrtune.durable import fsync_directory, replace_file, write_all
 from vsrtune.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.journal_records import (
     VERSION,
@@ -213,7 +214,7 @@ class Journal(Closing):
             )
         data = _line(record)
         try:
-            _write_all(self._fd, data)
+            write_all(self._fd, data)
         except OSError as error:
             try:
                 os.ftruncate(self._fd, self._size)
@@ -244,19 +245,9 @@ class Journal(Closing):
         """Write ``fold`` to a new file and put it in the journal's place."""
         records = [header_record(self._boot_id), *compacted(fold)]
         data = b"".join(map(_line, records))
-        new = self.path.with_name(self.path.name + ".new")
         try:
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                _write_all(fd, data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.replace(new, self.path)
-            _fsync_directory(self.path.parent)
+            replace_file(self.path, data, 0o644)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
             raise _unwritable(self.path, error) from error
         self._fold = fold
         self._size = len(data)
@@ -328,23 +319,10 @@ def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 def _make_directory(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _fsync_directory(path.parent)
-
-
-def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fsync_directory(path.parent)
 
 
 def _lock(path: Path) -> int:

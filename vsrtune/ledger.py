@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vsrtune.closing import Closing
+from vsrtune.durable import replace_file
 from vsrtune.errors import Lasting, VsrtuneError
 
 # One that still cleans up after a killed user gets this long.
@@ -93,7 +94,7 @@ class Ledger(Closing):
             owed = b"".join(_line(_added(entry)) for entry in entries.values())
             if len(whole) > max(_LARGE, 4 * len(owed)):
                 os.close(opened.pop())
-                _replace(path, owed)
+                replace_file(path, owed, 0o600)
                 file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
                 opened.append(file)
         except BaseException as error:
@@ -231,19 +232,3 @@ def _added(entry: Entry) -> dict[str, Any]:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of ``path``: it has the old content or the new one."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.chmod(0o600)
-    new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

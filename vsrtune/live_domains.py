@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+from vsrtune import forgotten
 from vsrtune.errors import Lasting, VanishedError, WriteError
 from vsrtune.interface_xml import Nic, nics
 
@@ -194,18 +195,25 @@ class LiveDomains:
             self._refused(error, where)
 
     def attach(self, uuid: str, xml: str, mac: str) -> None:
-        """Plug an interface in."""
+        """Plug an interface in. What a libvirtd that was killed in between has forgotten,
+        in QEMU or on the host, is cleared away before a second try."""
         where = f"domain {uuid} interface {mac}"
         try:
             self._attach(uuid, xml, where)
         except RefusedError as error:
             taken = _TAKEN.search(str(error))
-            if taken is None:
-                raise
-            # A libvirtd that was killed in between had given it to QEMU, and forgot it.
             self.drop_orphans(uuid)
-            if taken.group(1):
+            if taken is not None and taken.group(1):
                 self.drop_netdev(uuid, taken.group(1))
+            known = {
+                nic.device for domain in self.all() if domain.live for nic in nics(domain.live)
+            }
+            try:
+                found = forgotten.drop_macvtaps(mac, known)
+            except OSError as failed:
+                raise error from failed
+            if not found and taken is None:
+                raise
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:

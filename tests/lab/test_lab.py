@@ -54,18 +54,14 @@ E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--ni
 BENCH = ("--cpus", "3")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
-REAL_NIC = (
-    "test_show.py",
-    "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic",
-    "test_deadline.py::test_two_guests_share_a_cpu",
-)
+TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
+REAL_NIC = ("test_show.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
+# These make and load devices of the kernel module on the lower ones.
+FRAMES = ("test_kmod_frames.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
-# The others make and load devices of the kernel module on the lower ones.
-FRAMES = ("test_kmod_frames.py", "test_kmod_guest.py")
-ALONE = (
-    "test_bench_configure.py", "test_deadline.py", "test_kmod.py", *FRAMES, "test_napi.py", *ATTACH
-)  # fmt: skip
+BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
+ALONE = (*BENCHED, "test_kmod.py", *ATTACH)
 # In the labs of real NICs, with two guests.
 ELSEWHERE = (*ALONE, "test_show.py")
 # The longest first, since several may run at once.
@@ -74,14 +70,12 @@ MATRIX = [
     Boot("trixie", "veth", VETH),
     Boot("bookworm", "e1000e", E1000E, REAL_NIC),
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
-    *(
-        Boot(release, "bench", BENCH, (*ALONE[:2], *FRAMES, "test_napi.py"))
-        for release in ("bookworm", "trixie")
-    ),
+    Boot("bookworm", "bench", BENCH, BENCHED),
+    Boot("trixie", "bench", BENCH, BENCHED),
     Boot("bookworm", "attach", BENCH, ATTACH),
     Boot("trixie", "attach", BENCH, ATTACH),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
-    Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, REAL_NIC[1])),
+    Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]
 if os.environ.get("LAB_STRIDE") == "1":  # nothing is left out for the sake of time
     MATRIX += [

@@ -20,7 +20,8 @@ READERS = {
     "rootfs", "rtnl", "seen", "trace", "virt",
 }  # fmt: skip
 WRITERS = {
-    "attach", "attach_devices", "attach_host", "attach_survey", "cgroup_writes", "comparing", "cpuset_clear", "errnos", "executor", "hostcalls", "hostthread", "journal", "journal_records",
+    "attach", "attach_devices", "attach_host", "attach_survey", "cgroup_writes", "comparing", "cpuset_clear",
+    "durable", "errnos", "executor", "forgotten", "hostcalls", "hostthread", "journal", "journal_records",
     "ledger", "libvirt_pins", "link_writes", "live_domains", "sched_syscalls", "sysops",
 }  # fmt: skip
 # The rooms of the subpackage vsrtune.bench, divided in the same way.

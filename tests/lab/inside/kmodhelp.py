@@ -14,6 +14,9 @@ from pathlib import Path
 
 import labhelp
 
+from vsrtune import rtnl
+from vsrtune.rtnl import attribute, nested
+
 MODULE = "napi_macvlan"
 NET = Path("/sys/class/net")
 PRIVATE, VEPA, BRIDGE, PASSTHRU = 1, 2, 4, 8
@@ -28,17 +31,8 @@ _SPLAT = re.compile(
     r"general protection|list_(add|del) corruption|NETDEV WATCHDOG"
 )
 
-_RTM_NEWLINK, _NLMSG_ERROR = 16, 2
-_REQUEST_ACK, _CREATE_EXCLUSIVE = 0x5, 0x600
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO = 1, 3, 5, 18
-_IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
-_IFLA_MACVLAN_MODE, _IFLA_MACVLAN_BC_QUEUE_LEN = 1, 7
+_MACVLAN_BC_QUEUE_LEN = 7
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
-
-
-def _attribute(kind: int, data: bytes) -> bytes:
-    whole = struct.pack("=HH", 4 + len(data), kind) + data
-    return whole + b"\0" * (-len(whole) % 4)
 
 
 def link(
@@ -53,31 +47,24 @@ def link(
 ) -> None:
     """Make a device, or ``change`` one, through rtnetlink: iproute2 passes no mode to a kind
     that it does not know. Raises OSError with the kernel's errno."""
-    data = b""
+    data = []
     if mode is not None:
-        data += _attribute(_IFLA_MACVLAN_MODE, struct.pack("=I", mode))
+        data.append(attribute(rtnl.MACVLAN_MODE, struct.pack("=I", mode)))
     if queue is not None:
-        data += _attribute(_IFLA_MACVLAN_BC_QUEUE_LEN, struct.pack("=I", queue))
-    info = _attribute(_IFLA_INFO_KIND, kind.encode()) + _attribute(_IFLA_INFO_DATA, data)
-    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, 0, 0, 0)
-    body += _attribute(_IFLA_IFNAME, name.encode() + b"\0")
-    body += _attribute(_IFLA_LINK, struct.pack("=I", socket.if_nametoindex(lower)))
+        data.append(attribute(_MACVLAN_BC_QUEUE_LEN, struct.pack("=I", queue)))
+    parts = [
+        attribute(rtnl.IFNAME, name.encode() + b"\0"),
+        attribute(rtnl.LINK, struct.pack("=I", socket.if_nametoindex(lower))),
+        nested(
+            rtnl.LINKINFO,
+            attribute(rtnl.INFO_KIND, kind.encode() + b"\0"),
+            nested(rtnl.INFO_DATA, *data),
+        ),
+    ]
     if mac is not None:
-        body += _attribute(_IFLA_ADDRESS, bytes.fromhex(mac.replace(":", "")))
-    body += _attribute(_IFLA_LINKINFO, info)
-    flags = _REQUEST_ACK | (0 if change else _CREATE_EXCLUSIVE)
-    message = struct.pack("=IHHII", 16 + len(body), _RTM_NEWLINK, flags, 1, 0) + body
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
-        sock.bind((0, 0))
-        sock.send(message)
-        answer = sock.recv(1 << 16)
-    (kind_of, error) = (
-        struct.unpack_from("=H", answer, 4)[0],
-        struct.unpack_from("=i", answer, 16),
-    )
-    assert kind_of == _NLMSG_ERROR, answer
-    if error[0]:
-        raise OSError(-error[0], os.strerror(-error[0]), name)
+        parts.append(attribute(rtnl.ADDRESS, bytes.fromhex(mac.replace(":", ""))))
+    flags = 0 if change else rtnl.CREATE | rtnl.EXCL
+    rtnl.request(rtnl.NEWLINK, flags, rtnl.link_message() + b"".join(parts))
 
 
 def ip(*words: str) -> str:

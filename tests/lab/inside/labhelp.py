@@ -380,7 +380,7 @@ def lab_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def in_child(work: Callable[[], None], crash_after: int) -> bool:
+def in_child(work: Callable[[], object], crash_after: int) -> bool:
     """Run ``work`` in a fork with the crash hook set; True when it was killed by it."""
     pid = os.fork()
     if pid == 0:

@@ -280,16 +280,12 @@ def test_killed_between_the_class_and_the_root_domain(
     text = policy(libvirt_guest, LONG, LONG)
     engine.tune(libvirt_guest, text)
     # The threads leave first.
-    assert labhelp.in_child(lambda: void(Engine().undo()), len(libvirt_guest.data_plane()))
+    assert labhelp.in_child(Engine().undo, len(libvirt_guest.data_plane()))
     sched = [hoststate.sched(t) for t in libvirt_guest.data_plane()]
     assert all(s.startswith("policy=0 ") for s in sched), sched
     done = Engine().undo()
     assert (done.failed, done.left) == ((), ())
     assert deadlinehelp.nothing_booked(), deadlinehelp.books()
-
-
-def void(_: object) -> None:
-    """For work whose result nobody wants."""
 
 
 def test_two_guests_share_a_cpu(

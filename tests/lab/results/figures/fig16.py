@@ -14,8 +14,8 @@ from .fig15 import LENGTHS
 
 _RUN = "queue"
 # Milliseconds of every period; None is class fifo, as in Fig. 15.
-_BUDGETS: Mapping[str, int | None] = {"no budget": None, "170 ms": 170, "90 ms": 90}
 _HARDLY, _BOUND, _NONE = "170 ms", "90 ms", "no budget"
+_BUDGETS: Mapping[str, int | None] = {_NONE: None, _HARDLY: 170, _BOUND: 90}
 _LOAD = 64000
 # The fewest rounds whose median ratio has an interval of 95 % other than all of them.
 _ROUNDS = 7

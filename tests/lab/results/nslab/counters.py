@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from .ethtool import statistics
+from vsrtune.ethtool import statistics
+
 from .spaces import HOST, Failure, inside, read
 
 _RECEIVED = ["bytes", "packets", "errors", "dropped", "fifo", "frame", "compressed", "multicast"]

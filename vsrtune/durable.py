@@ -1,0 +1,40 @@
+"""Files whose content survives a crash: written whole, or not at all. Raises OSError."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Put a new file in the place of ``path``: it has the old content or the new one."""
+    new = path.with_name(path.name + ".new")
+    try:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(new, path)
+        fsync_directory(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it, in as many pieces as the kernel takes."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
