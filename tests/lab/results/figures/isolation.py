@@ -31,6 +31,9 @@ _BUDGETS, _NONE = "budgets", "no budgets"
 _BUSY, _OTHER = "vr1", "vr2"
 _ALONE, _CONTROL = "alone", "control"
 _LOAD = 0.8
+# What is asked for the other, of what its budget carries: beside a tenfold overload the
+# generator sends some 6 % less than asked to each, and 80 % shall be sent.
+_ASKED = {"tenfold": 0.86, "fourfold": _LOAD}
 _KEEPS = 0.95
 # By how many times the busy router is overloaded: the generator may not reach ten.
 _RUNS = {"tenfold": 10, "fourfold": 4}
@@ -46,22 +49,22 @@ _CONTRAST = policy(_NONE, placed(FIFO, FIFO))
 @dataclass(frozen=True)
 class Kept:
     """The part of what was sent to the other router that it forwarded: median, and its
-    exact 95 % interval. ``sent`` and ``asked`` pps to it; ``overload`` is what was sent to
-    the busy one over what its budget carries."""
+    exact 95 % interval. ``sent`` pps to it and ``load``, the same over what its budget
+    carries; ``overload`` is what was sent to the busy one over that."""
 
     share: float
     low: float
     high: float
     sent: float
-    asked: float
+    load: float
     overload: float
     trials: int
 
     def __str__(self) -> str:
         return (
             f"{100 * self.share:.1f} % (95 % {100 * self.low:.1f}..{100 * self.high:.1f}, "
-            f"{self.trials} trials) of {self.sent:,.0f} pps sent to it, with {self.overload:.1f} "
-            "times what a budget carries sent to the other"
+            f"{self.trials} trials) of {self.sent:,.0f} pps sent to it, {100 * self.load:.0f} % of "
+            f"what its budget carries, with {self.overload:.1f} times that sent to the other"
         )
 
 
@@ -78,15 +81,14 @@ def kept(data: Data, run: str, configuration: str) -> Kept:
     carries = max(data.peak(_ALONE).pps, 1.0)
     busy = median(t.sent_by.get(_BUSY, 0) / t.seconds for t in trials)
     sent = median(t.sent_by.get(_OTHER, 0) / t.seconds for t in trials)
-    asked = trials[0].load.pps[_OTHER]
-    return Kept(median(found), low, high, sent, asked, busy / carries, len(trials))
+    return Kept(median(found), low, high, sent, sent / carries, busy / carries, len(trials))
 
 
 def _judged(run: str, configuration: str, keeps: bool) -> Judge:
     def judge(data: Data) -> Verdict:
         found = kept(data, run, configuration)
         text = f"{configuration}: {found}"
-        if found.overload < _SENT_BUSY * _RUNS[run] or found.sent < _SENT_OTHER * found.asked:
+        if found.overload < _SENT_BUSY * _RUNS[run] or found.load < _SENT_OTHER * _LOAD:
             return Verdict("open", f"{text}: the generator could not send more")
         if found.low < _KEEPS <= found.high:
             return Verdict("open", f"{text}: the interval spans {100 * _KEEPS:.0f} %")
@@ -187,7 +189,8 @@ FIGURE = Figure(
         *(
             Run(
                 name, PAIR, (_CONFIGURATION, _CONTRAST), scaled=_SCALE,
-                by_router={_BUSY: float(times), _OTHER: _LOAD}, seconds=_SECONDS, seed=42 + times,
+                by_router={_BUSY: float(times), _OTHER: _ASKED[name]}, seconds=_SECONDS,
+                seed=42 + times,
             )
             for name, times in _RUNS.items()
         ),
