@@ -20,9 +20,9 @@ _PAUSE = 0.05
 # The request is lost when the guest's kernel does not listen yet.
 _ASK_AGAIN = 10.0
 _ALIAS = re.compile(r"<alias name='([^']+)'")
-# What QEMU says of a name, or a PCI slot, that it has given away already.
-_TAKEN = re.compile(r"Duplicate ID '([^']+)'|Duplicate device ID|not available .*in use by")
 _NET_ALIAS = re.compile(r"net\d+")
+# A back end of libvirt's making in the human monitor's `info network`.
+_BACK_END = re.compile(r"\bhost(net\d+): index=")
 
 
 class AwayError(WriteError):
@@ -201,18 +201,15 @@ class LiveDomains:
         try:
             self._attach(uuid, xml, where)
         except RefusedError as error:
-            taken = _TAKEN.search(str(error))
-            self.drop_orphans(uuid)
-            if taken is not None and taken.group(1):
-                self.drop_netdev(uuid, taken.group(1))
+            orphans = self.drop_orphans(uuid)
             known = {
                 nic.device for domain in self.all() if domain.live for nic in nics(domain.live)
             }
             try:
-                found = forgotten.drop_macvtaps(mac, known)
+                macvtaps = forgotten.drop_macvtaps(mac, known)
             except OSError as failed:
                 raise error from failed
-            if not found and taken is None:
+            if not orphans and not macvtaps:
                 raise
             self._attach(uuid, xml, where)
 
@@ -226,7 +223,8 @@ class LiveDomains:
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
         """Take away interfaces that QEMU has and libvirt does not know: those it was
-        plugging in when it died. Their names; returns when they are gone."""
+        plugging in when it died, back ends (which hold a macvtap open) without a device
+        included. Their names; returns when they are gone."""
         known = set(_ALIAS.findall(self._live_xml(uuid)))
         orphans = [name for name in self._plugged(uuid) if name not in known]
         for name in orphans:
@@ -240,13 +238,13 @@ class LiveDomains:
                     hint="its kernel must support PCI hotplug; a guest started anew is well",
                 )
             time.sleep(_PAUSE)
-        for name in orphans:
+        # QMP itself has no list of them.
+        command = {"command-line": "info network"}
+        told = self._monitor(uuid, "human-monitor-command", command)
+        lone = sorted(set(_BACK_END.findall(told if isinstance(told, str) else "")) - known)
+        for name in lone:
             self._monitor(uuid, "netdev_del", {"id": f"host{name}"})
-        return tuple(orphans)
-
-    def drop_netdev(self, uuid: str, name: str) -> None:
-        """Take away a back end of that name that no interface uses."""
-        self._monitor(uuid, "netdev_del", {"id": name})
+        return tuple(sorted({*orphans, *lone}))
 
     def _live_xml(self, uuid: str) -> str:
         libvirt = _library()
@@ -259,10 +257,12 @@ class LiveDomains:
     def _plugged(self, uuid: str) -> list[str]:
         """Network devices by QEMU's own account (their ids are libvirt's aliases)."""
         found = self._monitor(uuid, "qom-list", {"path": "/machine/peripheral"})
+        if not isinstance(found, list):
+            return []
         names = (str(entry.get("name", "")) for entry in found if isinstance(entry, dict))
         return [name for name in names if _NET_ALIAS.fullmatch(name)]
 
-    def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> list[Any]:
+    def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
         """One QMP command through libvirt; an error of QEMU's is no error here, because
         what is to be taken away may be gone."""
         libvirt, qemu = _library(), importlib.import_module("libvirt_qemu")
@@ -272,8 +272,7 @@ class LiveDomains:
             answer = json.loads(qemu.qemuMonitorCommand(domain, text, 0))
         except libvirt.libvirtError as error:
             self._refused(error, f"domain {uuid}: {command}")
-        found = answer.get("return", [])
-        return found if isinstance(found, list) else []
+        return answer.get("return")
 
     def close(self) -> None:
         """Give the connection back."""

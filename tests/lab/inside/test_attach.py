@@ -263,6 +263,38 @@ def test_libvirtd_dies_in_between(guest: LabGuest, to: str, when: str) -> None:
         forwards(guest)
 
 
+# What a libvirtd leaves that dies between netdev_add and device_add: a macvtap, up, that
+# QEMU holds open and that no domain names. Lower device, MAC and guest are its words.
+FORGET = """
+ip link add link "$1" name lost0 address "$2" type macvtap mode bridge
+ip link set lost0 up
+tap=/dev/tap$(cat /sys/class/net/lost0/ifindex)
+udevadm settle
+exec 10<>"$tap"
+virsh qemu-monitor-command "$3" --pass-fds 10 '{"execute":"getfd","arguments":{"fdname":"lost"}}'
+virsh qemu-monitor-command "$3" \
+    '{"execute":"netdev_add","arguments":{"type":"tap","id":"hostnet7","fd":"lost"}}'
+"""
+
+
+@labhelp.one_release("what libvirt forgets", "trixie")
+def test_what_a_dead_libvirtd_forgot_is_cleared_away(guest: LabGuest, tmp_path: Path) -> None:
+    before = picture(guest)
+    attach(FORTH, guest)
+    script, log = tmp_path / "forget", tmp_path / "log"
+    script.write_text(FORGET)
+    words = f"p0 {guest.macs[0]} {guest.name}"
+    # Right before the first plug.
+    attach(
+        BACK, guest, VSRTUNE_ATTACH_FAULT="command:5",
+        VSRTUNE_ATTACH_FAULT_COMMAND=f"sh -ex {script} {words} > {log} 2>&1",
+    )  # fmt: skip
+    assert log.read_text().count('"return":{}') == 2, log.read_text()
+    assert not (NET / "lost0").exists()
+    assert picture(guest) == before
+    forwards(guest)
+
+
 @labhelp.one_release("workers after a switch, kernel threads here")
 def test_the_daemon_tunes_the_new_workers(
     guest: LabGuest, irq_cpus: set[int], guests: list[LabGuest]
