@@ -211,6 +211,10 @@ rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
 		goto drop;
 	}
 
+	/* A guest may not read for long; nobody who sends to it, or to others
+	 * through the same socket, shall wait for that.
+	 */
+	skb_orphan(skb);
 	__this_cpu_write(nmv_late_drop, false);
 	if (unlikely(tap_handle_frame(pskb) == RX_HANDLER_PASS)) {
 		/* The queue was closed between the two looks. */

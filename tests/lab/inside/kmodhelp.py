@@ -109,13 +109,14 @@ def check_sum(found: dict[str, int]) -> None:
     assert found["rx_received"] == origins, found
 
 
-def settle(name: str) -> dict[str, int]:
-    """Counters of a device once nothing moves in them any more."""
+def settle(name: str, received: int = 0) -> dict[str, int]:
+    """Counters of a device once nothing moves in them any more, and ``received`` frames have
+    come: on a busy host ksoftirqd may take its time before the first of them moves."""
     last: list[dict[str, int]] = [counters(name)]
 
     def quiet() -> bool:
         last.append(counters(name))
-        return last[-1] == last[-2]
+        return last[-1]["rx_received"] >= received and last[-1] == last[-2]
 
     labhelp.wait_for(quiet, f"the counters of {name} rest", 20)
     return last[-1]

@@ -122,13 +122,13 @@ def test_modes(lower: str) -> None:
         up(name)
     for name, hears in (("nb", 10), ("nc", 0), ("nv", 0)):
         send("na", kmodhelp.mac_of(name), 10)
-        assert kmodhelp.settle(name)["rx_forwarded"] == hears, name
+        assert kmodhelp.settle(name, hears)["rx_forwarded"] == hears, name
     send("nc", kmodhelp.mac_of("nb"), 10)
-    assert kmodhelp.settle("nb")["rx_forwarded"] == 10
+    assert kmodhelp.settle("nb", 10)["rx_forwarded"] == 10
     assert counters("nc")["tx_packets_lower"] == 10
     link("nc", lower, mode=BRIDGE, change=True)
     send("na", kmodhelp.mac_of("nc"), 10)
-    assert kmodhelp.settle("nc")["rx_forwarded"] == 10
+    assert kmodhelp.settle("nc", 10)["rx_forwarded"] == 10
     with pytest.raises(OSError) as refused:
         link("nc", lower, mode=PASSTHRU, change=True)
     assert refused.value.errno == errno.EINVAL
@@ -162,7 +162,7 @@ def test_addresses_and_mtu(lower: str, kind: str) -> None:
         ip("link", "set", "nd0", "address", mac)
         before = counters("nd0")["rx_forwarded"]
         send("na", mac, 3)
-        assert kmodhelp.settle("nd0")["rx_forwarded"] == before + 3
+        assert kmodhelp.settle("nd0", before + 3)["rx_forwarded"] == before + 3
     taken = ("ip", "link", "set", "nd0", "address", kmodhelp.mac_of("na"))
     assert labhelp.sh(*taken, check=False).returncode != 0
     ip("link", "set", "nd0", "mtu", "1400")

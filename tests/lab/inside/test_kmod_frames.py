@@ -43,7 +43,7 @@ def test_unicast_from_the_nic(wire: tuple[str, str], threaded: str) -> None:
     up("na", "nb")
     (kmodhelp.NET / "na" / "threaded").write_text(threaded)
     send(far, kmodhelp.mac_of("na"), 200)
-    found = settle("na")
+    found = settle("na", 200)
     assert (found["rx_nic"], found["rx_delivered"]) == (200, 200)
     assert found["queue_high_water"] == 0, "unicast from the NIC does not wait in the own queue"
     assert settle("nb")["rx_received"] == 0
@@ -63,7 +63,7 @@ def test_siblings_and_broadcast(lower: str, threaded: str) -> None:  # noqa: F81
     send("na0", kmodhelp.mac_of("na1"), 100)
     send("na0", BROADCAST, 70)
     for name in names[1:]:
-        found = settle(name)
+        found = settle(name, 170 if name == "na1" else 70)
         check_sum(found)
         assert found["rx_broadcast"] == 70, f"broadcast reaches all: {name}"
         assert found["rx_forwarded"] == (100 if name == "na1" else 0)
@@ -74,21 +74,18 @@ def test_siblings_and_broadcast(lower: str, threaded: str) -> None:  # noqa: F81
     assert sent["rx_received"] == 0
 
 
-@pytest.mark.skip(
-    reason="not understood yet: does not end on 6.1 and 6.12, and on 7.3 the first frames do not arrive"
-)
 def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
     (far, near) = wire
     link("nt", near, "napi_macvtap")
     up("nt")
     mac = kmodhelp.mac_of("nt")
     send(far, mac, 40)
-    assert drops(settle("nt")) == {"rx_dropped_no_queue": 40}
+    assert drops(settle("nt", 40)) == {"rx_dropped_no_queue": 40}
     ip("link", "set", "nt", "txqueuelen", "100")
     with tap_queue("nt") as queue:
         counters("nt")  # a queue has counters of its own from its first frame, or a look at it
         send(far, mac, 250)
-        found = settle("nt")
+        found = settle("nt", 290)
         check_sum(found)
         assert drops(found) == {"rx_dropped_no_queue": 40, "rx_dropped_ring_full": 150}
         own = {k.removeprefix("tapq0_"): v for k, v in found.items() if k.startswith("tapq0_")}
@@ -100,9 +97,10 @@ def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
         assert found["rx_dropped_shrink"] == 70
         assert kmodhelp.read_all(queue) == 30
         ip("link", "set", "nt", "txqueuelen", "500")
-        send(far, mac, 300)
-        assert kmodhelp.read_all(queue) == 300
-        check_sum(settle("nt"))
+        # More than a socket may have on its way: who sends does not wait for the guest.
+        send(far, mac, 450)
+        check_sum(settle("nt", 740))
+        assert kmodhelp.read_all(queue) == 450
 
 
 def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None:  # noqa: F811
@@ -113,7 +111,7 @@ def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None: 
     with tap_queue("nt") as queue:
         send("na", kmodhelp.mac_of("nt"), 200)
         send("na", BROADCAST, 20)
-        found = settle("nt")
+        found = settle("nt", 220)
         check_sum(found)
         assert found["rx_delivered"] == 64
         assert drops(found) == {"rx_dropped_ring_full": 156}
@@ -154,7 +152,7 @@ def test_own_queue_full_and_down(lower: str) -> None:  # noqa: F811
     mac = kmodhelp.mac_of("nb")
     with kmodhelp.kept_from_its_cpu("nb"):
         send("na", mac, 2000)
-    found = settle("nb")
+    found = settle("nb", 2000)
     check_sum(found)
     assert found["rx_received"] == 2000
     assert set(drops(found)) == {"rx_dropped_queue_full"}
@@ -163,7 +161,7 @@ def test_own_queue_full_and_down(lower: str) -> None:  # noqa: F811
     with kmodhelp.kept_from_its_cpu("nb"):
         send("na", mac, 900)
         ip("link", "set", "nb", "down")
-    found = settle("nb")
+    found = settle("nb", 2900)
     check_sum(found)
     assert found["rx_received"] == 2900
     assert found["rx_dropped_down"] > 0
@@ -179,7 +177,7 @@ def test_an_overloaded_device_drops_only_its_own(lower: str) -> None:  # noqa: F
             send("na", kmodhelp.mac_of("nc"), 100)
             send("na", kmodhelp.mac_of("nb"), 10)
             send("na", BROADCAST, 5)
-    victim, overloaded = settle("nb"), settle("nc")
+    victim, overloaded = settle("nb", 20 * 15), settle("nc", 20 * 105)
     check_sum(victim)
     check_sum(overloaded)
     assert victim["rx_delivered"] == 20 * 15
@@ -233,7 +231,7 @@ def load(kind: str, lower: str) -> tuple[int, dict[str, int], dict[str, int]]:  
             labhelp.wait_for(lambda: int(labhelp.text(received)) >= 400, "all arrived", 20)
             counted = {}
         else:
-            counted = settle("nb")
+            counted = settle("nb", 400)
     after = softnet()
     if queue is not None:
         assert kmodhelp.read_all(queue) == 400
