@@ -30,13 +30,15 @@ from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.model import Confidence, Role, SchedClass, Snapshot, ThreadKey
+from vsrtune.moved_pins import MovedPins
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project_actions
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 from vsrtune.sysops import SysOps
 
-# How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
+# How soon a thread that has to run before it can be DEADLINE is looked at again, or a pin
+# that has moved, seconds.
 PENDING = 1.0
 
 
@@ -73,6 +75,7 @@ class Reconciler:
         self._clock = clock
         self._backoff = Backoff()
         self._said = SaidOnce()
+        self._moved = MovedPins()
         # Failures already logged, by guest, until the guest succeeds.
         self._known: dict[str, set[tuple[Target, str]]] = {}
         self._snapshot: Snapshot | None = None
@@ -125,7 +128,7 @@ class Reconciler:
         """Seconds until a failed guest is due again, or a thread that has to run first is
         looked at again; None when none waits."""
         failed = self._backoff.next_try(self._clock())
-        if not any(g.pending for g in self.state.guests):
+        if not self._moved.waiting and not any(g.pending for g in self.state.guests):
             return failed
         return PENDING if failed is None else min(PENDING, failed)
 
@@ -141,7 +144,9 @@ class Reconciler:
         ours = self._journal.ours()
         plan = planner.plan(snapshot, self.policies, ours, reassert)
         self._log_plan(plan)
+        plan, unsure = self._moved.sure(plan, {} if settle or reassert else ours)
         done, pending = self._apply(plan)
+        pending |= unsure
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
         self._count(writes=len(done), corrections=again)
         budgets = self._budgets(snapshot)

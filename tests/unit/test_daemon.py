@@ -132,6 +132,25 @@ class TestPass:
         assert thread(host, Role.VHOST).affinity == CpuSet([2])
         assert passes.state.totals.corrections == 1
 
+    def test_a_pin_that_has_moved_is_looked_at_twice(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        """libvirt moves the thread and notes the pin later."""
+        elsewhere = {"cpuset_cpus": "3", "cpuset_effective": CpuSet([3]), "affinity": CpuSet([3])}
+        passes.run()
+        host.change("vcpu", **elsewhere)
+        assert not passes.run()
+        assert passes.state.drift > 0
+        assert passes.next_try() is not None
+        host.change("vcpu", pin=CpuSet([3]))
+        assert not passes.run()
+        assert passes.state.guests[0].held == 1
+        host.change("vcpu", pin=CpuSet([1]))
+        assert not passes.run()
+        assert passes.run(), "nobody asked libvirt for it"
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert passes.next_try() is None
+
     def test_operators_pin_is_held_until_a_reload(
         self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
     ) -> None:
