@@ -40,7 +40,7 @@ class Boot:
             str(LAB), "run", "--release", self.release, *self.options,
             "--share", str(share), "--timeout", str(self.timeout), "--",
             "sh", "-c", f'until [ -e /mnt/share/{GO} ]; do sleep 0.3; done; exec "$@"', "sh",
-            "env", f"LAB_STRIDE={os.environ.get('LAB_STRIDE', '')}",
+            "env", *(f"{name}={os.environ.get(name, '')}" for name in ("LAB_STRIDE", "LAB_SWITCHES")),
             "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
             "--durations=10",
             "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
@@ -70,10 +70,8 @@ MATRIX = [
     Boot("trixie", "veth", VETH),
     Boot("bookworm", "e1000e", E1000E, REAL_NIC),
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
-    Boot("bookworm", "bench", BENCH, BENCHED),
-    Boot("trixie", "bench", BENCH, BENCHED),
-    Boot("bookworm", "attach", BENCH, ATTACH),
-    Boot("trixie", "attach", BENCH, ATTACH),
+    Boot("bookworm", "bench", BENCH, (*BENCHED, *ATTACH)),
+    Boot("trixie", "bench", BENCH, (*BENCHED, *ATTACH)),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import re
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,7 @@ _SPLAT = re.compile(
     r"general protection|list_(add|del) corruption|NETDEV WATCHDOG"
 )
 
+_MACS = itertools.count(1)
 _MACVLAN_BC_QUEUE_LEN = 7
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
 
@@ -47,6 +50,8 @@ def link(
 ) -> None:
     """Make a device, or ``change`` one, through rtnetlink: iproute2 passes no mode to a kind
     that it does not know. Raises OSError with the kernel's errno."""
+    if mac is None and not change and mode != PASSTHRU:
+        mac = new_mac()
     data = []
     if mode is not None:
         data.append(attribute(rtnl.MACVLAN_MODE, struct.pack("=I", mode)))
@@ -65,6 +70,13 @@ def link(
         parts.append(attribute(rtnl.ADDRESS, bytes.fromhex(mac.replace(":", ""))))
     flags = 0 if change else rtnl.CREATE | rtnl.EXCL
     rtnl.request(rtnl.NEWLINK, flags, rtnl.link_message() + b"".join(parts))
+
+
+def new_mac() -> str:
+    """One that nobody has. Devices are made with a MAC, because udev gives one with a random
+    MAC another, a moment later."""
+    number = next(_MACS)
+    return f"02:4e:00:00:{number >> 8:02x}:{number & 0xFF:02x}"
 
 
 def ip(*words: str) -> str:
@@ -112,14 +124,16 @@ def check_sum(found: dict[str, int]) -> None:
 def settle(name: str, received: int = 0) -> dict[str, int]:
     """Counters of a device once nothing moves in them any more, and ``received`` frames have
     come: on a busy host ksoftirqd may take its time before the first of them moves."""
-    last: list[dict[str, int]] = [counters(name)]
-
-    def quiet() -> bool:
-        last.append(counters(name))
-        return last[-1]["rx_received"] >= received and last[-1] == last[-2]
-
-    labhelp.wait_for(quiet, f"the counters of {name} rest", 20)
-    return last[-1]
+    last = counters(name)
+    end = time.monotonic() + 20
+    while True:
+        time.sleep(0.1)
+        before, last = last, counters(name)
+        if last["rx_received"] >= received and last == before:
+            return last
+        assert time.monotonic() < end, (
+            f"{name} does not rest, or gets fewer than {received}: {last}"
+        )
 
 
 def frame(to: str, source: str, size: int = 60) -> bytes:

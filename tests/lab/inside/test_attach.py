@@ -23,7 +23,7 @@ from labhelp import LabGuest
 
 NET = Path("/sys/class/net")
 LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
-SWITCHES = int(os.environ.get("LAB_SWITCHES", "2"))
+SWITCHES = int(os.environ.get("LAB_SWITCHES") or "2")
 RATE = 1000
 SENDER = """
 import socket, sys, time
@@ -191,6 +191,7 @@ def test_a_dry_run_changes_nothing(guest: LabGuest) -> None:
     assert not LEDGER.exists() or not LEDGER.stat().st_size
 
 
+@labhelp.one_release("devices made at the start of a host")
 def test_a_guest_started_anew_finds_its_devices(guest: LabGuest) -> None:
     """Also when the host has lost them, as at its start."""
     attach(FORTH, guest)
@@ -322,6 +323,7 @@ def test_the_daemon_recovers_at_its_start(guest: LabGuest) -> None:
     forwards(guest)
 
 
+@labhelp.one_release("what the steps of a switch are", "trixie")
 def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
     before = picture(guest)
     labhelp.POLICIES.mkdir(parents=True, exist_ok=True)

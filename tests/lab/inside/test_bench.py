@@ -108,6 +108,7 @@ def flowing() -> bool:
     return any(b - a > 20 for a, b in zip(before, after, strict=True))
 
 
+@labhelp.one_release("the bench's own traffic", "trixie")
 def test_a_slow_stream_is_forwarded_whole(spec: Spec, ledger: Ledger) -> None:
     name = spec.routers[0].name
     trial = measure(spec, ledger, Load({name: SLOW}, 2.0))
@@ -169,6 +170,7 @@ def test_a_burst_is_as_long_as_asked(spec: Spec, ledger: Ledger) -> None:
     assert trial.sent == 333
 
 
+@labhelp.one_release("the bench's own traffic", "trixie")
 def test_latency_is_measured_at_low_load_and_grows_with_it(spec: Spec, ledger: Ledger) -> None:
     name = spec.routers[0].name
     low = measure(spec, ledger, Load({name: SLOW}, 2.0, latency=True)).latency

@@ -52,6 +52,7 @@ def test_guest_started_later_is_tuned_and_forgotten_when_destroyed(
     assert "error" not in labhelp.daemon_log(20).lower()
 
 
+@labhelp.one_release("guests without libvirt")
 def test_plain_guest_started_later_is_found_by_rescan(
     plain_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
@@ -96,6 +97,7 @@ def test_broken_policy_on_reload_keeps_the_old_one(tuned: set[int], guests: list
     )
 
 
+@labhelp.one_release("reading policies", "trixie")
 def test_reload_follows_a_changed_policy_and_takes_back_what_it_drops(
     tuned: set[int], libvirt_guest: LabGuest
 ) -> None:

@@ -33,7 +33,7 @@ def silent() -> Iterator[None]:
 @pytest.fixture
 def lower() -> Iterator[str]:
     """A lower device for siblings, without a wire."""
-    ip("link", "add", "nl0", "type", "dummy")
+    ip("link", "add", "nl0", "address", kmodhelp.new_mac(), "type", "dummy")
     up("nl0")
     yield "nl0"
     delete("nl0")
@@ -138,8 +138,6 @@ def test_modes(lower: str) -> None:
 
 
 def test_passthru_is_alone_and_lends_its_mac(lower: str) -> None:
-    # It gives a new device a MAC of its own, a moment later.
-    labhelp.sh("udevadm", "settle")
     before = kmodhelp.mac_of(lower)
     link("np", lower, mode=PASSTHRU)
     link("nb", lower)

@@ -11,7 +11,19 @@ from pathlib import Path
 import kmodhelp
 import labhelp
 import pytest
-from kmodhelp import BROADCAST, check_sum, counters, delete, drops, ip, link, send, settle, up
+from kmodhelp import (
+    BROADCAST,
+    check_sum,
+    counters,
+    delete,
+    drops,
+    ip,
+    link,
+    new_mac,
+    send,
+    settle,
+    up,
+)
 from test_kmod import lower, silent  # noqa: F401 (fixtures)
 
 TRACING = Path("/sys/kernel/tracing/instances/kmod-test")
@@ -20,7 +32,8 @@ TRACING = Path("/sys/kernel/tracing/instances/kmod-test")
 @pytest.fixture
 def wire() -> Iterator[tuple[str, str]]:
     """A wire: what is sent from the first device arrives at the second, a lower device."""
-    ip("link", "add", "nx0", "type", "veth", "peer", "name", "nl1")
+    ends = ("address", new_mac(), "type", "veth", "peer", "name", "nl1", "address", new_mac())
+    ip("link", "add", "nx0", *ends)
     up("nx0", "nl1")
     yield ("nx0", "nl1")
     delete("nx0")
@@ -217,7 +230,8 @@ def load(kind: str, lower: str) -> tuple[int, dict[str, int], dict[str, int]]:  
     names = ["na", "nb", "nc"]
     for name in names:
         if kind == "macvlan":
-            ip("link", "add", "link", lower, "name", name, "type", kind, "mode", "bridge")
+            words = ("name", name, "address", new_mac(), "type", kind, "mode", "bridge")
+            ip("link", "add", "link", lower, *words)
         else:
             link(name, lower, kind)
         up(name)

@@ -108,6 +108,7 @@ def metric(name: str, **labels: str) -> float | None:
     return None
 
 
+@labhelp.one_release("what vsrtune shows of a device", "trixie")
 def test_the_device_and_its_lower_are_shown(kept: LabGuest) -> None:
     device = shown_device(kept)
     assert device["kind"] == "napi_macvtap"
@@ -157,6 +158,7 @@ def test_the_napi_thread_is_made_pinned_and_taken_back(kept: LabGuest) -> None:
         assert labhelp.mask(left) == set(range(labhelp.lab_cpus()))
 
 
+@labhelp.one_release("drift, as of other settings")
 def test_switched_off_by_hand_it_is_switched_on_again(kept: LabGuest) -> None:
     write_policy(kept)
     labhelp.start()
@@ -169,6 +171,7 @@ def test_switched_off_by_hand_it_is_switched_on_again(kept: LabGuest) -> None:
     )
 
 
+@labhelp.one_release("apply as the daemon does it", "trixie")
 def test_apply_makes_the_thread_and_the_next_one_tunes_it(kept: LabGuest) -> None:
     forward(kept)
     write_policy(kept)
@@ -189,6 +192,7 @@ def test_apply_makes_the_thread_and_the_next_one_tunes_it(kept: LabGuest) -> Non
     assert threaded() == "0"
 
 
+@labhelp.one_release("what vsrtune shows of a device", "trixie")
 def test_the_counters_are_metrics(kept: LabGuest) -> None:
     write_policy(kept)
     labhelp.start()
@@ -214,6 +218,7 @@ def test_the_counters_are_metrics(kept: LabGuest) -> None:
     assert delivered + dropped == metric("vsrtune_tap_received_total", **labels)
 
 
+@labhelp.one_release("what vsrtune shows of a device", "trixie")
 def test_a_recording_shows_the_same_device(kept: LabGuest, tmp_path: Path) -> None:
     forward(kept)
     labhelp.vsrtune("record", str(tmp_path / "host"))

@@ -16,6 +16,7 @@ def virsh_vcpu_pin(guest: LabGuest, vcpu: int) -> set[int]:
     raise AssertionError(f"virsh vcpupin does not list vcpu {vcpu}")
 
 
+@labhelp.one_release("what operators ask of libvirt")
 def test_virsh_shows_the_pins_in_force(tuned: set[int], libvirt_guest: LabGuest) -> None:
     for vcpu, tid in libvirt_guest.vcpus().items():
         assert virsh_vcpu_pin(libvirt_guest, vcpu) == labhelp.mask(tid)
@@ -43,6 +44,7 @@ def test_emulatorpin_does_not_reach_the_workers(
     assert but_for_virsh(before) == []
 
 
+@labhelp.one_release("what operators ask of libvirt")
 def test_an_operators_pin_is_held_then_reasserted(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
@@ -69,6 +71,7 @@ def test_an_operators_pin_is_held_then_reasserted(
     assert but_for_virsh(before) == []
 
 
+@labhelp.one_release("what operators ask of libvirt", "trixie")
 def test_an_operators_pin_survives_stop(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:

@@ -54,6 +54,7 @@ def test_traffic_on_one_interface_moves_its_worker_and_no_other(
         assert own > 20 * max(others, 1), f"{guest.name} {device}: {own} ns, another {others} ns"
 
 
+@labhelp.one_release("tracepoints that both have", "trixie")
 def test_a_trace_confirms_the_order(libvirt_guest: LabGuest) -> None:
     """While traffic passes, --trace makes the mapping of a sending worker exact."""
     traffic = subprocess.Popen(
