@@ -271,8 +271,8 @@ ip link add link "$1" name lost0 address "$2" type macvtap mode bridge
 ip link set lost0 up
 tap=/dev/tap$(cat /sys/class/net/lost0/ifindex)
 udevadm settle
-exec 10<>"$tap"
-virsh qemu-monitor-command "$3" --pass-fds 10 '{"execute":"getfd","arguments":{"fdname":"lost"}}'
+exec 9<>"$tap"
+virsh qemu-monitor-command "$3" --pass-fds 9 '{"execute":"getfd","arguments":{"fdname":"lost"}}'
 virsh qemu-monitor-command "$3" \
     '{"execute":"netdev_add","arguments":{"type":"tap","id":"hostnet7","fd":"lost"}}'
 """
