@@ -10,6 +10,7 @@ others when theirs comes.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -22,15 +23,25 @@ from pathlib import Path
 from labtool.session import CRASHED
 
 # A broken kernel says nothing about what was tested, which is all in user space; it is
-# told at the end all the same. Tests that fail are not run again.
+# told at the end all the same. Tests that fail are not run again, nor, in the next boot,
+# those that had passed.
 ATTEMPTS = 3
 GO = "go"
+# Node ids of tests that need not run again, a line each; tests/lab/inside/conftest.py reads it.
+PASSED = "passed"
 _PAUSE = 0.2
+# As pytest -v tells it; the lab calls them by another directory than pytest's root.
+_LINE = re.compile(r"^(?:\S*/)?(test_\w+\.py::.+) PASSED\s+\[", re.MULTILINE)
 
 
 def jobs() -> int:
     """How many labs may run at once: LAB_JOBS, else 1."""
     return max(1, int(os.environ.get("LAB_JOBS") or 1))
+
+
+def tests_passed(log: str) -> list[str]:
+    """Node ids of the tests that passed, by the output of ``pytest -v``."""
+    return list(dict.fromkeys(_LINE.findall(log)))
 
 
 @dataclass
@@ -101,5 +112,11 @@ class LabRuns:
                 del self._running[name]
                 if run.status != CRASHED:
                     break
-                run.crashes.append(f"{name}: the lab crashed, boot {attempt} of {ATTEMPTS}")
+                # The last one runs again, so that there is something to run.
+                passed = tests_passed(self._log(name).read_text(errors="replace"))[:-1]
+                (run.share / PASSED).write_text("\n".join(passed))
+                run.crashes.append(
+                    f"{name}: the lab crashed, boot {attempt} of {ATTEMPTS}; "
+                    f"{len(passed)} tests had passed"
+                )
         return run

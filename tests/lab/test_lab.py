@@ -6,14 +6,16 @@ One boot serves many tests, because under emulation a boot costs more than a tes
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from labreport import CRASHES, read_report
-from labruns import GO, LabRuns
+from labruns import GO, PASSED, LabRuns
 from labtool.releases import RELEASES
+from labtool.session import CRASHED
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
@@ -94,6 +96,23 @@ def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]
     assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
     assert run.status == 0, f"the lab ended with status {run.status}"
     assert counts["passed"] > 0, "no test ran"
+
+
+def test_a_lab_that_crashed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """With a shell in the lab's place, which crashes once."""
+    told = "x/inside/test_a.py::test_one[a b] PASSED [ 25%]\nx/test_a.py::test_two FAILED [ 50%]\n"
+    told += "x/test_b.py::test_three PASSED  [ 75%]\nx/test_b.py::test_four "
+
+    def command(share: Path) -> list[str]:
+        crash = f"printf '%s' {shlex.quote(told)}; exit {CRASHED}"
+        return ["sh", "-c", "true" if (share / PASSED).exists() else crash]
+
+    runs = LabRuns({"boot": command}, tmp_path)
+    run = runs.follow("boot")
+    runs.close()
+    assert run.status == 0
+    assert (run.share / PASSED).read_text() == "test_a.py::test_one[a b]"
+    assert run.crashes == ["boot: the lab crashed, boot 1 of 3; 1 tests had passed"]
 
 
 @pytest.mark.parametrize("release", RELEASES)
