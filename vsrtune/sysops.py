@@ -41,7 +41,7 @@ from vsrtune.cgroup import MOUNT
 from vsrtune.cgroup_writes import Cgroups, settle
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_clear import clear, unpark
-from vsrtune.deadline import LEAVING, lag_seconds
+from vsrtune.deadline import LEAVING, lag_seconds, parse_overrun
 from vsrtune.errnos import Operation, write_error
 from vsrtune.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.hostcalls import HostCalls, LiveCalls
@@ -169,6 +169,7 @@ class LiveSysOps:
         tid = target.thread.tid
         before = self._root.sched_attr(tid)
         leaves = before.cls is SchedClass.DEADLINE and not deadline
+        overrun = self._overrun(target.thread) if leaves else 0
         if leaves and thread.sleeps() and not self._cgroups.partitioned(thread.cgroup()):
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
@@ -188,8 +189,14 @@ class LiveSysOps:
             operation = Operation.DEADLINE if deadline else Operation.SCHED
             raise write_error(operation, error, str(target), str(sched)) from error
         if leaves:
-            over = self._clock() + lag_seconds(before)
+            over = self._clock() + lag_seconds(before, overrun)
             self._budgets_end = max(self._budgets_end, over)
+
+    def _overrun(self, key: ThreadKey) -> int:
+        try:
+            return parse_overrun(self._root.read(f"/proc/{key.pid}/task/{key.tid}/sched"))
+        except OSError:
+            return 0
 
     def _wait_for_budgets(self) -> None:
         """Until no thread that has left class deadline is in a period of its budget.

@@ -15,8 +15,10 @@ from vsrtune.deadline import (
     LEAVING,
     UNIT,
     bandwidth,
+    lag_seconds,
     limit,
     limit_text,
+    parse_overrun,
     parse_percent,
     percent,
     total,
@@ -169,3 +171,17 @@ def test_root_domains_of_a_tuned_host() -> None:
     assert waits_for_domain(seen.host, vcpu)
     assert not waits_for_domain(seen.host, replace(vcpu, last_cpu=1))
     assert not waits_for_domain(seen.host, seen.guests[0].by_role(Role.VHOST)[0])
+
+
+def test_a_thread_that_ran_over_stays_booked_for_more_periods() -> None:
+    text = "policy  :  6\nprio    :  -1\ndl.runtime         :  -5000000\ndl.deadline  : 123\n"
+    sched = Sched(
+        SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=10_000_000, period_ns=10_000_000
+    )
+    assert parse_overrun(text) == 5_000_000
+    assert parse_overrun(text.replace("-5000000", "1999999")) == 0
+    assert parse_overrun("policy : 0\n") == 0
+    later = lag_seconds(sched, parse_overrun(text)) - lag_seconds(sched)
+    assert later == pytest.approx(0.025)
+    assert lag_seconds(sched, 10**10) < 4.2
+    assert lag_seconds(Sched()) == 0.0
