@@ -1,0 +1,1 @@
+"""Makes those parts of docs/ that the code knows: `make docs`."""

@@ -1,0 +1,87 @@
+"""Markdown made from the policy's schema, the metrics and the doctor's checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vsrtune.doctor_checks import traps
+from vsrtune.metrics import FAMILIES
+from vsrtune.policy_schema import SCHEMA
+
+_HEAD = """\
+# Policy reference
+
+Every key of a policy file, made from the schema (`vsrtune policy schema`) by `make docs`.
+[policy.md](policy.md) explains what they do together.
+
+"""
+
+
+def keys(schema: dict[str, Any], above: str = "") -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Every key path with its subschema, and whether it must be written; sections before
+    their keys. The values of a free mapping are ``path.KEY``."""
+    required = schema.get("required", ())
+    for key, part in schema.get("properties", {}).items():
+        yield above + key, part, key in required
+        yield from keys(part, f"{above}{key}.")
+        for below in dict.fromkeys(map(repr, part.get("patternProperties", {}).values())):
+            found = next(p for p in part["patternProperties"].values() if repr(p) == below)
+            yield f"{above}{key}.KEY", {**found, "x-map": part.get("x-keys", "")}, False
+            yield from keys(found, f"{above}{key}.KEY.")
+    items = schema.get("items")
+    if isinstance(items, dict):
+        yield f"{above.rstrip('.')}[]", items, False
+        yield from keys(items, f"{above.rstrip('.')}[].")
+
+
+def limits(part: dict[str, Any]) -> str:
+    """What a value must be, in words."""
+    said = []
+    if "x-expects" in part:
+        said.append(str(part["x-expects"]))
+    elif "enum" in part:
+        said.append(", ".join(map(str, part["enum"])))
+    if "minimum" in part and "maximum" in part and "integer" in _types(part):
+        said.append(f"numbers from {part['minimum']} to {part['maximum']}")
+    if part.get("x-map"):
+        said.append(f"KEY: {part['x-map']}")
+    if "default" in part:
+        said.append(f"default {part['default']}")
+    return "; ".join(said)
+
+
+def _types(part: dict[str, Any]) -> list[str]:
+    kind = part.get("type", [])
+    return kind if isinstance(kind, list) else [kind]
+
+
+def policy_reference() -> str:
+    """docs/policy-reference.md."""
+    lines = [_HEAD]
+    for path, part, needed in keys(SCHEMA):
+        lines.append(f"## `{path}`\n\n{part.get('description', '')}\n")
+        expects = limits(part)
+        if expects:
+            lines.append(f"Write: {expects}.\n")
+        lines.append("Required.\n" if needed else "")
+    return "\n".join(line for line in lines if line).rstrip("\n") + "\n"
+
+
+def metrics() -> str:
+    """The table of docs/metrics.md."""
+    rows = ["| name | type | labels | meaning |", "|---|---|---|---|"]
+    for family in FAMILIES.values():
+        kind = "gauge" if family.kind == "info" else family.kind
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        rows.append(
+            f"| `{family.exposed}` | {kind} | {labels}{' ' * bool(labels)}| {family.help} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def checks() -> str:
+    """The table of docs/doctor.md."""
+    rows = ["| check | what it looks for |", "|---|---|"]
+    rows += [f"| {name} | {trap} |" for name, trap in traps()]
+    return "\n".join(rows) + "\n"

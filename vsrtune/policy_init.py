@@ -1,0 +1,332 @@
+"""A starting policy for one guest of a host, as text with comments.
+
+Candidates are planned on the snapshot, the most useful first, and the first that the host
+does not refuse is taken; so the text holds nothing that `vsrtune plan` would refuse here.
+What was tried and refused, and what else could be asked for, stands in its comments.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vsrtune.actions import Plan, Target, Value
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import VsrtuneError
+from vsrtune.irq_choice import IrqChoice, interrupt_cpus
+from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, Snapshot, WorkerKind
+from vsrtune.planner import plan
+from vsrtune.policy import Policy, parse
+from vsrtune.policy_match import Match, match
+from vsrtune.policy_schema import SCHEMA
+from vsrtune.projection import project
+from vsrtune.wishes import label
+
+PRIORITY = 10
+_WIDTH = 96
+_NAME = "policy"
+
+_AUTO = {"irq": "auto", "vcpu": "auto", "vhost": "auto", "emulator": "auto"}
+_BUDGET = "{class: deadline, bandwidth: 10%, period: 10ms}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The policy's text, and the plan for the host with it."""
+
+    text: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Settings, as the YAML text of their values, with what they are for."""
+
+    title: str
+    cpus: Mapping[str, str]
+    scheduler: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Case:
+    """What a candidate is tried on."""
+
+    snapshot: Snapshot
+    guest: Guest
+    name: str
+    others: Sequence[Policy]
+    ours: Mapping[Target, Value]
+
+    def plan(self, text: str) -> tuple[Plan, str]:
+        """The plan with a policy of this text, and why the host refuses it ("": it does
+        not)."""
+        try:
+            policies = [parse(text, _NAME), *self.others]
+            made = plan(self.snapshot, policies, self.ours, reassert=True)
+        except VsrtuneError as error:
+            return Plan(), error.what
+        refused = (r.reason for r in made.refusals if r.guest == self.guest.ref)
+        return made, next(refused, "")
+
+
+def start(
+    snapshot: Snapshot,
+    guest: Guest,
+    others: Sequence[Policy] = (),
+    ours: Mapping[Target, Value] | None = None,
+    no_realtime: str = "",
+) -> Start:
+    """A starting policy for ``guest``.
+
+    ``others`` are the policies that are there already (one that names this very guest is left
+    out), ``ours`` what is written on the host. ``no_realtime`` says why the kernel would
+    refuse classes fifo and rr, "" when it does not. Raises VsrtuneError for a guest that no
+    policy can name.
+    """
+    others = [p for p in others if match(p.guest, guest) is not Match.EXACT]
+    case = _Case(snapshot, guest, _policy_name(guest), others, {} if ours is None else ours)
+    tried: list[tuple[str, str]] = []
+    if no_realtime:
+        tried.append(("realtime classes", no_realtime))
+    for candidate in _candidates(case, realtime=not no_realtime):
+        body = _body(case.name, candidate, {})
+        made, refused = case.plan(body)
+        if not refused:
+            return Start(_text(case, candidate, made, tried), made)
+        tried.append((candidate.title, refused))
+    body = f"guest: {case.name}\n"
+    return Start(_head(case, tried) + "\n" + body + "\n" + _rest(body), case.plan(body)[0])
+
+
+def _policy_name(guest: Guest) -> str:
+    """The guest's name as a policy writes it, in quotes; its UUID where its name cannot be
+    written."""
+    literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.ref)
+    for name in (literal, guest.uuid):
+        text = json.dumps(name, ensure_ascii=False)
+        try:
+            written = parse(f"guest: {text}\n", _NAME).guest
+        except VsrtuneError:
+            continue
+        if match(written, guest) is Match.EXACT:
+            return text
+    raise VsrtuneError(
+        "neither the name nor the UUID of this guest can be written in a policy",
+        where=guest.ref,
+        hint="name it with a glob",
+    )
+
+
+def _candidates(case: _Case, *, realtime: bool) -> Iterator[_Candidate]:
+    """Most useful first. A realtime thread beside interrupts starves reception, so where
+    the interrupt CPUs are only named by hand no class is asked for."""
+    if realtime:
+        cls = "rr" if _vcpus_meet(case) else "fifo"
+        rule = f"{{class: {cls}, priority: {PRIORITY}}}"
+        softirq = f"{{class: fifo, priority: {PRIORITY}}}"
+        yield _Candidate(
+            "pins and equal realtime priorities", _AUTO,
+            {"vcpu": rule, "vhost": rule, "softirq": softirq},
+        )  # fmt: skip
+    yield _Candidate("pins", _AUTO, {})
+    online = case.snapshot.host.online
+    if len(online) > 1:
+        by_hand = {**_AUTO, "irq": str(online.first())}
+        yield _Candidate("pins, with the interrupt CPU by hand", by_hand, {})
+
+
+def _vcpus_meet(case: _Case) -> bool:
+    """Whether auto puts two of the guest's vcpus on one CPU."""
+    made, _ = case.plan(_body(case.name, _Candidate("", _AUTO, {}), {}))
+    cpus = [str(t.affinity) for t in _after(case, made).by_role(Role.VCPU)]
+    return len(set(cpus)) < len(cpus)
+
+
+def _after(case: _Case, made: Plan) -> Guest:
+    """The guest as the plan leaves it."""
+    result = project(case.snapshot, made)
+    return next(g for g in result.guests if g.pid == case.guest.pid)
+
+
+def _body(name: str, candidate: _Candidate, notes: Mapping[str, str]) -> str:
+    """The policy itself; ``notes`` are comments by key path."""
+    lines = [f"guest: {name}"]
+    for section, settings in (("cpus", candidate.cpus), ("scheduler", candidate.scheduler)):
+        if settings:
+            lines += ["", f"{section}:"]
+        for key, value in settings.items():
+            note = notes.get(f"{section}.{key}", "")
+            lines.append(f"  {key}: {value}" + (f"    # {_safe(note)}" if note else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _text(case: _Case, candidate: _Candidate, made: Plan, tried: list[tuple[str, str]]) -> str:
+    body = _body(case.name, candidate, _notes(case, made, candidate))
+    warnings = _comment([f"Warning: {w}" for w in made.warnings])
+    options = _options(case, candidate)
+    return f"{_head(case, tried)}{warnings}\n{body}\n{options}{_rest(body + options)}"
+
+
+def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
+    """What each setting means here and now."""
+    after = _after(case, made)
+    irq = _interrupts(case).cpus
+    notes = {
+        "cpus.irq": f"now CPU {irq}" if irq else "none: the guest has no NIC on a lower device",
+        "cpus.vcpu": _placed(after, Role.VCPU),
+        "cpus.vhost": _placed(after, Role.VHOST) or "the guest has no vhost worker",
+        "cpus.emulator": _emulator(after),
+        "scheduler.softirq": "ksoftirqd beside them, else routed frames are lost",
+    }
+    if candidate.cpus["irq"] != "auto":
+        hand = candidate.cpus["irq"]
+        notes["cpus.irq"] = (
+            f"by hand; the interrupts are served on CPU {irq}, and "
+            f'irq: {{cpus: "{hand}", set: true}} moves them there'
+        )
+    if "class: rr" in candidate.scheduler.get("vcpu", ""):
+        notes["scheduler.vcpu"] = "rr, because vcpus share a CPU and spin for each other"
+    return notes
+
+
+def _placed(guest: Guest, role: Role) -> str:
+    return ", ".join(f"{label(t)} on {t.affinity}" for t in guest.by_role(role))
+
+
+def _emulator(guest: Guest) -> str:
+    main = next(iter(guest.by_role(Role.EMULATOR)), None)
+    return "" if main is None else f"now CPU {main.affinity}"
+
+
+def _interrupts(case: _Case) -> IrqChoice:
+    return interrupt_cpus(case.snapshot.host, case.guest)
+
+
+def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
+    host, guest = case.snapshot.host, case.guest
+    choice = _interrupts(case)
+    online = host.online
+    isolated = CpuSet(c.id for c in host.cpus if c.isolated)
+    busy = CpuSet(
+        cpu
+        for other in case.snapshot.guests
+        if other.pid != guest.pid
+        for t in other.threads
+        if t.role in DATA_PLANE and len(t.affinity) == 1
+        for cpu in t.affinity
+    )
+    free = online - choice.cpus - busy
+    threads = [t for t in guest.threads if t.role in DATA_PLANE]
+    workers = guest.by_role(Role.VHOST)
+    kinds = {WorkerKind.KTHREAD: "kernel threads", WorkerKind.TASK: "threads of QEMU"}
+    kind = " and ".join(sorted({kinds[t.worker] for t in workers if t.worker is not None}))
+    nics = ", ".join(
+        f"{i.target} ({i.kind.value}" + (f" on {i.lower[-1]}" if i.lower else "") + ")"
+        for i in guest.interfaces
+    )
+    share = f"{_count(len(threads), 'thread')}: " + (
+        "one for each" if len(free) >= len(threads) else "they share CPUs"
+    )
+    lines = [
+        f"Starting policy for {guest.ref}, for this host as it is now. Put it into",
+        "/etc/vsrtune/policies, then look at `vsrtune plan`: it changes nothing.",
+        "",
+        f"Kernel {host.kernel}, CPUs {online}" + (f", isolated {isolated}" if isolated else ""),
+        *choice.notes,
+        f"{_count(len(guest.by_role(Role.VCPU)), 'vcpu')}, {_count(len(workers), 'vhost worker')}"
+        + (f" ({kind})" if kind else ""),
+        f"interfaces: {nics or 'none'}",
+        f"{_count(len(free), 'CPU')} without interrupts and guests ({free or 'none'}), {share}",
+        *(f"refused here: {what}: {why}" for what, why in tried),
+    ]
+    return _comment(lines)
+
+
+def _options(case: _Case, candidate: _Candidate) -> str:
+    """Settings that are not asked for, each with what this host says of it."""
+    lines: list[str] = []
+    rings = [i for i in case.guest.interfaces if i.kind.rings]
+    if rings:
+        length = rings[0].txqueuelen
+        lines += [
+            f"Rings between host and guest, now {length} frames; shorter ones measured worse:",
+            "queue:",
+            f"  macvtap: {length}",
+            "",
+        ]
+    budget = {"vcpu": _BUDGET, "vhost": _BUDGET}
+    trial = _Candidate("", candidate.cpus, budget)
+    _, refused = case.plan(_body(case.name, trial, {}))
+    if refused:
+        lines += [f"Budgets of CPU time (class deadline) are refused here: {refused}", ""]
+    else:
+        lines += [
+            "Budgets of CPU time, instead of priorities; possible here, sizes are an example:",
+            "scheduler:",
+            *(f"  {key}: {value}" for key, value in budget.items()),
+            "",
+        ]
+    if any(i.kind is NicKind.NAPI_MACVTAP for i in case.guest.interfaces):
+        lines += [
+            "A kernel thread of its own for each napi_macvtap device's queue:",
+            "napi: {threaded: true}",
+            "",
+        ]
+    elif rings and case.guest.source == "libvirt":
+        lines += [
+            "For chains of guests on one lower device; `vsrtune doctor` tells whether the kernel",
+            "module is there. The switch is an outage of seconds:",
+            "attachment: napi-macvlan",
+            "",
+        ]
+    return _comment(lines)
+
+
+def _rest(written: str) -> str:
+    """What else the schema knows, a line for each key that the text does not mention."""
+    missing = [
+        f"{path}: {part.get('x-expects') or part.get('description', '')}"
+        for path, part in _keys(SCHEMA)
+        if f"{path.rpartition('.')[2]}:" not in written
+    ]
+    if not missing:
+        return _comment(["Every key: man vsrtune-policy"])
+    return _comment(["Other keys (man vsrtune-policy):", *(f"  {line}" for line in missing)])
+
+
+def _keys(schema: Mapping[str, object], above: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """Key paths of the schema that can hold a value, not sections."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return
+    for key, part in properties.items():
+        below = part.get("properties")
+        if below is None or "class" in below or part.get("type") != "object":
+            yield f"{above}{key}", part
+        else:
+            yield from _keys(part, f"{above}{key}.")
+
+
+def _comment(lines: Iterable[str]) -> str:
+    """Comment lines, wrapped; the indent of a line stays that of its continuation."""
+    out: list[str] = []
+    for line in lines:
+        safe = _safe(line)
+        indent = " " * (len(safe) - len(safe.lstrip()))
+        wrapped = textwrap.wrap(
+            safe.strip(), _WIDTH - 2 - len(indent), initial_indent=indent,
+            subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        out += wrapped or [""]
+    return "".join(f"# {line}".rstrip() + "\n" for line in out)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _safe(text: str) -> str:
+    """Text that ends no comment: names of guests and devices may hold anything."""
+    return "".join(c if c.isprintable() else "?" for c in text)
