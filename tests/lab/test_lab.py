@@ -19,6 +19,7 @@ from labtool.session import CRASHED
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
+PASSED_ON = ("LAB_STRIDE", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_SEED")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Boot:
             str(LAB), "run", "--release", self.release, *self.options,
             "--share", str(share), "--timeout", str(self.timeout), "--",
             "sh", "-c", f'until [ -e /mnt/share/{GO} ]; do sleep 0.3; done; exec "$@"', "sh",
-            "env", *(f"{name}={os.environ.get(name, '')}" for name in ("LAB_STRIDE", "LAB_SWITCHES")),
+            "env", *(f"{name}={os.environ.get(name, '')}" for name in PASSED_ON),
             "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
             "--durations=10",
             "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
@@ -57,7 +58,7 @@ BENCH = ("--cpus", "3")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
-REAL_NIC = ("test_show.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
+REAL_NIC = ("test_show.py", "test_irq.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 # These make and load devices of the kernel module on the lower ones.
 FRAMES = ("test_kmod_frames.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
@@ -65,7 +66,7 @@ FRAMES = ("test_kmod_frames.py", "test_kmod_guest.py")
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
 ALONE = (*BENCHED, "test_kmod.py", *ATTACH)
 # In the labs of real NICs, with two guests.
-ELSEWHERE = (*ALONE, "test_show.py")
+ELSEWHERE = (*ALONE, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH),

@@ -156,11 +156,27 @@ def capture() -> dict[str, str]:
     for tid, name in sorted(processes.items()):
         if name.startswith("ksoftirqd/"):
             values[f"{name} scheduling"] = sched(tid)
+        # A guest device's own thread may stay, asleep, once threading is off again.
+        if name.startswith(("napi/p0-", "napi/p1-")):
+            with contextlib.suppress(OSError):
+                values[f"{name} mask"] = status_field(tid, "Cpus_allowed_list")
+    _nics(values)
     for device in sorted(Path("/sys/class/net").iterdir()):
         values[f"{device.name} txqueuelen"] = (device / "tx_queue_len").read_text().strip()
         values[f"{device.name} threaded"] = (device / "threaded").read_text().strip()
     values.update(_pins())
     return values
+
+
+def _nics(values: dict[str, str]) -> None:
+    """Interrupts and queues of the NICs below the routers."""
+    for nic in (Path("/sys/class/net/p0"), Path("/sys/class/net/p1")):
+        for irq in (nic / "device/msi_irqs").glob("*"):
+            path = Path(f"/proc/irq/{irq.name}/smp_affinity_list")
+            values[f"{nic.name} irq {irq.name}"] = path.read_text().strip()
+        for file in nic.glob("queues/*/[rx]ps_cpus"):
+            with contextlib.suppress(OSError):  # one transmit queue has no XPS
+                values[f"{nic.name} {file.parent.name} {file.name}"] = file.read_text().strip()
 
 
 def _pins() -> dict[str, str]:

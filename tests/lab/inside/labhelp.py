@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 import traceback
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,6 +227,24 @@ def main_pid() -> int:
     return int(sh("systemctl", "show", "-P", "MainPID", "vsrtune").stdout)
 
 
+def started_again(first: int) -> None:
+    """Wait until systemd has put another daemon in the place of process ``first``."""
+    wait_for(
+        lambda: (
+            main_pid() not in (0, first)
+            and sh("systemctl", "is-active", "vsrtune", check=False).stdout == "active\n"
+        ),
+        "systemd started the daemon again",
+    )
+
+
+def scrape() -> list[str]:
+    """The lines of the daemon's metrics."""
+    with urllib.request.urlopen("http://127.0.0.1:9178/metrics", timeout=30) as answer:
+        lines: list[str] = answer.read().decode().splitlines()
+    return lines
+
+
 def status_text() -> str:
     """What the daemon says of itself to systemd."""
     return sh("systemctl", "show", "-P", "StatusText", "vsrtune").stdout.strip()
@@ -272,6 +291,19 @@ def one_release(why: str, release: str = "bookworm") -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         codename() != release and not every_moment(), reason=f"{why}: run on {release}"
     )
+
+
+def seldom(why: str) -> pytest.MarkDecorator:
+    """For a test that costs more time than every change of the code is worth: it runs with
+    LAB_STRIDE=1, ``why`` says what it is about."""
+    return pytest.mark.skipif(not every_moment(), reason=f"{why}: run with LAB_STRIDE=1")
+
+
+def living(why: str) -> pytest.MarkDecorator:
+    """For tests of what happens to a host in months: minutes of each release, which would
+    take the whole suite over its time. They run with LAB_EVENTS=1."""
+    chosen = os.environ.get("LAB_EVENTS") == "1" or every_moment()
+    return pytest.mark.skipif(not chosen, reason=f"{why}: run with LAB_EVENTS=1")
 
 
 def reset() -> None:
@@ -346,6 +378,14 @@ def softirq_thread(cpu: int) -> int:
 def start_guest(guest: LabGuest) -> None:
     """Start a router and wait until it forwards."""
     sh("lab-guest", "start", guest.name)
+
+
+def libvirt_talks(guest: LabGuest) -> None:
+    """Wait until a libvirtd that was restarted talks to a guest: it lists its guests before
+    that. One that is destroyed by then is gone too, but the request fails: whoever was
+    talking has cleaned up."""
+    ask = ("virsh", "qemu-monitor-command", guest.name, "--hmp", "info status")
+    wait_for(lambda: sh(*ask, check=False).returncode == 0, "libvirt talks to its guests again")
 
 
 def stop_guest(guest: LabGuest) -> None:

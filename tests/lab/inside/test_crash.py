@@ -16,13 +16,7 @@ def test_killed_daemon_is_restarted_and_still_restores(
 ) -> None:
     first = labhelp.main_pid()
     os.kill(first, signal.SIGKILL)
-    labhelp.wait_for(
-        lambda: (
-            labhelp.main_pid() not in (0, first)
-            and labhelp.sh("systemctl", "is-active", "vsrtune", check=False).stdout == "active\n"
-        ),
-        "systemd started the daemon again",
-    )
+    labhelp.started_again(first)
     for guest in guests:
         assert labhelp.untuned_lines(guest, tuned) == []
 

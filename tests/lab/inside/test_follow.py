@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import urllib.request
 from pathlib import Path
 
 import hoststate
 import labhelp
 from labhelp import LabGuest
-
-
-def scrape() -> list[str]:
-    with urllib.request.urlopen("http://127.0.0.1:9178/metrics", timeout=30) as answer:
-        lines: list[str] = answer.read().decode().splitlines()
-    return lines
 
 
 def test_guest_started_later_is_tuned_and_forgotten_when_destroyed(
@@ -34,15 +27,10 @@ def test_guest_started_later_is_tuned_and_forgotten_when_destroyed(
     labhelp.wait_for(tuned, f"{guest.name} is tuned by its event")
     daemon = labhelp.main_pid()
     labhelp.sh("systemctl", "restart", "libvirtd")
-    # It lists its guests before it has talked to each QEMU. A guest that is destroyed by
-    # then is gone too, but the request fails: whoever was talking has cleaned up.
-    ask = ("virsh", "qemu-monitor-command", guest.name, "--hmp", "info status")
-    labhelp.wait_for(
-        lambda: labhelp.sh(*ask, check=False).returncode == 0, "libvirt talks to its guests again"
-    )
+    labhelp.libvirt_talks(guest)
     labhelp.stop_guest(guest)
     labhelp.wait_for(
-        lambda: not any(f'domain="{guest.name}"' in line for line in scrape()),
+        lambda: not any(f'domain="{guest.name}"' in line for line in labhelp.scrape()),
         "the destroyed guest has left the metrics",
     )
     labhelp.start_guest(guest)
@@ -84,7 +72,8 @@ def test_broken_policy_on_reload_keeps_the_old_one(tuned: set[int], guests: list
     broken.write_text("guest: other\nqueues: 7\n")
     assert labhelp.sh("systemctl", "reload", "vsrtune", check=False).returncode != 0
     labhelp.wait_for(
-        lambda: "vsrtune_policy_reload_success 0.0" in scrape(), "the metric shows the failure"
+        lambda: "vsrtune_policy_reload_success 0.0" in labhelp.scrape(),
+        "the metric shows the failure",
     )
     assert "older policies are kept" in labhelp.status_text()
     assert "broken.yaml:2" in labhelp.daemon_log()
@@ -93,7 +82,7 @@ def test_broken_policy_on_reload_keeps_the_old_one(tuned: set[int], guests: list
     broken.unlink()
     labhelp.sh("systemctl", "reload", "vsrtune")
     labhelp.wait_for(
-        lambda: "vsrtune_policy_reload_success 1.0" in scrape(), "the next reload is good"
+        lambda: "vsrtune_policy_reload_success 1.0" in labhelp.scrape(), "the next reload is good"
     )
 
 
@@ -124,10 +113,10 @@ def test_reload_follows_a_changed_policy_and_takes_back_what_it_drops(
 def test_metrics_tell_every_thread_and_interface(tuned: set[int], guests: list[LabGuest]) -> None:
     labhelp.wait_for(
         lambda: sum(line.startswith("vsrtune_guest_tuned{") and line.endswith(" 1.0")
-                    for line in scrape()) == len(guests),
+                    for line in labhelp.scrape()) == len(guests),
         "every guest is shown as tuned",
     )  # fmt: skip
-    lines = scrape()
+    lines = labhelp.scrape()
     for guest in guests:
         label = f'domain="{guest.ref}"'
         for tid in guest.data_plane():

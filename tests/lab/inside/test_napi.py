@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,9 +105,7 @@ def threaded() -> str:
 
 def metric(name: str, **labels: str) -> float | None:
     """A sample of the daemon's metrics; None when there is none."""
-    with urllib.request.urlopen("http://127.0.0.1:9178/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    for line in text.splitlines():
+    for line in labhelp.scrape():
         match = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
         if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
             return float(match[2])

@@ -30,6 +30,7 @@ PACKAGE = {
     "dpkg-buildpackage": "dpkg-dev",
     "dh": "debhelper",
     "dh_python3": "dh-python",
+    "dh_dkms": "dh-dkms",
     "py3versions": "python3-all",
     "/usr/share/perl5/Debian/Debhelper/Buildsystem/pybuild.pm": "dh-python",
     "/usr/lib/python3/dist-packages/setuptools": "python3-setuptools",

@@ -15,7 +15,7 @@ _TREE = Path(__file__).resolve().parents[3]
 # All that the package is made from; nothing else makes it be built again.
 _SOURCES = (
     "README.md", "LICENSE", "CHANGELOG.md", "setup.cfg", "pyproject.toml",
-    "debian", "docs", "policies", "units", "vsrtune",
+    "debian", "docs", "kmod", "policies", "units", "vsrtune",
 )  # fmt: skip
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "results")
 _TIMEOUT = 300
@@ -27,7 +27,7 @@ def get() -> Path:
     for path in _files():
         parts += [str(path.relative_to(_TREE)).encode(), path.read_bytes()]
     place = cache.entry("packages", "vsrtune", cache.digest(parts), _build)
-    return next(place.glob("*.deb"))
+    return next(place.glob("vsrtune_*.deb"))
 
 
 def _files() -> list[Path]:
@@ -66,7 +66,7 @@ def _build(scratch: Path) -> None:
             timeout=_TIMEOUT,
             check=False,
         ).returncode
-    if status != 0 or not list(scratch.glob("*.deb")):
+    if status != 0 or not list(scratch.glob("vsrtune_*.deb")):
         progress.block("package build", log.read_text(errors="replace").splitlines()[-40:])
         raise LabError(f"the package could not be built, status {status}")
     shutil.rmtree(source)

@@ -25,6 +25,7 @@ _HELPS = {"agrees": "helps", "differs": "**hurts**", "open": "no difference show
 _PEERS = "peers"
 _LEVERS = "levers"
 _NAPI = "napi-"
+_QUEUE = "queue"
 
 _HEAD = """\
 One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
@@ -68,7 +69,7 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     """Write all pages; plots go to ``docs/png``."""
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
-    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI))]
+    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _QUEUE))]
     peers = [f for f in figures if f.id.startswith(_PEERS)]
     levers = [f for f in figures if f.id.startswith(_LEVERS)]
     title = "# The papers' figures, measured again"
@@ -77,6 +78,9 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     _page(docs / "peers.md", [title, "", _HEAD], peers, data, docs, _REACHED, "")
     title = "# Which settings are worth something"
     _page(docs / "levers.md", [title, "", _HEAD], levers, data, docs, _HELPS, "")
+    queue = [f for f in figures if f.id.startswith(_QUEUE)]
+    title = "# Queues that adapt"
+    _page(docs / "queue.md", [title, "", _HEAD], queue, data, docs, _REACHED, "")
     napi = [f for f in figures if f.id.startswith(_NAPI)]
     title = "# NAPI-macvlan, macvlan and plain IP forwarding"
     _page(docs / "napi-macvlan.md", [title, "", _NAPI_HEAD], napi, data, docs, _AGREES, "")

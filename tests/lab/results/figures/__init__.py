@@ -22,6 +22,7 @@ from . import (
     native,
     peers,
     profile,
+    queue,
     seed002,
 )
 
@@ -32,6 +33,7 @@ FIGURES: tuple[Figure, ...] = (
     profile.FIGURE,
     levers.HOST,
     levers.GUEST,
+    queue.FIGURE,
     fig02.FIGURE,
     fig03.FIGURE,
     budgets.FIG04,

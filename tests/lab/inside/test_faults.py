@@ -1,0 +1,176 @@
+"""What docs/reliability.md promises when the host itself is in trouble."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+STATE = "/var/lib/vsrtune"
+RUN = "/run/vsrtune"
+TRIXIE = "trixie"
+
+
+@contextlib.contextmanager
+def small(place: str, kilobytes: int = 64) -> Iterator[Path]:
+    """A file system of that size over a directory; the file that fills it."""
+    Path(place).mkdir(exist_ok=True)
+    labhelp.sh("mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "full", place)
+    try:
+        yield Path(place) / "filler"
+    finally:
+        labhelp.sh("umount", place)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@labhelp.one_release("the journal", TRIXIE)
+def test_var_full(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
+    """Full before: the host is not written. Full meanwhile: undo works all the same."""
+    labhelp.write_policies("auto")
+    before = hoststate.capture()
+    with small(STATE, 256) as filler:
+        fill(filler)
+        refused = labhelp.vsrtune("apply", check=False)
+        assert refused.returncode == 1
+        assert "host is not written" in refused.stderr
+        assert "free space" in refused.stderr
+        assert hoststate.differences(before, hoststate.capture()) == []
+        filler.unlink()
+        labhelp.vsrtune("apply")
+        for guest in guests:
+            assert labhelp.untuned_lines(guest, irq_cpus) == []
+        fill(filler)
+        labhelp.vsrtune("undo")
+        assert hoststate.differences(before, hoststate.capture()) == []
+
+
+@labhelp.seldom("what is remembered of traces")
+def test_run_full(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
+    labhelp.write_policies("auto")
+    with small(RUN) as filler:
+        fill(filler)
+        labhelp.start()
+        for guest in guests:
+            assert labhelp.untuned_lines(guest, irq_cpus) == []
+        labhelp.stop()
+
+
+@labhelp.one_release("how errors are told", TRIXIE)
+def test_eperm_as_in_a_container(restored: None, guests: list[LabGuest]) -> None:
+    """Root without the capabilities may move a thread to another cgroup and then not give it
+    its CPUs, nor take that back: it says so, and undo with the rights restores all."""
+    labhelp.write_policies("auto")
+    done = labhelp.sh(
+        "setpriv", "--bounding-set", "-sys_nice,-net_admin,-sys_admin",
+        "/usr/bin/vsrtune", "apply", check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "vsrtune: error: " in done.stderr
+    if "could not be put back completely" in done.stderr:
+        labhelp.vsrtune("undo")
+    assert "othing to undo" in labhelp.vsrtune("undo").stdout
+
+
+@labhelp.seldom("the daemon's clock")
+def test_the_clock_jumps(tuned: set[int], guests: list[LabGuest]) -> None:
+    begin = time.monotonic()
+    now = time.time()
+    pid = labhelp.main_pid()
+    try:
+        for jump in (86400, -86400):
+            labhelp.sh("date", "-s", f"@{int(now + jump)}")
+            labhelp.sh("chrt", "-o", "-p", "0", str(guests[0].workers()[0]))
+            labhelp.wait_for(
+                lambda: labhelp.untuned_lines(guests[0], tuned) == [], "drift is set right", 40
+            )
+    finally:
+        labhelp.sh("date", "-s", f"@{int(now + time.monotonic() - begin)}")
+    assert labhelp.main_pid() == pid
+
+
+@labhelp.seldom("what systemd does with a dead daemon")
+def test_stopped_past_its_watchdog(tuned: set[int], guests: list[LabGuest]) -> None:
+    labhelp.DROPIN.mkdir(parents=True)
+    (labhelp.DROPIN / "test.conf").write_text("[Service]\nWatchdogSec=10\nTimeoutAbortSec=2\n")
+    labhelp.sh("systemctl", "daemon-reload")
+    labhelp.sh("systemctl", "restart", "vsrtune")
+    first = labhelp.main_pid()
+    os.kill(first, signal.SIGSTOP)
+    labhelp.started_again(first)
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, tuned) == []
+
+
+THREADS = """
+import _thread, sys
+_thread.stack_size(32768)
+end = _thread.allocate_lock()
+end.acquire()
+for _ in range(int(sys.argv[1])):
+    _thread.start_new_thread(end.acquire, ())
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@labhelp.seldom("how many threads a host has")
+def test_ten_thousand_threads(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
+    labhelp.write_policies("auto")
+    scope = ("systemd-run", "--scope", "--quiet", "--property=TasksMax=20000")
+    with subprocess.Popen(
+        [*scope, sys.executable, "-c", THREADS, "10000"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as crowd:  # fmt: skip
+        assert crowd.stdout is not None
+        assert crowd.stdout.readline() == b"ready\n"
+        labhelp.start()
+        for guest in guests:
+            assert labhelp.untuned_lines(guest, irq_cpus) == []
+        labhelp.stop()
+        crowd.kill()
+
+
+@labhelp.seldom("which CPUs are there")
+def test_a_pinned_cpu_goes_away(untuned: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
+    """Its threads are given the CPUs that are left, and tuned again when it is back."""
+    labhelp.write_policies("auto")
+    last = labhelp.lab_cpus() - 1
+    online = Path(f"/sys/devices/system/cpu/cpu{last}/online")
+    labhelp.start()
+    used = {cpu for g in guests for tid in g.data_plane() for cpu in labhelp.mask(tid)}
+    if last not in used:
+        pytest.skip(f"nothing is pinned to CPU {last}")
+    try:
+        online.write_text("0")
+        labhelp.wait_for(
+            lambda: all(labhelp.untuned_lines(g, irq_cpus | {last}) == [] for g in guests),
+            "tuned on the CPUs that are left", 60,
+        )  # fmt: skip
+    finally:
+        online.write_text("1")
+    labhelp.wait_for(
+        lambda: labhelp.status_text().endswith(" 0 drift"), "no drift once it is back", 60
+    )
+    labhelp.stop()
+    for guest in guests:
+        for tid in guest.data_plane():
+            assert hoststate.sched(tid).startswith("policy=0 flags=0 nice=0 priority=0 ")
+            # While its CPU was away the kernel gave it all others, which then counted as
+            # somebody's wish: undo leaves it there.
+            os.sched_setaffinity(tid, range(labhelp.lab_cpus()))

@@ -1,0 +1,145 @@
+"""The adaptive queue against fixed ones, below, at and above what the router forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from results.data import Data
+from results.judge import Judge
+from results.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
+
+_ALONE = "alone"
+_FACTORS = (0.5, 0.8, 1.0, 1.5, 2.0, 4.0)
+_FIXED = (50, 500)
+_OURS = "adaptive"
+_WORTH = 0.97
+_BURST = 0.02
+_RUNS = {"steady": 0.0, "bursts": _BURST}
+# Long enough for the rule to find overload and to try a shorter queue.
+_SECONDS = 4.0
+_PAIRS = 5
+
+_SERVICE = "vsrtune-queue"
+_PLACE = f"/run/{_SERVICE}"
+
+
+def _kept(name: str, queue: str) -> dict[str, Any]:
+    """A policy carried out by the daemon, which is what adapts, with a journal of its own
+    beside the bench's. Fixed lengths too, so that the daemon costs all of them the same."""
+    text = fifo(10, 10) + f"queue: {{macvtap: {queue}}}\n"
+    begin = (
+        f'mkdir -p {_PLACE}; printf %s "$1" >{_PLACE}/policy.yaml; '
+        f"systemd-run --quiet --collect --service-type=notify --unit {_SERVICE} "
+        f"vsrtune daemon --policies {_PLACE} --journal {_PLACE}/journal.jsonl "
+        f"--attach-ledger {_PLACE}/attach.jsonl --metrics off"
+    )
+    end = f"systemctl stop {_SERVICE} 2>/dev/null || true; rm -rf {_PLACE}"
+    return {
+        "name": name,
+        "tuning": "command",
+        "apply": ["sh", "-ec", begin, "sh", text],
+        "revert": ["sh", "-ec", end],
+    }
+
+
+def _fixed(length: int) -> str:
+    return f"fixed {length}"
+
+
+_CONFIGURATIONS = (
+    *(_kept(_fixed(length), str(length)) for length in _FIXED),
+    _kept(_OURS, "adaptive, min: 16, max: 500"),
+)
+
+
+def _better(data: Data, run: str, load: float) -> str:
+    """The fixed length that forwards more at a load, by the median of its trials."""
+    return max(map(_fixed, _FIXED), key=lambda name: data.at(run, name, load).pps)
+
+
+def _keeps(run: str, factor: float) -> Judge:
+    """Reached when the median ratio within rounds to the better fixed length is at least
+    _WORTH."""
+
+    def judge(data: Data) -> Verdict:
+        load = data.loads(run)[_FACTORS.index(factor)]
+        other = _better(data, run, load)
+        ratio = data.ratio(run, _OURS, other, load)
+        text = f"{_OURS} / {other}: {ratio}"
+        return Verdict("agrees" if ratio.median >= _WORTH else "differs", text)
+
+    return judge
+
+
+def _tables(data: Data) -> list[str]:
+    names = [*map(_fixed, _FIXED), _OURS]
+    lines = [
+        f"| arrivals | offered | sent | {' | '.join(names)} | adaptive / better fixed |",
+        "|---|---|---|" + "---|" * (len(names) + 1),
+    ]
+    for run in _RUNS:
+        if not data.has(run):
+            continue
+        for factor, load in zip(_FACTORS, data.loads(run), strict=True):
+            points = [data.at(run, name, load) for name in names]
+            other = _better(data, run, load)
+            rates = " | ".join(f"{p.pps:,.0f} ({p.low:,.0f}..{p.high:,.0f})" for p in points)
+            lines.append(
+                f"| {run} | {factor:g}x, {load:,.0f} | {points[-1].sent_pps:,.0f} | {rates} | "
+                f"{data.ratio(run, _OURS, other, load)} of {other} |"
+            )
+    return lines
+
+
+def _plots(data: Data) -> Mapping[str, Any]:
+    from vsrtune.bench import plots
+    from vsrtune.bench.points import by_configuration
+
+    found = {}
+    for run in (run for run in _RUNS if data.has(run)):
+        lines = [
+            plots.curve(name, points)
+            for name, points in by_configuration(data.outcome(run)).items()
+        ]
+        title = f"Adaptive queue, {run} arrivals"
+        found[f"queue-{run}"] = plots.throughput(lines, title, note="one machine, veth and pktgen")
+    return found
+
+
+FIGURE = Figure(
+    id="queue",
+    title="A queue that adapts",
+    paper="",
+    ours="Threads of one router on CPU 1 under equal FIFO, kept so by the daemon in all three "
+    "configurations: a queue of 50, one of 500, and one that the daemon adapts between 16 and 500. "
+    f"1x is the most that the router forwards by itself with 500. Bursts are {1000 * _BURST:.0f} ms of "
+    "twice the rate and as long a pause. Frames per second, medians (lowest..highest); ratios within "
+    f"rounds, trials of {_SECONDS:g} s, in which the rule meets overload, tries shorter queues "
+    "and pays for that.",
+    runs=(
+        Run(
+            _ALONE, BASE, (policy("500", fifo(10, 10, queue=500)),), rates=(32000, 64000),
+            seconds=2.0, pairs=3, seed=51,
+        ),
+        *(
+            Run(
+                name, BASE, _CONFIGURATIONS, scaled=(f"queue/{_ALONE}", _FACTORS),
+                traffic={"size": 60, **({"burst": burst} if burst else {})}, seconds=_SECONDS,
+                pairs=_PAIRS, seed=52 + number,
+            )
+            for number, (name, burst) in enumerate(_RUNS.items())
+        ),
+    ),
+    claims=tuple(
+        Claim(
+            f"{run.capitalize()} at {factor:g}x: at least {_WORTH} of the better fixed length.",
+            _keeps(run, factor),
+        )
+        for run in _RUNS
+        for factor in _FACTORS
+    ),
+    plots=_plots,
+    native=None,
+    tables=_tables,
+)  # fmt: skip
