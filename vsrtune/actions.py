@@ -8,12 +8,14 @@ interface becomes known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
+from vsrtune.policy_drift import DriftRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,46 @@ class NapiThreaded:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueCpus:
+    """``rps_cpus`` of a receive queue of a lower device, or ``xps_cpus`` of a transmit
+    queue. Value: CpuSet, empty when it is off. ``queue`` is the queue's directory, such as
+    ``rx-0``."""
+
+    kind: ClassVar[str] = "queue-cpus"
+    guest: str
+    device: str
+    ifindex: int
+    queue: str
+
+    @property
+    def file(self) -> str:
+        """The attribute in the queue's directory."""
+        return queue_file(self.queue)
+
+    def __str__(self) -> str:
+        return f"{self.guest}: {self.device} {self.queue} {self.file}"
+
+
+def queue_file(queue: str) -> str:
+    """The attribute of a queue that tells its CPUs."""
+    return "rps_cpus" if queue.startswith("rx-") else "xps_cpus"
+
+
+@dataclass(frozen=True, slots=True)
+class IrqAffinity:
+    """``smp_affinity_list`` of an interrupt. Value: CpuSet. ``name``: what its driver has
+    called it, which guards against a number that the kernel has given to another device."""
+
+    kind: ClassVar[str] = "irq-affinity"
+    guest: str
+    irq: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: irq {self.irq} ({self.name}) affinity"
+
+
+@dataclass(frozen=True, slots=True)
 class CpusetList:
     """The raw text of a cpuset file, "" when unset. ``masks``: threads below whose
     affinity is narrower than their cpuset, which a rewrite may lose (6.1 always loses
@@ -210,7 +252,9 @@ class Partition:
 HOST_REF = "host/"
 
 CgroupTarget = CgroupDir | CpusetFile | Partition
-DeviceTarget = TxQueueLen | NapiThreaded
+DeviceTarget = TxQueueLen | NapiThreaded | QueueCpus
+# What is the host's, below the guests' devices, and has no thread.
+NicTarget = IrqAffinity | QueueCpus
 Target = (
     ThreadAffinity
     | ThreadSched
@@ -222,6 +266,8 @@ Target = (
     | EmulatorPin
     | TxQueueLen
     | NapiThreaded
+    | QueueCpus
+    | IrqAffinity
 )
 Value = CpuSet | Sched | Pin | CpusetList | PartitionState | str | int | bool
 
@@ -236,6 +282,8 @@ VALUE_TYPES: dict[str, type] = {
     EmulatorPin.kind: Pin,
     TxQueueLen.kind: int,
     NapiThreaded.kind: int,
+    QueueCpus.kind: CpuSet,
+    IrqAffinity.kind: CpuSet,
 }
 
 
@@ -304,11 +352,29 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """A setting that somebody has changed since it was set. ``setting`` is the key of the
+    policy (``cpus.vcpu``), ``rule`` what is done about it, ``by`` who it was as far as there
+    is evidence ("" for nobody knows), ``left`` why it is not put back ("" when it is)."""
+
+    target: Target
+    setting: str
+    rule: DriftRule
+    wished: str
+    found: str
+    by: str
+    left: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What ``plan`` prints and ``apply`` executes, in order."""
+    """What ``plan`` prints and ``apply`` executes, in order. ``settled``: what is as
+    asked already, for those who remember it; no part of what is compared or stored."""
 
     actions: tuple[Action, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    settled: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)

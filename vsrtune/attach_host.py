@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -186,7 +187,7 @@ class LiveHost:
             raise OSError(errno.EIO, "refused, as the test asks")
         if self._fault == "command":
             self._until = 0
-            subprocess.run(["sh", "-c", os.environ[FAULT_COMMAND]], check=True)
+            subprocess.run(shlex.split(os.environ[FAULT_COMMAND]), check=True)
 
     def _after(self) -> None:
         if self._until and self._fault:

@@ -49,6 +49,10 @@ class Backoff:
         """Forget the guest's failures."""
         self._waits.pop(guest, None)
 
+    def waiting(self) -> frozenset[str]:
+        """The guests that wait."""
+        return frozenset(self._waits)
+
     def clear(self) -> None:
         """Forget everything: a reload tries all at once."""
         self._waits.clear()
@@ -70,6 +74,6 @@ class SaidOnce:
         self._now.add(key)
         return key not in self._said
 
-    def end_of_pass(self) -> None:
-        """Keys not met in this pass may be said again."""
-        self._said, self._now = self._now, set()
+    def end_of_pass(self, *, whole: bool = True) -> None:
+        """Keys not met in this pass may be said again, unless it was about a part only."""
+        self._said, self._now = (self._now if whole else self._said | self._now), set()

@@ -25,7 +25,7 @@ COMMANDS = {
     "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),
     "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
-    "policy": ("cli_policy", "policy", "Check policy files; print their schema."),
+    "policy": ("cli_policy", "policy", "Check policy files, print their schema, write one."),
     "attach": ("cli_attach", "attach", "Move guests between macvtap and NAPI-macvlan."),
     "doctor": ("cli_doctor", "doctor", "Check whether this host is fit."),
     "bench": ("cli_bench", "bench", "Measure routers and compare configurations."),

@@ -67,8 +67,10 @@ def apply(
     """
     from vsrtune import executor, plan_json, render
     from vsrtune.full_plan import full_plan
+    from vsrtune.irq_plan import refused
     from vsrtune.journal import Journal
     from vsrtune.rootfs import boot_id
+    from vsrtune.seen import SeenMemory
     from vsrtune.sysops import LiveSysOps
 
     boot = boot_id()
@@ -94,6 +96,12 @@ def apply(
         click.echo(f"{target}: gone meanwhile")
     for action, error in result.pending:
         click.echo(f"pending: {report.failure_line(action, error)}")
+    for action, error in result.fixed:
+        click.echo(f"left alone: {report.failure_line(action, error)}")
+    if result.fixed:
+        memory = SeenMemory()
+        memory.load(boot)
+        memory.remember_fixed(refused(result.fixed))
     if made.actions:
         click.echo(f"{len(result.done)} of {len(made.actions)} changes done.")
     if result.failed:

@@ -87,9 +87,10 @@ def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
         from vsrtune.record import replay
 
         return replay(root)
+    from vsrtune.load_file import with_loads
     from vsrtune.observe import live_observer
 
-    return live_observer(uri).observe(trace_seconds)
+    return with_loads(live_observer(uri).observe(trace_seconds))
 
 
 def entries(journal: Path, root: Path | None) -> tuple[Entry, ...]:
@@ -117,5 +118,6 @@ def no_policies(dirs: tuple[Path, ...]) -> str:
     places = ", ".join(str(d) for d in dirs)
     return (
         f"no policy in {places}, so no guest is tuned; "
-        "copy one from /usr/share/vsrtune/policies, name your guest in it, and try `vsrtune plan`"
+        "`vsrtune policy init GUEST` writes one, more are in /usr/share/vsrtune/policies; "
+        "then try `vsrtune plan`"
     )

@@ -89,20 +89,21 @@ def daemon(
     """Keep the host tuned until stopped, then put it back.
 
     Guests that start later are tuned when libvirt announces them, or within the
-    interval. SIGHUP (systemctl reload vsrtune) reads the policies again; wrong ones
-    are reported and the older ones stay in force.
+    interval. Policy files that change are read, as they are on SIGHUP (systemctl reload
+    vsrtune); wrong ones are reported and the older ones stay in force.
 
     \b
     Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing was
-    changed).
+    changed), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
     """
-    from vsrtune import log
+    from vsrtune import collecting, log
     from vsrtune.cli_common import no_policies
     from vsrtune.policy_files import load_dirs
     from vsrtune.rootfs import boot_id
 
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     log.setup(verbose)
+    collecting.rarely()
     if not policies:
         log.LOGGER.warning("%s", no_policies(policy_dirs))
 
@@ -112,9 +113,17 @@ def daemon(
     from vsrtune.daemon import Daemon, Timing
     from vsrtune.errors import VsrtuneError
     from vsrtune.journal import Journal
+    from vsrtune.link_events import LinkEvents
+    from vsrtune.load_meter import LoadMeter
+    from vsrtune.load_windows import least_ns
     from vsrtune.metrics import Metrics
+    from vsrtune.model import Snapshot
     from vsrtune.observe import live_observer
+    from vsrtune.patrol import Patrol
+    from vsrtune.policy_watch import PolicyWatch
+    from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
+    from vsrtune.rootfs import LiveRoot
     from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()
@@ -127,15 +136,19 @@ def daemon(
                 # Tuning matters more than watching it.
                 log.LOGGER.error("%s", error)
         can_listen = events.register()
+        observer = live_observer(uri)
         reconciler = Reconciler(
-            live_observer(uri),
+            observer,
             LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end),
             opened,
             policies,
             trace=trace_seconds,
+            meter=LoadMeter(LiveRoot(), least_ns=least_ns(interval)),
             pulse=notifier.ping,
+            remember=observer.remember_fixed,
         )
         keeper = AttachKeeper(attach_ledger, journal, LiveHost(uri, notifier.ping), boot_id())
+        queues = QueueKeeper(reconciler)
         running = Daemon(
             reconciler,
             lambda: load_dirs(policy_dirs),
@@ -143,10 +156,20 @@ def daemon(
             publish=served.update,
             prepare=keeper.look,
             finish=keeper.stop,
+            between=queues.look,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",
         )
         running.install_signals()
         if can_listen:
             events.LibvirtEvents(uri, running.mark_dirty).start()
-        return running.run()
+
+        def seen() -> Snapshot | None:
+            return reconciler.state.snapshot
+
+        LinkEvents(seen, running.mark_dirty, own_queue=reconciler.own_queue).start()
+        Patrol(LiveRoot(), seen, running.mark_dirty).start()
+        PolicyWatch(policy_dirs, running.policies_changed).start()
+        code = running.run()
+        queues.close()
+        return code

@@ -4,37 +4,77 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import attach_ledger_option, json_option, options
+from vsrtune.cli_common import attach_ledger_option, json_option, options, root_option, uri_option
+
+if TYPE_CHECKING:
+    from vsrtune.doctor_model import Case, Finding
+    from vsrtune.doctor_module import Seen
 
 
 @click.command()
-@options(json_option, attach_ledger_option)
-def doctor(as_json: bool, attach_ledger: Path) -> int:
-    """Check this host: the kernel module, its signature, lower devices, switches.
+@options(json_option, root_option, uri_option, attach_ledger_option)
+def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> int:
+    """Check whether this host is fit, and say what to do where it is not.
+
+    Looks for every trap that is known: kernel settings, interrupts, other tuning
+    software, queues, devices, priorities, cpuset partitions, the kernel module. Names the
+    value that tells and where it was read. Changes nothing.
 
     \b
-    Exit codes: 0 no problem, 1 at least one.
+    Exit codes: 0 fine, 1 at least one warning, 2 at least one error.
     """
-    from vsrtune import render
+    from vsrtune.codec import encode
+    from vsrtune.doctor_checks import check_all
+    from vsrtune.doctor_model import exit_code, worst
+
+    case = _case(root, uri)
+    findings = check_all(case, None if root is not None else _module(attach_ledger))
+    if as_json:
+        told = {"worst": str(worst(findings)), "findings": encode(findings)}
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        _print(findings)
+    return exit_code(findings)
+
+
+def _case(root: Path | None, uri: str) -> Case:
+    from vsrtune.cli_common import observe
+    from vsrtune.doctor_facts import read_facts
+    from vsrtune.doctor_model import Case
+    from vsrtune.rootfs import DirRoot, LiveRoot
+
+    snapshot = observe(root, uri, 0)
+    return Case(snapshot, read_facts(LiveRoot() if root is None else DirRoot(root), snapshot))
+
+
+def _module(ledger: Path) -> Seen:
     from vsrtune.attach import ORIGIN, STEP
     from vsrtune.attach_steps import origin_from
-    from vsrtune.codec import encode
-    from vsrtune.doctor_checks import Level, check_all
     from vsrtune.doctor_read import read
     from vsrtune.ledger import read_pending
+
+    entries = read_pending(ledger)
+    devices = tuple(origin_from(e.data).device.name for e in entries if e.kind == ORIGIN)
+    return read(devices, any(e.kind == STEP for e in entries))
+
+
+def _print(findings: tuple[Finding, ...]) -> None:
+    from vsrtune import render
+    from vsrtune.doctor_model import Level
     from vsrtune.report import Table
 
-    entries = read_pending(attach_ledger)
-    devices = tuple(origin_from(e.data).device.name for e in entries if e.kind == ORIGIN)
-    findings = check_all(read(devices, any(e.kind == STEP for e in entries)))
-    problems = sum(found.level is Level.PROBLEM for found in findings)
-    if as_json:
-        click.echo(json.dumps({"problems": problems, "findings": encode(findings)}, indent=2))
-        return 1 if problems else 0
-    rows: list[tuple[str, ...]] = [(str(f.level), f.check, f.what, f.hint or "-") for f in findings]
-    title = f"{problems} problem{'s' * (problems != 1)}" if problems else "No problem found."
-    render.show([Table(title, ("", "check", "found", "what to do"), rows)])
-    return 1 if problems else 0
+    counts = {level: sum(f.level is level for f in findings) for level in Level}
+    told = [
+        f"{counts[level]} {level}{'s' * (counts[level] != 1)}"
+        for level in (Level.ERROR, Level.WARNING)
+        if counts[level]
+    ]
+    rows: list[tuple[str, ...]] = [
+        (str(f.level), f.check, f.what, f.hint or "-", f.evidence or "-") for f in findings
+    ]
+    title = ", ".join(told) if told else "No problem found."
+    render.show([Table(title, ("", "check", "found", "what to do", "seen in"), rows)])

@@ -1,17 +1,29 @@
-"""``vsrtune policy``: check files, print the schema."""
+"""``vsrtune policy``: check files, print the schema, write one to begin with."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import policies_option
+from vsrtune.cli_common import (
+    journal_option,
+    options,
+    policies_option,
+    root_option,
+    trace_option,
+    uri_option,
+)
+from vsrtune.errors import VsrtuneError
+
+if TYPE_CHECKING:
+    from vsrtune.model import Guest, Snapshot
 
 
 @click.group()
 def policy() -> None:
-    """Check policy files; print their schema."""
+    """Check policy files; print their schema; write one to begin with."""
 
 
 @policy.command()
@@ -30,10 +42,12 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     from vsrtune.cli import complain
 
     paths = files or policy_files.files_in(policy_dirs)
-    errors = policy_files.check(paths)
+    # A file that is named may be somebody's draft; the daemon is more careful.
+    errors = [] if files else policy_files.unsafe(paths)
+    errors += policy_files.check(paths)
     for error in errors:
         complain(error)
-    bad = {error.where.rpartition(":")[0] for error in errors}
+    bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
     for path in paths:
         if str(path) not in bad:
             click.echo(f"{path}: good")
@@ -48,3 +62,78 @@ def schema() -> None:
     from vsrtune import policy_schema
 
     click.echo(json.dumps(policy_schema.schema(), indent=2, ensure_ascii=False))
+
+
+@policy.command()
+@click.argument("guest")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file, which must not exist, instead of standard output.",
+)
+@options(policies_option, root_option, trace_option, journal_option, uri_option)
+def init(
+    guest: str,
+    output: Path | None,
+    policy_dirs: tuple[Path, ...],
+    root: Path | None,
+    trace_seconds: float,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Write a commented starting policy for GUEST, which runs on this host.
+
+    GUEST is a name as `vsrtune show` lists it (qemu:NAME for one that libvirt does not
+    manage) or a UUID. The policy is planned before it is written, beside those that are
+    there already: `vsrtune plan` refuses nothing of it on this host as it is now.
+
+    \b
+    Exit codes: 0 written, 1 no such guest, or the file exists.
+    """
+    from vsrtune import cli_common
+    from vsrtune.policy_files import load_dirs
+    from vsrtune.policy_init import start
+
+    snapshot = cli_common.observe(root, uri, trace_seconds)
+    entries = cli_common.entries(journal, root)
+    made = start(
+        snapshot,
+        _guest(snapshot, guest),
+        load_dirs(policy_dirs),
+        {e.target: e.written for e in entries},
+        _no_realtime(root, snapshot),
+    )
+    if output is None:
+        click.echo(made.text, nl=False)
+        return 0
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(made.text)
+    except FileExistsError:
+        raise VsrtuneError(
+            "the file exists and is left as it is", where=str(output), hint="name a new one"
+        ) from None
+    click.echo(f"{output}: written; next: vsrtune plan")
+    return 0
+
+
+def _guest(snapshot: Snapshot, name: str) -> Guest:
+    for guest in snapshot.guests:
+        if name in (guest.ref, guest.uuid):
+            return guest
+    there = ", ".join(g.ref for g in snapshot.guests) or "none"
+    raise VsrtuneError(
+        f"no such guest is running; these are: {there}",
+        where=name,
+        hint="start it, so that its threads and interfaces can be seen",
+    )
+
+
+def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
+    """Why this kernel would refuse fifo and rr; "" when it does not, or is not here."""
+    from vsrtune.doctor_facts import rt_groups
+    from vsrtune.rootfs import DirRoot, LiveRoot
+
+    where = rt_groups(LiveRoot() if root is None else DirRoot(root), snapshot.host.kernel)
+    return f"the kernel has RT_GROUP_SCHED ({where}), so EPERM is likely" if where else ""

@@ -87,12 +87,19 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _decode_dataclass(hint, data, where)
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        return _float(data, where)
     if hint in (int, float, str, bool):
         if type(data) is not hint:
             raise _fail(where, hint.__name__, data)
         return data
     raise VsrtuneError(f"no JSON form for {hint!r}", where=where)
+
+
+def _float(data: int, where: str) -> float:
+    try:
+        return float(data)
+    except OverflowError:
+        raise _fail(where, "a smaller number", data) from None
 
 
 def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from vsrtune.errors import VsrtuneError
 
 # The kernel's NR_CPUS limit on x86-64 is 8192; anything above is a typing error.
 MAX_CPU = 8191
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,40})(?:-(\d{1,40})(?::(\d{1,40})/(\d{1,40}))?)?", re.ASCII)
+# No list needs to name every CPU more often than this.
+_REPEATS = 4
 
 
 class CpuSet:
@@ -20,22 +23,35 @@ class CpuSet:
 
     def __init__(self, cpus: Iterable[int] = ()) -> None:
         members = frozenset(cpus)
-        for cpu in members:
-            if not 0 <= cpu <= MAX_CPU:
-                raise VsrtuneError(f"CPU {cpu} is outside 0..{MAX_CPU}")
+        if members and not (min(members) >= 0 and max(members) <= MAX_CPU):
+            wrong = min(c for c in members if not 0 <= c <= MAX_CPU)
+            raise VsrtuneError(f"CPU {wrong} is outside 0..{MAX_CPU}")
         self._cpus = members
 
     @classmethod
-    def parse(cls, text: str) -> CpuSet:
+    def _of(cls, members: frozenset[int]) -> CpuSet:
+        """A set of members that are known to be in range."""
+        made = cls.__new__(cls)
+        made._cpus = members
+        return made
+
+    @staticmethod
+    def parse(text: str) -> CpuSet:
         """Read ``0-3,7`` or the grouped form ``0-15:1/4`` (kernel ``bitmap_parselist``).
 
         An empty text is the empty set. Raises VsrtuneError on anything else.
         """
+        return _parsed(text)
+
+    @classmethod
+    def _parse(cls, text: str) -> CpuSet:
         cpus: set[int] = set()
+        named = 0
         for part in filter(None, (p.strip() for p in text.strip().split(","))):
             match = _RANGE.fullmatch(part)
             if match is None:
-                raise VsrtuneError(f"{part!r} is not a CPU list", hint="write CPUs as 0-3,7")
+                shown = part if len(part) <= 40 else part[:37] + "..."
+                raise VsrtuneError(f"{shown!r} is not a CPU list", hint="write CPUs as 0-3,7")
             first = int(match[1])
             last = int(match[2]) if match[2] is not None else first
             used = int(match[3]) if match[3] is not None else 1
@@ -44,14 +60,29 @@ class CpuSet:
                 raise VsrtuneError(f"{part!r} is not a CPU range", hint="write the lower CPU first")
             if last > MAX_CPU:
                 raise VsrtuneError(f"CPU {last} is outside 0..{MAX_CPU}")
+            named += last - first + 1
+            if named > _REPEATS * (MAX_CPU + 1):
+                raise VsrtuneError("the CPU list names CPUs over and over", hint="name each once")
             cpus.update(c for c in range(first, last + 1) if (c - first) % group < used)
         return cls(cpus)
 
     @classmethod
     def from_mask(cls, text: str) -> CpuSet:
-        """Read a hexadecimal mask such as ``ffffffff,00000003`` (/proc, sysfs)."""
+        """Read a hexadecimal mask such as ``ffffffff,00000003`` (/proc, sysfs). Raises
+        ValueError for what is none, VsrtuneError for CPUs beyond 8191."""
         bits = int(text.strip().replace(",", "") or "0", 16)
+        if bits < 0 or bits.bit_length() > MAX_CPU + 1:
+            raise VsrtuneError(f"the CPU mask is not of CPUs 0..{MAX_CPU}")
         return cls(i for i in range(bits.bit_length()) if bits >> i & 1)
+
+    def to_mask(self) -> str:
+        """The hexadecimal mask, in groups of 32 bits as sysfs takes it; ``0`` when empty."""
+        bits = sum(1 << cpu for cpu in self._cpus)
+        groups = []
+        while bits >> 32:
+            groups.append(f"{bits & 0xFFFFFFFF:08x}")
+            bits >>= 32
+        return ",".join([f"{bits:x}", *reversed(groups)])
 
     def __str__(self) -> str:
         spans: list[list[int]] = []
@@ -68,6 +99,9 @@ class CpuSet:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._cpus))
 
+    def __bool__(self) -> bool:
+        return bool(self._cpus)
+
     def __len__(self) -> int:
         return len(self._cpus)
 
@@ -81,13 +115,16 @@ class CpuSet:
         return hash(self._cpus)
 
     def __or__(self, other: CpuSet) -> CpuSet:
-        return CpuSet(self._cpus | other._cpus)
+        return CpuSet._of(self._cpus | other._cpus)
 
     def __and__(self, other: CpuSet) -> CpuSet:
-        return CpuSet(self._cpus & other._cpus)
+        if self._cpus <= other._cpus:
+            return self
+        return CpuSet._of(self._cpus & other._cpus)
 
     def __sub__(self, other: CpuSet) -> CpuSet:
-        return CpuSet(self._cpus - other._cpus)
+        left = self._cpus - other._cpus
+        return self if len(left) == len(self._cpus) else CpuSet._of(left)
 
     def __le__(self, other: CpuSet) -> bool:
         return self._cpus <= other._cpus
@@ -99,3 +136,7 @@ class CpuSet:
     def first(self) -> int:
         """The lowest CPU number; ValueError when empty."""
         return min(self._cpus)
+
+
+# A host has few different lists, and thousands of threads that show one of them.
+_parsed = lru_cache(maxsize=1024)(CpuSet._parse)

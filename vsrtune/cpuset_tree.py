@@ -14,16 +14,18 @@ from vsrtune.rootfs import HostRoot
 _FILES = ("cgroup.", "cpu.", "cpuset.", "hugetlb.", "io.", "irq.", "memory.", "misc.", "pids.")
 
 
-def read_tree(root: HostRoot, used: Iterable[str]) -> tuple[CpusetGroup, ...]:
+def read_tree(root: HostRoot, used: Iterable[str], below: str = "") -> tuple[CpusetGroup, ...]:
     """Every cgroup that is above or beside one of ``used``, is a partition or has
-    exclusive CPUs, sorted by path."""
-    near: set[str] = set()
-    for path in used:
-        while path:
-            path = path.rpartition("/")[0]
-            near.add(path)
+    exclusive CPUs, sorted by path. With ``below`` only that cgroup and what is in it, as
+    far as cgroups elsewhere are members without CPUs of their own."""
+    near = {above for path in set(used) for above in _above(path)}
     found: list[CpusetGroup] = []
-    waiting = [""]
+    waiting = [below]
+    if below:
+        group = read_group(root, below)
+        if group is None:
+            return ()
+        found.append(group)
     while waiting:
         above = waiting.pop()
         for name in _children(root, above):
@@ -32,12 +34,20 @@ def read_tree(root: HostRoot, used: Iterable[str]) -> tuple[CpusetGroup, ...]:
             if group is None:
                 continue
             # Partitions are below partitions, or below cgroups with exclusive CPUs.
-            passed_on = bool(group.exclusive) or group.partition != "member"
+            passed_on = group.special
             if path in near or passed_on:
                 waiting.append(path)
             if above in near or passed_on:
                 found.append(group)
     return tuple(sorted(found, key=lambda g: g.path))
+
+
+def _above(path: str) -> list[str]:
+    found = []
+    while path:
+        path = path.rpartition("/")[0]
+        found.append(path)
+    return found
 
 
 def read_group(root: HostRoot, path: str) -> CpusetGroup | None:
@@ -64,9 +74,9 @@ def _exclusive(root: HostRoot, base: str) -> str | None:
 
 
 def _children(root: HostRoot, path: str) -> list[str]:
+    """What may be cgroups inside; anything else has no cpuset to be read."""
     base = f"{MOUNT}/{path}" if path else MOUNT
     try:
-        names = [n for n in root.listdir(base) if not n.startswith(_FILES)]
-        return [n for n in names if root.exists(f"{base}/{n}/cgroup.procs")]
+        return [n for n in root.listdir(base) if not n.startswith(_FILES)]
     except OSError:
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -16,6 +17,7 @@ from types import FrameType
 from vsrtune import report
 from vsrtune.errors import VsrtuneError
 from vsrtune.log import LOGGER, fields
+from vsrtune.look import FULL, NOTHING, TURNS, Look
 from vsrtune.policy import Policy
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import Notifier
@@ -27,15 +29,21 @@ DEBOUNCE = 0.3
 # A pass begins at the earliest this long after the last one, so that software which
 # keeps changing our settings back costs a bounded share of a CPU.
 GAP = 1.0
+# Whoever writes policy files may write several: they are read once nobody has for so long.
+POLICY_PAUSE = 1.0
+
+# The exit code that has systemd start the daemon again (units/vsrtune.service): EX_TEMPFAIL.
+HANDED_OVER = 75
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds: rescan at least every ``interval``; see DEBOUNCE and GAP."""
+    """Seconds: rescan at least every ``interval``; see DEBOUNCE, GAP and POLICY_PAUSE."""
 
     interval: float = 10.0
     debounce: float = DEBOUNCE
     gap: float = GAP
+    policy_pause: float = POLICY_PAUSE
 
 
 class Daemon:
@@ -44,6 +52,8 @@ class Daemon:
     ``load`` reads the policies afresh and raises PolicyError; ``publish`` receives
     the state after every pass; ``prepare`` is called before each, with the policies,
     and ``finish`` before everything is undone, True when it could do its part.
+    ``between`` is called while the loop waits for the next pass; it returns after how
+    many seconds it wants to be called again, None for not before that pass.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class Daemon:
         publish: Callable[[State], None] = lambda _state: None,
         prepare: Callable[[tuple[Policy, ...]], None] = lambda _policies: None,
         finish: Callable[[], bool] = lambda: True,
+        between: Callable[[], float | None] = lambda: None,
         timing: Timing | None = None,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -65,22 +76,35 @@ class Daemon:
         self._publish = publish
         self._prepare = prepare
         self._finish = finish
+        self._between = between
         self._timing = timing or Timing()
         self._keep = keep
         self._clock = clock
         self._wake = Wakeup()
         self._stop_asked = False
+        self._handover = False
         self._reload_asked = False
-        self._dirty = False
+        self._files_changed = False
+        # Appended to by other threads, emptied by the loop: deque does both atomically.
+        self._dirty: deque[Look] = deque()
+        # When it is time to look for what has no event.
+        self._turn = 0.0
         self._reload_success = True
         self._confirm = False
 
     # -- flags, set from anywhere
 
-    def mark_dirty(self, reason: str) -> None:
-        """Something may have changed; callable from any thread."""
+    def mark_dirty(self, reason: str, guest: str | None = None) -> None:
+        """Something may have changed; callable from any thread. ``guest`` is the libvirt
+        name of the guest it is about, None the host or something unknown."""
         LOGGER.debug("dirty: %s", reason)
-        self._dirty = True
+        self._dirty.append(Look.of(guest))
+        self._wake.set()
+
+    def policies_changed(self, reason: str) -> None:
+        """Policy files may have changed; callable from any thread."""
+        LOGGER.debug("policies: %s", reason)
+        self._files_changed = True
         self._wake.set()
 
     def ask_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
@@ -88,13 +112,19 @@ class Daemon:
         self._stop_asked = True
         self._wake.set()
 
+    def ask_handover(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
+        """Stop, and leave the host and the journal to the next daemon; also the handler of
+        SIGUSR2, which an upgrade of the package sends."""
+        self._handover = True
+        self.ask_stop()
+
     def ask_reload(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Read the policies again; also the handler of SIGHUP."""
         self._reload_asked = True
         self._wake.set()
 
     def install_signals(self) -> None:
-        """Route SIGTERM, SIGINT and SIGHUP to the flags.
+        """Route SIGTERM, SIGINT, SIGHUP and SIGUSR2 to the flags.
 
         The wake-up descriptor closes a gap: a signal between the last look at the flags
         and select(2) would else be handled only when select times out.
@@ -103,36 +133,54 @@ class Daemon:
         signal.signal(signal.SIGTERM, self.ask_stop)
         signal.signal(signal.SIGINT, self.ask_stop)
         signal.signal(signal.SIGHUP, self.ask_reload)
+        signal.signal(signal.SIGUSR2, self.ask_handover)
 
     # -- the loop
 
     def run(self) -> int:
-        """Run until asked to stop; the exit code (1 when something could not be undone)."""
+        """Run until asked to stop; the exit code: 0, 1 when something could not be undone,
+        HANDED_OVER."""
         self._reconciler.recover()
-        self._pass(settle=True)
+        self._pass(FULL, settle=True)
         self._notifier.ready()
         LOGGER.info("ready: %s", self._status())
         while not self._stop_asked:
-            self._sleep()
+            look = self._sleep()
             if self._stop_asked:
                 break
             if self._reload_asked:
                 self._reload()
+            elif self._files_changed:
+                self._follow_files()
             else:
-                self._pass()
+                self._pass(look)
         return self._end()
 
-    def _pass(self, *, settle: bool = False, reassert: bool = False) -> None:
-        self._dirty = False
+    def _pass(self, look: Look, *, settle: bool = False, reassert: bool = False) -> None:
+        """One pass over ``look`` and over what events have made dirty."""
+        while self._dirty:
+            look = look.merge(self._dirty.popleft())
         self._prepare(self._reconciler.policies)
-        wrote = self._reconciler.run(settle=settle, reassert=reassert)
+        wrote = self._reconciler.run(look, settle=settle, reassert=reassert)
+        if look.host or look.turns:
+            self._turn = self._clock() + self._timing.interval
         # One more look after a pass that wrote: the state then shows what is, not what
         # was. Not after that look, or two rivals would keep each other busy.
         self._confirm = wrote and not self._confirm
-        state = replace(self._reconciler.state, reload_success=self._reload_success)
-        self._publish(state)
-        self._notifier.status(self._status())
+        self._tell()
         self._notifier.ping()
+
+    def _tell(self) -> None:
+        self._publish(replace(self._reconciler.state, reload_success=self._reload_success))
+        self._notifier.status(self._status())
+
+    def _meanwhile(self) -> float:
+        """What is done between passes; seconds until it is due again, maybe endless."""
+        before = self._reconciler.state
+        pause = self._between()
+        if self._reconciler.state is not before:
+            self._tell()
+        return float("inf") if pause is None else pause
 
     def _status(self) -> str:
         state = self._reconciler.state
@@ -145,26 +193,50 @@ class Daemon:
 
     def _reload(self) -> None:
         self._reload_asked = False
+        self._files_changed = False
         self._notifier.reloading()
         LOGGER.info("reading the policies again")
+        policies = self._read()
+        if policies is not None:
+            self._reconciler.policies = policies
+        # A reload asks for the policies: what was set by hand in the meantime gives way,
+        # unless there is nothing valid to ask for.
+        self._pass(FULL, settle=self._reload_success, reassert=self._reload_success)
+        self._notifier.ready()
+
+    def _follow_files(self) -> None:
+        """Take policy files that have changed as a reload does; those that say what is in
+        force already, as after a reload by hand, change nothing."""
+        self._files_changed = False
+        policies = self._read()
+        if policies is None or policies == self._reconciler.policies:
+            self._tell()
+            return
+        LOGGER.info("policy files have changed")
+        self._notifier.reloading()
+        self._reconciler.policies = policies
+        self._pass(FULL, settle=True, reassert=True)
+        self._notifier.ready()
+
+    def _read(self) -> tuple[Policy, ...] | None:
+        """The policies as the files say; None when one is wrong, which is said."""
         try:
-            self._reconciler.policies = self._load()
-            self._reload_success = True
+            policies = self._load()
         except (VsrtuneError, OSError) as error:
             self._reload_success = False
             for one in getattr(error, "errors", None) or (error,):
                 LOGGER.error("%s", one, extra=fields(error=one))
             LOGGER.error("the policies were not reloaded; the older ones stay in force")
-        # A reload asks for the policies: pins set by hand in the meantime give way,
-        # unless there is nothing valid to ask for.
-        self._pass(settle=self._reload_success, reassert=self._reload_success)
-        self._notifier.ready()
+            return None
+        self._reload_success = True
+        return policies
 
-    def _sleep(self) -> None:
-        """Until a flag, the interval, or a retry; pings the watchdog meanwhile."""
+    def _sleep(self) -> Look:
+        """Until a flag, the interval, or a retry; pings the watchdog meanwhile. What to look
+        at beyond what events tell."""
         begin = self._clock()
         earliest = begin + self._timing.gap
-        latest = begin + self._timing.interval
+        latest = self._turn
         retry = self._reconciler.next_try()
         if retry is not None:
             latest = min(latest, begin + retry)
@@ -172,25 +244,33 @@ class Daemon:
             latest = earliest
         slice_ = (self._notifier.watchdog_seconds or 90.0) / 3
         while not (self._stop_asked or self._reload_asked):
+            if self._files_changed:
+                self._settle_burst(self._timing.policy_pause)
+                return NOTHING
             now = self._clock()
             due = earliest if self._dirty else max(earliest, latest)
             if now >= due:
-                return
-            woken = self._wake.wait(min(due - now, slice_))
+                look = self._reconciler.again() if now >= latest else NOTHING
+                return look.merge(TURNS) if now >= self._turn else look
+            woken = self._wake.wait(min(due - now, slice_, self._meanwhile()))
             self._notifier.ping()
             if woken and self._dirty:
-                self._settle_burst()
+                self._settle_burst(self._timing.debounce)
+        return NOTHING
 
-    def _settle_burst(self) -> None:
-        """Wait until events pause, ten times the debounce at most."""
+    def _settle_burst(self, pause: float) -> None:
+        """Wait until events pause for so long, ten times that at most."""
         for _ in range(10):
             if self._stop_asked or self._reload_asked:
                 return
-            if not self._wake.wait(self._timing.debounce):
+            if not self._wake.wait(pause):
                 return
 
     def _end(self) -> int:
         self._notifier.stopping()
+        if self._handover:
+            LOGGER.info("handing over: the host stays tuned for the next daemon")
+            return HANDED_OVER
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
             return 0

@@ -15,8 +15,8 @@ from vsrtune.rootfs import HostRoot
 
 SCHED = "/sys/kernel/debug/sched"
 BOOKS = f"{SCHED}/debug"
-_RQ = re.compile(r"^dl_rq\[(\d+)\]:\s*$", re.ASCII)
-_TOTAL = re.compile(r"^\s*\.dl_bw->total_bw\s*:\s*(-?\d+)\s*$", re.ASCII)
+_RQ = re.compile(r"^dl_rq\[(\d{1,9})\]:\s*$", re.ASCII)
+_TOTAL = re.compile(r"^\s*\.dl_bw->total_bw\s*:\s*(-?\d{1,20})\s*$", re.ASCII)
 
 
 def parse_books(text: str) -> dict[int, int]:

@@ -1,236 +1,34 @@
-"""What `vsrtune doctor` looks for: one pure function for each check, over what was read.
+"""All checks of `vsrtune doctor`, and the findings of one host in the order of what matters.
 
-A check returns findings. Exactly the problems make the command fail; a note is something
-to know. A new check is a function here and its name in CHECKS.
+A new check is a function in one of the modules below and its name in CHECKS there.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from vsrtune.attach_model import OURS, STACKED
-from vsrtune.rtnl_model import Link
+from vsrtune import doctor_guests, doctor_host, doctor_module
+from vsrtune.doctor_model import Case, Check, Finding, run
 
-MODULE = "napi_macvlan"
-
-
-class Level(enum.StrEnum):
-    """How much a finding matters."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
+OF_HOST: tuple[Check[Case], ...] = (*doctor_host.CHECKS, *doctor_guests.CHECKS)
+OF_MODULE = doctor_module.CHECKS
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of a check: what was found, and what to do about it ("": nothing)."""
-
-    check: str
-    level: Level
-    what: str
-    hint: str = ""
+def traps() -> list[tuple[str, str]]:
+    """Name of each check and what it looks for, for the reference."""
+    host = [(check.name, check.trap) for check in OF_HOST]
+    return host + [(check.name, check.trap) for check in OF_MODULE]
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleFile:
-    """The module that modprobe would load: ``modinfo`` of it. ``signer`` is "" when it is
-    not signed."""
-
-    path: str
-    vermagic: str
-    srcversion: str
-    signer: str
+def check_all(case: Case, seen: doctor_module.Seen | None) -> tuple[Finding, ...]:
+    """Every finding, what matters most first. ``seen`` is None on a recorded host, of which
+    nobody knows the module."""
+    found = run(OF_HOST, case)
+    if seen is not None:
+        found += run(OF_MODULE, seen)
+    return in_order(found)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModule:
-    """The module that is loaded; ``srcversion`` is "" when it has none."""
-
-    srcversion: str
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What was read. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
-    ``sig_enforce`` are None where this kernel or firmware does not tell. ``devices`` are
-    those that vsrtune made for guests, ``unfinished`` whether a switch was interrupted,
-    ``boot_unit`` whether vsrtune-devices.service is enabled, None without systemd."""
-
-    kernel: str
-    file: ModuleFile | None
-    loaded: LoadedModule | None
-    secure_boot: bool | None = None
-    lockdown: str | None = None
-    sig_enforce: bool | None = None
-    links: tuple[Link, ...] = ()
-    devices: tuple[str, ...] = ()
-    unfinished: bool = False
-    boot_unit: bool | None = None
-
-
-def check_all(seen: Seen) -> tuple[Finding, ...]:
-    """Every check's findings, in the order of CHECKS."""
-    return tuple(found for check in CHECKS for found in check(seen))
-
-
-def module(seen: Seen) -> Iterable[Finding]:
-    """Whether the module is loaded, or can be."""
-    name = "module"
-    if seen.loaded is not None:
-        yield Finding(name, Level.OK, f"{MODULE} is loaded")
-    elif seen.file is not None:
-        yield Finding(name, Level.OK, f"{MODULE} is not loaded; the first device loads it")
-    else:
-        needed = bool(seen.devices)
-        yield Finding(
-            name,
-            Level.PROBLEM if needed else Level.NOTE,
-            f"{MODULE} is not installed for kernel {seen.kernel}"
-            + (f", and guests' interfaces need it: {', '.join(seen.devices)}" if needed else ""),
-            "install the module (kmod/, with DKMS it follows every kernel); it is needed for "
-            "attachment napi-macvlan only",
-        )
-
-
-def matches(seen: Seen) -> Iterable[Finding]:
-    """Whether the installed module fits the running kernel, and is the loaded one."""
-    name = "version"
-    if seen.file is None:
-        return
-    built_for = seen.file.vermagic.partition(" ")[0]
-    if built_for != seen.kernel:
-        yield Finding(
-            name,
-            Level.PROBLEM,
-            f"{seen.file.path} is built for kernel {built_for or 'unknown'}, this is {seen.kernel}",
-            "build it for this kernel: dkms autoinstall",
-        )
-    elif seen.loaded is not None and "" not in (seen.loaded.srcversion, seen.file.srcversion):
-        if seen.loaded.srcversion == seen.file.srcversion:
-            yield Finding(name, Level.OK, f"the installed one is loaded, for {built_for}")
-        else:
-            yield Finding(
-                name,
-                Level.PROBLEM,
-                f"the loaded module (srcversion {seen.loaded.srcversion}) is not the installed "
-                f"one ({seen.file.srcversion})",
-                f"move its guests to macvtap, then rmmod {MODULE} and go back; or reboot",
-            )
-    else:
-        yield Finding(name, Level.OK, f"the installed module is for this kernel, {built_for}")
-
-
-def signature(seen: Seen) -> Iterable[Finding]:
-    """Whether the kernel takes the module where it wants signed ones."""
-    name = "signature"
-    if seen.file is None:
-        return
-    reasons = []
-    if seen.secure_boot:
-        reasons.append("Secure Boot is on")
-    if seen.lockdown not in (None, "none"):
-        reasons.append(f"the kernel is locked down ({seen.lockdown})")
-    if seen.sig_enforce:
-        reasons.append("module.sig_enforce is set")
-    asked = " and ".join(reasons)
-    signer = seen.file.signer
-    if signer:
-        text = f"{seen.file.path} is signed by {signer}"
-        if not reasons:
-            yield Finding(name, Level.OK, f"{text}; this kernel asks for no signature")
-        elif seen.loaded is not None:
-            yield Finding(name, Level.OK, f"{text}, and the kernel took it")
-        else:
-            yield Finding(
-                name,
-                Level.NOTE,
-                f"{text}; {asked}, so its key must be one that the kernel trusts",
-                f"try: modprobe {MODULE}; enroll the key if it is refused: mokutil --import",
-            )
-    elif not reasons:
-        yield Finding(name, Level.OK, "not signed, and this kernel asks for no signature")
-    elif seen.sig_enforce or seen.lockdown not in (None, "none"):
-        yield Finding(
-            name,
-            Level.PROBLEM,
-            f"{seen.file.path} is not signed, and {asked}: the kernel refuses it",
-            "sign it with an enrolled key (DKMS: mok_signing_key in /etc/dkms/framework.conf)",
-        )
-    else:
-        yield Finding(
-            name,
-            Level.NOTE,
-            f"{seen.file.path} is not signed; {asked}, but this kernel does not enforce signatures",
-        )
-
-
-def lowers(seen: Seen) -> Iterable[Finding]:
-    """Which devices are held by what, so that napi devices can or cannot come up there."""
-    name = "lower devices"
-    on: dict[int, list[Link]] = {}
-    for link in seen.links:
-        if link.lower and link.kind in (*STACKED, *OURS):
-            on.setdefault(link.lower, []).append(link)
-    by_index = {link.index: link for link in seen.links}
-    for index, stacked in sorted(on.items()):
-        lower = by_index.get(index)
-        ours = [k.name for k in stacked if k.kind in OURS]
-        others = [f"{k.name} ({k.kind})" for k in stacked if k.kind not in OURS]
-        where = lower.name if lower is not None else f"device {index}"
-        down = [k.name for k in stacked if k.kind in OURS and not k.up]
-        if others and ours:
-            yield Finding(
-                name,
-                Level.NOTE,
-                f"{where} is held by {', '.join(others)}; {', '.join(down or ours)} can come up "
-                "when these are gone",
-                "`vsrtune attach --all-of-lower` moves them together",
-            )
-        elif others:
-            yield Finding(name, Level.NOTE, f"{where} is held by {', '.join(others)}")
-        elif down:
-            text = f"{', '.join(down)} on {where} is down: its guest gets no frames"
-            yield Finding(name, Level.PROBLEM, text, f"ip link set {down[0]} up")
-        else:
-            yield Finding(name, Level.OK, f"{where} carries {', '.join(ours)}")
-    for link in seen.links:
-        if link.master and (master := by_index.get(link.master)) is not None and not link.kind:
-            yield Finding(
-                name, Level.NOTE, f"{link.name} is a port of {master.name}, so it carries no "
-                "macvtap and no NAPI-macvlan",
-            )  # fmt: skip
-
-
-def switches(seen: Seen) -> Iterable[Finding]:
-    """Whether a switch was interrupted, and whether the devices survive a reboot."""
-    if seen.unfinished:
-        yield Finding(
-            "switches",
-            Level.PROBLEM,
-            "a switch of a guest's attachment was interrupted, or is under way",
-            "`vsrtune attach --recover` takes it back, and so does the daemon",
-        )
-    if seen.devices and seen.boot_unit is False:
-        yield Finding(
-            "switches",
-            Level.PROBLEM,
-            f"after a reboot nothing makes {', '.join(seen.devices)} before guests start",
-            "systemctl enable vsrtune-devices",
-        )
-    elif not seen.unfinished:
-        count = len(seen.devices)
-        yield Finding(
-            "switches", Level.OK, f"{count} interface{'s' * (count != 1)} on NAPI-macvlan"
-        )
-
-
-CHECKS: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
-    module,
-    matches,
-    signature,
-    lowers,
-    switches,
-)
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors, warnings, what to know, what is fine; each in the order of the checks."""
+    return tuple(sorted(findings, key=lambda found: -found.level.rank))

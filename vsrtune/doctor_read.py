@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from vsrtune import rtnl
-from vsrtune.doctor_checks import MODULE, LoadedModule, ModuleFile, Seen
+from vsrtune.doctor_module import MODULE, LoadedModule, ModuleFile, Seen
 from vsrtune.errors import ObserveError
 from vsrtune.rtnl_model import Link
 

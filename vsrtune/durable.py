@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
+
+# The largest file of ours by far: a journal is written anew beyond one MiB.
+MAX_SIZE = 64 << 20
+
+
+def read_file(path: Path) -> bytes:
+    """The whole content. Raises OSError, EFBIG for one that cannot be ours by its size."""
+    with path.open("rb") as file:
+        data = file.read(MAX_SIZE + 1)
+    if len(data) > MAX_SIZE:
+        raise OSError(errno.EFBIG, f"larger than {MAX_SIZE >> 20} MiB", str(path))
+    return data
 
 
 def replace_file(path: Path, data: bytes, mode: int) -> None:

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.errors import MANAGED_HINT, Lasting, VanishedError, WriteError
 
 _LATER = Lasting.TRANSIENT
 _NEVER = Lasting.PERMANENT
@@ -34,6 +34,9 @@ class Operation(Enum):
     PARTITION = "write to cpuset.cpus.partition"
     TXQUEUELEN = "write to tx_queue_len"
     THREADED = "write to threaded"
+    IRQ = "write to smp_affinity_list"
+    RPS = "write to rps_cpus"
+    XPS = "write to xps_cpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Verdict:
 
 _GONE = Verdict(_NEVER, "the object no longer exists", vanished=True)
 _ROOT = "run as root with CAP_SYS_NICE"
+_MANAGED = "the interrupt is kernel-managed: its driver leaves its CPUs to the kernel"
 
 # fmt: off
 _TABLE: dict[tuple[Operation, int], Verdict] = {
@@ -174,6 +178,28 @@ _TABLE: dict[tuple[Operation, int], Verdict] = {
         _LATER, "the device has no NAPI instance now", "see whether it is up: ip link"),
     (Operation.THREADED, errno.EINVAL): Verdict(
         _NEVER, "the kernel takes no such value here", "threaded is true or false"),
+    # write_irq_affinity: irq_can_set_affinity_usr() is false
+    (Operation.IRQ, errno.EIO): Verdict(_NEVER, _MANAGED, MANAGED_HINT),
+    (Operation.IRQ, errno.EPERM): Verdict(_NEVER, _MANAGED, MANAGED_HINT),
+    (Operation.IRQ, errno.EINVAL): Verdict(
+        _NEVER, "no CPU of the mask is online, or the interrupt controller cannot route there",
+        "name CPUs that are online: /sys/devices/system/cpu/online"),
+    # assign_managed_vector, vector_assign_managed_shutdown: the vector matrix is full
+    (Operation.IRQ, errno.ENOSPC): Verdict(
+        _NEVER, "these CPUs have no interrupt vector left", "name more CPUs in irq.cpus"),
+    (Operation.IRQ, errno.ENOENT): _GONE,
+    # store_rps_map: rps_cpumask_housekeeping leaves no CPU
+    (Operation.RPS, errno.EINVAL): Verdict(
+        _NEVER, "the kernel steers no frames to isolated CPUs (isolcpus, nohz_full)",
+        "name CPUs that are not isolated"),
+    (Operation.RPS, errno.ENOENT): _GONE,
+    (Operation.RPS, errno.ENODEV): _GONE,
+    # xps_cpus_store, __netif_set_xps_queue
+    (Operation.XPS, errno.ENOENT): _GONE,
+    (Operation.XPS, errno.ENODEV): _GONE,
+    (Operation.XPS, errno.EINVAL): Verdict(
+        _NEVER, "the device takes no such CPUs for this queue",
+        "see its queues: ethtool -l, tc -s qdisc show"),
 }
 
 # For every operation that has no row of its own.

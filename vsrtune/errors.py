@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from enum import Enum
 
+# What to do about an interrupt that the kernel moves itself.
+MANAGED_HINT = (
+    "name its CPU in irq.cpus too, which keeps guests off it, or give the device fewer queues "
+    "(ethtool -L)"
+)
+
 
 class Lasting(Enum):
     """Whether trying again later can help."""
@@ -62,6 +68,11 @@ class StaleError(WriteError):
 class PendingError(WriteError):
     """The kernel takes the setting only once the thread has run: tried again then, and no
     failure of what was done for its guest."""
+
+
+class FixedError(WriteError):
+    """The kernel keeps the setting to itself and will never take it: it is left alone, and
+    what is planned beside it is done all the same."""
 
 
 class VanishedError(WriteError):

@@ -1,7 +1,7 @@
 """libvirt's events as one flag: something about the guests may have changed.
 
 The thread here never looks at the host and never changes it. It calls
-``dirty(reason)`` and keeps the connection alive; the daemon's next pass does
+``dirty(reason, guest)`` and keeps the connection alive; the daemon's next pass does
 the work. Losing events is therefore harmless: the interval rescan finds the same.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from vsrtune.background import Background
 from vsrtune.log import LOGGER
 
 # Seconds between attempts to reach a libvirt daemon that is away.
@@ -19,14 +20,22 @@ RETRY = 5.0
 # Keep-alive probes notice a peer that vanished without closing (virConnectSetKeepAlive).
 KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 
-# What may change a guest's threads, devices or pins (libvirt-domain.h). There is no
-# event for vcpu hotplug; the rescan covers it.
+# What may change a guest's threads, devices or pins (libvirt-domain.h). Suspend, resume,
+# save, restore, migration and a crash are lifecycle. There is no event for vcpu hotplug;
+# the rescan covers it.
 EVENTS = (
     "VIR_DOMAIN_EVENT_ID_LIFECYCLE",
     "VIR_DOMAIN_EVENT_ID_DEVICE_ADDED",
     "VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED",
     "VIR_DOMAIN_EVENT_ID_TUNABLE",
+    "VIR_DOMAIN_EVENT_ID_REBOOT",
 )
+
+
+class Dirty(Protocol):
+    """``Daemon.mark_dirty``; callable from any thread."""
+
+    def __call__(self, reason: str, guest: str | None = None) -> None: ...
 
 
 def register() -> bool:
@@ -43,22 +52,17 @@ def register() -> bool:
     return True
 
 
-class LibvirtEvents(threading.Thread):
+class LibvirtEvents(Background):
     """Listens on ``uri`` from ``start`` to ``stop``; needs ``register`` first.
 
     ``dirty`` is called from this thread.
     """
 
-    def __init__(self, uri: str, dirty: Callable[[str], None]) -> None:
-        super().__init__(name="libvirt-events", daemon=True)
+    def __init__(self, uri: str, dirty: Dirty) -> None:
+        super().__init__("libvirt-events")
         self._uri = uri
         self._dirty = dirty
-        self._stopping = threading.Event()
         self._closed = threading.Event()
-
-    def stop(self) -> None:
-        """Ask the thread to end; it is a daemon thread and need not be joined."""
-        self._stopping.set()
 
     def run(self) -> None:
         """Connect, listen, and start again when the connection is lost."""
@@ -123,6 +127,7 @@ class LibvirtEvents(threading.Thread):
         short = name.removeprefix("VIR_DOMAIN_EVENT_ID_").lower().replace("_", "-")
 
         def changed(_connection: Any, domain: Any, *_: Any) -> None:
-            self._dirty(f"{short} of {domain.name()}")
+            name = domain.name()
+            self._dirty(f"{short} of {name}", name)
 
         return changed

@@ -46,6 +46,7 @@ from vsrtune.actions import (
 )
 from vsrtune.comparing import between, exactly, still_ours
 from vsrtune.errors import (
+    FixedError,
     Lasting,
     PendingError,
     StaleError,
@@ -81,8 +82,8 @@ class Result:
     the action that failed first in its guest, and any that could not be taken back
     (as its inverse). ``skipped`` were not tried because of an earlier failure of
     the guest. ``pending`` are settings that the kernel will take later, which is no
-    failure. ``rolled_back`` is True when something failed and every failed guest is
-    as it was before the pass."""
+    failure, ``fixed`` such as it never will. ``rolled_back`` is True when something failed
+    and every failed guest is as it was before the pass."""
 
     done: tuple[Action, ...] = ()
     failed: tuple[tuple[Action, VsrtuneError], ...] = ()
@@ -91,6 +92,7 @@ class Result:
     rolled_back: bool = False
     skipped: tuple[Action, ...] = ()
     pending: tuple[tuple[Action, VsrtuneError], ...] = ()
+    fixed: tuple[tuple[Action, VsrtuneError], ...] = ()
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class _Tally:
     left: list[Left] = field(default_factory=list)
     skipped: list[Action] = field(default_factory=list)
     pending: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
+    fixed: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
 
     def result(self, rolled_back: bool = False) -> Result:
         return Result(
@@ -113,6 +116,7 @@ class _Tally:
             rolled_back,
             tuple(self.skipped),
             tuple(self.pending),
+            tuple(self.fixed),
         )
 
 
@@ -150,6 +154,8 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
             _vanished(target, journal, tally)
         except PendingError as error:
             tally.pending.append((action, error))
+        except FixedError as error:
+            tally.fixed.append((action, error))
         except WriteError as error:
             tally.failed.append((action, error))
             passes[target.guest] = None
@@ -376,7 +382,7 @@ def _finish_interrupted(target: Target, ops: SysOps, journal: Journal) -> list[L
     """Resolve an unfinished write of ``target`` ahead of another one. Raises WriteError
     when that fails."""
     tally = _Tally()
-    for entry in journal.entries():
+    for entry in journal.entries(frozenset([target.guest])):
         if entry.target == target and entry.state == "intent":
             _resolve(entry, _unfinished(entry), ops, journal, tally)
     return tally.left

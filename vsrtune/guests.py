@@ -23,7 +23,7 @@ from vsrtune.proc import (
     worker_owner,
 )
 from vsrtune.rootfs import HostRoot
-from vsrtune.virt import DomainText, parse_interfaces
+from vsrtune.virt import DomainInterface, DomainText, parse_interfaces
 from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
@@ -143,6 +143,9 @@ class GuestReader:
         cannot be looked into, ObserveError for unreadable domain XML."""
         try:
             raw = read_threads(self.root, process.pid)
+            declared = parse_interfaces(domain.live_xml) if domain is not None else ()
+            for interface in declared:
+                self.net.expect(interface.target)
             descriptors = self._descriptors(process.pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -153,7 +156,7 @@ class GuestReader:
         roles, problems = self._roles(process, raw, libvirt)
         if libvirt and domain is None:
             problems.append(NOT_LISTED)
-        backends = _backends(process, domain, descriptors)
+        backends = _backends(process, domain is not None, declared, descriptors)
         interfaces, slots = self._interfaces(backends)
         workers = [t.key for t in raw if roles[t.key][0] is Role.VHOST]
         known, unused = told(interfaces, workers)
@@ -371,15 +374,19 @@ def _name(process: QemuProcess, domain: DomainText | None) -> str:
 
 
 def _backends(
-    process: QemuProcess, domain: DomainText | None, descriptors: Descriptors
+    process: QemuProcess,
+    listed: bool,
+    declared: Sequence[DomainInterface],
+    descriptors: Descriptors,
 ) -> list[Backend]:
-    """NICs in the order in which QEMU made them."""
-    if domain is None:
+    """NICs in the order in which QEMU made them. ``declared`` are those of the domain's
+    XML, where libvirt lists it."""
+    if not listed:
         return _command_line_backends(process, descriptors)
     order = {netdev.id: n for n, netdev in enumerate(process.args.netdevs)}
     cold = []
     hot = []
-    for found in parse_interfaces(domain.live_xml):
+    for found in declared:
         position = order.get(found.netdev)
         netdev = process.args.netdevs[position] if position is not None else None
         # An alias is given again after an unplug; then the descriptor of the command

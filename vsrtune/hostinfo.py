@@ -21,6 +21,7 @@ def read_cpus(root: HostRoot) -> tuple[Cpu, ...]:
         root, "/sys/fs/cgroup/cpuset.cpus.isolated"
     )
     nodes = _nodes(root)
+    caches = _caches(root, online)
     smt = _text(root, f"{CPU_DIR}/smt/active") != "0"
     return tuple(
         Cpu(
@@ -29,6 +30,7 @@ def read_cpus(root: HostRoot) -> tuple[Cpu, ...]:
             isolated=cpu in isolated,
             siblings=_siblings(root, cpu) if smt and cpu in online else CpuSet([cpu]),
             node=nodes.get(cpu, 0),
+            cache=caches.get(cpu, CpuSet()),
         )
         for cpu in present
     )
@@ -37,6 +39,26 @@ def read_cpus(root: HostRoot) -> tuple[Cpu, ...]:
 def _siblings(root: HostRoot, cpu: int) -> CpuSet:
     found = _optional(root, f"{CPU_DIR}/cpu{cpu}/topology/thread_siblings_list")
     return found | CpuSet([cpu])
+
+
+def _caches(root: HostRoot, online: CpuSet) -> dict[int, CpuSet]:
+    """CPUs that share a last level cache, for each online CPU of which the kernel tells.
+    ``index`` directories are numbered from the innermost level outwards (detect_cache_attributes,
+    drivers/base/cacheinfo.c)."""
+    found: dict[int, CpuSet] = {}
+    for cpu in online:
+        if cpu in found:
+            continue
+        try:
+            names = root.listdir(f"{CPU_DIR}/cpu{cpu}/cache")
+        except OSError:
+            continue
+        levels = [int(n[5:]) for n in names if n.startswith("index") and n[5:].isdecimal()]
+        if levels:
+            path = f"{CPU_DIR}/cpu{cpu}/cache/index{max(levels)}/shared_cpu_list"
+            shared = (_optional(root, path) & online) | CpuSet([cpu])
+            found.update(dict.fromkeys(shared, shared))
+    return found
 
 
 def _nodes(root: HostRoot) -> dict[int, int]:

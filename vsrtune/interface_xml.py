@@ -10,6 +10,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
+from vsrtune.bounded import xml_element
 from vsrtune.errors import VsrtuneError
 
 _DEVICE = "/interface/target/@dev"
@@ -41,28 +42,24 @@ class Nic:
 
 def nics(domain: str) -> tuple[Nic, ...]:
     """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is none."""
-    try:
-        tree = ET.fromstring(domain)
-    except ET.ParseError as error:
-        raise VsrtuneError(f"domain XML cannot be read: {error}") from error
-    return tuple(_nic(element) for element in tree.iterfind("./devices/interface"))
+    return tuple(_nic(element) for element in _element(domain).iterfind("./devices/interface"))
 
 
 def nic(xml: str) -> Nic:
     """One interface of its own text."""
-    return _nic(ET.fromstring(xml))
+    return _nic(_element(xml))
 
 
 def mode(found: Nic) -> str:
     """The mode attribute of a direct interface's source (libvirt's default: vepa)."""
-    source = ET.fromstring(found.xml).find("source")
+    source = _element(found.xml).find("source")
     return (source.get("mode") if source is not None else None) or "vepa"
 
 
 def on_device(original: Nic, device: str) -> str:
     """The XML with which to attach ``original`` on a host device that is there already
     and that libvirt leaves alone (``managed='no'``)."""
-    element = ET.fromstring(original.xml)
+    element = _element(original.xml)
     for name in ("source", "target", "virtualport"):
         for old in element.findall(name):
             element.remove(old)
@@ -75,7 +72,7 @@ def on_device(original: Nic, device: str) -> str:
 
 def unsupported(found: Nic) -> str:
     """Why a direct interface cannot be put on a device of ours, "" when it can."""
-    element = ET.fromstring(found.xml)
+    element = _element(found.xml)
     source = element.find("source")
     if found.kind != "direct" or not found.lower:
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
@@ -91,7 +88,7 @@ def unsupported(found: Nic) -> str:
 
 def lost(found: Nic) -> tuple[str, ...]:
     """What of a direct interface does not work on a device of ours, for people."""
-    if ET.fromstring(found.xml).get("trustGuestRxFilters") == "yes":
+    if _element(found.xml).get("trustGuestRxFilters") == "yes":
         return (
             "trustGuestRxFilters: libvirt follows the guest's filters on its own macvtaps only",
         )
@@ -101,7 +98,7 @@ def lost(found: Nic) -> tuple[str, ...]:
 def as_direct(found: Nic, lower: str, mode: str) -> str:
     """The XML with which to attach ``found``, which is on a device of ours, as libvirt's
     own macvtap on ``lower``."""
-    element = ET.fromstring(found.xml)
+    element = _element(found.xml)
     for old in element.findall("target"):
         element.remove(old)
     element.set("type", "direct")
@@ -129,7 +126,7 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     A name of the host's device, or an alias, that libvirt made up is none: it counts on,
     and gives no such name a second time, even when asked for it.
     """
-    old, new = _flat(ET.fromstring(before)), _flat(ET.fromstring(after))
+    old, new = _flat(_element(before)), _flat(_element(after))
     for path, generated in _GENERATED.items():
         if all(generated.fullmatch(found.get(path, "")) for found in (old, new)):
             new[path] = old[path]
@@ -138,6 +135,13 @@ def differences(before: str, after: str) -> tuple[str, ...]:
         for path in sorted({*old, *new})
         if old.get(path) != new.get(path)
     )
+
+
+def _element(xml: str) -> ET.Element:
+    try:
+        return xml_element(xml)
+    except ValueError as error:
+        raise VsrtuneError(f"domain XML cannot be read: {error}") from error
 
 
 def _nic(element: ET.Element) -> Nic:

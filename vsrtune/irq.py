@@ -9,7 +9,7 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.model import Irq
 from vsrtune.rootfs import HostRoot
 
-_LINE = re.compile(r"\s*(\d+):((?:\s+\d+)*)\s+(.*)", re.ASCII)
+_LINE = re.compile(r"\s*(\d{1,9}):((?:\s+\d+)*)\s+(.*)", re.ASCII)
 # What stands last when no driver has requested the interrupt: "49152-edge".
 _NO_ACTION = re.compile(r"(?:.*\s)?(?:\d+-\w+|Level|Edge)", re.ASCII)
 
@@ -24,6 +24,12 @@ def parse_interrupts(text: str) -> dict[int, str]:
             name = match[3].rstrip().rpartition("  ")[2].strip()
             names[int(match[1])] = "" if _NO_ACTION.fullmatch(name) else name
     return names
+
+
+def joined(actions: str) -> str:
+    """``/sys/kernel/irq/N/actions`` (kernel ``actions_show``) as /proc/interrupts names it:
+    "" when no driver has requested the interrupt."""
+    return ", ".join(filter(None, (name.strip() for name in actions.split(","))))
 
 
 def read_names(root: HostRoot) -> dict[int, str]:

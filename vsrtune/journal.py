@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vsrtune.actions import Action, Target, Value
+from vsrtune.bounded import json_value
 from vsrtune.closing import Closing
-from vsrtune.durable import fsync_directory, replace_file, write_all
+from vsrtune.durable import fsync_directory, read_file, replace_file, write_all
 from vsrtune.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.journal_records import (
     VERSION,
@@ -98,18 +99,21 @@ class Journal(Closing):
             raise
         return journal
 
-    def entries(self) -> tuple[Entry, ...]:
-        """Live entries in the order of their first write."""
-        return tuple(self._fold.live.values())
+    def entries(self, guests: frozenset[str] | None = None) -> tuple[Entry, ...]:
+        """Live entries in the order of their first write, of all guests or of some."""
+        if guests is None:
+            return tuple(self._fold.live.values())
+        by_guest = self._fold.by_guest
+        return tuple(e for g in sorted(guests) for e in by_guest.get(g, {}).values())
 
-    def ours(self) -> dict[Target, Value]:
-        """What we last wrote and read back, by target."""
-        settled = (e if e.state == "done" else e.settled for e in self._fold.live.values())
+    def ours(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
+        """What we last wrote and read back, by target, for all guests or for some."""
+        settled = (e if e.state == "done" else e.settled for e in self.entries(guests))
         return {e.target: e.written for e in settled if e is not None}
 
     def intent(self, action: Action) -> None:
         """Record that ``action.after`` is about to be written."""
-        self._fold_checked(lambda fold: fold.intent(action))
+        self._fold_checked(action.target, lambda fold: fold.intent(action))
         self._append(intent_record(action))
         self._fold.intent(action)
 
@@ -156,12 +160,12 @@ class Journal(Closing):
 
     def _load(self) -> None:
         try:
-            data = self.path.read_bytes()
+            data = read_file(self.path)
         except FileNotFoundError:
             data = b""
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        fold, same_boot = _read(self.path, data, self._boot_id)
+        fold, same_boot = read(self.path, data, self._boot_id)
         if not same_boot:
             self.discarded = len(fold.live)
             self._replace(Fold())
@@ -193,16 +197,19 @@ class Journal(Closing):
     def _finish(
         self, kind: Literal["done", "revert", "drop"], target: Target, why: str = ""
     ) -> None:
-        self._fold_checked(lambda fold: getattr(fold, kind)(target))
+        self._fold_checked(target, lambda fold: getattr(fold, kind)(target))
         record = target_record(kind, target)
         self._append({**record, "why": why} if why else record)
         getattr(self._fold, kind)(target)
         self._compact_if_grown()
 
-    def _fold_checked(self, step: Any) -> None:
-        """A record out of turn is our own defect; find it before it is in the file."""
+    def _fold_checked(self, target: Target, step: Any) -> None:
+        """A record out of turn is our own defect; find it before it is in the file. A
+        record is about one target and says nothing of others."""
         trial = Fold()
-        trial.live = dict(self._fold.live)
+        known = self._fold.live.get(target)
+        if known is not None:
+            trial.put(known)
         step(trial)
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -239,7 +246,8 @@ class Journal(Closing):
             # The old file is complete; a failed compaction costs only its space.
             with contextlib.suppress(JournalError):
                 self._replace(self._fold)
-        self._weigh_at = self._size + TINY
+        # Weighing goes through all entries: the more there are, the less often.
+        self._weigh_at = self._size + max(TINY, self._size // 2)
 
     def _replace(self, fold: Fold) -> None:
         """Write ``fold`` to a new file and put it in the journal's place."""
@@ -265,20 +273,21 @@ def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
     is corrupt or unreadable.
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise JournalError(
             f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
         ) from error
-    fold, same_boot = _read(path, data, boot_id)
+    fold, same_boot = read(path, data, boot_id)
     return tuple(fold.live.values()) if same_boot else ()
 
 
-def _read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
+def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     """The fold of a file's content, and whether it is of this boot. An empty file
-    is of no boot. A file of another boot never raises: nothing in it is needed."""
+    is of no boot. A file of another boot never raises: nothing in it is needed. Raises
+    JournalError."""
     fold = Fold()
     if not data:
         return fold, False
@@ -286,7 +295,7 @@ def _read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     same_boot = _header(path, lines[0]) == boot_id
     for number, line in enumerate(lines[1:], start=2):
         try:
-            fold.record(json.loads(line))
+            fold.record(json_value(line))
         except (VsrtuneError, ValueError, TypeError, AttributeError, KeyError) as error:
             if not same_boot:
                 continue
@@ -298,7 +307,7 @@ def _read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
 
 def _header(path: Path, line: bytes) -> str:
     try:
-        data = json.loads(line)
+        data = json_value(line)
         version, boot_id = data["version"], data["boot_id"]
     except (ValueError, TypeError, KeyError) as error:
         raise JournalError(

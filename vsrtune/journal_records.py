@@ -44,6 +44,7 @@ from vsrtune.actions import (
     decode_value,
 )
 from vsrtune.codec import decode, encode
+from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import lag_seconds
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Sched, SchedClass, ThreadKey
@@ -86,6 +87,15 @@ def same_setting(a: Value, b: Value) -> bool:
     if isinstance(a, PartitionState) and isinstance(b, PartitionState):
         return a.wanted == b.wanted
     return type(a) is type(b) and a == b
+
+
+def displaced(value: Value) -> bool:
+    """Whether a thread runs outside of its own cpuset: no CPU of that was online, so the
+    kernel let it run elsewhere (cpuset_cpus_allowed_fallback). Nobody asked for it, and
+    nobody can: the same mask is refused once such a CPU is back."""
+    if not isinstance(value, Pin) or not value.cpuset:
+        return False
+    return not CpuSet.parse(value.cpuset) & value.cpus
 
 
 def undo_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -131,14 +141,29 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
 
 
 class Fold:
-    """Live entries by target, in the order of the first write. ``lag`` is how long, in
-    seconds, the kernel keeps the bandwidth booked of any thread that we took out of class
-    deadline. Methods raise VsrtuneError for a record that cannot follow the ones before
+    """Live entries by target, in the order of the first write, and by guest. ``lag`` is how
+    long, in seconds, the kernel keeps the bandwidth booked of any thread that we took out of
+    class deadline. Methods raise VsrtuneError for a record that cannot follow the ones before
     it."""
 
     def __init__(self) -> None:
         self.live: dict[Target, Entry] = {}
+        self.by_guest: dict[str, dict[Target, Entry]] = {}
         self.lag = 0.0
+
+    def put(self, entry: Entry) -> None:
+        """Make it the target's entry."""
+        self.live[entry.target] = entry
+        self.by_guest.setdefault(entry.target.guest, {})[entry.target] = entry
+
+    def _take(self, target: Target) -> Entry | None:
+        entry = self.live.pop(target, None)
+        if entry is not None:
+            mine = self.by_guest[target.guest]
+            del mine[target]
+            if not mine:
+                del self.by_guest[target.guest]
+        return entry
 
     def intent(self, action: Action) -> None:
         """A write begins."""
@@ -146,16 +171,20 @@ class Fold:
         if known is not None and known.state == "intent":
             raise VsrtuneError("an intent follows an unfinished intent of the same target")
         original = action.before
-        if known is not None and same_setting(action.before, known.written):
+        if known is not None and (
+            same_setting(action.before, known.written) or displaced(action.before)
+        ):
             original = known.original
-        self.live[action.target] = Entry(
-            action.target,
-            original,
-            action.after,
-            "intent",
-            before=action.before,
-            settled=known,
-            reason=action.reason,
+        self.put(
+            Entry(
+                action.target,
+                original,
+                action.after,
+                "intent",
+                before=action.before,
+                settled=known,
+                reason=action.reason,
+            )
         )
         self.lag = max(self.lag, _lag(action))
 
@@ -163,27 +192,27 @@ class Fold:
         """The unfinished write is on the host."""
         entry = self._unfinished(target)
         if entry.written == entry.original:
-            del self.live[target]
+            self._take(target)
         else:
-            self.live[target] = replace(entry, state="done", before=None, settled=None)
+            self.put(replace(entry, state="done", before=None, settled=None))
 
     def revert(self, target: Target) -> None:
         """The unfinished write was taken back."""
         entry = self._unfinished(target)
         if entry.settled is None or not same_setting(entry.before_value, entry.settled.written):
             # Taken back to what somebody else had set: nothing of ours is left.
-            del self.live[target]
+            self._take(target)
         else:
-            self.live[target] = entry.settled
+            self.put(entry.settled)
 
     def drop(self, target: Target) -> None:
         """Not ours any more."""
-        if self.live.pop(target, None) is None:
+        if self._take(target) is None:
             raise VsrtuneError("drops a target without a live entry")
 
     def entry(self, entry: Entry) -> None:
         """A settled entry from a compaction."""
-        self.live[entry.target] = entry
+        self.put(entry)
 
     def _unfinished(self, target: Target) -> Entry:
         entry = self.live.get(target)

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from vsrtune.bounded import json_value
 from vsrtune.closing import Closing
-from vsrtune.durable import replace_file
+from vsrtune.durable import read_file, replace_file
 from vsrtune.errors import Lasting, VsrtuneError
 
 # One that still cleans up after a killed user gets this long.
@@ -86,9 +87,9 @@ class Ledger(Closing):
                 opened.append(lock := cls._take_lock(path, wait))
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             opened.append(file)
-            text = path.read_bytes()
+            text = read_file(path)
             whole = text[: text.rfind(b"\n") + 1]
-            entries, last = _parse(path, whole)
+            entries, last = parse(path, whole)
             # With nothing owed a new one begins; the lock makes us its only user.
             os.ftruncate(file, len(whole) if entries else 0)
             owed = b"".join(_line(_added(entry)) for entry in entries.values())
@@ -191,24 +192,24 @@ def read_pending(path: Path) -> list[Entry]:
     """What is owed, oldest first, without the lock: for those who only look. A missing
     file owes nothing. Raises VsrtuneError when it cannot be read."""
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise VsrtuneError(
             f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
         ) from error
-    entries, _ = _parse(path, text[: text.rfind(b"\n") + 1])
+    entries, _ = parse(path, text[: text.rfind(b"\n") + 1])
     return [entries[number] for number in sorted(entries)]
 
 
-def _parse(path: Path, text: bytes) -> tuple[dict[int, Entry], int]:
-    """What is pending, and the last id that was given."""
+def parse(path: Path, text: bytes) -> tuple[dict[int, Entry], int]:
+    """What is pending, and the last id that was given. Raises VsrtuneError."""
     entries: dict[int, Entry] = {}
     last = 0
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = json_value(line)
             if "add" in record:
                 entry = Entry(int(record["add"]), str(record["kind"]), dict(record["data"]))
                 entries[entry.id] = entry

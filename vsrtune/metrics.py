@@ -6,6 +6,7 @@ FAMILIES is the list that docs/metrics.md explains; a test compares the two.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from vsrtune import __version__, tap_metrics
 from vsrtune.deadline import UNIT
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.errors import VsrtuneError
+from vsrtune.load_windows import mean
 from vsrtune.model import Guest, SchedClass, Thread
+from vsrtune.queue_control import Phase
 from vsrtune.state import BUCKETS, State
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 _THREAD = ("domain", "role", "vcpu", "target_device", "queue", "tid")
 _INTERFACE = ("domain", "target_device")
+
+
+PHASES = tuple(phase.value for phase in Phase)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,12 @@ FAMILIES = {
             ("cpus", "cgroup"),
             "Bandwidth the kernel still admits in the root domain, in CPUs.",
         ),
+        Family(
+            "thread_load_ratio",
+            "gauge",
+            _THREAD,
+            "Share of a CPU the thread asked for in the latest windows; placement: auto only.",
+        ),
         Family("thread_allowed_cpus", "gauge", _THREAD, "Number of CPUs the thread may run on."),
         Family("thread_last_cpu", "gauge", _THREAD, "CPU on which the thread last ran."),
         Family(
@@ -121,6 +133,18 @@ FAMILIES = {
             (*_INTERFACE, "kind", "lower"),
             "How the guest's interface is attached, and to which lower device.",
         ),
+        Family(
+            "queue_adaptive_phase",
+            "gauge",
+            ("domain", "phase"),
+            "1 for what the guest's adaptive queue is in: long, trial or short.",
+        ),
+        Family(
+            "queue_adaptive_changes",
+            "counter",
+            ("domain",),
+            "How often the length of the guest's adaptive queue was changed.",
+        ),
         *(Family(*family) for family in tap_metrics.FAMILIES),
         Family(
             "guest_tuned", "gauge", ("domain", "source"), "1 when the guest is as its policy says."
@@ -132,10 +156,16 @@ FAMILIES = {
             "Settings of the guest that differ from its policy.",
         ),
         Family(
+            "drift",
+            "gauge",
+            ("domain", "setting", "rule", "by"),
+            "Settings somebody has changed since, by what is done about it and who it was.",
+        ),
+        Family(
             "guest_held",
             "gauge",
             ("domain", "source"),
-            "Settings an operator changed by hand, left alone until the next reload.",
+            "Settings somebody changed that are left alone until the next reload.",
         ),
         Family(
             "guest_pending",
@@ -170,6 +200,13 @@ FAMILIES = {
             "counter",
             (),
             "Settings written again because something else had changed them.",
+        ),
+        Family("placement_moves", "counter", (), "Threads moved from one CPU to another."),
+        Family(
+            "placement_last_moves",
+            "gauge",
+            (),
+            "Threads that the last pass with any moved from one CPU to another.",
         ),
     )
 }
@@ -247,6 +284,14 @@ def families(state: State) -> list[Any]:
         out["guest_drift"].add_metric(labels, one.drift)
         out["guest_held"].add_metric(labels, one.held)
         out["guest_pending"].add_metric(labels, one.pending)
+    drifts = Counter((_label(d.target.guest), d.setting, d.rule.value, d.by) for d in state.drifts)
+    for names, number in sorted(drifts.items()):
+        out["drift"].add_metric(list(names), number)
+    for queue in state.queues:
+        of = _label(queue.guest)
+        for phase in PHASES:
+            out["queue_adaptive_phase"].add_metric([of, phase], float(phase == queue.phase))
+        out["queue_adaptive_changes"].add_metric([of], queue.changes)
     totals = state.totals
     out["policies"].add_metric([], state.policies)
     out["policy_reload_success"].add_metric([], float(state.reload_success))
@@ -255,6 +300,8 @@ def families(state: State) -> list[Any]:
     out["writes"].add_metric([], totals.writes)
     out["write_errors"].add_metric([], totals.write_errors)
     out["corrections"].add_metric([], totals.corrections)
+    out["placement_moves"].add_metric([], totals.moves)
+    out["placement_last_moves"].add_metric([], state.last_moves)
     buckets, count = [], 0
     for bound, number in zip((*map(str, BUCKETS), "+Inf"), totals.durations, strict=True):
         count += number
@@ -302,6 +349,8 @@ def _add_guest(out: dict[str, Any], guest: Guest, state: State) -> None:
             values, thread.sched.priority if real_time else 0
         )
         _add_budget(out, values, thread, state)
+        if thread.load:
+            out["thread_load_ratio"].add_metric(values, mean(thread.load))
         out["thread_allowed_cpus"].add_metric(values, len(thread.affinity))
         out["thread_last_cpu"].add_metric(values, thread.last_cpu)
         out["thread"].add_metric(

@@ -7,13 +7,17 @@ taken for the thread it replaced.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from functools import cached_property
 
+from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.durations import time_text
+from vsrtune.errors import VsrtuneError
 from vsrtune.tap_counters import TapCounters
 
 SNAPSHOT_VERSION = 1
@@ -128,6 +132,8 @@ class Thread:
     unset), None without a cpuset controller; ``cpuset_effective`` the CPUs it
     yields; ``cpuset_limit`` those of the cgroup above, the most that rewriting
     ``cpuset.cpus`` can give. ``cgroup`` is the path below /sys/fs/cgroup.
+    ``load`` is the share of a CPU that it asked for in each of the latest windows
+    (load_windows), the newest last; empty when it was not measured.
     """
 
     key: ThreadKey
@@ -147,6 +153,7 @@ class Thread:
     confidence: Confidence | None = None
     pin: CpuSet | None = None
     cpuset_limit: CpuSet | None = None
+    load: tuple[float, ...] = ()
 
 
 class NicKind(Enum):
@@ -214,29 +221,63 @@ class Guest:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A CPU that is present. ``siblings`` are its SMT siblings, itself included."""
+    """A CPU that is present. ``siblings`` are its SMT siblings, itself included, ``cache``
+    the CPUs with which it shares its last level cache, itself included; empty when the
+    kernel does not tell."""
 
     id: int
     online: bool
     isolated: bool
     siblings: CpuSet
     node: int
+    cache: CpuSet = field(default_factory=CpuSet)
 
 
 @dataclass(frozen=True, slots=True)
 class Irq:
-    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth."""
+    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth.
+    ``managed``: the kernel has refused to move it in this boot."""
 
     number: int
     name: str
     affinity: CpuSet
     effective: CpuSet
+    managed: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """True when other devices are served by the same interrupt."""
+        return "," in self.name
+
+
+@dataclass(frozen=True, slots=True)
+class NicQueue:
+    """A queue of a lower device, ``rx-0`` or ``tx-0``. ``cpus`` are those of ``rps_cpus``
+    or ``xps_cpus``, empty when it is off; None when the kernel has no such setting here
+    (``xps_cpus`` of a device with one transmit queue)."""
+
+    name: str
+    cpus: CpuSet | None
+
+
+def rps_cpus(queues: Iterable[NicQueue]) -> CpuSet:
+    """The CPUs of all receive queues' RPS."""
+    return CpuSet(c for q in queues if q.name.startswith("rx-") for c in q.cpus or ())
+
+
+@dataclass(frozen=True, slots=True)
+class NicThread:
+    """A kernel thread of a lower device's threaded NAPI, known by its name alone."""
+
+    key: ThreadKey
+    name: str
+    affinity: CpuSet
 
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A lower device. ``rx_cpus`` are the CPUs on which its receive SoftIRQ was
-    seen to run, None when nothing was seen."""
+    """A lower device. ``rps_cpus`` are those of all its receive queues, ``rx_cpus`` the
+    CPUs on which its receive SoftIRQ was seen to run, None when nothing was seen."""
 
     name: str
     ifindex: int
@@ -247,6 +288,8 @@ class Nic:
     rps_cpus: CpuSet
     irqs: tuple[Irq, ...] = ()
     rx_cpus: CpuSet | None = None
+    queues: tuple[NicQueue, ...] = ()
+    napi: tuple[NicThread, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +321,15 @@ class CpusetGroup:
         """True when it is a partition root that is in force."""
         return self.partition in ("root", "isolated")
 
+    @property
+    def special(self) -> bool:
+        """True when it is a partition or has exclusive CPUs: cgroups inside may be as well."""
+        return bool(self.exclusive) or self.partition != "member"
+
+
+def _path(group: CpusetGroup) -> str:
+    return group.path
+
 
 @dataclass(frozen=True, slots=True)
 class DeadlineCpu:
@@ -299,10 +351,13 @@ class Neighbour:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
-    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets`` is empty
-    without cgroup v2 cpusets, ``deadline`` where the kernel's books are not readable."""
+    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets``, sorted by
+    path, is empty without cgroup v2 cpusets, ``deadline`` where the kernel's books are not
+    readable."""
+
+    # No slots: what is looked up often is found once (cached_property).
 
     boot_id: str
     kernel: str
@@ -318,16 +373,37 @@ class Host:
 
     def cpuset(self, path: str) -> CpusetGroup | None:
         """The cpuset of that cgroup, when it matters."""
-        return next((c for c in self.cpusets if c.path == path), None)
+        return self._groups.get(path)
 
-    @property
+    @cached_property
+    def _groups(self) -> dict[str, CpusetGroup]:
+        return {c.path: c for c in self.cpusets}
+
+    def below(self, path: str) -> tuple[CpusetGroup, ...]:
+        """The cpusets of a cgroup and of all that are inside, of those that matter."""
+        first = bisect_left(self.cpusets, f"{path}/", key=_path)
+        # "0" is what comes after "/".
+        last = bisect_left(self.cpusets, f"{path}0", key=_path)
+        own = self.cpuset(path)
+        return (*((own,) if own is not None else ()), *self.cpusets[first:last])
+
+    @cached_property
+    def partitioned(self) -> bool:
+        """Whether there is any partition, or a cgroup with exclusive CPUs."""
+        return any(c.special for c in self.cpusets)
+
+    @cached_property
     def online(self) -> CpuSet:
         """CPUs that are online."""
         return CpuSet(c.id for c in self.cpus if c.online)
 
     def nic(self, name: str) -> Nic | None:
         """The lower device of that name."""
-        return next((n for n in self.nics if n.name == name), None)
+        return self._nics.get(name)
+
+    @cached_property
+    def _nics(self) -> dict[str, Nic]:
+        return {n.name: n for n in self.nics}
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,5 +430,8 @@ class Snapshot:
     @classmethod
     def from_json(cls, text: str) -> Snapshot:
         """Read ``to_json`` output. Raises VsrtuneError naming the bad field."""
-        data: Any = json.loads(text)
+        try:
+            data = json_value(text)
+        except ValueError as error:
+            raise VsrtuneError(f"not JSON: {error}") from None
         return decode(cls, data)

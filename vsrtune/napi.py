@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.model import Confidence, Interface
+from vsrtune.model import Confidence, Interface, NicThread
 from vsrtune.proc import RawThread, napi_device, read_thread
 from vsrtune.rootfs import HostRoot
 
@@ -24,6 +24,16 @@ class NapiThread:
     thread: RawThread
     device: str
     confidence: Confidence
+
+
+def read_nic_threads(root: HostRoot, tids: Iterable[int]) -> tuple[NicThread, ...]:
+    """The NAPI threads of a lower device, by the tids that the device's name gave."""
+    found = []
+    for tid in tids:
+        thread = read_thread(root, tid, tid)
+        if thread is not None and thread.kthread and napi_device(thread.name) is not None:
+            found.append(NicThread(thread.key, thread.name, thread.affinity))
+    return tuple(found)
 
 
 def read_napi_threads(

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from vsrtune.actions import Action, NapiThreaded
 from vsrtune.model import Interface, NicKind, Role
 from vsrtune.plan_build import Phases
+from vsrtune.policy_roles import cpus_for, rule_for
 from vsrtune.policy_yaml import dotted
-from vsrtune.wishes import Wishes, cpus_for, rule_for
+from vsrtune.wishes import Context, Wishes
 
 _KEYS = ("napi", "threaded")
 
 
-def build(all_wishes: Sequence[Wishes], phases: Phases) -> None:
+def build(context: Context, all_wishes: Sequence[Wishes], phases: Phases) -> None:
     """Add what the policies ask of ``threaded``, and say which threads are missing."""
     claimed: dict[int, str] = {}
     for wish in all_wishes:
@@ -27,7 +28,7 @@ def build(all_wishes: Sequence[Wishes], phases: Phases) -> None:
             what = ", ".join(map(dotted, asked))
             phases.skip(wish.guest.ref, what, "the guest has no napi_macvtap interface")
         for device in devices:
-            _threaded(wish, device, claimed, phases)
+            _threaded(context, wish, device, claimed, phases)
             _missing(wish, device, claimed, phases)
 
 
@@ -41,7 +42,9 @@ def _asked(wish: Wishes) -> list[tuple[str, ...]]:
     return [keys for keys, value in settings if value is not None]
 
 
-def _threaded(wish: Wishes, device: Interface, claimed: dict[int, str], phases: Phases) -> None:
+def _threaded(
+    context: Context, wish: Wishes, device: Interface, claimed: dict[int, str], phases: Phases
+) -> None:
     ref, wanted = wish.guest.ref, wish.policy.napi_threaded
     target = NapiThreaded(ref, device.target, device.ifindex)
     subject = f"{device.target} threaded NAPI"
@@ -56,6 +59,9 @@ def _threaded(wish: Wishes, device: Interface, claimed: dict[int, str], phases: 
         phases.skip(ref, subject, f"the device is shared, the setting goes with {other}")
     elif bool(device.threaded) == wanted:
         phases.skip(ref, subject, f"already as asked: {device.threaded}")
+        context.settled[target] = device.threaded
+    elif (drift := context.leave(target)) is not None:
+        phases.leave(ref, subject, drift)
     else:
         reason = f"{dotted(_KEYS)} ({wish.policy.at(*_KEYS)})"
         phases.threaded.append(Action(target, device.threaded, int(wanted), reason))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from vsrtune.actions import queue_file
 from vsrtune.cpuset import CpuSet
 from vsrtune.irq import read_irqs
-from vsrtune.model import Nic, NicKind
+from vsrtune.model import Nic, NicKind, NicQueue, rps_cpus
 from vsrtune.rootfs import HostRoot
 from vsrtune.tap_counters import TapCounters
 from vsrtune.tap_counters import parse as parse_counters
@@ -66,12 +67,14 @@ def parse_uevent(text: str) -> dict[str, str]:
 
 
 class NetReader:
-    """Reads each device once. Devices that vanish meanwhile are not there."""
+    """Reads each device once, but for those that are ``known``. Devices that vanish
+    meanwhile are not there."""
 
-    def __init__(self, root: HostRoot) -> None:
+    def __init__(self, root: HostRoot, known: Mapping[str, Device] | None = None) -> None:
         self._root = root
-        self._devices: dict[str, Device | None] = {}
-        self._by_ifindex: dict[int, str] | None = None
+        self._devices: dict[str, Device | None] = dict(known or {})
+        self._by_ifindex: dict[int, str] = {}
+        self._all_read = False
         self._paths: dict[str, str] = {}
 
     def names(self) -> list[str]:
@@ -94,11 +97,15 @@ class NetReader:
             self._devices[name] = self._read(name)
         return self._devices[name]
 
+    def known(self, names: Iterable[str]) -> dict[str, Device]:
+        """Those of the devices that have been read."""
+        return {n: d for n in names if (d := self._devices.get(n)) is not None}
+
     def by_ifindex(self, ifindex: int) -> str | None:
         """The name of the device with that index; None when there is none, or sysfs
         is not readable."""
-        if self._by_ifindex is None:
-            self._by_ifindex = {}
+        if ifindex not in self._by_ifindex and not self._all_read:
+            self._all_read = True
             names: list[str] = []
             with contextlib.suppress(OSError):
                 names = self.names()
@@ -107,6 +114,12 @@ class NetReader:
                 if number is not None:
                     self._by_ifindex[number] = name
         return self._by_ifindex.get(ifindex)
+
+    def expect(self, name: str) -> None:
+        """Say that a device of that name is likely to be asked for by its index."""
+        device = self.device(name)
+        if device is not None:
+            self._by_ifindex[device.ifindex] = name
 
     def txqueuelen(self, device: Device) -> int:
         """``tx_queue_len``: for taps the length of each ring. Raises OSError."""
@@ -234,6 +247,7 @@ class NetReader:
             return None
         hardware = device.hardware
         numbers = self._irq_numbers(hardware) if hardware is not None else ()
+        queues = self._queues(device)
         try:
             return Nic(
                 name=name,
@@ -242,9 +256,10 @@ class NetReader:
                 node=self._node(hardware),
                 txqueuelen=self.txqueuelen(device),
                 threaded_napi=self._number(f"{device.path}/threaded") not in (None, 0),
-                rps_cpus=self._rps(device),
+                rps_cpus=rps_cpus(queues),
                 irqs=read_irqs(self._root, numbers, irq_names()) if numbers else (),
                 rx_cpus=rx_cpus(name, device.ifindex),
+                queues=queues,
             )
         except FileNotFoundError:
             return None
@@ -283,21 +298,21 @@ class NetReader:
             return tuple(int(n) for n in listed if n.isdecimal())
         return ()
 
-    def _rps(self, device: Device) -> CpuSet:
-        """CPUs of all receive queues' ``rps_cpus``."""
-        cpus = CpuSet()
+    def _queues(self, device: Device) -> tuple[NicQueue, ...]:
+        """Its queues with the CPUs of RPS and XPS, receive queues first, by number."""
+        found: list[NicQueue] = []
         try:
-            queues = self._root.listdir(f"{device.path}/queues")
+            names = self._root.listdir(f"{device.path}/queues")
         except OSError:
-            return cpus
-        for queue in queues:
-            if queue.startswith("rx-"):
-                try:
-                    mask = self._root.read(f"{device.path}/queues/{queue}/rps_cpus")
-                except OSError:
-                    continue
-                cpus = cpus | CpuSet.from_mask(mask)
-        return cpus
+            return ()
+        for name in sorted(names, key=lambda n: (n[:2], len(n), n)):
+            path = f"{device.path}/queues/{name}/{queue_file(name)}"
+            try:
+                found.append(NicQueue(name, CpuSet.from_mask(self._root.read(path))))
+            except OSError:
+                # A device with one transmit queue has no XPS (xps_cpus_show, ENOENT).
+                found.append(NicQueue(name, None))
+        return tuple(found)
 
     def _number(self, path: str) -> int | None:
         try:

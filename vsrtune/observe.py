@@ -3,43 +3,29 @@ nothing else."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from typing import NamedTuple
 
-from vsrtune.cgroup import CpusetReader
-from vsrtune.cpuset import CpuSet
-from vsrtune.cpuset_tree import read_tree
-from vsrtune.deadline_books import read_books
-from vsrtune.errors import ObserveError, VsrtuneError
-from vsrtune.guests import GuestReader, VcpuFinder
-from vsrtune.hostinfo import read_cpus
-from vsrtune.irq import read_names
-from vsrtune.model import (
-    Cpu,
-    Guest,
-    Host,
-    Nic,
-    Problem,
-    Role,
-    SchedClass,
-    Snapshot,
-    SoftirqThread,
-    ThreadKey,
-)
-from vsrtune.neighbours import read_neighbours
-from vsrtune.net import NetReader
-from vsrtune.proc import CLOCK_TICKS, Processes, QemuProcess, read_thread, scan
+from vsrtune.errors import ObserveError
+from vsrtune.guests import VcpuFinder
+from vsrtune.known_guests import Known
+from vsrtune.look_pass import LookPass, NotAlone
+from vsrtune.model import Guest, Nic, Problem, Role, Snapshot
+from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot, LiveRoot
+from vsrtune.rounds import Rounds
 from vsrtune.seen import DEFAULT_PATH, SeenMemory, SeenNic, SeenWorker
 from vsrtune.trace import Devices, Tracer, rx_cpus, sender_device
-from vsrtune.virt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
+from vsrtune.virt import DEFAULT_URI, LibvirtSource, VirtSource
 
-T = TypeVar("T")
 
-_KERNEL = "/proc/sys/kernel"
+class Seen(NamedTuple):
+    """The host, and the names of the guests that were looked at; None when everything was."""
+
+    snapshot: Snapshot
+    looked: frozenset[str] | None
 
 
 class Observer:
@@ -62,17 +48,59 @@ class Observer:
         self._memory = memory if memory is not None else _memory_of(root)
         self._tracer = tracer
         self._vcpus = VcpuFinder()
+        self._table = ProcessTable()
+        self._known: Known | None = None
+        self._rounds = Rounds()
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot:
         """The host now. With ``trace_seconds`` the kernel first counts for so long who
         transmits and where frames are received, which makes the mapping of busy
         vhost workers EXACT."""
-        snapshot = _Pass(self._root, self._virt, self._memory, self._vcpus).run()
+        snapshot = self._whole()
         if trace_seconds <= 0:
             return snapshot
         problems = self._trace(snapshot, trace_seconds)
-        snapshot = _Pass(self._root, self._virt, self._memory, self._vcpus).run()
+        snapshot = self._whole()
         return replace(snapshot, problems=snapshot.problems + problems)
+
+    def observe_some(self, names: frozenset[str]) -> Seen:
+        """The host, for which only the libvirt guests of these names are looked at and the
+        rest is as it was seen last. What else has to be looked at then is."""
+        return self._some(names, frozenset())
+
+    def observe_turns(self, names: frozenset[str] = frozenset()) -> Seen:
+        """The host as of the last look, but for guests that came, went or have other
+        threads, for some others in their turn, and for those of these names."""
+        due = None
+        if self._known is not None:
+            due = self._rounds.due(self._known, self._root, self._table)
+        return self._all() if due is None else self._some(names, due)
+
+    def _all(self) -> Seen:
+        return Seen(self._whole(), None)
+
+    def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
+        """Mark interrupts that the kernel refused to move, until the next boot."""
+        with contextlib.suppress(ObserveError):  # tried and refused once more next time
+            self._memory.remember_fixed(irqs)
+
+    def _whole(self) -> Snapshot:
+        self._table.forget()
+        self._known = self._pass().whole()
+        self._rounds.done(self._known)
+        return self._known.snapshot
+
+    def _some(self, names: frozenset[str], pids: frozenset[int]) -> Seen:
+        if self._known is None:
+            return self._all()
+        try:
+            self._known = self._pass(self._known).some(names, pids)
+        except (NotAlone, ObserveError):
+            return self._all()
+        return Seen(self._known.snapshot, self._known.looked)
+
+    def _pass(self, known: Known | None = None) -> LookPass:
+        return LookPass(self._root, self._virt, self._memory, self._vcpus, self._table, known)
 
     def _trace(self, snapshot: Snapshot, seconds: float) -> tuple[Problem, ...]:
         if self._tracer is None:
@@ -132,181 +160,3 @@ def _seen_nics(nics: Iterable[Nic], received: Mapping[tuple[str, int], int]) -> 
         if cpus is not None:
             found.append(SeenNic(nic.name, nic.ifindex, cpus))
     return found
-
-
-class _Pass:
-    """One pass over the host."""
-
-    def __init__(
-        self, root: HostRoot, virt: VirtSource | None, memory: SeenMemory, vcpus: VcpuFinder
-    ) -> None:
-        self._root = root
-        self._virt = virt
-        self._memory = memory
-        self._vcpus = vcpus
-        self._net = NetReader(root)
-        self._problems: list[Problem] = []
-        self._irq_names: Mapping[int, str] | None = None
-
-    def run(self) -> Snapshot:
-        boot_id = self._try("host", lambda: self._text(f"{_KERNEL}/random/boot_id"), "")
-        self._memory.load(boot_id)
-        cpus: tuple[Cpu, ...] = self._try("cpus", lambda: read_cpus(self._root), ())
-        online = CpuSet(c.id for c in cpus if c.online)
-        domains = self._domains()
-        processes = self._try("proc", lambda: scan(self._root), Processes((), {}, ()))
-        guests = self._guests(processes, domains, online)
-        runtime = self._try("sched", lambda: self._number("sched_rt_runtime_us"), 0)
-        threads = [t for g in guests for t in g.threads]
-        cpusets = read_tree(self._root, (t.cgroup for t in threads))
-        budgets = any(t.sched.cls is SchedClass.DEADLINE for t in threads)
-        partitions = any(c.partition != "member" for c in cpusets)
-        host = Host(
-            boot_id=boot_id,
-            kernel=self._try("host", lambda: self._text(f"{_KERNEL}/osrelease"), ""),
-            clock_ticks=CLOCK_TICKS,
-            cpus=cpus,
-            nics=self._nics(guests),
-            sched_rt_runtime_us=runtime,
-            sched_rt_period_us=self._try("sched", lambda: self._number("sched_rt_period_us"), 0),
-            neighbours=read_neighbours(self._root, processes.daemons, runtime),
-            softirq=self._softirq(processes),
-            cpusets=cpusets,
-            deadline=read_books(self._root, online, totals=budgets or partitions),
-        )
-        return Snapshot(host, guests, tuple(self._problems))
-
-    def _softirq(self, processes: Processes) -> tuple[SoftirqThread, ...]:
-        found = []
-        for cpu, tid in processes.softirq:
-            thread = self._try("proc", partial(read_thread, self._root, tid, tid), None)
-            if thread is not None:
-                found.append(SoftirqThread(thread.key, cpu, thread.sched))
-        return tuple(found)
-
-    def _try(self, reader: str, read: Callable[[], T], default: T) -> T:
-        """``read``'s result; when it fails, a Problem of ``reader`` and ``default``."""
-        try:
-            return read()
-        except VsrtuneError as error:
-            what = str(error)
-        except OSError as error:
-            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        except (ValueError, LookupError) as error:
-            what = f"unexpected content: {error}"
-        self._problems.append(Problem(reader, what))
-        return default
-
-    def _text(self, path: str) -> str:
-        return self._root.read(path).strip()
-
-    def _number(self, name: str) -> int:
-        return int(self._root.read(f"{_KERNEL}/{name}"))
-
-    def _domains(self) -> tuple[DomainText, ...]:
-        virt = self._virt
-        return self._try("libvirt", virt.domains, ()) if virt is not None else ()
-
-    def _guests(
-        self, processes: Processes, domains: Iterable[DomainText], online: CpuSet
-    ) -> tuple[Guest, ...]:
-        reader = GuestReader(
-            root=self._root,
-            net=self._net,
-            cpusets=CpusetReader(self._root),
-            online=online,
-            workers=processes.workers,
-            seen=self._memory.worker,
-            vcpus=self._vcpus,
-            napi=processes.napi,
-        )
-        owned = self._join(processes.qemus, domains)
-        guests = []
-        for process in processes.qemus:
-            domain = owned.get(process.pid)
-            name = f"guest {process.args.name or process.pid}"
-            guest = self._try(name, partial(reader.read, process, domain), None)
-            if guest is not None:
-                guests.append(guest)
-        self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
-        return _one_owner(sorted(_unique(guests), key=lambda g: (g.source, g.name, g.pid)))
-
-    def _join(
-        self, qemus: Iterable[QemuProcess], domains: Iterable[DomainText]
-    ) -> dict[int, DomainText]:
-        """pid to libvirt domain. Both sides carry the domain's UUID."""
-        owned: dict[int, DomainText] = {}
-        # Someone may have copied a UUID into a QEMU of his own.
-        candidates = sorted(qemus, key=lambda p: (not p.args.libvirt, p.pid))
-        missing = []
-        for domain in domains:
-            match = next((p for p in candidates if p.args.uuid == domain.uuid), None)
-            if match is not None:
-                owned[match.pid] = domain
-            else:
-                missing.append(domain)
-        if missing:
-            # Most likely it ended after libvirt was asked.
-            still = {d.uuid for d in self._domains()}
-            for domain in missing:
-                if domain.uuid in still:
-                    what = f"{domain.name} runs according to libvirt, but has no QEMU process"
-                    self._problems.append(Problem("libvirt", what))
-        return owned
-
-    def _nics(self, guests: Iterable[Guest]) -> tuple[Nic, ...]:
-        """Lower devices of the guests, and the host's hardware NICs."""
-        wanted = {lower for g in guests for i in g.interfaces for lower in i.lower}
-        hardware: list[str] = self._try("net", self._net.hardware_names, [])
-        wanted.update(hardware)
-        nics = []
-        for name in sorted(wanted):
-            nic = self._try("net", partial(self._nic, name), None)
-            if nic is not None:
-                nics.append(nic)
-        return tuple(nics)
-
-    def _nic(self, name: str) -> Nic | None:
-        return self._net.nic(name, self._names_of_irqs, self._memory.rx_cpus)
-
-    def _names_of_irqs(self) -> Mapping[int, str]:
-        if self._irq_names is None:
-            names: Mapping[int, str] = self._try("irq", lambda: read_names(self._root), {})
-            self._irq_names = names
-        return self._irq_names
-
-
-def _unique(guests: Iterable[Guest]) -> list[Guest]:
-    """Mark guests that a policy cannot tell apart."""
-    found = list(guests)
-    count = Counter(g.ref for g in found)
-    return [
-        replace(g, problems=(*g.problems, f"{count[g.ref]} guests are named {g.ref}"))
-        if count[g.ref] > 1
-        else g
-        for g in found
-    ]
-
-
-def _one_owner(guests: Iterable[Guest]) -> tuple[Guest, ...]:
-    """Leave the NAPI thread of a device that guests share to the first of them, or
-    each of their policies would have it for its own."""
-    owner: dict[ThreadKey, str] = {}
-    found = []
-    for guest in guests:
-        shared = [
-            t for t in guest.by_role(Role.NAPI) if owner.setdefault(t.key, guest.ref) != guest.ref
-        ]
-        told = (
-            f"{t.interface} is shared, its NAPI thread is shown with {owner[t.key]}" for t in shared
-        )
-        found.append(
-            replace(
-                guest,
-                threads=tuple(t for t in guest.threads if t not in shared),
-                problems=(*guest.problems, *told),
-            )
-            if shared
-            else guest
-        )
-    return tuple(found)

@@ -15,11 +15,15 @@ Three passes, so that guests that come and go move the others as little as possi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, Cpu, Role, ThreadKey
+
+# Reasons name so many guests on a CPU, and count the rest.
+NAMED = 4
 
 Rank = tuple[int, int, int, int, int, int, int, int, int]
 
@@ -27,12 +31,15 @@ Rank = tuple[int, int, int, int, int, int, int, int, int]
 @dataclass(frozen=True, slots=True)
 class Occupant:
     """A vcpu, vhost or NAPI thread whose CPUs are settled: asked for by hand (``reserves``
-    them), held by an operator, or of a guest that is not managed."""
+    them), held by an operator, or of a guest that is not managed. ``load`` as in
+    model.Thread, ``booked`` its DEADLINE bandwidth (deadline.UNIT)."""
 
     guest: str
     role: Role
     cpus: CpuSet
     reserves: bool = False
+    load: tuple[float, ...] = ()
+    booked: int = 0
 
     @property
     def tight(self) -> bool:
@@ -44,7 +51,9 @@ class Occupant:
 class Seat:
     """A thread to be placed. ``number`` orders the threads of one role in a guest,
     ``allowed`` is not empty, ``previous`` the CPU it was pinned to, ``nodes`` the
-    NUMA nodes of the guest's NICs (empty when unknown)."""
+    NUMA nodes of the guest's NICs (empty when unknown). ``label`` is what messages call
+    it, ``load`` as in model.Thread, ``booked`` the bandwidth that its policy asks for in
+    class deadline (deadline.UNIT)."""
 
     thread: ThreadKey
     guest: str
@@ -53,6 +62,9 @@ class Seat:
     allowed: CpuSet
     previous: int | None = None
     nodes: frozenset[int] = frozenset()
+    label: str = ""
+    load: tuple[float, ...] = ()
+    booked: int = 0
 
     @property
     def order(self) -> tuple[int, int, str, ThreadKey]:
@@ -77,28 +89,54 @@ class Placed:
     why: str
 
 
+@dataclass(slots=True)
+class Company:
+    """Who is on one CPU, counted: ``tight`` threads are bound to it, ``reserving`` ones have
+    it reserved among others; ``guests`` counts all of them by guest."""
+
+    total: int = 0
+    tight: int = 0
+    reserving: int = 0
+    vcpus: int = 0
+    guests: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def load(self) -> int:
+        """Threads that are bound to the CPU or have it reserved."""
+        return self.tight + self.reserving
+
+    def add(self, who: Occupant, sign: int = 1) -> None:
+        """One more thread, or with ``sign`` -1 one less."""
+        self.total += sign
+        self.tight += sign * who.tight
+        self.reserving += sign * (who.reserves and not who.tight)
+        self.vcpus += sign * (who.role is Role.VCPU)
+        self.guests[who.guest] += sign
+        if not self.guests[who.guest]:
+            del self.guests[who.guest]
+
+
 class _Board:
     """Who is on which CPU while placing."""
 
     def __init__(self, occupants: Sequence[Occupant], cpus: Mapping[int, Cpu]) -> None:
         self.cpus = cpus
-        self.on: dict[int, list[Occupant]] = {cpu: [] for cpu in cpus}
+        self.on = {cpu: Company() for cpu in cpus}
         self.taken: dict[ThreadKey, int] = {}
         for occupant in occupants:
             for cpu in occupant.cpus:
-                self.on.setdefault(cpu, []).append(occupant)
+                self.on.setdefault(cpu, Company()).add(occupant)
 
     def settle(self, seat: Seat, cpu: int) -> None:
         self.taken[seat.thread] = cpu
-        self.on[cpu].append(Occupant(seat.guest, seat.role, CpuSet([cpu])))
+        self.on[cpu].add(Occupant(seat.guest, seat.role, CpuSet([cpu])))
 
     def leave(self, seat: Seat) -> None:
         cpu = self.taken.pop(seat.thread)
-        self.on[cpu].remove(Occupant(seat.guest, seat.role, CpuSet([cpu])))
+        self.on[cpu].add(Occupant(seat.guest, seat.role, CpuSet([cpu])), -1)
 
     def load(self, cpu: int) -> int:
-        """Threads that are bound to a CPU or have it reserved."""
-        return sum(1 for o in self.on[cpu] if o.tight or o.reserves)
+        return self.on[cpu].load
 
     def best(self, seat: Seat, among: Iterable[int]) -> int:
         return min(among, key=lambda c: rank(seat, c, self.on, self.cpus))
@@ -128,19 +166,31 @@ def _spread(board: _Board, ordered: Sequence[Seat]) -> bool:
     """Move threads to emptier CPUs; True when one moved. Every move lowers the sum
     of the squared loads, so this comes to an end."""
     moved = False
+    # A thread only leaves a CPU for one that has two less, so the least load of all never
+    # falls meanwhile.
+    lowest: dict[CpuSet, int] = {}
+    least = min((here.load for here in board.on.values()), default=0)
     for seat in reversed(ordered):
         load = board.load(board.taken[seat.thread])
+        if load <= least + 1:
+            continue
+        # Whether there is an emptier one among those that it may have is the same for all
+        # threads that may have the same.
+        known = lowest.get(seat.allowed)
+        if known is None:
+            known = lowest[seat.allowed] = min(map(board.load, seat.allowed))
+        if known + 1 >= load:
+            continue
         emptier = [c for c in seat.allowed if board.load(c) + 1 < load]
         if emptier:
             board.leave(seat)
             board.settle(seat, board.best(seat, emptier))
+            lowest.clear()
             moved = True
     return moved
 
 
-def rank(
-    seat: Seat, cpu: int, on: Mapping[int, Sequence[Occupant]], cpus: Mapping[int, Cpu]
-) -> Rank:
+def rank(seat: Seat, cpu: int, on: Mapping[int, Company], cpus: Mapping[int, Cpu]) -> Rank:
     """The lowest rank is the best CPU. In this order:
 
     1. fewest threads bound to it (0: the CPU is free)
@@ -156,12 +206,12 @@ def rank(
     """
     here = on[cpu]
     info = cpus[cpu]
-    siblings = sum(len(on.get(s, ())) for s in info.siblings if s != cpu)
+    siblings = sum(on[s].total for s in info.siblings if s != cpu and s in on)
     return (
-        sum(1 for o in here if o.tight),
-        sum(1 for o in here if not o.tight),
-        sum(1 for o in here if o.guest != seat.guest),
-        sum(1 for o in here if o.role is Role.VCPU),
+        here.tight,
+        here.total - here.tight,
+        here.total - here.guests.get(seat.guest, 0),
+        here.vcpus,
         0 if info.isolated else 1,
         0 if not seat.nodes or info.node in seat.nodes else 1,
         siblings,
@@ -170,11 +220,12 @@ def rank(
     )
 
 
-def _why(seat: Seat, here: Sequence[Occupant]) -> str:
-    """``here`` holds everyone on the seat's CPU, the seat's own thread included."""
-    if len(here) == 1:
+def _why(seat: Seat, here: Company) -> str:
+    """``here`` counts everyone on the seat's CPU, the seat's own thread included."""
+    if here.total == 1:
         return "a CPU of its own"
-    company = sorted({o.guest for o in here if o.guest != seat.guest})
-    if sum(1 for o in here if o.guest == seat.guest) > 1:
+    others = sorted(g for g in here.guests if g != seat.guest)
+    company = others if len(others) <= NAMED else [*others[:NAMED], f"{len(others) - NAMED} more"]
+    if here.guests[seat.guest] > 1:
         company.insert(0, "its own guest's threads")
     return f"no CPU is free, shared with {', '.join(company)}"

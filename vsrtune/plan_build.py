@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from vsrtune.actions import (
     Action,
     CgroupDir,
+    Drift,
     EmulatorPin,
     Pin,
     Skipped,
@@ -22,15 +23,19 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.policy import SchedRule
+from vsrtune.policy_drift import DriftRule
+from vsrtune.policy_roles import rule_for
 from vsrtune.policy_yaml import dotted
+from vsrtune.queue_control import Bounds
 from vsrtune.root_domains import Found
-from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label, rule_for
+from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label
 
 
 @dataclass(slots=True)
 class Phases:
     """Actions by phase. Their order (see planner) is the order of the fields."""
 
+    interrupts: list[Action] = field(default_factory=list)
     domain_dirs: list[Action] = field(default_factory=list)
     dirs: list[Action] = field(default_factory=list)
     moves: list[Action] = field(default_factory=list)
@@ -55,6 +60,7 @@ class Phases:
         the vcpus, so that it never stands above them in between, and NAPI threads with
         the workers; ksoftirqd is lowered after and raised before both."""
         return (
+            *self.interrupts,
             *self.domain_dirs,
             *self.dirs,
             *self.moves,
@@ -78,6 +84,11 @@ class Phases:
         """Record a setting that is left as it is."""
         self.skipped.append(Skipped(guest, subject, reason, pending=pending))
 
+    def leave(self, guest: str, subject: str, drift: Drift) -> None:
+        """Record a setting that somebody has changed and that is not put back."""
+        held = drift.rule is DriftRule.REPORT
+        self.skipped.append(Skipped(guest, subject, drift.left, held))
+
 
 def build(
     context: Context,
@@ -94,12 +105,12 @@ def build(
         _moves(context, wish, phases)
         for pin in wish.pins:
             into = phases.vcpu_pins if pin.thread.role is Role.VCPU else phases.vhost_pins
-            _pin(wish, pin, chosen, into, phases)
+            _pin(context, wish, pin, chosen, into, phases)
         if wish.emulator is not None:
-            _pin(wish, wish.emulator, chosen, phases.emulator_pins, phases)
+            _pin(context, wish, wish.emulator, chosen, phases.emulator_pins, phases)
         for role in DATA_PLANE:
             _scheduling(context, wish, role, chosen, found, phases)
-        _queues(wish, claimed, phases)
+        _queues(context, wish, claimed, phases)
 
 
 def level(sched: Sched) -> int:
@@ -135,6 +146,7 @@ def pin_values(thread: Thread, target: Target, cpus: CpuSet) -> tuple[Value, Val
 
 
 def _pin(
+    context: Context,
     wish: Wishes,
     pin: PinWish,
     chosen: Mapping[ThreadKey, Chosen],
@@ -147,7 +159,9 @@ def _pin(
         phases.skip(wish.guest.ref, subject, "its cgroup allows no housekeeping CPU")
         return
     if pin.thread.affinity == pick.cpus:
-        phases.skip(wish.guest.ref, subject, f"already as asked: CPUs {pick.cpus}")
+        why = f" ({pick.why})" if wish.policy.placement is not None and pick.why else ""
+        phases.skip(wish.guest.ref, subject, f"already as asked: CPUs {pick.cpus}{why}")
+        context.settled[pin.target] = pick.cpus
         return
     auto = f" auto, {pick.why}" if pick.why else f" {pick.cpus}"
     reason = f"{dotted(pin.keys)}:{auto} ({wish.policy.at(*pin.keys)})"
@@ -174,6 +188,11 @@ def _scheduling(
     for thread in threads:
         target = ThreadSched(ref, thread.key, label(thread))
         wish.asked.add(target)
+        if thread.sched == rule.sched:
+            context.settled[target] = rule.sched
+        elif (drift := context.leave(target)) is not None:
+            phases.leave(ref, f"{label(thread)} scheduling", drift)
+            continue
         why_not = _why_not(context, wish, thread, rule, chosen)
         if why_not is None and rule.deadline:
             why_not = _no_budget(found, thread)
@@ -234,10 +253,10 @@ def _why_not(
     return None
 
 
-def _queues(wish: Wishes, claimed: dict[int, str], phases: Phases) -> None:
+def _queues(context: Context, wish: Wishes, claimed: dict[int, str], phases: Phases) -> None:
     ref = wish.guest.ref
-    length = wish.policy.macvtap_queue
-    if length is None:
+    asked = wish.policy.macvtap_queue
+    if asked is None:
         phases.skip(ref, "macvtap queue", "not asked by the policy")
         return
     if not any(i.kind.rings for i in wish.guest.interfaces):
@@ -256,8 +275,22 @@ def _queues(wish: Wishes, claimed: dict[int, str], phases: Phases) -> None:
         other = claimed.setdefault(interface.ifindex, ref)
         if other != ref:
             phases.skip(ref, subject, f"the device is shared, its queue goes with {other}")
-        elif interface.txqueuelen == length:
-            phases.skip(ref, subject, f"already as asked: {length}")
+            continue
+        length = asked if isinstance(asked, int) else _present(asked, context.ours.get(target))
+        said = str(length) if isinstance(asked, int) else f"{length} ({asked})"
+        if interface.txqueuelen == length:
+            phases.skip(ref, subject, f"already as asked: {said}")
+            context.settled[target] = length
+        elif (drift := context.leave(target)) is not None:
+            phases.leave(ref, subject, drift)
         else:
-            reason = f"queue.macvtap ({wish.policy.at('queue', 'macvtap')})"
+            what = "queue.macvtap" if isinstance(asked, int) else f"queue.macvtap: {asked}"
+            reason = f"{what} ({wish.policy.at('queue', 'macvtap')})"
             phases.queues.append(Action(target, interface.txqueuelen, length, reason))
+
+
+def _present(asked: Bounds, ours: Value | None) -> int:
+    """Where an adaptive queue stands: what its keeper wrote last, else long."""
+    if isinstance(ours, int) and asked.low <= ours <= asked.high:
+        return ours
+    return asked.high

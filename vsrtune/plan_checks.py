@@ -15,9 +15,12 @@ from vsrtune.actions import (
     CpusetFile,
     DeviceTarget,
     EmulatorPin,
+    IrqAffinity,
     NapiThreaded,
+    NicTarget,
     Partition,
     Plan,
+    QueueCpus,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -31,10 +34,11 @@ from vsrtune.deadline import limit, total
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import DATA_PLANE, Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
 from vsrtune.plan_build import level
-from vsrtune.projection import after, scope_limit
+from vsrtune.projection import Projection, scope_limit
 from vsrtune.root_domains import is_partition, root_domain
 from vsrtune.wishes import OWN_CGROUP, pinned_cpus
 
+_LOWER_DEVICES = -1
 _PHASE = {
     CgroupDir.kind: 0,
     ThreadCgroup.kind: 1,
@@ -46,6 +50,8 @@ _PHASE = {
     ThreadSched.kind: 4,
     TxQueueLen.kind: 5,
     NapiThreaded.kind: 6,
+    IrqAffinity.kind: _LOWER_DEVICES,
+    QueueCpus.kind: _LOWER_DEVICES,
 }
 _LOWERING = 2
 
@@ -69,12 +75,14 @@ def check(
     _threads_off_interrupts(snapshot, irq, pinned)
     _housekeeping(snapshot, pinned)
     _order(plan)
+    if not plan.actions:
+        return
     refused = {r.guest for r in plan.refusals}
     seen: set[Target] = set()
     dirs = {t.path for t, v in ours.items() if isinstance(t, CgroupDir) and v is True}
     dirs |= {t.cgroup for g in snapshot.guests for t in g.threads}
     dirs |= {c.path for c in snapshot.host.cpusets}
-    state = snapshot
+    state = Projection(snapshot)
     for action in plan.actions:
         if action.target in seen:
             raise _broken(action, "the plan has a second action for this target")
@@ -86,7 +94,7 @@ def check(
         if isinstance(action.target, CgroupDir):
             dirs.add(action.target.path)
         _step(state, action, irq, dirs)
-        state = after(state, action)
+        state.apply(action)
 
 
 def _broken(action: Action | None, what: str) -> PlanError:
@@ -125,21 +133,25 @@ def _phase(action: Action) -> float:
         return 0 if action.target.file == "cpuset.cpus" else _PHASE[CpusetFile.kind]
     if isinstance(action.target, ThreadCgroup) and not str(wanted).endswith(f"/{OWN_CGROUP}"):
         return _PHASE[VcpuPin.kind]
+    if isinstance(action.target, NicTarget) or _below(action):
+        return _LOWER_DEVICES
     if isinstance(before, Sched) and isinstance(wanted, Sched) and level(wanted) < level(before):
         return _LOWERING if wanted.cls is not SchedClass.DEADLINE else _PHASE[ThreadSched.kind]
     return _PHASE[action.target.kind]
 
 
-def _find(snapshot: Snapshot, key: ThreadKey) -> tuple[Guest, Thread] | None:
-    for guest in snapshot.guests:
-        for thread in guest.threads:
-            if thread.key == key:
-                return guest, thread
-    return None
+def _below(action: Action) -> bool:
+    """Whether the action is on a NAPI thread of a lower device."""
+    return isinstance(action.target, ThreadAffinity) and action.target.guest == HOST_REF
 
 
-def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
+def _step(state: Projection, action: Action, irq: CpuSet, dirs: set[str]) -> None:
     target = action.target
+    if isinstance(target, NicTarget) or _below(action):
+        cpus = action.after
+        if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
+            raise _broken(action, f"a lower device would be served on CPUs {cpus or 'none'}")
+        return
     if isinstance(target, CgroupDir | CpusetFile | DeviceTarget):
         return
     if isinstance(target, Partition):
@@ -148,7 +160,7 @@ def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
     if target.guest == HOST_REF:
         _softirq_step(state, action, irq)
         return
-    found = _find(state, target.thread)
+    found = state.find(target.thread)
     if found is None:
         raise _broken(action, "the thread is not in the snapshot")
     guest, thread = found
@@ -161,7 +173,7 @@ def _step(state: Snapshot, action: Action, irq: CpuSet, dirs: set[str]) -> None:
         _pin_step(action, guest, thread, irq)
 
 
-def _softirq_step(state: Snapshot, action: Action, irq: CpuSet) -> None:
+def _softirq_step(state: Projection, action: Action, irq: CpuSet) -> None:
     found = [
         t
         for t in state.host.softirq
@@ -171,14 +183,14 @@ def _softirq_step(state: Snapshot, action: Action, irq: CpuSet) -> None:
         raise _broken(action, "no such ksoftirqd thread to change at that point")
 
 
-def _partition_step(state: Snapshot, path: str, irq: CpuSet) -> None:
+def _partition_step(state: Projection, path: str, irq: CpuSet) -> None:
     group = state.host.cpuset(path)
     cpus = CpuSet.parse((group.exclusive or group.cpus) if group is not None else "")
     if not cpus or cpus & irq or state.host.online <= cpus:
         raise _broken(None, f"partition {path} would get CPUs {cpus or 'none'}")
 
 
-def _sched_step(state: Snapshot, action: Action, thread: Thread, irq: CpuSet) -> None:
+def _sched_step(state: Projection, action: Action, thread: Thread, irq: CpuSet) -> None:
     wanted = action.after
     if not isinstance(wanted, Sched) or action.before != thread.sched:
         raise _broken(action, f"the thread is {thread.sched} at that point")
@@ -194,7 +206,7 @@ def _sched_step(state: Snapshot, action: Action, thread: Thread, irq: CpuSet) ->
 
 
 def _deadline_step(
-    state: Snapshot, action: Action, thread: Thread, wanted: Sched, irq: CpuSet
+    state: Projection, action: Action, thread: Thread, wanted: Sched, irq: CpuSet
 ) -> None:
     if not wanted.reset_on_fork:
         raise _broken(action, "deadline without reset-on-fork")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from vsrtune.actions import Action, Plan, Refusal, Skipped
+from vsrtune.actions import Action, Drift, Plan, Refusal, Skipped
+from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
 from vsrtune.errors import StaleError, VsrtuneError
 
@@ -14,7 +16,8 @@ PLAN_VERSION = 1
 
 def dumps(plan: Plan, boot_id: str) -> str:
     """JSON text; ``loads`` with the same boot_id gives an equal Plan."""
-    data = {"version": PLAN_VERSION, "boot_id": boot_id, **encode(plan)}
+    data = {"version": PLAN_VERSION, "boot_id": boot_id, **encode(replace(plan, settled={}))}
+    del data["settled"]
     data["actions"] = [a.to_data() for a in plan.actions]
     return json.dumps(data, indent=2, ensure_ascii=False)
 
@@ -26,7 +29,7 @@ def loads(text: str, boot_id: str, where: str = "plan") -> Plan:
     its thread ids mean other threads now.
     """
     try:
-        data: Any = json.loads(text)
+        data: Any = json_value(text)
     except ValueError as error:
         raise VsrtuneError(f"not JSON: {error}", where=where) from None
     if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
@@ -60,6 +63,7 @@ def loads(text: str, boot_id: str, where: str = "plan") -> Plan:
             tuple(decode(Refusal, r) for r in items("refusals")),
             tuple(decode(str, w) for w in items("warnings")),
             tuple(decode(str, n) for n in items("notes")),
+            tuple(decode(Drift, d) for d in items("drift")),
         )
     except VsrtuneError as error:
         raise VsrtuneError(error.what, where=f"{where}: {error.where}") from None

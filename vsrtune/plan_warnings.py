@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from vsrtune.cpuset import CpuSet
+from vsrtune.load_windows import WINDOWS
 from vsrtune.model import DATA_PLANE, Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
 from vsrtune.plan_build import level
 from vsrtune.wishes import label, main_thread
 
+# So much is asked of a CPU that another one is missing: a fifth more than it has.
+OVERCOMMITTED = 1.2
 _REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
@@ -25,6 +28,7 @@ def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str
         out += _on_interrupts(guest, irq)
     out += _between_guests(guests)
     out += _unthrottled(result.host, guests)
+    out += _overcommitted(result, managed)
     return tuple(out)
 
 
@@ -134,6 +138,26 @@ def _between_guests(guests: Sequence[Guest]) -> list[str]:
             out.append(
                 f"CPU {cpu} is shared by {names} at unequal priorities: "
                 "the lower one gets only what the higher leaves"
+            )
+    return out
+
+
+def _overcommitted(result: Snapshot, managed: Sequence[str]) -> list[str]:
+    """CPUs of which more was asked than there is in each of the latest windows. No numbers: a
+    warning that stays the same is said once."""
+    on: dict[int, list[tuple[str, Thread]]] = {}
+    for guest in result.guests:
+        for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
+            if len(thread.affinity) == 1 and len(thread.load) >= WINDOWS:
+                on.setdefault(thread.affinity.first(), []).append((guest.ref, thread))
+    out: list[str] = []
+    for cpu, here in sorted(on.items()):
+        asked = [sum(t.load[-n] for _, t in here) for n in range(1, WINDOWS + 1)]
+        if min(asked) > OVERCOMMITTED and any(ref in managed for ref, _ in here):
+            names = ", ".join(f"{ref} {label(t)}" for ref, t in here)
+            out.append(
+                f"CPU {cpu} is overcommitted: {names} together ask for more than it has; "
+                "give the guests more CPUs, or move one to another host"
             )
     return out
 

@@ -11,20 +11,21 @@ Invariants (checked by plan_checks on every plan, before it is returned):
   the kernel's limit admits its budget; the domain has no interrupt CPU (domains.py).
 - A refused guest gets no action; no target gets two.
 
-Actions come in this order, and in reverse they undo the plan: our cgroups, moves
-into them, scheduling that is lowered (vhost, vcpu), CPUs (vhost, vcpu, emulator), root
-domains (moves, CPU lists, partitions), scheduling that is raised (ksoftirqd, vcpu,
-vhost), queue lengths, threaded NAPI. So on the way, there and back, no thread is realtime
-on a CPU where it is not so at either end, no worker stands above its vcpu that does not
-at either end, and no thread is DEADLINE while its root domain is made or taken away.
+Actions come in this order, and in reverse they undo the plan: interrupts, RPS, XPS and
+NAPI threads of lower devices, our cgroups, moves into them, scheduling that is lowered
+(vhost, vcpu), CPUs (vhost, vcpu, emulator), root domains (moves, CPU lists, partitions),
+scheduling that is raised (ksoftirqd, vcpu, vhost), queue lengths, threaded NAPI. So on the
+way, there and back, no thread is realtime on a CPU where it is not so at either end, no
+worker stands above its vcpu that does not at either end, and no thread is DEADLINE while
+its root domain is made or taken away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from vsrtune import domain_build, domains, napi_plan, plan_checks, plan_warnings, softirq
+from vsrtune import domain_build, domains, irq_plan, napi_plan, plan_checks, plan_warnings, softirq
 from vsrtune.actions import (
     HOST_REF,
     CgroupTarget,
@@ -37,24 +38,23 @@ from vsrtune.actions import (
     ThreadSched,
     Value,
 )
+from vsrtune.choosing import choose
 from vsrtune.cpuset import CpuSet
-from vsrtune.irq_choice import interrupt_cpus, lower_nics
-from vsrtune.model import Guest, Interface, NicKind, Sched, SchedClass, Snapshot, ThreadKey
-from vsrtune.placement import Chosen, Occupant, Seat, place
+from vsrtune.drift import NO_MEMORY, Memory, drifts
+from vsrtune.irq_choice import interrupt_cpus
+from vsrtune.model import Guest, Host, Sched, SchedClass, Snapshot, ThreadKey
+from vsrtune.placement import Chosen
+from vsrtune.plan_alone import Whole, remember
 from vsrtune.plan_build import Phases, build
-from vsrtune.policy import AUTO, Policy
+from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
-from vsrtune.policy_yaml import KeyPath, shown
 from vsrtune.projection import project
+from vsrtune.quarrels import without_quarrels
 from vsrtune.root_domains import Found
 from vsrtune.wishes import (
     Context,
-    PinWish,
     Wishes,
     check_online,
-    cpus_for,
-    pinned_cpus,
-    settled,
     wishes,
 )
 
@@ -64,15 +64,28 @@ def plan(
     policies: Sequence[Policy],
     ours: Mapping[Target, Value] | None = None,
     reassert: bool = False,
+    memory: Memory = NO_MEMORY,
 ) -> Plan:
     """What to change so that the host is as the policies ask.
 
     ``ours`` is what was last written (from the journal): it keeps placements
-    stable and tells an operator's later pin from other drift. A pin that an
-    operator changed is held, not rewritten, unless ``reassert``. Raises
-    PlanError when the result breaks an invariant.
+    stable and tells what somebody has changed since, of which ``memory`` knows more.
+    What a policy wants left alone then is left alone (drift.py), unless ``reassert``.
+    Raises PlanError when the result breaks an invariant.
     """
-    return _make(snapshot, policies, ours, reassert).plan
+    return _make(snapshot, policies, ours, reassert, memory).plan
+
+
+def plan_whole(
+    snapshot: Snapshot,
+    policies: Sequence[Policy],
+    ours: Mapping[Target, Value],
+    reassert: bool,
+    memory: Memory,
+) -> tuple[Plan, Whole | None]:
+    """As ``plan``, with what lets guests be planned alone afterwards (plan_alone)."""
+    made = _make(snapshot, policies, ours, reassert, memory)
+    return made.plan, made.whole
 
 
 def released(
@@ -84,7 +97,7 @@ def released(
     among them: a mistake in a policy must not untune its guest.
     """
     # What has to go first may stand in the way of what is planned: not to be checked yet.
-    made = _make(snapshot, policies, ours, False, checked=False)
+    made = _make(snapshot, policies, ours, False, NO_MEMORY, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
     # Entries of dead threads are dropped before: a guest that is missing and has budgets
@@ -141,6 +154,8 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
 class _Made:
     plan: Plan
     asked: set[Target]
+    whole: Whole | None
+    movers: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -159,22 +174,48 @@ def _make(
     policies: Sequence[Policy],
     ours: Mapping[Target, Value] | None,
     reassert: bool,
+    memory: Memory,
     *,
     checked: bool = True,
 ) -> _Made:
-    ours = {} if ours is None else ours
+    """The plan. Where interrupts will be is known only once nobody who moves them is
+    refused: until then the guests that are refused count as moving nothing."""
+    unable: frozenset[str] = frozenset()
+    while True:
+        made = _attempt(snapshot, policies, ours or {}, reassert, memory, unable, checked)
+        refused = frozenset(r.guest for r in made.plan.refusals) & made.movers
+        if refused <= unable:
+            return made
+        unable |= refused
+
+
+def _attempt(
+    snapshot: Snapshot,
+    policies: Sequence[Policy],
+    ours: Mapping[Target, Value],
+    reassert: bool,
+    memory: Memory,
+    unable: frozenset[str],
+    checked: bool,
+) -> _Made:
     assigned = assign(snapshot.guests, policies)
     state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
-    _choose_interrupts(snapshot, state)
-    context = Context(snapshot.host, state.irq, ours, reassert)
+    state.pairs = irq_plan.without_quarrels(snapshot.host, state.pairs, state.refusals)
+    movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None and g.ref not in unable]
+    _choose_interrupts(irq_plan.moved(snapshot.host, movers), state)
+    changed = drifts(snapshot, state.pairs, ours, memory)
+    if reassert:
+        changed = {target: replace(drift, left="") for target, drift in changed.items()}
+    context = Context(snapshot.host, state.irq, ours, changed)
     asked = _wishes(context, state)
-    asked = _without_quarrels(asked, state)
+    asked = without_quarrels(asked, state.refusals)
     asked = _with_housekeeping(context, asked, state)
     asked, chosen, found = _with_domains(context, snapshot, asked, state)
     phases = Phases(skipped=state.skipped)
     build(context, asked, chosen, found, phases)
-    napi_plan.build(asked, phases)
-    host_asked = softirq.build(context, asked, chosen, phases)
+    napi_plan.build(context, asked, phases)
+    host_asked = irq_plan.build(context, asked, phases)
+    host_asked |= softirq.build(context, asked, chosen, phases)
     host_asked |= domain_build.build(context, snapshot, found, phases)
     state.notes += domain_build.notes(snapshot, found)
     made = Plan(
@@ -187,23 +228,28 @@ def _make(
     managed = [w.guest.ref for w in asked]
     told = plan_warnings.warnings(result, managed, state.irq)
     told += tuple(softirq.warnings(result, managed))
-    final = Plan(made.actions, made.skipped, made.refusals, told, made.notes)
-    return _Made(final, {t for w in asked for t in w.asked} | host_asked)
+    told += tuple(irq_plan.warnings(result, asked))
+    concerned = context.left | {a.target for a in made.actions}
+    drift = tuple(d for target, d in changed.items() if target in concerned)
+    final = replace(made, warnings=told, drift=drift, settled=context.settled)
+    whole = None if state.refusals else remember(context, policies, asked, chosen, found)
+    host_asked |= {t for w in asked for t in w.asked}
+    return _Made(final, set(host_asked), whole, frozenset(g.ref for g, _ in movers))
 
 
-def _choose_interrupts(snapshot: Snapshot, state: _State) -> None:
+def _choose_interrupts(host: Host, state: _State) -> None:
     """The interrupt CPUs of all managed guests, guest by guest; one whose NICs are
-    served by the last CPUs that are free of interrupts is refused."""
-    host = snapshot.host
+    served by the last CPUs that are free of interrupts is refused. ``host`` is as it will
+    be once interrupts are moved."""
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in state.pairs:
         needs = policy.pins or policy.realtime or policy.emulator is not None
         out = Wishes(guest, policy)
         if isinstance(policy.irq, CpuSet):
             cpus = policy.irq
-            check_online(host, out, ("cpus", "irq"), cpus)
+            check_online(host, out, policy.irq_keys, cpus)
             state.notes.append(
-                f"{guest.ref}: interrupt CPUs {cpus} from {policy.at('cpus', 'irq')}"
+                f"{guest.ref}: interrupt CPUs {cpus} from {policy.at(*policy.irq_keys)}"
             )
         else:
             choice = interrupt_cpus(host, guest)
@@ -214,10 +260,11 @@ def _choose_interrupts(snapshot: Snapshot, state: _State) -> None:
         if full and (needs or policy.irq is not None):
             others = "" if host.online <= cpus else " together with the other guests' NICs"
             out.refuse(
-                ("cpus", "irq"),
+                policy.irq_keys,
                 f"the interrupts of its NICs are served on every online CPU{others}, "
                 "so no CPU is left for its threads",
-                "move the interrupts to fewer CPUs, or name cpus.irq by hand",
+                "move the interrupts to fewer CPUs (irq: {cpus: 0, set: true}), or name cpus.irq "
+                "by hand",
             )
         state.refusals += out.refusals
         if not out.refusals:
@@ -235,38 +282,6 @@ def _wishes(context: Context, state: _State) -> list[Wishes]:
         if not wish.refusals:
             kept.append(wish)
     return kept
-
-
-def _without_quarrels(asked: list[Wishes], state: _State) -> list[Wishes]:
-    """Two guests may share one macvtap; then they must ask the same of it."""
-    first: dict[tuple[KeyPath, int], Wishes] = {}
-    kept: list[Wishes] = []
-    for wish in asked:
-        for interface in wish.guest.interfaces:
-            for keys, value in _of_device(wish.policy, interface):
-                other = first.setdefault((keys, interface.ifindex), wish)
-                theirs = dict(_of_device(other.policy, interface))[keys]
-                if theirs != value:
-                    wish.refuse(
-                        keys,
-                        f"{interface.target} is shared with {other.guest.ref}, for which "
-                        f"{other.policy.at(*keys)} asks {shown(theirs)}",
-                        "ask the same for both guests",
-                    )
-        state.refusals += wish.refusals
-        if not wish.refusals:
-            kept.append(wish)
-    return kept
-
-
-def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int]]:
-    """What a policy asks of an interface's device, and not of threads."""
-    out: list[tuple[KeyPath, int]] = []
-    if policy.macvtap_queue is not None and interface.kind.rings:
-        out.append((("queue", "macvtap"), policy.macvtap_queue))
-    if policy.napi_threaded is not None and interface.kind is NicKind.NAPI_MACVTAP:
-        out.append((("napi", "threaded"), policy.napi_threaded))
-    return out
 
 
 def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> list[Wishes]:
@@ -304,7 +319,7 @@ def _choose_or_refuse(
     """CPUs for every wish. Narrow cgroups can force auto onto the last free CPU too;
     then the last guest that pins is refused and the rest is chosen again."""
     while True:
-        chosen = _choose(context, snapshot, asked)
+        chosen = choose(context, snapshot, asked)
         pinned = CpuSet(c for w in asked for p in w.pins for c in chosen[p.thread.key].cpus)
         if not pinned or not context.online <= pinned:
             return asked, chosen
@@ -322,91 +337,3 @@ def _refuse_all_pinned(context: Context, wish: Wishes, state: _State) -> None:
         "leave one CPU to everything else",
     )
     state.refusals += wish.refusals
-
-
-def _choose(
-    context: Context, snapshot: Snapshot, asked: Sequence[Wishes]
-) -> dict[ThreadKey, Chosen]:
-    """CPUs for every wish: lists as written, auto by placement, then emulators."""
-    chosen: dict[ThreadKey, Chosen] = {}
-    occupants = _occupants(context, snapshot, asked)
-    seats: list[Seat] = []
-    by_hand = CpuSet()
-    for wish in asked:
-        for pin in wish.pins:
-            if pin.cpus is not None:
-                chosen[pin.thread.key] = Chosen(pin.cpus)
-                by_hand |= pin.cpus
-                # One of auto that floats in its root domain reserves none of it: the threads
-                # beside it would leave, and the domain grow after them, plan by plan.
-                floats = cpus_for(wish.policy, pin.thread.role) is AUTO
-                occupants.append(Occupant(wish.guest.ref, pin.thread.role, pin.cpus, not floats))
-    spare = _spare(context, by_hand, occupants)
-    for wish in asked:
-        seats += [_seat(context, wish, pin, spare) for pin in wish.pins if pin.cpus is None]
-    cpus = {c.id: c for c in context.host.cpus}
-    placed = place(seats, occupants, cpus)
-    chosen |= {key: Chosen(CpuSet([p.cpu]), p.why) for key, p in placed.items()}
-    pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
-    pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
-    roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned
-    for wish in asked:
-        if wish.emulator is not None:
-            pick = _housekeepers(context, wish.emulator, pinned, roaming)
-            if pick is not None:
-                chosen[wish.emulator.thread.key] = pick
-    return chosen
-
-
-def _occupants(context: Context, snapshot: Snapshot, asked: Sequence[Wishes]) -> list[Occupant]:
-    planned = {(w.guest.pid, w.guest.start_time) for w in asked}
-    out = [o for w in asked for o in w.occupants]
-    for guest in snapshot.guests:
-        if (guest.pid, guest.start_time) not in planned:
-            out += settled(guest, iter(guest.threads), context.online)
-    return out
-
-
-def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> CpuSet:
-    """The CPU that auto leaves free when no interrupt CPU keeps house: not asked
-    for by hand, least occupied, not isolated, lowest."""
-    if context.irq:
-        return CpuSet()
-    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
-    free = context.online - by_hand
-    return CpuSet(
-        sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c))[:1]
-    )
-
-
-def _seat(context: Context, wish: Wishes, pin: PinWish, spare: CpuSet) -> Seat:
-    allowed = pin.allowed - spare or pin.allowed
-    previous: int | None = None
-    for cpus in (pinned_cpus(context.ours.get(pin.target)), pin.thread.affinity):
-        if cpus is not None and len(cpus) == 1 and cpus <= allowed:
-            previous = cpus.first()
-            break
-    nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
-    return Seat(
-        pin.thread.key, wish.guest.ref, pin.thread.role, pin.number, allowed, previous, nodes
-    )
-
-
-def _housekeepers(context: Context, pin: PinWish, pinned: CpuSet, roaming: CpuSet) -> Chosen | None:
-    """CPUs for an emulator: as written, else those without pinned vcpu or vhost
-    threads, without the isolated and the interrupt CPUs when others remain. Where
-    threads of the ``roaming`` CPUs may turn up on all of these, an interrupt CPU
-    is the quieter place."""
-    if pin.cpus is not None:
-        return Chosen(pin.cpus)
-    pool = pin.allowed - pinned
-    if not pool:
-        return None
-    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
-    quiet = pool - roaming
-    if quiet:
-        pool = quiet - isolated or quiet
-        pool = pool - context.irq or pool
-    else:
-        pool = pool & context.irq or pool
-    return Chosen(pool, "housekeeping CPUs")

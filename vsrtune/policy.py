@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from vsrtune import policy_irq
 from vsrtune.attach_steps import Attachment
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import PolicyError, VsrtuneError
 from vsrtune.model import Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
+from vsrtune.policy_drift import DriftRules, read_rules
 from vsrtune.policy_messages import line_of, structural
 from vsrtune.policy_yaml import KeyPath, dotted, read, shown
+from vsrtune.queue_control import DEFAULT_MAX, DEFAULT_MIN, Bounds
 
 
 class Auto(Enum):
@@ -28,6 +31,7 @@ class Auto(Enum):
 
 
 AUTO = Auto.AUTO
+ADAPTIVE = "adaptive"
 
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
@@ -84,11 +88,14 @@ class SchedRule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy file. ``lines`` gives the line of every key path."""
+    """One policy file. ``lines`` gives the line of every key path. ``irq`` are the
+    interrupt CPUs, written at ``irq_keys``; with ``irq_set`` interrupts are moved there."""
 
     path: str
     guest: str
     irq: CpuChoice | None = None
+    irq_set: bool | None = None
+    irq_keys: KeyPath = ("cpus", "irq")
     vcpu: CpuChoice | VcpuMap | None = None
     vhost: CpuChoice | DeviceMap | None = None
     emulator: CpuChoice | None = None
@@ -98,8 +105,10 @@ class Policy:
     napi: CpuChoice | DeviceMap | None = None
     napi_sched: SchedRule | None = None
     napi_threaded: bool | None = None
-    macvtap_queue: int | None = None
+    macvtap_queue: int | Bounds | None = None
     attachment: Attachment | None = None
+    drift: DriftRules = ()
+    placement: Auto | None = None
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:
@@ -107,9 +116,15 @@ class Policy:
         return f"{self.path}:{line_of(dict(self.lines), keys)}"
 
     @property
+    def moves_irqs(self) -> CpuSet | None:
+        """The CPUs to which interrupts are to be moved; None when they stay."""
+        return self.irq if self.irq_set and isinstance(self.irq, CpuSet) else None
+
+    @property
     def pins(self) -> bool:
         """True when the policy gives CPUs to threads that handle frames."""
-        return any(choice is not None for choice in (self.vcpu, self.vhost, self.napi))
+        choices = (self.placement, self.vcpu, self.vhost, self.napi)
+        return any(choice is not None for choice in choices)
 
     @property
     def realtime(self) -> bool:
@@ -158,6 +173,11 @@ def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def broken_below(broken: Iterable[KeyPath], key: str) -> bool:
+    """True when something at or below a key does not fit the schema."""
+    return any(keys[:1] == (key,) for keys in broken)
+
+
 def literal(pattern: str) -> str | None:
     """The one name a guest pattern stands for, or None when it is a glob.
 
@@ -202,10 +222,14 @@ class _Reader:
         self.errors: list[PolicyError] = []
 
     def policy(self, data: dict[str, Any]) -> Policy:
+        irq = self.cpus(data, "cpus", "irq")
+        beside = self.cpu_list(self.get(data, *policy_irq.LIST_KEYS), policy_irq.LIST_KEYS)
         policy = Policy(
             path=self.path,
             guest=self.guest(data),
-            irq=self.cpus(data, "cpus", "irq"),
+            irq=irq if beside is None else beside,
+            irq_set=self.get(data, *policy_irq.SET_KEYS),
+            irq_keys=policy_irq.place(beside),
             vcpu=self.vcpu(data),
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
@@ -215,10 +239,13 @@ class _Reader:
             softirq_sched=self.sched(data, "softirq"),
             napi_sched=self.sched(data, "napi"),
             napi_threaded=self.get(data, "napi", "threaded"),
-            macvtap_queue=self.get(data, "queue", "macvtap"),
+            macvtap_queue=self.queue(data),
             attachment=self.attachment(data),
+            drift=() if broken_below(self.broken, "drift") else read_rules(self.get(data, "drift")),
+            placement=None if self.get(data, "placement") is None else AUTO,
             lines=tuple(self.lines.items()),
         )
+        self.irq_places(irq, beside, policy.irq_set)
         self.irq_overlap(policy)
         return policy
 
@@ -255,6 +282,25 @@ class _Reader:
                 "remove it, and start QEMU on the device it shall have",
             )
         return Attachment(name)
+
+    def queue(self, data: Any) -> int | Bounds | None:
+        value = self.get(data, "queue", "macvtap")
+        low, high = (self.get(data, "queue", key) for key in ("min", "max"))
+        if value == ADAPTIVE:
+            low = DEFAULT_MIN if low is None else low
+            high = max(DEFAULT_MAX, low) if high is None else high
+            if low >= high:
+                self.fail(
+                    ("queue",),
+                    f"min {low} is not below max {high}",
+                    f"write the shortest as min and the longest as max, or macvtap: {high}",
+                )
+            return Bounds(low, high)
+        for key, bound in (("min", low), ("max", high)):
+            if bound is not None and ("queue", "macvtap") not in self.broken:
+                hint = "remove it, or write macvtap: adaptive"
+                self.fail(("queue", key), "it bounds an adaptive queue, which this is not", hint)
+        return None if value is None else int(value)
 
     def cpus(self, data: Any, *keys: str) -> CpuChoice | None:
         value = self.get(data, *keys)
@@ -333,17 +379,27 @@ class _Reader:
             self.fail((*keys, key) if key else keys, what, hint)
         return rule
 
+    def irq_places(self, told: CpuChoice | None, beside: CpuSet | None, moved: bool | None) -> None:
+        keys = ("cpus", "irq")
+        if keys in self.broken or policy_irq.LIST_KEYS in self.broken:
+            return
+        listed = told if isinstance(told, CpuSet) else None
+        wrong = policy_irq.judge(listed, line_of(self.lines, keys), beside, moved)
+        if wrong is not None:
+            self.fail(wrong.keys, wrong.what, wrong.hint)
+
     def irq_overlap(self, policy: Policy) -> None:
         """CPUs given by hand to both interrupts and threads need no host to be wrong."""
         if not isinstance(policy.irq, CpuSet):
             return
+        name = dotted(policy.irq_keys)
         for keys, cpus in by_hand(policy):
             both = cpus & policy.irq
             if both:
                 self.fail(
                     keys,
-                    f"CPU {both} is an interrupt CPU (cpus.irq {policy.irq})",
-                    "choose CPUs outside cpus.irq, or change cpus.irq",
+                    f"CPU {both} is an interrupt CPU ({name} {policy.irq})",
+                    f"choose CPUs outside {name}, or change {name}",
                 )
 
 

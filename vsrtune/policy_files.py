@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -84,19 +85,57 @@ def files_in(dirs: Sequence[Path]) -> list[Path]:
 
 
 def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
-    """Read all policies of the directories, as ``files_in`` finds and ``load`` reads them."""
-    return load(files_in(dirs))
+    """Read all policies of the directories, as ``files_in`` finds and ``load`` reads them.
+
+    Raises PolicyErrors as they do, and for files that others than root and ourselves could
+    write: who writes a policy decides which threads of the host become realtime.
+    """
+    files = files_in(dirs)
+    found = unsafe(files)
+    if found:
+        raise PolicyErrors(found)
+    return load(files)
+
+
+def unsafe(files: Iterable[Path]) -> list[PolicyError]:
+    """What makes each file, or the directory it really lies in, anybody's to write."""
+    errors: dict[Path, PolicyError] = {}
+    for path in files:
+        for place in (path.parent, path, path.resolve().parent):
+            try:
+                found = place.stat()
+            except OSError:
+                continue  # reading it will say why
+            owner = found.st_uid
+            if owner not in (0, os.geteuid()):
+                what, hint = f"it belongs to user {owner}", f"chown root: {place}"
+            elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                mode = stat.S_IMODE(found.st_mode)
+                what, hint = f"others may write it (mode {mode:04o})", f"chmod go-w {place}"
+            else:
+                continue
+            what = f"not read, because {what}: a policy must be root's alone to write"
+            errors.setdefault(place, PolicyError(what, where=str(place), hint=hint))
+    return list(errors.values())
 
 
 def check(paths: Iterable[Path], snapshot: Snapshot | None = None) -> list[PolicyError]:
-    """Every error of the files (a directory stands for its files), empty when good.
+    """Every error of the files, empty when good. A directory stands for its files, and is
+    looked at as the daemon looks at it: who could write there.
 
     With a snapshot, what that host refuses is an error too.
     """
     files: list[Path] = []
+    insecure: list[PolicyError] = []
     for path in paths:
-        files += files_in([path]) if path.is_dir() else [path]
+        if path.is_dir():
+            inside = files_in([path])
+            insecure += unsafe(inside)
+            files += inside
+        else:
+            files.append(path)
     policies, errors = _read_all(files)
+    errors[:0] = insecure
     if snapshot is not None and not errors:
         for refusal in plan(snapshot, policies, reassert=True).refusals:
             what = f"{refusal.guest}: {refusal.reason}"

@@ -13,6 +13,8 @@ from typing import Any
 from vsrtune.cpuset import MAX_CPU
 from vsrtune.deadline import PERCENT_PATTERN
 from vsrtune.durations import TIME_PATTERN
+from vsrtune.policy_drift import drift_schema
+from vsrtune.queue_control import DEFAULT_MAX, DEFAULT_MIN
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
@@ -50,6 +52,16 @@ def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> 
         "additionalProperties": False,
         "x-keys": key_text,
         "x-expects": f"{schema['x-expects']}, or a mapping such as {expects}",
+    }
+
+
+def _bound(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "type": "integer",
+        "minimum": 1,
+        "maximum": MAX_QUEUE,
+        "x-expects": f"a whole number from 1 to {MAX_QUEUE}",
     }
 
 
@@ -142,6 +154,13 @@ SCHEMA: dict[str, Any] = {
             "enum": ["macvtap", "napi-macvlan"],
             "x-expects": "macvtap or napi-macvlan",
         },
+        "placement": {
+            "description": "auto: the CPUs of all vcpu, vhost and NAPI threads for which cpus has "
+            "no list are chosen by the measured load of each thread and the host's topology, and "
+            "follow the load. Unset: as cpus says.",
+            "enum": ["auto"],
+            "x-expects": "auto, or leave it out",
+        },
         "cpus": {
             "description": "Which CPUs serve what.",
             "type": "object",
@@ -183,6 +202,7 @@ SCHEMA: dict[str, Any] = {
                 ),
             },
         },
+        "drift": drift_schema(),
         "scheduler": {
             "description": "Scheduling classes of the guest's threads.",
             "type": "object",
@@ -196,6 +216,24 @@ SCHEMA: dict[str, Any] = {
                     "the host's ksoftirqd threads, on the CPUs that the guest's realtime "
                     "threads are pinned to: frames they send to other guests wait for it"
                 ),
+            },
+        },
+        "irq": {
+            "description": "The interrupts of the NICs below the guest.",
+            "type": "object",
+            "additionalProperties": False,
+            "x-expects": "keys such as cpus: 0",
+            "properties": {
+                "cpus": _cpus(
+                    "The CPUs that serve them: the same as cpus.irq, with which it must agree.",
+                    auto=False,
+                ),
+                "set": {
+                    "description": "true: they are moved to these CPUs, and with them RPS, XPS "
+                    "and NAPI threads of these NICs; false or unset: they stay where they are.",
+                    "type": "boolean",
+                    "x-expects": "true or false",
+                },
             },
         },
         "napi": {
@@ -222,12 +260,18 @@ SCHEMA: dict[str, Any] = {
             "properties": {
                 "macvtap": {
                     "description": "txqueuelen of the guest's macvtap and napi_macvtap devices, in "
-                    "frames: the length of each of its rings. 0 would drop every frame.",
-                    "type": "integer",
+                    "frames: the length of each of its rings. 0 would drop every frame. adaptive: "
+                    "the daemon keeps it long, and short under overload where that does not "
+                    "forward less.",
+                    "type": ["integer", "string"],
                     "minimum": 1,
                     "maximum": MAX_QUEUE,
-                    "x-expects": f"a whole number from 1 to {MAX_QUEUE}",
-                }
+                    "pattern": "^adaptive$",
+                    "x-pattern": "a length",
+                    "x-expects": f"a whole number from 1 to {MAX_QUEUE}, or adaptive",
+                },
+                "min": _bound(f"Shortest of an adaptive queue, frames; {DEFAULT_MIN} when unset."),
+                "max": _bound(f"Longest of an adaptive queue, frames; {DEFAULT_MAX} when unset."),
             },
         },
     },

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
 from vsrtune.qemu_args import QemuArgs
-from vsrtune.qemu_args import parse as parse_args
 from vsrtune.rootfs import HostRoot
 
 # USER_HZ, the unit of start times and CPU times in /proc, is 100 on every
@@ -22,11 +20,13 @@ PF_KTHREAD = 0x00200000
 # Daemons that change the same settings as we do, by their comm.
 DAEMONS = ("irqbalance", "tuned", "stalld", "numad")
 
+# Not the comm's: that is the file's first line, and newlines in it are escaped.
+_ALLOWED = "\nCpus_allowed_list:"
+
 _QEMU = re.compile(r"qemu-system-[\w.-]+|qemu-kvm|kvm|qemu")
-_WORKER = re.compile(r"vhost-(\d+)", re.ASCII)
+_WORKER = re.compile(r"vhost-(\d{1,10})", re.ASCII)
 # kernel threads have their whole name in /proc since 5.17 (get_kthread_comm).
 _NAPI = re.compile(r"napi/(.+)-\d+", re.ASCII)
-_SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,12 @@ def parse_stat(text: str) -> Stat:
 
 def parse_status_allowed(text: str) -> CpuSet:
     """``Cpus_allowed_list`` of /proc/TID/status. Raises ValueError when absent."""
-    for line in text.splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return CpuSet.parse(line.partition(":")[2])
-    raise ValueError("no Cpus_allowed_list in status")
+    begin = text.find(_ALLOWED)
+    if begin < 0:
+        raise ValueError("no Cpus_allowed_list in status")
+    begin += len(_ALLOWED)
+    end = text.find("\n", begin)
+    return CpuSet.parse(text[begin : end if end >= 0 else len(text)])
 
 
 def parse_cgroup(text: str) -> str | None:
@@ -122,6 +124,8 @@ def parse_cgroup(text: str) -> str | None:
 
     None when there is no v2 hierarchy, or the cpuset controller is still on v1.
     """
+    if text.startswith("0::/") and text.find("\n") in (-1, len(text) - 1):
+        return text[4:].rstrip("\n")
     path: str | None = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -151,77 +155,6 @@ def is_qemu(exe: str) -> bool:
     ``qemu-kvm`` on RHEL)."""
     base = exe.removesuffix(" (deleted)").rpartition("/")[2]
     return _QEMU.fullmatch(base) is not None
-
-
-def scan(root: HostRoot) -> Processes:
-    """One pass over /proc: QEMU guests, vhost kernel threads and known daemons.
-
-    A process that vanishes meanwhile is not in the result. Raises OSError when
-    /proc itself cannot be listed.
-    """
-    qemus: dict[int, tuple[Stat, list[str]]] = {}
-    workers: dict[int, list[int]] = {}
-    daemons: list[Daemon] = []
-    softirq: list[tuple[int, int]] = []
-    napi: dict[str, list[int]] = {}
-    for stat in _processes(root):
-        if stat.kthread:
-            owner = worker_owner(stat.comm)
-            if owner is not None:
-                workers.setdefault(owner, []).append(stat.tid)
-            match = _SOFTIRQ.fullmatch(stat.comm)
-            if match is not None:
-                softirq.append((int(match[1]), stat.tid))
-            device = napi_device(stat.comm)
-            if device is not None:
-                napi.setdefault(device, []).append(stat.tid)
-        elif stat.comm in DAEMONS:
-            daemons.append(Daemon(stat.comm, stat.tid))
-        elif _runs_qemu(root, stat):
-            argv = _argv(root, stat.tid)
-            if argv:
-                qemus[stat.tid] = (stat, argv)
-    # A QEMU below a QEMU is a helper of it (a fork about to exec, the cleanup
-    # process of -run-with async-teardown), not a guest.
-    found = [
-        QemuProcess(pid, stat.start_time, args)
-        for pid, (stat, argv) in sorted(qemus.items())
-        if stat.ppid not in qemus and (args := parse_args(argv)).guest
-    ]
-    return Processes(
-        tuple(found),
-        {owner: tuple(sorted(tids)) for owner, tids in workers.items()},
-        tuple(sorted(daemons, key=lambda d: (d.name, d.pid))),
-        tuple(sorted(softirq)),
-        {device: tuple(sorted(tids)) for device, tids in napi.items()},
-    )
-
-
-def _processes(root: HostRoot) -> Iterator[Stat]:
-    for name in root.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                yield parse_stat(root.read(f"/proc/{name}/stat"))
-            except OSError:
-                continue
-
-
-def _runs_qemu(root: HostRoot, stat: Stat) -> bool:
-    try:
-        return is_qemu(root.readlink(f"/proc/{stat.tid}/exe"))
-    except PermissionError:
-        # Not root: the comm is cut to 15 characters, which is enough.
-        return is_qemu(stat.comm)
-    except OSError:
-        return False
-
-
-def _argv(root: HostRoot, pid: int) -> list[str]:
-    try:
-        text = root.read(f"/proc/{pid}/cmdline")
-    except OSError:
-        return []
-    return text.removesuffix("\0").split("\0") if text else []
 
 
 def read_threads(root: HostRoot, pid: int) -> list[RawThread]:

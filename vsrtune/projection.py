@@ -6,21 +6,25 @@ what the kernel and libvirt do to the fields that plans depend on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 
 from vsrtune.actions import (
+    HOST_REF,
     Action,
     CgroupDir,
     CpusetFile,
     CpusetList,
     EmulatorPin,
+    IrqAffinity,
     NapiThreaded,
     Partition,
     PartitionState,
     Pin,
     Plan,
+    QueueCpus,
+    Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
@@ -28,7 +32,10 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import CpusetGroup, Guest, Interface, Sched, Snapshot, Thread, ThreadKey
+from vsrtune.model import CpusetGroup, Guest, Host, Interface, Sched, Snapshot, Thread, ThreadKey
+from vsrtune.nic_settings import changed
+
+_Change = Callable[[Guest, Thread], Thread]
 
 
 def project(snapshot: Snapshot, plan: Plan) -> Snapshot:
@@ -38,9 +45,10 @@ def project(snapshot: Snapshot, plan: Plan) -> Snapshot:
 
 def project_actions(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
     """The snapshot after the actions, in their order."""
+    state = Projection(snapshot)
     for action in actions:
-        snapshot = after(snapshot, action)
-    return snapshot
+        state.apply(action)
+    return state.snapshot()
 
 
 def undo_actions(plan: Plan) -> tuple[Action, ...]:
@@ -50,38 +58,162 @@ def undo_actions(plan: Plan) -> tuple[Action, ...]:
 
 def after(snapshot: Snapshot, action: Action) -> Snapshot:
     """The snapshot after one action."""
-    match action.target, action.after:
-        case (ThreadAffinity(thread=key), CpuSet() as cpus):
-            return _threads(snapshot, lambda g, t: replace(t, affinity=cpus) if t.key == key else t)
-        case (ThreadSched(thread=key), Sched() as sched):
-            changed = _softirq(snapshot, key, sched)
-            return _threads(changed, lambda g, t: replace(t, sched=sched) if t.key == key else t)
-        case (ThreadCgroup(thread=key), str() as cgroup):
-            group = snapshot.host.cpuset(cgroup)
-            return _threads(
-                snapshot, lambda g, t: _move(g, t, cgroup, group) if t.key == key else t
-            )
-        case (VcpuPin(thread=key, vcpu=number), Pin() as pin):
-            changed = _listed(snapshot, key, f"vcpu{number}", pin)
-            return _threads(changed, lambda g, t: _pinned(g, t, pin) if t.key == key else t)
-        case (EmulatorPin(thread=key), Pin() as pin):
-            changed = _listed(snapshot, key, "emulator", pin)
-            return _threads(changed, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
-        case (TxQueueLen(ifindex=ifindex), int() as length):
-            return _interfaces(
-                snapshot, lambda i: replace(i, txqueuelen=length) if i.ifindex == ifindex else i
-            )
-        case (NapiThreaded(ifindex=ifindex), int() as threaded):
-            return _interfaces(
-                snapshot, lambda i: replace(i, threaded=threaded) if i.ifindex == ifindex else i
-            )
-        case (CgroupDir(path=path), bool() as exists):
-            return _made(snapshot, path) if exists else _removed(snapshot, path)
-        case (CpusetFile(path=path, file=file), CpusetList(text=text)):
-            return _written(snapshot, path, file, text)
-        case (Partition(path=path), PartitionState() as state):
-            return _groups(snapshot, path, lambda c: _partitioned(c, state))
-    raise TypeError(f"{action.target.kind} does not take {action.after!r}")
+    return project_actions(snapshot, [action])
+
+
+class Projection:
+    """A snapshot to which actions are applied one after the other. An action costs as much
+    as its own guest is large, however many others there are."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._before = snapshot
+        self._guests = list(snapshot.guests)
+        self._host: Host | None = snapshot.host
+        self._softirq = {t.key: t for t in snapshot.host.softirq}
+        self._groups = {c.path: c for c in snapshot.host.cpusets}
+
+    @property
+    def host(self) -> Host:
+        """The host as it is now."""
+        if self._host is None:
+            groups = tuple(self._groups[path] for path in sorted(self._groups))
+            softirq = tuple(self._softirq.values())
+            self._host = replace(self._before.host, cpusets=groups, softirq=softirq)
+        return self._host
+
+    @property
+    def guests(self) -> Sequence[Guest]:
+        """The guests as they are now, in the snapshot's order."""
+        return self._guests
+
+    def snapshot(self) -> Snapshot:
+        """The whole of it, frozen."""
+        return replace(self._before, host=self.host, guests=tuple(self._guests))
+
+    def find(self, key: ThreadKey) -> tuple[Guest, Thread] | None:
+        """A guest's thread as it is now, and the guest."""
+        home = self._homes.get(key)
+        if home is None:
+            return None
+        guest = self._guests[home]
+        return guest, next(t for t in guest.threads if t.key == key)
+
+    def apply(self, action: Action) -> None:
+        """Carry out one action."""
+        match action.target, action.after:
+            case (ThreadAffinity(thread=key), CpuSet() as cpus):
+                if action.target.guest == HOST_REF:
+                    self._below(action.target, cpus)
+                self._thread(key, lambda g, t: replace(t, affinity=cpus))
+            case (IrqAffinity() | QueueCpus(), CpuSet() as cpus):
+                self._below(action.target, cpus)
+            case (ThreadSched(thread=key), Sched() as sched):
+                if key in self._softirq:
+                    self._softirq[key] = replace(self._softirq[key], sched=sched)
+                    self._host = None
+                self._thread(key, lambda g, t: replace(t, sched=sched))
+            case (ThreadCgroup(thread=key), str() as cgroup):
+                group = self._groups.get(cgroup)
+                self._thread(key, lambda g, t: _move(g, t, cgroup, group))
+            case (VcpuPin(thread=key, vcpu=number), Pin() as pin):
+                self._listed(key, f"vcpu{number}", pin)
+                self._thread(key, lambda g, t: _pinned(g, t, pin))
+            case (EmulatorPin(thread=key), Pin() as pin):
+                self._listed(key, "emulator", pin)
+                self._neighbours(key, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
+            case (TxQueueLen(ifindex=ifindex), int() as length):
+                self._interfaces(ifindex, lambda i: replace(i, txqueuelen=length))
+            case (NapiThreaded(ifindex=ifindex), int() as threaded):
+                self._interfaces(ifindex, lambda i: replace(i, threaded=threaded))
+            case (CgroupDir(path=path), bool() as exists):
+                self._made(path) if exists else self._removed(path)
+            case (CpusetFile(path=path, file=file), CpusetList(text=text)):
+                self._written(path, file, text)
+            case (Partition(path=path), PartitionState() as state):
+                self._group(path, lambda c: _partitioned(c, state))
+            case _:
+                raise TypeError(f"{action.target.kind} does not take {action.after!r}")
+
+    # -- threads and devices
+
+    def _below(self, target: Target, cpus: CpuSet) -> None:
+        """Change a setting of a lower device."""
+        nics = tuple(changed(nic, target, cpus) for nic in self._before.host.nics)
+        self._before = replace(self._before, host=replace(self._before.host, nics=nics))
+        self._host = None
+
+    @cached_property
+    def _homes(self) -> dict[ThreadKey, int]:
+        return {t.key: number for number, g in enumerate(self._guests) for t in g.threads}
+
+    @cached_property
+    def _users(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, guest in enumerate(self._guests):
+            for interface in guest.interfaces:
+                found.setdefault(interface.ifindex, []).append(number)
+        return found
+
+    def _thread(self, key: ThreadKey, change: _Change) -> None:
+        self._neighbours(key, lambda g, t: change(g, t) if t.key == key else t)
+
+    def _neighbours(self, key: ThreadKey, change: _Change) -> None:
+        """Change the threads of the guest that has this one."""
+        home = self._homes.get(key)
+        if home is not None:
+            self._change(home, change)
+
+    def _change(self, number: int, change: _Change) -> None:
+        guest = self._guests[number]
+        threads = tuple(change(guest, t) for t in guest.threads)
+        self._guests[number] = replace(guest, threads=threads)
+
+    def _interfaces(self, ifindex: int, change: Callable[[Interface], Interface]) -> None:
+        for number in self._users.get(ifindex, ()):
+            guest = self._guests[number]
+            changed = tuple(change(i) if i.ifindex == ifindex else i for i in guest.interfaces)
+            self._guests[number] = replace(guest, interfaces=changed)
+
+    # -- cgroups; those that the snapshot does not list are not followed
+
+    def _group(self, path: str, change: Callable[[CpusetGroup], CpusetGroup]) -> None:
+        group = self._groups.get(path)
+        if group is not None:
+            self._groups[path] = change(group)
+            self._host = None
+
+    def _made(self, path: str) -> None:
+        if not self._groups or path in self._groups:
+            return
+        parent = self._groups.get(path.rpartition("/")[0])
+        effective = self._before.host.online if parent is None else parent.effective
+        exclusive = "" if any(c.exclusive is not None for c in self._groups.values()) else None
+        made = CpusetGroup(path, "", effective, "member", exclusive, populated=False)
+        self._groups[path] = made
+        self._host = None
+
+    def _removed(self, path: str) -> None:
+        if self._groups.pop(path, None) is not None:
+            self._host = None
+
+    def _written(self, path: str, file: str, text: str) -> None:
+        if file != "cpuset.cpus":
+            self._group(path, lambda c: replace(c, exclusive=text))
+            return
+        cpus = CpuSet.parse(text)
+        self._group(path, lambda c: replace(c, cpus=text, effective=cpus or c.effective))
+        for number, guest in enumerate(self._guests):
+            if any(t.cgroup == path for t in guest.threads):
+                self._change(number, lambda g, t: _listed_anew(g, t, path, text))
+
+    def _listed(self, key: ThreadKey, name: str, pin: Pin) -> None:
+        """libvirt writes the list of its own cgroup, where the thread may be no more."""
+        found = self.find(key)
+        if found is None or pin.cpuset is None:
+            return
+        path, text = found[1].cgroup, pin.cpuset
+        if path.rpartition("/")[2] == name:
+            self._group(path, lambda c: replace(c, cpus=text))
 
 
 def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
@@ -98,25 +230,6 @@ def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
         if other.cgroup.rpartition("/")[0] == parent and other.cpuset_cpus == "":
             return other.cpuset_effective
     return None
-
-
-def _softirq(snapshot: Snapshot, key: ThreadKey, sched: Sched) -> Snapshot:
-    threads = tuple(replace(t, sched=sched) if t.key == key else t for t in snapshot.host.softirq)
-    return replace(snapshot, host=replace(snapshot.host, softirq=threads))
-
-
-def _threads(snapshot: Snapshot, change: Callable[[Guest, Thread], Thread]) -> Snapshot:
-    guests = tuple(
-        replace(g, threads=tuple(change(g, t) for t in g.threads)) for g in snapshot.guests
-    )
-    return replace(snapshot, guests=guests)
-
-
-def _interfaces(snapshot: Snapshot, change: Callable[[Interface], Interface]) -> Snapshot:
-    guests = tuple(
-        replace(g, interfaces=tuple(change(i) for i in g.interfaces)) for g in snapshot.guests
-    )
-    return replace(snapshot, guests=guests)
 
 
 def _effective(guest: Guest, thread: Thread, cpuset: str | None) -> CpuSet | None:
@@ -158,61 +271,14 @@ def _move(guest: Guest, thread: Thread, cgroup: str, group: CpusetGroup | None) 
     return replace(thread, cgroup=cgroup, cpuset_cpus=text, cpuset_effective=effective)
 
 
-# -- cgroups; those that the snapshot does not list are not followed
-
-
-def _groups(
-    snapshot: Snapshot, path: str, change: Callable[[CpusetGroup], CpusetGroup]
-) -> Snapshot:
-    cpusets = tuple(change(c) if c.path == path else c for c in snapshot.host.cpusets)
-    return replace(snapshot, host=replace(snapshot.host, cpusets=cpusets))
-
-
-def _made(snapshot: Snapshot, path: str) -> Snapshot:
-    host = snapshot.host
-    if not host.cpusets or host.cpuset(path) is not None:
-        return snapshot
-    parent = host.cpuset(path.rpartition("/")[0])
-    effective = host.online if parent is None else parent.effective
-    exclusive = "" if any(c.exclusive is not None for c in host.cpusets) else None
-    made = CpusetGroup(path, "", effective, "member", exclusive, populated=False)
-    cpusets = tuple(sorted((*host.cpusets, made), key=lambda c: c.path))
-    return replace(snapshot, host=replace(host, cpusets=cpusets))
-
-
-def _removed(snapshot: Snapshot, path: str) -> Snapshot:
-    cpusets = tuple(c for c in snapshot.host.cpusets if c.path != path)
-    return replace(snapshot, host=replace(snapshot.host, cpusets=cpusets))
-
-
-def _written(snapshot: Snapshot, path: str, file: str, text: str) -> Snapshot:
-    if file != "cpuset.cpus":
-        return _groups(snapshot, path, lambda c: replace(c, exclusive=text))
-    cpus = CpuSet.parse(text)
-    changed = _groups(
-        snapshot, path, lambda c: replace(c, cpus=text, effective=cpus or c.effective)
-    )
-    return _threads(
-        changed,
-        lambda g, t: (
-            replace(t, cpuset_cpus=text, cpuset_effective=_effective(g, t, text))
-            if t.cgroup == path
-            else t
-        ),
-    )
+def _listed_anew(guest: Guest, thread: Thread, path: str, text: str) -> Thread:
+    if thread.cgroup != path:
+        return thread
+    effective = _effective(guest, thread, text)
+    return replace(thread, cpuset_cpus=text, cpuset_effective=effective)
 
 
 def _partitioned(group: CpusetGroup, state: PartitionState) -> CpusetGroup:
     cpus = CpuSet.parse(group.exclusive or group.cpus)
     effective = cpus if state.text == "root" and cpus else group.effective
     return replace(group, partition=state.text, effective=effective)
-
-
-def _listed(snapshot: Snapshot, key: ThreadKey, name: str, pin: Pin) -> Snapshot:
-    """libvirt writes the list of its own cgroup, where the thread may be no more."""
-    for guest in snapshot.guests:
-        for thread in guest.threads:
-            at_home = thread.cgroup.rpartition("/")[2] == name
-            if thread.key == key and at_home and pin.cpuset is not None:
-                return _groups(snapshot, thread.cgroup, partial(replace, cpus=pin.cpuset))
-    return snapshot

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vsrtune.bounded import json_value
 from vsrtune.errors import VsrtuneError
 
 # Every option read here takes a value.
 _WANTED = frozenset(
     ("name", "uuid", "netdev", "nic", "device", "qmp", "chardev", "mon", "machine", "M", "object")
 )
+
+# Anybody may run a QEMU and write what he likes: a descriptor is a C int.
+_FD_DIGITS = 10
 
 # Net back ends that have a tap or macvtap device on the host.
 _TAP_TYPES = frozenset(("tap", "bridge"))
@@ -74,7 +77,7 @@ def split_options(text: str, implied: str = "") -> dict[str, str]:
 
 def _json_options(text: str) -> dict[str, str]:
     try:
-        data = json.loads(text)
+        data = json_value(text)
     except ValueError:
         return {}
     options: dict[str, str] = {}
@@ -229,7 +232,7 @@ def _netdev(parts: dict[str, str], option: str, devices: dict[str, dict[str, str
         vhost = "on" if forced or "vhostfd" in parts or "vhostfds" in parts else "off"
     return Netdev(
         id=parts.get("id", ""),
-        fds=tuple(int(fd) for fd in fds.split(":") if fd.isdecimal()),
+        fds=tuple(int(fd) for fd in fds.split(":") if fd.isdecimal() and len(fd) <= _FD_DIGITS),
         ifname=parts.get("ifname", ""),
         vhost=vhost == "on",
         mac=device.get("mac", "").lower(),

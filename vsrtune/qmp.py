@@ -17,12 +17,16 @@ def parse_cpus(answer: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """vcpu number to tid, from the answer of ``query-cpus-fast``.
 
     Under single-threaded TCG all vcpus share one thread: the lowest number has it.
+    Raises ValueError for what is no such answer.
     """
+    try:
+        found = sorted((int(cpu["cpu-index"]), int(cpu["thread-id"])) for cpu in answer)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError("this is no answer to query-cpus-fast") from error
     vcpus: dict[int, int] = {}
-    for cpu in sorted(answer, key=lambda c: int(c["cpu-index"])):
-        tid = int(cpu["thread-id"])
+    for index, tid in found:
         if tid not in vcpus.values():
-            vcpus[int(cpu["cpu-index"])] = tid
+            vcpus[index] = tid
     return vcpus
 
 
@@ -33,6 +37,7 @@ def query_vcpus(socket: str, timeout: float = TIMEOUT_SECONDS) -> dict[int, int]
     when the QMP library is missing.
     """
     import asyncio
+    import contextlib
     import logging
 
     # It logs each failure, which is reported by the error raised here.
@@ -48,11 +53,13 @@ def query_vcpus(socket: str, timeout: float = TIMEOUT_SECONDS) -> dict[int, int]
 
     async def ask() -> dict[int, int]:
         client = library.QMPClient("vsrtune")
-        await asyncio.wait_for(client.connect(socket), timeout)
         try:
+            await asyncio.wait_for(client.connect(socket), timeout)
             return parse_cpus(await asyncio.wait_for(client.execute("query-cpus-fast"), timeout))
         finally:
-            await client.disconnect()
+            # Here it raises once more what broke the connection.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.disconnect(), timeout)
 
     try:
         return asyncio.run(ask())
@@ -63,7 +70,9 @@ def query_vcpus(socket: str, timeout: float = TIMEOUT_SECONDS) -> dict[int, int]
             hint="give vsrtune a second -qmp socket, or use -name NAME,debug-threads=on",
             lasting=Lasting.TRANSIENT,
         ) from None
-    except (OSError, KeyError, TypeError, ValueError, library.QMPError) as error:
+    except Exception as error:  # the library asserts what a monitor that means harm breaks
         raise ObserveError(
-            f"QMP failed: {error}", where=socket, lasting=Lasting.TRANSIENT
+            f"QMP failed: {str(error) or type(error).__name__}",
+            where=socket,
+            lasting=Lasting.TRANSIENT,
         ) from error

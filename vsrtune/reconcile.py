@@ -8,38 +8,48 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import executor, planner, report
+from vsrtune import executor, planner, report, rounds
 from vsrtune.actions import (
     HOST_REF,
     Action,
     CgroupTarget,
     DeviceTarget,
+    NicTarget,
     Partition,
     Plan,
     Target,
     Value,
 )
+from vsrtune.adjusting import Adjusting
 from vsrtune.backoff import Backoff, SaidOnce
-from vsrtune.deadline import used
+from vsrtune.drift_watch import DriftWatch, waiting
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
+from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
+from vsrtune.load_keeper import LoadKeeper, Measuring
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import Confidence, Role, SchedClass, Snapshot, ThreadKey
-from vsrtune.moved_pins import MovedPins
+from vsrtune.look import FULL, Look
+from vsrtune.model import Snapshot
+from vsrtune.nic_settings import nic_settings
+from vsrtune.observe import Seen
+from vsrtune.plan_alone import Whole, plan_alone
+from vsrtune.plan_log import log_plan
 from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy_match import PLAIN_QEMU, assign
 from vsrtune.projection import project_actions
-from vsrtune.state import BUCKETS, GuestState, State, Totals
+from vsrtune.state import GuestState, State
 from vsrtune.sysops import SysOps
+from vsrtune.watching import Budgets, worth_tracing
 
-# How soon a thread that has to run before it can be DEADLINE is looked at again, or a pin
-# that has moved, seconds.
+# How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
 PENDING = 1.0
+
+_HOST = frozenset([HOST_REF])
 
 
 class Observing(Protocol):
@@ -47,13 +57,18 @@ class Observing(Protocol):
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot: ...
 
+    def observe_some(self, names: frozenset[str]) -> Seen: ...
 
-class Reconciler:
+    def observe_turns(self, names: frozenset[str]) -> Seen: ...
+
+
+class Reconciler(Adjusting):
     """Runs passes. ``policies`` may be replaced between two of them.
 
     ``trace`` is how long a pass watches transmissions while some worker's interface
-    is known by order only, in seconds. ``pulse`` is called between the stages of a
-    pass, to show that it moves on.
+    is known by order only, in seconds. ``meter`` measures loads while a policy places by
+    them. ``pulse`` is called between the stages of a pass, to show that it moves on,
+    ``remember`` with interrupts that the kernel refused to move.
     """
 
     def __init__(
@@ -64,22 +79,31 @@ class Reconciler:
         policies: tuple[Policy, ...],
         *,
         trace: float = 0.0,
+        meter: Measuring | None = None,
         pulse: Callable[[], None] = lambda: None,
+        remember: Callable[[Iterable[tuple[int, str]]], None] = lambda _irqs: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observer = observer
         self._ops = ops
         self._journal = journal
         self._trace = trace
+        self._loads = LoadKeeper(meter)
         self._pulse = pulse
+        self._remember = remember
         self._clock = clock
         self._backoff = Backoff()
         self._said = SaidOnce()
-        self._moved = MovedPins()
+        self._drift = DriftWatch(clock)
         # Failures already logged, by guest, until the guest succeeds.
         self._known: dict[str, set[tuple[Target, str]]] = {}
         self._snapshot: Snapshot | None = None
-        self._seen_at = 0.0
+        self._budgets = Budgets()
+        # The last plan for all guests, and the guests of this pass (None: all of them).
+        self._whole: Whole | None = None
+        self._guests: frozenset[str] | None = None
+        # Guests that the last pass wrote to.
+        self._again: frozenset[str] = frozenset()
         # Settings that the kernel put off in this pass, by guest.
         self._waiting: Counter[str] = Counter()
         self.policies = policies
@@ -95,25 +119,29 @@ class Reconciler:
         if entries:
             LOGGER.info("adopted %d settings of an earlier run", len(entries))
 
-    def run(self, *, settle: bool = False, reassert: bool = False) -> bool:
+    def run(self, look: Look = FULL, *, settle: bool = False, reassert: bool = False) -> bool:
         """One pass; True when something was written.
 
+        ``look`` says what may have changed since the last pass. Guests that bring to the
+        plan what they brought before are planned alone, else all are.
         ``settle`` also takes back what the policies no longer ask for (at start and
         after a reload), ``reassert`` overrules pins set by hand. Failures are logged
         and counted, never raised.
         """
         begin = self._clock()
+        LOGGER.debug("a pass over %s", look)
         if reassert:
             self._backoff.clear()
             self._known.clear()
+            self._drift.clear()
         wrote = False
         try:
-            wrote = self._run(settle, reassert)
+            wrote = self._run(FULL if settle or reassert else look, settle, reassert)
         except VsrtuneError as error:
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
-        self._said.end_of_pass()
+        self._said.end_of_pass(whole=self._guests is None)
         self._time(self._clock() - begin)
         return wrote
 
@@ -125,42 +153,99 @@ class Reconciler:
         return not result.failed
 
     def next_try(self) -> float | None:
-        """Seconds until a failed guest is due again, or a thread that has to run first is
-        looked at again; None when none waits."""
-        failed = self._backoff.next_try(self._clock())
-        if not self._moved.waiting and not any(g.pending for g in self.state.guests):
-            return failed
-        return PENDING if failed is None else min(PENDING, failed)
+        """Seconds until a failed guest is due again, something that is changed again and
+        again, or a thread that has to run first; None when none waits."""
+        due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
+        if any(g.pending for g in self.state.guests):
+            due.append(PENDING)
+        return min((seconds for seconds in due if seconds is not None), default=None)
+
+    def again(self) -> Look:
+        """What a pass has to look at that is due because of the last one: guests that it
+        wrote to, and those of which something waits."""
+        names = self._again | self._backoff.waiting() | self._drift.waiting()
+        return self._by_name(names | {g.ref for g in self.state.guests if g.pending})
+
+    def _by_name(self, names: frozenset[str]) -> Look:
+        # Only libvirt's guests can be looked at by name.
+        plain = any(name == HOST_REF or name.startswith(PLAIN_QEMU) for name in names)
+        return FULL if plain or len(self.state.guests) <= rounds.FEW else Look(names)
 
     # -- the stages of a pass
 
-    def _run(self, settle: bool, reassert: bool) -> bool:
-        snapshot = self._observe()
+    def _run(self, look: Look, settle: bool, reassert: bool) -> bool:
+        self._guests = None
+        snapshot = self._observe(self._look_too(look, settle))
         self._forget_gone(snapshot)
         wrote = False
-        if self._release(snapshot, settle):
-            wrote = True
-            snapshot = self._observe()
-        ours = self._journal.ours()
-        plan = planner.plan(snapshot, self.policies, ours, reassert)
-        self._log_plan(plan)
-        plan, unsure = self._moved.sure(plan, {} if settle or reassert else ours)
+        snapshot = self._loads.measured(snapshot, self.policies, self._clock())
+        plan = None if self._loads.due else self._plan_alone(snapshot)
+        if plan is None:
+            self._guests = None
+            if self._release(snapshot, settle):
+                wrote = True
+                seen = self._observe(FULL)
+                snapshot = self._loads.measured(seen, self.policies, self._clock())
+            plan = self._plan(snapshot, reassert, settle)
+        ours = self._ours(self._guests)
+        log_plan(plan, self._said)
         done, pending = self._apply(plan)
-        pending |= unsure
+        for guest, count in waiting(plan).items():
+            pending[guest] = pending.get(guest, 0) + count
+        self._drift.learn(plan, done, self._guests)
+        self._rewritten(done)
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
         self._count(writes=len(done), corrections=again)
-        budgets = self._budgets(snapshot)
         self._snapshot = snapshot
+        if self._guests is None:
+            budgets = self._budgets.look(snapshot, self._clock())
+            self.state = replace(self.state, budgets=budgets)
         # What is shown is the host as this pass leaves it.
         self._publish(project_actions(snapshot, done), plan, pending)
-        self.state = replace(self.state, budgets=budgets)
+        wrote_to = {a.target for a in done}
+        drifts = tuple(d for d in plan.drift if d.left or d.target not in wrote_to)
+        if self._guests is not None:
+            drifts += tuple(d for d in self.state.drifts if d.target.guest not in self._guests)
+        self.state = replace(self.state, drifts=drifts)
+        self._again = frozenset(a.target.guest for a in done)
+        self.state = self._loads.counted(snapshot, self.state, done)
         return wrote or bool(done)
 
-    def _observe(self) -> Snapshot:
+    def _plan(self, snapshot: Snapshot, reassert: bool, settle: bool) -> Plan:
+        ours, memory = self._ours(), self._drift.memory()
+        plan, self._whole = planner.plan_whole(snapshot, self.policies, ours, reassert, memory)
+        unsure = None if settle or reassert else self._drift.unsure(plan, memory)
+        if unsure is None:
+            return plan
+        return planner.plan(snapshot, self.policies, ours, reassert, unsure)
+
+    def _plan_alone(self, snapshot: Snapshot) -> Plan | None:
+        """The plan for the guests that were looked at; None when all have to be planned."""
+        whole, names = self._whole, self._guests
+        if whole is None or names is None:
+            return None
+        if names - {g.ref for g in snapshot.guests} and self._journal.entries(_HOST):
+            return None  # what the host got for a guest that is gone may be asked for no more
+        ours, memory = self._ours(names), self._drift.memory(names)
+        plan = plan_alone(whole, snapshot, names, self.policies, ours, memory)
+        unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
+        if unsure is None:
+            return plan
+        return plan_alone(whole, snapshot, names, self.policies, ours, unsure)
+
+    def _observe(self, look: Look) -> Snapshot:
+        """The host; ``_guests`` are then those that were looked at, None for everything."""
         known = self._snapshot
-        snapshot = self._observer.observe(self._trace if known is None else 0.0)
-        if known is not None and self._trace > 0 and worth_tracing(known, snapshot):
-            snapshot = self._observer.observe(self._trace)
+        # Everything costs little where guests are few, and leaves nothing to doubt.
+        if known is None or look.host or len(known.guests) <= rounds.FEW:
+            seen = Seen(self._observer.observe(self._trace if known is None else 0.0), None)
+        elif look.turns:
+            seen = self._observer.observe_turns(look.guests)
+        else:
+            seen = self._observer.observe_some(look.guests)
+        snapshot, self._guests = seen
+        if known is not None and self._trace > 0 and worth_tracing(known, snapshot, self._guests):
+            snapshot, self._guests = self._observer.observe(self._trace), None
         self._pulse()
         for problem in snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
@@ -173,11 +258,18 @@ class Reconciler:
         A guest missing from the snapshot is no proof, because its reader may have
         failed: the target itself is asked.
         """
-        alive = {t.key for g in snapshot.guests for t in g.threads}
-        devices = {i.ifindex for g in snapshot.guests for i in g.interfaces}
-        for entry in self._journal.entries():
+        names = self._guests
+        guests = [g for g in snapshot.guests if names is None or g.ref in names]
+        alive = {t.key for g in guests for t in g.threads}
+        alive |= {t.key for n in snapshot.host.nics for t in n.napi}
+        below = nic_settings(snapshot.host)
+        devices = {i.ifindex for g in guests for i in g.interfaces}
+        for entry in self._journal.entries(names):
             target = entry.target
-            if isinstance(target, DeviceTarget):
+            if isinstance(target, NicTarget):
+                if target in below:
+                    continue
+            elif isinstance(target, DeviceTarget):
                 if target.ifindex in devices:
                     continue
             elif not isinstance(target, CgroupTarget) and target.thread in alive:
@@ -230,6 +322,8 @@ class Reconciler:
         result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
         self._waiting = Counter(a.target.guest for a, _ in result.pending)
         self._log_result(result, "")
+        if result.fixed:
+            self._remember(refused(result.fixed))
         errors: dict[str, list[VsrtuneError]] = {}
         for action, error in result.failed:
             errors.setdefault(action.target.guest, []).append(error)
@@ -246,40 +340,28 @@ class Reconciler:
     # -- counting and saying
 
     def _publish(self, snapshot: Snapshot, plan: Plan, pending: Mapping[str, int]) -> None:
-        matched = {g.ref for g, _ in assign(snapshot.guests, self.policies).pairs}
+        names = self._guests
+        looked = [g for g in snapshot.guests if names is None or g.ref in names]
+        matched = {g.ref for g, _ in assign(looked, self.policies).pairs}
         unable = {r.guest for r in plan.refusals} | set(pending)
-        guests = []
-        for guest in snapshot.guests:
-            held = sum(s.held for s in plan.skipped if s.guest == guest.ref)
-            waits = sum(s.pending for s in plan.skipped if s.guest == guest.ref)
-            waits += self._waiting.get(guest.ref, 0)
-            guests.append(
-                GuestState(
-                    guest.ref,
-                    guest.source,
-                    tuned=guest.ref in matched - unable and not waits,
-                    drift=held + pending.get(guest.ref, 0) + waits,
-                    held=held,
-                    pending=waits,
-                )
+        held = Counter(s.guest for s in plan.skipped if s.held)
+        waits = Counter(s.guest for s in plan.skipped if s.pending) + self._waiting
+        states = {
+            ref: GuestState(
+                ref,
+                guest.source,
+                tuned=ref in matched - unable and not waits[ref],
+                drift=held[ref] + pending.get(ref, 0) + waits[ref],
+                held=held[ref],
+                pending=waits[ref],
             )
+            for ref, guest in ((g.ref, g) for g in looked)
+        }
+        if names is not None:
+            states = {s.ref: s for s in self.state.guests} | states
+        guests = tuple(states[g.ref] for g in snapshot.guests if g.ref in states)
         self.state = replace(
-            self.state, snapshot=snapshot, guests=tuple(guests), policies=len(self.policies)
-        )
-
-    def _budgets(self, snapshot: Snapshot) -> tuple[tuple[ThreadKey, float], ...]:
-        """How much of their budgets DEADLINE threads have used since the pass before."""
-        now, before = self._clock(), self._seen_at
-        self._seen_at = now
-        ran = {t.key: t.cpu_ns for g in (self._snapshot or snapshot).guests for t in g.threads}
-        elapsed = round((now - before) * 1e9)
-        if elapsed <= 0 or self._snapshot is None:
-            return ()
-        return tuple(
-            (t.key, used(t.sched, t.cpu_ns - ran[t.key], elapsed))
-            for g in snapshot.guests
-            for t in g.threads
-            if t.sched.cls is SchedClass.DEADLINE and t.key in ran
+            self.state, snapshot=snapshot, guests=guests, policies=len(self.policies)
         )
 
     def _count(self, **increments: int) -> None:
@@ -288,40 +370,8 @@ class Reconciler:
         self.state = replace(self.state, totals=replace(totals, **values))
 
     def _time(self, seconds: float) -> None:
-        totals = self.state.totals
-        slot = next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))
-        durations = tuple(n + (i == slot) for i, n in enumerate(totals.durations))
-        timed: Totals = replace(
-            totals,
-            passes=totals.passes + 1,
-            duration_sum=totals.duration_sum + seconds,
-            durations=durations,
-        )
+        timed = self.state.totals.timed(seconds)
         self.state = replace(self.state, totals=timed, last_pass=time.time())
-
-    def _log_plan(self, plan: Plan) -> None:
-        for refusal in plan.refusals:
-            if self._said.new(refusal):
-                LOGGER.error(
-                    "%s: policy %s refused: %s; %s",
-                    refusal.guest,
-                    refusal.policy,
-                    refusal.reason,
-                    refusal.hint,
-                    extra=fields(guest=refusal.guest, policy=refusal.policy),
-                )
-        for warning in plan.warnings:
-            if self._said.new(("warning", warning)):
-                LOGGER.warning("%s", warning)
-        for skipped in plan.skipped:
-            if skipped.held and self._said.new(skipped):
-                LOGGER.warning(
-                    "%s: %s left alone: %s",
-                    skipped.guest,
-                    skipped.subject,
-                    skipped.reason,
-                    extra=fields(guest=skipped.guest),
-                )
 
     def _log_result(self, result: Result, why: str) -> None:
         for action in result.done:
@@ -353,16 +403,10 @@ class Reconciler:
                 report.failure_line(action, error),
                 extra=fields(guest=action.target.guest),
             )
-
-
-def worth_tracing(before: Snapshot, now: Snapshot) -> bool:
-    """Whether watching transmissions can make the mapping of some worker surer: one that
-    is of no use yet, or one known by order only that has worked since ``before``."""
-    used = {t.key: t.cpu_ns for g in before.guests for t in g.threads}
-    for guest in now.guests:
-        for thread in guest.by_role(Role.VHOST):
-            if thread.confidence is None or thread.confidence is Confidence.EXACT:
-                continue
-            if not thread.confidence.usable or thread.cpu_ns > used.get(thread.key, -1):
-                return True
-    return False
+        for action, error in result.fixed:
+            if self._said.new(("fixed", action.target)):
+                LOGGER.warning(
+                    "left alone: %s",
+                    report.failure_line(action, error),
+                    extra=fields(guest=action.target.guest),
+                )

@@ -94,6 +94,14 @@ class RecordingRoot:
             self.recording.errors[path] = "ENOENT"
         return found
 
+    def processes(self) -> list[tuple[str, int]]:
+        found = self._root.processes()
+        self.recording.listings["/proc"] = [name for name, _ in found]
+        return found
+
+    def link_count(self, path: str) -> int:
+        return self._root.link_count(path)
+
     def sched_attr(self, tid: int) -> Sched:
         self.recording.sched[tid] = self._root.sched_attr(tid)
         return self.recording.sched[tid]
@@ -136,6 +144,9 @@ class RecordingVirt:
             raise
         self.recorded = RecordedDomains(None, domains)
         return domains
+
+    def domain(self, name: str) -> DomainText | None:
+        return self._virt.domain(name)
 
 
 class Redactor:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.actions import Action, CgroupDir, CpusetFile, Partition, Plan, Skipped, Target
+from vsrtune.actions import Action, CgroupDir, CpusetFile, Drift, Partition, Plan, Skipped, Target
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import bandwidth, percent
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.durations import time_text
 from vsrtune.errors import VsrtuneError
+from vsrtune.load_windows import mean
 from vsrtune.model import (
     DATA_PLANE,
     Guest,
@@ -99,7 +100,19 @@ def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
     their root domain are marked as pending."""
     threads = Table(
         f"Guest {guest.ref} (pid {guest.pid})",
-        ("tid", "thread", "mapped", "class", "CPUs", "last", "cpuset", "cgroup", "CPU s", "name"),
+        (
+            "tid",
+            "thread",
+            "mapped",
+            "class",
+            "CPUs",
+            "last",
+            "cpuset",
+            "cgroup",
+            "CPU s",
+            "load",
+            "name",
+        ),
     )
     order = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
     for role in order:
@@ -139,6 +152,7 @@ def _thread_row(thread: Thread, host: Host | None) -> tuple[str, ...]:
         cpu_list(thread.cpuset_effective),
         short_cgroup(thread.cgroup),
         seconds(thread.cpu_ns),
+        f"{100 * mean(thread.load):.0f} %" if thread.load else NOTHING,
         thread.name,
     )
 
@@ -193,6 +207,12 @@ def _counter_tables(guest: Guest) -> list[Table]:
 
 def _number(value: int | None) -> str:
     return NOTHING if value is None else str(value)
+
+
+def moves_table(moves: int, last: int, when: str) -> Table:
+    """How many threads were moved for their load since the daemon started."""
+    heads = ("threads moved", "the last time", "at")
+    return Table("Placement by load", heads, [(str(moves), str(last), when)])
 
 
 def host_tables(host: Host) -> list[Table]:
@@ -299,6 +319,7 @@ def plan_tables(plan: Plan) -> list[Table]:
         rows = [_action_row(a) for a in plan.actions]
         heads = ("guest", "setting", "now", "then", "because")
         tables.append(Table(_count(len(rows), "change"), heads, rows, "good"))
+    tables += drift_tables(plan.drift)
     if plan.refusals:
         rows = [(r.guest, r.policy, r.reason, r.hint) for r in plan.refusals]
         tables.append(Table("Refused", ("guest", "policy", "because", "instead"), rows, "bad"))
@@ -312,6 +333,16 @@ def plan_tables(plan: Plan) -> list[Table]:
     if not plan.actions and not plan.refusals:
         tables.insert(0, Table("Nothing to change", ()))
     return tables
+
+
+def drift_tables(drifts: Iterable[Drift]) -> list[Table]:
+    """What somebody has changed, who it was, and what the policy says of that."""
+    rows: list[tuple[str, ...]] = [
+        (*split_target(d.target), d.wished, d.found, d.by or "unknown", d.setting, d.rule.value)
+        for d in drifts
+    ]
+    heads = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
+    return [Table("Changed since", heads, rows, "warn")] if rows else []
 
 
 def _action_row(action: Action) -> tuple[str, ...]:
@@ -340,7 +371,7 @@ def value_text(value: object) -> str:
     if isinstance(value, bool):
         return "exists" if value else "absent"
     if isinstance(value, CpuSet):
-        return f"CPUs {value}"
+        return f"CPUs {value}" if value else "off"
     return short_cgroup(value) if isinstance(value, str) else str(value)
 
 

@@ -8,7 +8,8 @@ from enum import Enum
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import bandwidth
 from vsrtune.model import Host, Role, Thread, ThreadKey
-from vsrtune.wishes import PinWish, Wishes, label, rule_for
+from vsrtune.policy_roles import rule_for
+from vsrtune.wishes import PinWish, Wishes, label
 
 # Our partitions are the cgroups of this name with their CPUs behind it.
 PARTITION_CGROUP = "vsrtune.cpus"

@@ -22,6 +22,8 @@ INDEX = "index.json"
 _SCHED_GETATTR = {"x86_64": 315, "i686": 352, "armv7l": 381, "ppc64le": 356, "s390x": 346}
 _SCHED_GETATTR_GENERIC = 275
 
+_CHUNK = 16384
+
 _SCHED_FLAG_RESET_ON_FORK = 0x01
 _CLASSES = {number: cls for cls, number in POLICY_NUMBERS.items()}
 
@@ -43,6 +45,16 @@ class HostRoot(Protocol):
 
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
+        ...
+
+    def processes(self) -> list[tuple[str, int]]:
+        """Every process in /proc, and a number that tells it from a later one of the same
+        pid. OSError as from os.listdir."""
+        ...
+
+    def link_count(self, path: str) -> int:
+        """How many links a directory has: two more than subdirectories, which for
+        /proc/PID/task are threads. OSError as from os.stat."""
         ...
 
     def sched_attr(self, tid: int) -> Sched:
@@ -112,17 +124,36 @@ class LiveRoot:
     """This host."""
 
     def read(self, path: str) -> str:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall().decode("utf-8", "backslashreplace")
+        # As few system calls as there can be: a pass reads thousands of small files.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(fd, _CHUNK)
+            while more := data and os.read(fd, _CHUNK):
+                data += more
+        except OSError as error:
+            error.filename = path
+            raise
+        finally:
+            os.close(fd)
+        return data.decode("utf-8", "backslashreplace")
 
     def listdir(self, path: str) -> list[str]:
-        return sorted(_text(os.fsencode(name)) for name in os.listdir(path))
+        return sorted(map(_escaped, os.listdir(path)))
 
     def readlink(self, path: str) -> str:
-        return _text(os.readlink(os.fsencode(path)))
+        return _escaped(os.readlink(path))
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
+
+    def processes(self) -> list[tuple[str, int]]:
+        # A process keeps its inode in procfs while the kernel remembers it; a new one of
+        # the same pid has another.
+        with os.scandir("/proc") as found:
+            return [(e.name, e.inode()) for e in found if e.name.isdecimal()]
+
+    def link_count(self, path: str) -> int:
+        return os.stat(path).st_nlink
 
     def sched_attr(self, tid: int) -> Sched:
         return sched_getattr(tid)
@@ -151,6 +182,11 @@ def boot_id(root: HostRoot | None = None) -> str:
 
 def _numbers(data: dict[str, Any]) -> dict[str, int]:
     return {name: int(value) for name, value in data.items()}
+
+
+def _escaped(name: str) -> str:
+    """A name from os with bytes that are not UTF-8 as ``\\xNN``."""
+    return name if name.isascii() else _text(os.fsencode(name))
 
 
 def _text(raw: bytes) -> str:
@@ -216,6 +252,21 @@ class DirRoot:
             return False
         known = path in self._links or path in self._listings or path in self._present
         return known or self._at(path).exists()
+
+    def processes(self) -> list[tuple[str, int]]:
+        found = []
+        for name in self.listdir("/proc"):
+            if name.isdecimal():
+                try:
+                    # Recorded trees are edited in place: the time of start tells.
+                    text = self.read(f"/proc/{name}/stat").rpartition(")")[2].split()
+                except OSError:
+                    continue
+                found.append((name, int(text[19])))
+        return found
+
+    def link_count(self, path: str) -> int:
+        return 2 + len(self.listdir(path))
 
     def sched_attr(self, tid: int) -> Sched:
         path = f"/sched_attr/{tid}.json"

@@ -7,6 +7,7 @@ no library knows what belongs into their IFLA_INFO_DATA. Values are in host byte
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -25,7 +26,7 @@ MACVLAN_MODE = 1
 
 _ERROR, _DONE = 2, 3
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
-_ACK_TLVS = 0x200
+ACK_TLVS = 0x200
 _HEADER = struct.Struct("=IHHII")
 _IFINFO = struct.Struct("=BxHiII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -66,7 +67,9 @@ def link_message(*, index: int = 0, flags: int = 0, change: int = 0) -> bytes:
 
 
 def parse_link(body: bytes) -> Link:
-    """A RTM_NEWLINK message without its header."""
+    """A RTM_NEWLINK message without its header. Raises OSError when it is cut short."""
+    if len(body) < _IFINFO.size:
+        raise _cut_short()
     _, _, index, flags, _ = _IFINFO.unpack_from(body)
     found = attributes(body[_IFINFO.size :])
     info = attributes(found.get(LINKINFO, b""))
@@ -108,7 +111,7 @@ def request(kind: int, flags: int, body: bytes) -> list[bytes]:
         while True:
             for type_, message_flags, content in messages(sock.recv(_BUFFER)):
                 if type_ == _ERROR:
-                    _raise(message_flags, content)
+                    acknowledged(message_flags, content)
                     return answer
                 if type_ == _DONE:
                     return answer
@@ -126,17 +129,24 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         at += size + -size % 4
 
 
-def _raise(flags: int, content: bytes) -> None:
-    """OSError unless the acknowledgement (struct nlmsgerr) says that all is well. With
+def acknowledged(flags: int, content: bytes) -> None:
+    """Raises OSError unless the acknowledgement (struct nlmsgerr) says that all is well. With
     NETLINK_CAP_ACK only the header of the request comes back before the words."""
+    if len(content) < 4:
+        raise _cut_short()
     (code,) = struct.unpack_from("=i", content)
     if code == 0:
         return
     words = ""
-    if flags & _ACK_TLVS:
+    if flags & ACK_TLVS:
         words = _text(attributes(content[4 + _HEADER.size :]).get(1, b""))
-    text = os.strerror(-code)
+    # Error numbers end at 4095 (MAX_ERRNO).
+    text = os.strerror(min(-code, 4095))
     raise OSError(-code, f"{text} ({words})" if words else text)
+
+
+def _cut_short() -> OSError:
+    return OSError(errno.EBADMSG, "an answer of route netlink is cut short")
 
 
 def _text(content: bytes) -> str:

@@ -1,4 +1,5 @@
-"""What a trace has shown, remembered until the next boot: /run/vsrtune/seen.json."""
+"""What a trace and the kernel's refusals have shown, remembered until the next boot:
+/run/vsrtune/seen.json."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError, VsrtuneError
@@ -18,6 +20,8 @@ from vsrtune.model import ThreadKey
 DEFAULT_PATH = Path("/run/vsrtune/seen.json")
 
 _VERSION = 1
+# Characters; what is cut off there counts as damaged.
+_MOST = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,21 @@ class SeenNic:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedIrq:
+    """An interrupt that the kernel refused to move."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """The file's content."""
 
     boot_id: str
     workers: tuple[SeenWorker, ...] = ()
     nics: tuple[SeenNic, ...] = ()
+    irqs: tuple[FixedIrq, ...] = ()
     version: int = _VERSION
 
 
@@ -53,7 +66,7 @@ def parse(text: str, boot_id: str) -> Seen:
     """Read the file's text. Text that is damaged, of another version or of another
     boot counts as empty: it can be traced again."""
     try:
-        seen = decode(Seen, json.loads(text))
+        seen = decode(Seen, json_value(text))
     except (ValueError, VsrtuneError):
         return Seen(boot_id)
     usable = seen.boot_id == boot_id and seen.version == _VERSION
@@ -68,26 +81,48 @@ class SeenMemory:
         self.path = path
         self.seen = Seen("")
         self._text = text
+        # What the file held when it was last read, and for which boot.
+        self._read: tuple[str, str] | None = None
+        self._by_key: tuple[Seen, dict[ThreadKey, SeenWorker]] | None = None
 
     def load(self, boot_id: str) -> None:
         """Read the file again: another process may have traced since."""
         if self.path is not None:
             try:
-                self.seen = parse(self.path.read_text("utf-8", "replace"), boot_id)
+                with self.path.open(encoding="utf-8", errors="replace") as file:
+                    text = file.read(_MOST)
             except OSError:
                 self.seen = Seen(boot_id)
+                self._read = None
+                return
+            if self._read != (text, boot_id):
+                self.seen = parse(text, boot_id)
+                self._read = (text, boot_id)
         elif self.seen.boot_id != boot_id:
             self.seen = parse(self._text, boot_id)
 
     def worker(self, key: ThreadKey) -> tuple[str, int] | None:
         """(device, ifindex) on which the worker was last seen; None when never."""
-        found = next((w for w in self.seen.workers if w.key == key), None)
+        if self._by_key is None or self._by_key[0] is not self.seen:
+            self._by_key = self.seen, {w.key: w for w in self.seen.workers}
+        found = self._by_key[1].get(key)
         return (found.device, found.ifindex) if found is not None else None
 
     def rx_cpus(self, nic: str, ifindex: int) -> CpuSet | None:
         """CPUs on which the device was last seen receiving; None when never."""
         found = (n for n in self.seen.nics if (n.nic, n.ifindex) == (nic, ifindex))
         return next((n.cpus for n in found), None)
+
+    def fixed(self, number: int, name: str) -> bool:
+        """Whether the kernel has refused to move that interrupt."""
+        return FixedIrq(number, name) in self.seen.irqs
+
+    def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
+        """Add interrupts that the kernel refused to move, by number and name. Raises
+        ObserveError when the file cannot be replaced; memory is updated anyway."""
+        added = (FixedIrq(number, name) for number, name in irqs)
+        self.seen = replace(self.seen, irqs=tuple(dict.fromkeys((*self.seen.irqs, *added))))
+        self._save()
 
     def remember(
         self,
@@ -107,12 +142,16 @@ class SeenMemory:
             workers=tuple(w for _, w in sorted(by_key.items())),
             nics=tuple(n for _, n in sorted(by_nic.items())),
         )
+        self._save()
+
+    def _save(self) -> None:
+        self._read = None
         if self.path is not None:
             try:
                 _replace(self.path, json.dumps(encode(self.seen), ensure_ascii=False))
             except OSError as error:
                 raise ObserveError(
-                    f"cannot remember what was traced: {error.strerror}", where=str(self.path)
+                    f"cannot remember what was seen: {error.strerror}", where=str(self.path)
                 ) from error
 
 

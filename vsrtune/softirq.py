@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, Host, Sched, SchedClass, Snapshot, SoftirqThread, ThreadKey
+from vsrtune.model import DATA_PLANE, SchedClass, Snapshot, SoftirqThread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, level
 from vsrtune.policy import SchedRule
-from vsrtune.wishes import Context, Wishes, rule_for
+from vsrtune.policy_roles import rule_for
+from vsrtune.wishes import Context, Wishes
 
 _REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
@@ -61,7 +62,7 @@ def build(
             phases.skip(wish.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found")
             continue
         asked.add(target(thread))
-        _one(thread, rule, wish, phases)
+        _one(context, thread, rule, wish, phases)
     return frozenset(asked)
 
 
@@ -75,10 +76,17 @@ def _busy(wish: Wishes, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
     return cpus
 
 
-def _one(thread: SoftirqThread, rule: SchedRule, wish: Wishes, phases: Phases) -> None:
+def _one(
+    context: Context, thread: SoftirqThread, rule: SchedRule, wish: Wishes, phases: Phases
+) -> None:
     name = f"ksoftirqd/{thread.cpu} scheduling"
     if thread.sched == rule.sched:
         phases.skipped.append(Skipped(HOST_REF, name, f"already as asked: {rule.sched}"))
+        context.settled[target(thread)] = rule.sched
+        return
+    drift = context.leave(target(thread))
+    if drift is not None:
+        phases.leave(HOST_REF, name, drift)
         return
     if thread.sched.cls is SchedClass.DEADLINE:
         reason = "someone else gave the thread class deadline; it is left alone"
@@ -97,11 +105,12 @@ def warnings(result: Snapshot, managed: Iterable[str]) -> list[str]:
     """CPUs whose ksoftirqd stands below realtime threads of a managed guest."""
     names = set(managed)
     below: set[int] = set()
+    on = {t.cpu: t.sched for t in result.host.softirq}
     for guest in result.guests:
         for thread in guest.threads:
             busy = thread.role in DATA_PLANE and thread.sched.cls in _REALTIME
             if guest.ref in names and busy and len(thread.affinity) == 1:
-                softirq = _on(result.host, thread.affinity.first())
+                softirq = on.get(thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):
                     below.add(thread.affinity.first())
     return [
@@ -110,7 +119,3 @@ def warnings(result: Snapshot, managed: Iterable[str]) -> list[str]:
         "their class and priority"
         for cpu in sorted(below)
     ]
-
-
-def _on(host: Host, cpu: int) -> Sched | None:
-    return next((t.sched for t in host.softirq if t.cpu == cpu), None)

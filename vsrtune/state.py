@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from vsrtune.actions import Drift
 from vsrtune.model import Snapshot, ThreadKey
 
 # Upper bounds of the pass duration histogram, seconds.
@@ -25,6 +26,18 @@ class GuestState:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueState:
+    """The adaptive queue of one guest: the length of its rings, frames; ``phase`` is long,
+    trial or short, ``why`` says so to people; ``changes`` since its keeper began."""
+
+    guest: str
+    length: int
+    phase: str
+    why: str
+    changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts since the daemon started. ``durations`` has one count for each bound in
     BUCKETS, and one for longer passes."""
@@ -34,8 +47,19 @@ class Totals:
     writes: int = 0
     write_errors: int = 0
     corrections: int = 0
+    moves: int = 0
     duration_sum: float = 0.0
     durations: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
+
+    def timed(self, seconds: float) -> Totals:
+        """With one more pass, that took so long."""
+        slot = next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))
+        return replace(
+            self,
+            passes=self.passes + 1,
+            duration_sum=self.duration_sum + seconds,
+            durations=tuple(n + (i == slot) for i, n in enumerate(self.durations)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +74,12 @@ class State:
     last_pass: float = 0.0  # seconds since the epoch
     # Of DEADLINE threads: the share of their budgets used since the pass before.
     budgets: tuple[tuple[ThreadKey, float], ...] = ()
+    # What somebody has changed, and what is done about it.
+    drifts: tuple[Drift, ...] = ()
+    # Threads that the last pass with any took from one CPU to another, and when (epoch).
+    last_moves: int = 0
+    last_move: float = 0.0
+    queues: tuple[QueueState, ...] = ()
 
     @property
     def tuned(self) -> int:

@@ -24,10 +24,12 @@ from vsrtune.actions import (
     CpusetList,
     DeviceTarget,
     EmulatorPin,
+    IrqAffinity,
     NapiThreaded,
     Partition,
     PartitionState,
     Pin,
+    QueueCpus,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -47,6 +49,7 @@ from vsrtune.errors import Lasting, PendingError, VanishedError, VsrtuneError, W
 from vsrtune.hostcalls import HostCalls, LiveCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.nic_writes import NicWrites
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
 
@@ -86,6 +89,7 @@ class LiveSysOps:
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
         self._cgroups = Cgroups(self._root, self._calls)
+        self._nics = NicWrites(self._root, self._calls)
         self._clock, self._sleep = time.monotonic, time.sleep
         self._budgets_end = budgets_end
 
@@ -117,9 +121,13 @@ class LiveSysOps:
                 return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
             case NapiThreaded():
                 return int(self._root.read(f"{_NET}/{self._device(target)}/threaded"))
+            case QueueCpus():
+                return self._nics.read_queue(target, self._device(target))
+            case IrqAffinity():
+                return self._nics.read_irq(target)
 
     def _write(self, target: Target, value: Value) -> None:
-        if not isinstance(target, ThreadSched | DeviceTarget):
+        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity):
             self._wait_for_budgets()
         match target:
             case ThreadAffinity():
@@ -141,6 +149,10 @@ class LiveSysOps:
                 self._write_device(target, "tx_queue_len", Operation.TXQUEUELEN, value)
             case NapiThreaded():
                 self._write_device(target, "threaded", Operation.THREADED, value)
+            case QueueCpus():
+                self._nics.write_queue(target, self._device(target), _typed(value, CpuSet))
+            case IrqAffinity():
+                self._nics.write_irq(target, _typed(value, CpuSet))
 
     @contextmanager
     def _translated(self, target: Target) -> Iterator[None]:
@@ -335,7 +347,7 @@ class LiveSysOps:
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError when the target's thread is gone by now, else the error itself."""
-        if not isinstance(target, CgroupTarget | DeviceTarget):
+        if not isinstance(target, CgroupTarget | DeviceTarget | IrqAffinity):
             try:
                 self._identified(target.thread, str(target))
             except VanishedError as gone:

@@ -32,7 +32,7 @@ _ENTRIES = 4096
 MIN_FRAMES = 50
 MIN_SHARE = 0.10
 
-_ENTRY = re.compile(r"\{\s*(.*?)\s*\}\s*hitcount:\s*(\d+)")
+_ENTRY = re.compile(r"\{\s*(.*?)\s*\}\s*hitcount:\s*(\d{1,20})")
 # 5.14 renamed the CPU key; older kernels know only "cpu".
 _CPU_KEYS = ("common_cpu", "cpu")
 
@@ -74,7 +74,7 @@ def count_by(text: str, field: str) -> dict[tuple[str, int], int]:
     counts: dict[tuple[str, int], int] = {}
     for keys, hits in parse_hist(text):
         number = next((keys[f] for f in fields if f in keys), None)
-        if "name" in keys and number is not None and number.isdecimal():
+        if "name" in keys and number is not None and number.isdecimal() and len(number) < 20:
             key = (keys["name"], int(number))
             counts[key] = counts.get(key, 0) + hits
     return counts

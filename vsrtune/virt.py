@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from vsrtune.bounded import json_value, xml_element
 from vsrtune.codec import decode
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting, ObserveError
 from vsrtune.rootfs import HostRoot
+
+T = TypeVar("T")
 
 DEFAULT_URI = "qemu:///system"
 
@@ -62,12 +64,17 @@ class VirtSource(Protocol):
         """All running domains. Raises ObserveError when libvirt does not answer."""
         ...
 
+    def domain(self, name: str) -> DomainText | None:
+        """The running domain of that name; None when none runs. Raises ObserveError when
+        libvirt does not answer."""
+        ...
+
 
 def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
     """NICs of a live domain XML in its order. Raises ObserveError when it is not XML."""
     try:
-        tree = ET.fromstring(xml)
-    except ET.ParseError as error:
+        tree = xml_element(xml)
+    except ValueError as error:
         raise ObserveError(f"domain XML cannot be read: {error}") from error
     found = []
     for element in tree.iterfind("./devices/interface"):
@@ -103,14 +110,31 @@ class LibvirtSource:
         self._connection: Any = None
 
     def domains(self) -> tuple[DomainText, ...]:
+        def read(libvirt: Any, connection: Any) -> tuple[DomainText, ...]:
+            active = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+            texts = [_domain_text(libvirt, domain) for domain in active]
+            return tuple(text for text in texts if text is not None)
+
+        return self._ask(read)
+
+    def domain(self, name: str) -> DomainText | None:
+        def read(libvirt: Any, connection: Any) -> DomainText | None:
+            try:
+                found = connection.lookupByName(name)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                raise
+            return _domain_text(libvirt, found) if found.isActive() else None
+
+        return self._ask(read)
+
+    def _ask(self, read: Callable[[Any, Any], T]) -> T:
         libvirt = self._library()
         for last in (False, True):
             fresh = self._connection is None
             try:
-                connection = self._connected(libvirt)
-                active = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
-                texts = [_domain_text(libvirt, domain) for domain in active]
-                return tuple(text for text in texts if text is not None)
+                return read(libvirt, self._connected(libvirt))
             except libvirt.libvirtError as error:
                 self.close()
                 # A connection kept from an earlier pass may have died since then.
@@ -204,7 +228,7 @@ class RecordedVirt:
             text = self._root.read("/libvirt/domains.json")
         except FileNotFoundError:
             return ()
-        recorded = decode(RecordedDomains, json.loads(text))
+        recorded = decode(RecordedDomains, json_value(text))
         if recorded.error is not None:
             raise ObserveError(recorded.error)
         return tuple(
@@ -217,3 +241,6 @@ class RecordedVirt:
             )
             for number, domain in enumerate(recorded.domains)
         )
+
+    def domain(self, name: str) -> DomainText | None:
+        return next((d for d in self.domains() if d.name == name), None)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from vsrtune import cpu_limits
 from vsrtune.actions import (
+    CpusetFile,
+    Drift,
     EmulatorPin,
+    Partition,
     Pin,
     Refusal,
     Skipped,
@@ -22,6 +26,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import bandwidth
 from vsrtune.model import (
     DATA_PLANE,
     Guest,
@@ -34,26 +39,45 @@ from vsrtune.model import (
     Thread,
 )
 from vsrtune.placement import Occupant
-from vsrtune.policy import AUTO, Auto, CpuChoice, DeviceMap, Policy, SchedRule, VcpuMap, by_hand
+from vsrtune.policy import AUTO, Auto, Policy, by_hand
+from vsrtune.policy_drift import DriftRule
+from vsrtune.policy_roles import cpus_for, rule_for
 from vsrtune.policy_yaml import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
 OWN_CGROUP = "vsrtune"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """What all guests share: ``irq`` are the interrupt CPUs of all managed guests."""
 
     host: Host
     irq: CpuSet
     ours: Mapping[Target, Value]
-    reassert: bool
+    # What somebody has changed, and what is done about it.
+    drifts: Mapping[Target, Drift] = field(default_factory=dict)
+    # Filled on the way: what is left alone because of that, and what is as asked.
+    left: set[Target] = field(default_factory=set)
+    settled: dict[Target, Value] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:
         """CPUs that are online."""
         return self.host.online
+
+    def leave(self, target: Target) -> Drift | None:
+        """The drift because of which a setting is left alone, None when it is not."""
+        drift = self.drifts.get(target)
+        if drift is None or not drift.left:
+            return None
+        self.left.add(target)
+        return drift
+
+    @cached_property
+    def lists(self) -> dict[Target, Value]:
+        """The partitions of ``ours`` and their CPU lists."""
+        return {t: v for t, v in self.ours.items() if isinstance(t, CpusetFile | Partition)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +157,6 @@ def pinned_cpus(value: Value | None) -> CpuSet | None:
     return value if isinstance(value, CpuSet) else None
 
 
-def rule_for(policy: Policy, role: Role) -> SchedRule | None:
-    """The scheduling the policy asks for a role."""
-    rules = {
-        Role.VCPU: policy.vcpu_sched,
-        Role.VHOST: policy.vhost_sched,
-        Role.NAPI: policy.napi_sched,
-    }
-    return rules.get(role)
-
-
-def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
-    """The CPUs the policy asks for a role."""
-    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
-    return choices.get(role)
-
-
 def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
     """True for a DEADLINE thread that we did not make one."""
     if thread.sched.cls is not SchedClass.DEADLINE:
@@ -167,7 +175,7 @@ def settled(guest: Guest, threads: Iterator[Thread], online: CpuSet) -> list[Occ
     """Occupants for threads that stay where they are; one that may run everywhere
     occupies nothing."""
     return [
-        Occupant(guest.ref, t.role, t.affinity & online)
+        Occupant(guest.ref, t.role, t.affinity & online, load=t.load, booked=bandwidth(t.sched))
         for t in threads
         if t.role in DATA_PLANE and not online <= t.affinity
     ]
@@ -289,19 +297,13 @@ def _moves(context: Context, out: Wishes, named: Mapping[str, tuple[str, CpuSet]
             out.moves[thread] = f"{parent}/{OWN_CGROUP}"
 
 
-def _held(context: Context, thread: Thread, target: Target) -> CpuSet | None:
-    """What we wrote, when an operator has pinned the thread through libvirt since."""
-    wrote = pinned_cpus(context.ours.get(target))
-    if context.reassert or wrote is None or thread.affinity == wrote:
-        return None
-    return wrote if thread.pin is not None and thread.pin == thread.affinity else None
-
-
 def _asked(
     policy: Policy, thread: Thread, named: Mapping[str, tuple[str, CpuSet]]
 ) -> tuple[CpuSet | Auto | None, KeyPath]:
     choice = cpus_for(policy, thread.role)
     keys: KeyPath = ("cpus", thread.role.value)
+    if choice is AUTO and policy.placement is not None:
+        return choice, ("placement",)
     if not isinstance(choice, tuple):
         return choice, keys
     if thread.role is Role.VCPU:
@@ -350,17 +352,14 @@ def _wish(
     if foreign_deadline(context, out.guest, thread):
         out.skip(subject, "someone else gave the thread class deadline; it is left alone")
         return None
-    held = _held(context, thread, target)
-    if held is not None and (choice is AUTO or choice != thread.affinity):
-        out.skip(
-            subject,
-            f"held by the operator on CPUs {thread.affinity}, we had set {held}; "
-            "a reload takes it back",
-            held=True,
-        )
+    drift = None
+    if choice is AUTO or choice != thread.affinity:
+        drift = context.leave(target)
+    if drift is not None:
+        out.skip(subject, drift.left, held=drift.rule is DriftRule.REPORT)
         return None
     moves = thread in out.moves
-    allowed = cpu_limits.allowed(context.host, context.ours, out.guest, thread, moves=moves)
+    allowed = cpu_limits.allowed(context.host, context.lists, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
         # One of ours: it keeps its root domain for as long as it is in it.

@@ -17,7 +17,7 @@ from vsrtune.errors import Lasting, WriteError
 from vsrtune.ethtool import statistics
 from vsrtune.executor import apply, undo
 from vsrtune.journal import Journal
-from vsrtune.proc import scan
+from vsrtune.process_table import scan
 from vsrtune.rootfs import LiveRoot
 from vsrtune.sysops import LiveSysOps
 

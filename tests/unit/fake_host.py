@@ -10,8 +10,10 @@ from vsrtune.actions import (
     Action,
     CgroupDir,
     EmulatorPin,
+    IrqAffinity,
     NapiThreaded,
     Pin,
+    QueueCpus,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -23,6 +25,7 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.model import Guest, Snapshot, Thread
+from vsrtune.observe import Seen
 from vsrtune.projection import after
 
 
@@ -46,6 +49,12 @@ class FakeHost:
             raise self.fail_observe
         return self.snapshot
 
+    def observe_some(self, names: frozenset[str]) -> Seen:
+        return Seen(self.observe(), names)
+
+    def observe_turns(self, names: frozenset[str] = frozenset()) -> Seen:
+        return Seen(self.observe(), None)
+
     # -- SysOps
 
     def online(self) -> CpuSet:
@@ -63,6 +72,8 @@ class FakeHost:
                                 return interface.txqueuelen
                             return interface.threaded or 0
                 raise VanishedError("no such device", where=str(target))
+            case IrqAffinity() | QueueCpus():
+                return self._below(target)
         thread = self._thread(target)
         match target:
             case ThreadAffinity():
@@ -108,6 +119,28 @@ class FakeHost:
                 for g in self.snapshot.guests
             ),
         )
+
+    def set_queue(self, length: int) -> None:
+        """Set the queue length of every interface, behind our back."""
+        self.snapshot = replace(
+            self.snapshot,
+            guests=tuple(
+                replace(g, interfaces=tuple(replace(i, txqueuelen=length) for i in g.interfaces))
+                for g in self.snapshot.guests
+            ),
+        )
+
+    def _below(self, target: IrqAffinity | QueueCpus) -> CpuSet:
+        for nic in self.snapshot.host.nics:
+            if isinstance(target, IrqAffinity):
+                for irq in nic.irqs:
+                    if (irq.number, irq.name) == (target.irq, target.name):
+                        return irq.affinity
+            elif nic.ifindex == target.ifindex:
+                for queue in nic.queues:
+                    if queue.name == target.queue and queue.cpus is not None:
+                        return queue.cpus
+        raise VanishedError("no such interrupt or queue", where=str(target))
 
     def _thread(
         self, target: ThreadAffinity | ThreadSched | ThreadCgroup | VcpuPin | EmulatorPin

@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from vsrtune.actions import (
+    HOST_REF,
     Action,
     CgroupDir,
     EmulatorPin,
+    IrqAffinity,
     NapiThreaded,
     Pin,
     Plan,
+    QueueCpus,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -54,7 +57,7 @@ Step = Callable[[str], None]
 
 
 class FakeKernel:
-    """State is plain JSON data: ``threads``, ``cgroups``, ``devices``, ``kernel``."""
+    """State is plain JSON data: ``threads``, ``cgroups``, ``devices``, ``irqs``, ``kernel``."""
 
     def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
         self.state = state
@@ -117,6 +120,14 @@ class FakeKernel:
             device = self.state["devices"].get(parts[3])
             if device is not None and parts[4] in device:
                 return f"{device[parts[4]]}\n"
+        if "/queues/" in path:
+            queues = self.state["devices"].get(parts[3], {}).get("queues", {})
+            if parts[5] in queues:
+                return CpuSet.parse(queues[parts[5]]).to_mask() + "\n"
+        if path.startswith("/proc/irq/") and parts[2] in self.state["irqs"]:
+            return f"{self.state['irqs'][parts[2]]['mask']}\n"
+        if path.startswith("/sys/kernel/irq/") and parts[3] in self.state["irqs"]:
+            return f"{self.state['irqs'][parts[3]]['actions']}\n"
         if path.startswith("/sys/devices/system/cpu/"):
             return f"{self.state[parts[-1]]}\n"
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -197,6 +208,12 @@ class FakeKernel:
 
     def write(self, path: str, text: str) -> None:
         with _Point(self, f"write {path} {text}"):
+            if path.startswith("/proc/irq/"):
+                self._set_irq(path.split("/")[3], text)
+                return
+            if "/queues/" in path:
+                self._set_queue(*path.split("/")[4:7:2], text)
+                return
             if path.startswith("/sys/class/net/"):
                 self._set_device(*path.split("/")[4:6], int(text))
                 return
@@ -345,6 +362,23 @@ class FakeKernel:
             self.state["leaked"] = self.state.get("leaked", 0) + leaked
         thread["sched"] = encode(sched)
 
+    def _set_irq(self, number: str, text: str) -> None:
+        """write_irq_affinity, without its special case of an empty mask."""
+        irq = self.state["irqs"].get(number)
+        if irq is None:
+            raise FileNotFoundError(errno.ENOENT, "no such interrupt")
+        if irq.get("managed"):
+            raise OSError(errno.EIO, "input/output error")
+        if not CpuSet.parse(text) & CpuSet.parse(self.state["online"]):
+            raise OSError(errno.EINVAL, "invalid argument")
+        irq["mask"] = text
+
+    def _set_queue(self, name: str, queue: str, mask: str) -> None:
+        queues = self.state["devices"].get(name, {}).get("queues", {})
+        if queue not in queues:
+            raise FileNotFoundError(errno.ENOENT, "no such queue")
+        queues[queue] = str(CpuSet.from_mask(mask))
+
     def _set_device(self, name: str, attribute: str, value: int) -> None:
         device = self.state["devices"].get(name)
         if device is None:
@@ -413,6 +447,7 @@ def make_host(kernel: str) -> FakeKernel:
         "2000": _row(2000, 2000, "qemu-system-x86", PLAIN),
         "2010": _row(2000, 2000, "CPU 0/KVM", PLAIN, mask="0-1", user="0-1"),
     }
+    threads["3000"] = _row(0, 3000, "napi/eth0-8193", "", kthread=True)
     for tid, own in ((1020, {}), (1021, {"mask": "1-3", "user": "1-3"})):
         pid = tid if kthreads else 1000
         threads[str(tid)] = _row(1000, pid, "vhost-1000", emulator, **own)
@@ -434,8 +469,17 @@ def make_host(kernel: str) -> FakeKernel:
         "online": "0-3",
         "threads": threads,
         "cgroups": {name: {"cpus": c, "type": t} for name, (c, t) in cgroups.items()},
+        "irqs": {
+            "41": {"guest": 0, "actions": "eth0-rx-0", "mask": "0-3"},
+            "42": {"guest": 0, "actions": "eth0-tx-0", "mask": "2"},
+        },
         "devices": {
-            "eth0": {"guest": 0, "ifindex": 2, "tx_queue_len": 1000},
+            "eth0": {
+                "guest": 0,
+                "ifindex": 2,
+                "tx_queue_len": 1000,
+                "queues": {"rx-0": "", "tx-0": "1-3"},
+            },
             "macvtap0": {"guest": 1000, "ifindex": 7, "tx_queue_len": 500, "threaded": 0},
             "tap1": {"guest": 2000, "ifindex": 8, "tx_queue_len": 500},
         },
@@ -451,7 +495,7 @@ def key(host: FakeKernel, tid: int) -> ThreadKey:
 
 
 def make_plan(host: FakeKernel) -> Plan:
-    """Every kind of action, on both guests, interleaved."""
+    """Every kind of action, on both guests and the host itself, interleaved."""
     fifo = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
     one, two = CpuSet([1]), CpuSet([2])
 
@@ -459,6 +503,8 @@ def make_plan(host: FakeKernel) -> Plan:
         return key(host, tid)
 
     wanted: list[tuple[Target, Value]] = [
+        (IrqAffinity(HOST_REF, 41, "eth0-rx-0"), one),
+        (QueueCpus(HOST_REF, "eth0", 2, "rx-0"), one),
         (CgroupDir("vr1", OURS), True),
         (ThreadCgroup("vr1", k(1020), "vhost 0"), OURS),
         (ThreadCgroup("vr1", k(1021), "vhost 1"), OURS),

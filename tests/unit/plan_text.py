@@ -19,8 +19,14 @@ def plan_yaml(plan: Plan) -> str:
         for s in plan.skipped
     ]
     refusals = [f"{r.guest}: {r.policy}: {r.reason}; {r.hint}" for r in plan.refusals]
+    drift = [
+        f"{d.target}: {d.setting} set to {d.wished}, found {d.found}, by {d.by or 'nobody known'}: "
+        f"{d.rule.value}{', left' if d.left else ''}"
+        for d in plan.drift
+    ]
     return (
         actions_yaml(plan.actions)
+        + (_texts("drift", drift) if drift else "")
         + _texts("skipped", skipped)
         + _texts("refusals", refusals)
         + _texts("warnings", plan.warnings)

@@ -202,3 +202,9 @@ def test_elements_are_read_back() -> None:
         ]
     }
     assert dict(parse_elements(listing)) == {("10.10.1.2", 20000): 7}
+
+
+def test_bursts_begin_at_twice_the_rate() -> None:
+    (stream, _) = streams(spec(burst=0.02), Load({"vr1": 1000.0, "vr2": 1000.0}, 2.0))
+    assert (stream.frames, stream.burst) == (2000, 0.02)
+    assert "delay 500000" in commands(stream)

@@ -73,6 +73,22 @@ class TestShow:
         assert run("show") == 0
         assert "Guest vr1 (pid 100)" in run.out
 
+    def test_what_others_changed_is_shown_with_who_and_which_rule(self, run: Cli) -> None:
+        run.policy(GOOD + "drift: {cpus.vhost: report}\n")
+        assert run("apply") == 0
+        assert run("show") == 0
+        assert "Changed since" not in run.out
+        run.host.change("vhost", affinity=samples.ALL)
+        run.host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
+        assert run("show", "vr1") == 0
+        lines = run.out.partition("Changed since")[2].splitlines()
+        (vcpu,) = [line.split() for line in lines if "vcpu 0" in line]
+        (vhost,) = [line.split() for line in lines if "tid 102" in line]
+        assert vcpu[-3:] == ["libvirt", "cpus.vcpu", "report"]
+        assert vhost[-3:] == ["unknown", "cpus.vhost", "report"]
+        assert run("plan") == 0
+        assert "Changed since" in run.out
+
     def test_only_the_guests_asked_for(self, run: Cli) -> None:
         run.host.start(samples.guest("pq1", 200, "qemu"))
         assert run("show", "--json", "qemu:pq1") == 0
@@ -134,6 +150,7 @@ class TestPlanAndApply:
     def test_no_policy_says_how_to_write_one(self, run: Cli) -> None:
         assert run("plan") == 0
         assert "/usr/share/vsrtune/policies" in run.err
+        assert "vsrtune policy init GUEST" in run.err
 
     def test_daemon_holding_the_journal_is_named(self, run: Cli) -> None:
         run.policy(GOOD)
@@ -347,3 +364,13 @@ def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:
     run.host.start(guest)
     assert run("show") == 0
     assert "Guest vr [x] 1.ü\\udcff (" in run.out
+
+
+def test_check_without_files_is_as_careful_as_the_daemon(run: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("guest: vr1\n")
+    path.chmod(0o666)
+    assert run("policy", "check", str(path)) == 0
+    assert run("policy", "check", "--policies", str(tmp_path)) == 2
+    assert f"chmod go-w {path}" in run.err
+    assert run.out == ""

@@ -57,6 +57,7 @@ def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_doctor_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run(["doctor", "--json", "--attach-ledger", str(tmp_path / "attach.jsonl")])
     data = json.loads(capsys.readouterr().out)
-    assert code == (1 if data["problems"] else 0)
-    assert {"module", "switches"} <= {f["check"] for f in data["findings"]}
-    assert all(f["level"] in ("ok", "note", "problem") for f in data["findings"])
+    levels = [f["level"] for f in data["findings"]]
+    assert code == (2 if "error" in levels else 1 if "warning" in levels else 0)
+    assert data["worst"] == levels[0]
+    assert {"module", "switches", "kernel"} <= {f["check"] for f in data["findings"]}

@@ -53,6 +53,8 @@ def test_snapshot_round_trip() -> None:
         (act.EmulatorPin("g", "u", KEY), act.Pin(CpuSet([0]), None), act.Pin(CpuSet([1]), None)),
         (act.TxQueueLen("g", "macvtap0", 5), 500, 50),
         (act.NapiThreaded("g", "nvt0", 5), 0, 1),
+        (act.IrqAffinity(act.HOST_REF, 41, "p0-rx-0"), CpuSet([0, 1]), CpuSet([0])),
+        (act.QueueCpus(act.HOST_REF, "p0", 3, "rx-0"), CpuSet(), CpuSet([0])),
     ],
 )
 def test_action_round_trip(target: act.Target, before: act.Value, after: act.Value) -> None:

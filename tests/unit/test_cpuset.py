@@ -46,3 +46,12 @@ def test_algebra() -> None:
     assert (str(a | b), str(a & b), str(a - b)) == ("0-5", "2-3", "0-1")
     assert CpuSet([1]) <= a and not a <= b and a.isdisjoint(CpuSet([9]))
     assert b.first() == 2 and 3 in a and len(a) == 4 and not CpuSet()
+
+
+def test_mask_round_trip() -> None:
+    for text in ("", "0", "1,3", "31", "32", "0,31-33,64", "127"):
+        cpus = CpuSet.parse(text)
+        assert CpuSet.from_mask(cpus.to_mask()) == cpus
+    assert CpuSet().to_mask() == "0"
+    assert CpuSet([0, 33]).to_mask() == "2,00000001"
+    assert CpuSet([64]).to_mask() == "1,00000000,00000000"

@@ -14,9 +14,10 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.daemon import Daemon, Timing
+from vsrtune.daemon import HANDED_OVER, Daemon, Timing
 from vsrtune.errors import Lasting, PolicyError, WriteError
 from vsrtune.journal import Journal
+from vsrtune.look import FULL, Look
 from vsrtune.model import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
@@ -133,7 +134,7 @@ class TestPass:
         assert passes.state.totals.corrections == 1
 
     def test_a_pin_that_has_moved_is_looked_at_twice(
-        self, host: FakeHost, passes: Reconciler
+        self, host: FakeHost, passes: Reconciler, clock: Clock
     ) -> None:
         """libvirt moves the thread and notes the pin later."""
         elsewhere = {"cpuset_cpus": "3", "cpuset_effective": CpuSet([3]), "affinity": CpuSet([3])}
@@ -147,6 +148,10 @@ class TestPass:
         assert passes.state.guests[0].held == 1
         host.change("vcpu", pin=CpuSet([1]))
         assert not passes.run()
+        clock.now += 1
+        assert not passes.run(), "a slow host may have had two passes in between"
+        assert passes.next_try() == 1
+        clock.now += 1
         assert passes.run(), "nobody asked libvirt for it"
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.next_try() is None
@@ -169,6 +174,106 @@ class TestPass:
         passes.run(settle=True, reassert=True)
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.state.drift == 0
+
+    def test_what_is_reported_is_left_alone_and_counted_until_a_reload(
+        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: report\n")
+        passes.run()
+        theirs = Sched(SchedClass.FIFO, 50)
+        host.change("vhost", sched=theirs)
+        host.change("vcpu", affinity=CpuSet([3]))
+        for _ in range(3):
+            assert not passes.run()
+        assert thread(host, Role.VHOST).sched == theirs
+        assert (passes.state.guests[0].held, passes.state.drift) == (2, 2)
+        assert {d.setting for d in passes.state.drifts} == {"cpus.vcpu", "scheduler.vhost"}
+        assert len([r for r in caplog.records if "left alone: reported" in r.message]) == 2
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VHOST).sched == FIFO
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert passes.state.drifts == ()
+
+    def test_what_was_as_asked_and_never_written_can_drift_too(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        host.set_queue(300)
+        passes.policies = policies(POLICY + "drift: {queue: report}\n")
+        passes.run()
+        host.set_queue(1000)
+        for _ in range(2):
+            assert not passes.run()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 1000
+        assert passes.state.drift == 1
+        host.set_queue(300)
+        passes.run()
+        assert passes.state.drift == 0
+
+    def test_what_is_adopted_is_right_until_a_reload_and_stays_at_the_end(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: {queue.macvtap: adopt}\n")
+        passes.run()
+        for length in (1000, 900):
+            host.set_queue(length)
+            assert not passes.run()
+            assert passes.state.drift == 0
+            assert passes.state.tuned == 1
+        (drift,) = passes.state.drifts
+        assert (drift.setting, drift.rule.value, drift.found) == ("queue.macvtap", "adopt", "900")
+        assert passes.stop()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 900
+        assert thread(host, Role.VCPU).sched == Sched()
+
+    def test_reload_takes_back_what_was_adopted_and_undo_gives_it_back(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: adopt\n")
+        passes.run()
+        host.set_queue(900)
+        passes.run()
+        passes.run(settle=True, reassert=True)
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
+        assert passes.stop()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 900
+
+    def test_enforcing_backs_off_and_names_who_changes_it_back(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: {cpus.vcpu: enforce}\n")
+        passes.run()
+        by_libvirt = {
+            "affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3",
+            "cpuset_effective": CpuSet([3]),
+        }  # fmt: skip
+        waits = []
+        for _ in range(12):
+            host.change("vcpu", **by_libvirt)
+            passes.run()
+            if thread(host, Role.VCPU).affinity == CpuSet([1]):
+                continue
+            (drift,) = passes.state.drifts
+            assert drift.by == "libvirt"
+            assert passes.state.tuned == 0
+            wait = passes.next_try()
+            assert wait is not None
+            waits.append(wait)
+            if len(waits) == 2:
+                host.set_queue(77)
+                passes.run()
+                assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300, "does not wait"
+            clock.now += wait
+        assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
+        (said,) = [r for r in caplog.records if "put back less and less often" in r.message]
+        assert "libvirt changed it again" in said.message
+        assert "vcpu 0 pin" in said.message
+        # Peace for long enough: the next change is put back at once.
+        host.change("vcpu", affinity=CpuSet([1]), pin=CpuSet([1]))
+        clock.now += 3600
+        passes.run()
+        host.change("vcpu", **by_libvirt)
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
 
     def test_what_a_new_policy_drops_is_taken_back(
         self, host: FakeHost, passes: Reconciler
@@ -287,12 +392,21 @@ class Running:
         self.notifier = FakeNotifier()
         self.load: Callable[[], tuple[Policy, ...]] = policies
         self.states: list[State] = []
+        self.looks: list[Look] = []
+        reconciler = Reconciler(host, host, journal, policies())
+        real = reconciler.run
+
+        def run(look: Look = FULL, **more: bool) -> bool:
+            self.looks.append(look)
+            return real(look, **more)
+
+        reconciler.run = run  # type: ignore[method-assign,assignment]
         self.daemon = Daemon(
-            Reconciler(host, host, journal, policies()),
+            reconciler,
             lambda: self.load(),
             self.notifier,
             publish=self.states.append,
-            timing=Timing(interval=600, debounce=0.01, gap=0.01),
+            timing=Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.05),
             keep=keep,
         )
         self.code: int | None = None
@@ -339,6 +453,18 @@ class TestLoop:
         running.daemon.mark_dirty("started vr2")
         running.until(lambda: running.states[-1].tuned == 2)
 
+    def test_pass_is_told_whose_events_it_is_for(self, running: Running) -> None:
+        running.until(lambda: len(running.states) == 2)  # the pass, and the look after it
+        assert running.looks == [FULL, FULL]
+        running.daemon.mark_dirty("device added", "vr1")
+        running.daemon.mark_dirty("started", "vr 2.ü")
+        running.until(lambda: len(running.looks) == 3)
+        assert running.looks[2] == Look(frozenset({"vr1", "vr 2.ü"}))
+        running.daemon.mark_dirty("tunable", "vr1")
+        running.daemon.mark_dirty("a link has changed")
+        running.until(lambda: len(running.looks) == 4)
+        assert running.looks[3].host
+
     def test_storm_of_events_is_a_few_passes(self, host: FakeHost, running: Running) -> None:
         before = running.states[-1].totals.passes
         for _ in range(500):
@@ -374,6 +500,50 @@ class TestLoop:
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
         assert thread(host, Role.VCPU).affinity == samples.ALL
 
+    def test_changed_files_are_a_reload_and_a_burst_of_them_is_one(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        reads: list[float] = []
+
+        def load() -> tuple[Policy, ...]:
+            reads.append(time.monotonic())
+            return policies('guest: "*"\nqueue: {macvtap: 123}\n')
+
+        running.load = load
+        for _ in range(5):
+            running.daemon.policies_changed("p.yaml has changed")
+            time.sleep(0.005)
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        assert len(reads) == 1
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
+        assert thread(host, Role.VCPU).affinity == samples.ALL
+
+    def test_files_that_say_the_same_change_nothing(self, host: FakeHost, running: Running) -> None:
+        running.until(lambda: len(running.states) == 2)
+        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
+        running.daemon.policies_changed("touched")
+        running.until(lambda: len(running.states) == 3)
+        assert thread(host, Role.VCPU).affinity == CpuSet([3]), "a pin by hand is not taken back"
+        assert len(running.looks) == 2
+
+    def test_broken_files_are_told_and_the_older_policies_stay(
+        self, host: FakeHost, running: Running, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tuned = host.snapshot
+
+        def broken() -> tuple[Policy, ...]:
+            raise PolicyError("unknown key", where="p.yaml:3")
+
+        running.load = broken
+        running.daemon.policies_changed("p.yaml has changed")
+        running.until(lambda: not running.states[-1].reload_success)
+        assert host.snapshot == tuned
+        assert any("p.yaml:3" in r.message for r in caplog.records)
+        running.until(lambda: "older policies are kept" in running.notifier.heard[-1])
+        running.load = policies
+        running.daemon.policies_changed("p.yaml has changed")
+        running.until(lambda: running.states[-1].reload_success)
+
     def test_idle_daemon_pings_and_does_not_look(
         self, host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -394,6 +564,29 @@ def test_keep_leaves_the_host_tuned_and_the_journal_in_place(
     assert daemon.stop() == 0
     assert host.snapshot == tuned
     assert journal.entries()
+
+
+def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
+    host: FakeHost, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, samples.BOOT) as first:
+        daemon = Running(host, first)
+        tuned, writes = host.snapshot, host.writes
+        daemon.daemon.ask_handover()
+        daemon.thread.join(20)
+        assert daemon.code == HANDED_OVER
+        assert host.snapshot == tuned
+    with Journal.open(path, samples.BOOT) as second:
+        daemon = Running(host, second)
+        assert host.writes == writes, "the next one finds all as it wants it"
+        daemon.stop()
+    assert host.snapshot == samples.snapshot()
+
+
+def test_systemd_starts_it_again_after_a_handover() -> None:
+    unit = (Path(__file__).resolve().parents[2] / "units" / "vsrtune.service").read_text()
+    assert f"RestartForceExitStatus={HANDED_OVER}\n" in unit
 
 
 def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `vsrtune doctor` finds on hosts of all kinds."""
+"""What `vsrtune doctor` finds in the kernel module and attachments of hosts of all kinds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.doctor_checks import (
-    Level,
+from vsrtune.doctor_checks import OF_MODULE
+from vsrtune.doctor_model import Level, run
+from vsrtune.doctor_module import (
     LoadedModule,
     ModuleFile,
     Seen,
-    check_all,
     lowers,
     matches,
     module,
@@ -43,10 +43,11 @@ HOST = Seen("6.12.1-amd64", FILE, LoadedModule("ABC"))
 
 def levels(seen: Seen) -> dict[str, str]:
     """The worst level of each check."""
-    order = list(Level)
     found: dict[str, Level] = {}
-    for one in check_all(seen):
-        found[one.check] = max(found.get(one.check, Level.OK), one.level, key=order.index)
+    for one in run(OF_MODULE, seen):
+        found[one.check] = max(
+            found.get(one.check, Level.OK), one.level, key=lambda level: level.rank
+        )
     return {name: str(level) for name, level in found.items()}
 
 
@@ -67,9 +68,9 @@ def test_a_host_that_is_fit() -> None:
 
 def test_a_module_that_is_not_there_matters_only_where_it_is_used() -> None:
     (found,) = module(replace(HOST, file=None, loaded=None))
-    assert found.level is Level.NOTE
+    assert found.level is Level.INFO
     (found,) = module(replace(HOST, file=None, loaded=None, devices=("nvt1",)))
-    assert found.level is Level.PROBLEM
+    assert found.level is Level.ERROR
     assert "nvt1" in found.what
     (found,) = module(replace(HOST, loaded=None))
     assert found.level is Level.OK
@@ -79,8 +80,8 @@ def test_a_module_that_is_not_there_matters_only_where_it_is_used() -> None:
     ("seen", "level", "word"),
     [
         (HOST, Level.OK, "installed one is loaded"),
-        (replace(HOST, kernel="6.1.0"), Level.PROBLEM, "6.1.0"),
-        (replace(HOST, loaded=LoadedModule("OTHER")), Level.PROBLEM, "OTHER"),
+        (replace(HOST, kernel="6.1.0"), Level.ERROR, "6.1.0"),
+        (replace(HOST, loaded=LoadedModule("OTHER")), Level.ERROR, "OTHER"),
         (replace(HOST, loaded=LoadedModule("")), Level.OK, "for this kernel"),
         (replace(HOST, loaded=None), Level.OK, "for this kernel"),
     ],
@@ -89,18 +90,18 @@ def test_versions(seen: Seen, level: Level, word: str) -> None:
     (found,) = matches(seen)
     assert found.level is level
     assert word in found.what
-    assert bool(found.hint) == (level is Level.PROBLEM)
+    assert bool(found.hint) == (level is Level.ERROR)
 
 
 @pytest.mark.parametrize(
     ("file", "loaded", "more", "level"),
     [
         (FILE, True, {}, Level.OK),
-        (FILE, True, {"secure_boot": True}, Level.NOTE),
-        (FILE, False, {"secure_boot": True, "lockdown": "integrity"}, Level.PROBLEM),
+        (FILE, True, {"secure_boot": True}, Level.INFO),
+        (FILE, False, {"secure_boot": True, "lockdown": "integrity"}, Level.ERROR),
         (FILE, False, {"lockdown": "none"}, Level.OK),
-        (FILE, False, {"sig_enforce": True}, Level.PROBLEM),
-        (SIGNED, False, {"sig_enforce": True}, Level.NOTE),
+        (FILE, False, {"sig_enforce": True}, Level.ERROR),
+        (SIGNED, False, {"sig_enforce": True}, Level.INFO),
         (SIGNED, True, {"sig_enforce": True}, Level.OK),
         (SIGNED, False, {}, Level.OK),
     ],
@@ -116,12 +117,12 @@ def test_lower_devices_are_named_with_what_holds_them() -> None:
     tap = Link(3, "macvtap0", "macvtap", lower=2, up=True)
     ours = Link(4, "nvt1", "napi_macvtap", lower=2)
     (found,) = lowers(replace(HOST, links=(p0, tap)))
-    assert (found.level, "macvtap0" in found.what) == (Level.NOTE, True)
+    assert (found.level, "macvtap0" in found.what) == (Level.INFO, True)
     (found,) = lowers(replace(HOST, links=(p0, tap, ours)))
-    assert found.level is Level.NOTE
+    assert found.level is Level.INFO
     assert "nvt1" in found.what
     (found,) = lowers(replace(HOST, links=(p0, ours)))
-    assert found.level is Level.PROBLEM
+    assert found.level is Level.ERROR
     (found,) = lowers(replace(HOST, links=(p0, replace(ours, up=True))))
     assert found.level is Level.OK
     port = (replace(p0, master=9), Link(9, "br0", "bridge"))
@@ -130,7 +131,7 @@ def test_lower_devices_are_named_with_what_holds_them() -> None:
 
 
 def test_switches_and_reboots() -> None:
-    assert [f.level for f in switches(replace(HOST, unfinished=True))] == [Level.PROBLEM]
+    assert [f.level for f in switches(replace(HOST, unfinished=True))] == [Level.ERROR]
     (found,) = switches(replace(HOST, devices=("nvt1",), boot_unit=False))
     assert "vsrtune-devices" in found.hint
     (found,) = switches(replace(HOST, devices=("nvt1",), boot_unit=True))

@@ -7,7 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_samples import with_cpusets
-from test_plan_properties import EXAMPLES, Situation, comparable, guests, hosts, policies, written
+from test_plan_properties import (
+    EXAMPLES,
+    Situation,
+    comparable,
+    guests,
+    hosts,
+    policies,
+    rested,
+    written,
+)
 
 from vsrtune.actions import HOST_REF, CgroupTarget, Partition
 from vsrtune.cpuset import CpuSet
@@ -88,7 +97,7 @@ def awake(snapshot: Snapshot) -> Snapshot:
 def test_budgets_fit_and_planning_again_changes_nothing(situation: Situation) -> None:
     snapshot, rules = situation
     made = plan(snapshot, rules)  # raises PlanError when an invariant breaks
-    applied = project(snapshot, made)
+    applied = rested(project(snapshot, made), made)
     booked: dict[CpuSet, list[Sched]] = {}
     for guest in applied.guests:
         for thread in guest.threads:
@@ -104,7 +113,7 @@ def test_budgets_fit_and_planning_again_changes_nothing(situation: Situation) ->
         # Workers had to leave libvirt's cgroup first: the next plan makes the rest.
         second = plan(awake(applied), rules, ours)
         assert not any(s.pending for s in second.skipped)
-        applied = project(applied, second)
+        applied = rested(project(applied, second), second)
         ours |= written(second)
     again = plan(awake(applied), rules, ours)
     assert again.actions == ()

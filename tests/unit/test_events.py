@@ -13,6 +13,18 @@ libvirt = pytest.importorskip("libvirt")
 URI = "test:///default"
 
 
+class Heard:
+    """What was made dirty, and whose."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.guests: list[str | None] = []
+
+    def __call__(self, reason: str, guest: str | None = None) -> None:
+        self.guests.append(guest)
+        self.reasons.append(reason)
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + 20
     while not condition():
@@ -22,17 +34,22 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def test_guest_that_goes_and_comes_makes_dirty() -> None:
     assert events.register()
-    heard: list[str] = []
-    listener = events.LibvirtEvents(URI, heard.append)
+    heard = Heard()
+    listener = events.LibvirtEvents(URI, heard)
     listener.start()
     try:
-        until(lambda: heard == ["libvirt connected"], "the connection itself is a reason to look")
+        until(
+            lambda: heard.reasons == ["libvirt connected"],
+            "the connection itself is a reason to look",
+        )
         connection = libvirt.open(URI)
         domain = connection.lookupByName("test")
         domain.destroy()
-        until(lambda: heard[1:] == ["lifecycle of test"], "destroyed")
+        until(lambda: heard.reasons[1:] == ["lifecycle of test"], "destroyed")
         domain.create()
-        until(lambda: "lifecycle of test" in heard[2:], "started")
+        until(lambda: "lifecycle of test" in heard.reasons[2:], "started")
+        assert heard.guests[0] is None
+        assert set(heard.guests[1:]) == {"test"}
         connection.close()
     finally:
         listener.stop()
@@ -52,11 +69,11 @@ def test_libvirt_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
         return real(uri)
 
     monkeypatch.setattr(libvirt, "openReadOnly", first_refuse)
-    heard: list[str] = []
-    listener = events.LibvirtEvents(URI, heard.append)
+    heard = Heard()
+    listener = events.LibvirtEvents(URI, heard)
     listener.start()
     try:
-        until(lambda: heard == ["libvirt connected"], "connected at the third try")
+        until(lambda: heard.reasons == ["libvirt connected"], "connected at the third try")
         assert refused == [2]
     finally:
         listener.stop()

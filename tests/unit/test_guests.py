@@ -12,7 +12,8 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.guests import NO_VCPUS, NOT_LISTED, GuestReader, VcpuFinder
 from vsrtune.model import Confidence, Guest, NicKind, Role, WorkerKind
 from vsrtune.net import NetReader
-from vsrtune.proc import PF_KTHREAD, scan
+from vsrtune.proc import PF_KTHREAD
+from vsrtune.process_table import scan
 from vsrtune.rootfs import DirRoot
 from vsrtune.virt import DomainText, VcpuPinText
 

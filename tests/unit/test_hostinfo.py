@@ -36,6 +36,18 @@ def test_a_plain_machine(tmp_path: Path) -> None:
     assert read_cpus(tree.root()) == (Cpu(0, True, False, CpuSet([0]), 0),)
 
 
+def test_last_level_caches(tmp_path: Path) -> None:
+    """The outermost level counts, offline CPUs do not, and a CPU that tells nothing has none."""
+    tree = HostTree(tmp_path).host("0-4")
+    tree.file(f"{CPU_DIR}/online", "0-3\n")
+    for cpu, shared in ((0, "0-1,4"), (2, "2")):
+        tree.file(f"{CPU_DIR}/cpu{cpu}/cache/index0/shared_cpu_list", f"{cpu}\n")
+        tree.file(f"{CPU_DIR}/cpu{cpu}/cache/index3/shared_cpu_list", f"{shared}\n")
+        tree.file(f"{CPU_DIR}/cpu{cpu}/cache/uevent", "\n")
+    found = [cpu.cache for cpu in read_cpus(tree.root())]
+    assert found == [CpuSet([0, 1]), CpuSet([0, 1]), CpuSet([2]), CpuSet(), CpuSet()]
+
+
 def test_without_sysfs(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_cpus(HostTree(tmp_path).root())

@@ -84,6 +84,17 @@ def test_pins_are_ours_by_their_cpus(path: Path) -> None:
     assert written == Pin(CpuSet([1]), "1")
 
 
+def test_a_mask_that_the_kernel_gave_for_want_of_cpus_is_nobodys_wish(path: Path) -> None:
+    """CPU 2 went away under a thread pinned to it; undo could not give it 0-1 in cpuset 2."""
+    start, ours = Pin(CpuSet([0, 1, 2]), "0-2"), Pin(CpuSet([2]), "2")
+    elsewhere, left = Pin(CpuSet([0, 1]), "2"), Pin(CpuSet([1]), "1")
+    with Journal.open(path, BOOT) as journal:
+        write(journal, Action(PIN, start, ours, "policy"))
+        write(journal, Action(PIN, elsewhere, left, "policy"))
+    ((original, written, _),) = folded(path)
+    assert (original, written) == (start, left)
+
+
 def test_unfinished_writes(path: Path) -> None:
     with Journal.open(path, BOOT) as journal:
         write(journal, queue(500, 100))

@@ -12,7 +12,8 @@ from vsrtune.model import Confidence, Guest, Interface, NicKind, Role, Snapshot
 from vsrtune.napi import read_napi_threads
 from vsrtune.net import NetReader
 from vsrtune.observe import Observer
-from vsrtune.proc import PF_KTHREAD, napi_device, scan
+from vsrtune.proc import PF_KTHREAD, napi_device
+from vsrtune.process_table import scan
 from vsrtune.tap_counters import TapCounters
 
 

@@ -234,3 +234,36 @@ def test_a_trace_that_fails_is_a_problem_only(tree: HostTree) -> None:
     snapshot = observer.observe(trace_seconds=6)
     assert [(p.reader, p.what) for p in snapshot.problems] == [("trace", "tracing is unavailable")]
     assert len(snapshot.guests) == 2
+
+
+PCI = "pci0000:00/0000:00:09.0"
+
+
+def test_a_lower_device_shows_where_its_work_is_done(tree: HostTree) -> None:
+    """Queues, NAPI threads, and interrupts that the kernel would not move."""
+    tree.device("p0", 4, pci=PCI)
+    base = f"/sys/devices/{PCI}/net/p0"
+    tree.file(f"{base}/threaded", "1\n")
+    for queue, mask in (("rx-0/rps_cpus", "3"), ("rx-10/rps_cpus", "0"), ("rx-2/rps_cpus", "4")):
+        tree.file(f"{base}/queues/{queue}", f"{mask}\n")
+    tree.file(f"{base}/queues/tx-0/xps_cpus", "00000000,00000002\n")
+    tree.file(f"{base}/queues/tx-1/other", "")
+    tree.thread(900, 900, "napi/p0-8193", ppid=2, flags=0x00200000, allowed="1")
+    tree.thread(901, 901, "napi/p00-8194", ppid=2, flags=0x00200000)
+    for number in (41, 42):
+        tree.file(f"/sys/devices/{PCI}/msi_irqs/{number}", "msix\n")
+        tree.file(f"/proc/irq/{number}/smp_affinity_list", "0-3\n")
+        tree.file(f"/proc/irq/{number}/effective_affinity_list", "2\n")
+    lines = "".join(f" {n}: 1 PCI-MSI 1-edge  {t}\n" for n, t in ((41, "p0-rx-0"), (42, "p0-tx-0")))
+    tree.file("/proc/interrupts", f"           CPU0\n{lines}")
+    memory = SeenMemory(None)
+    observer = Observer(tree.root(), None, memory)
+    observer.observe()
+    observer.remember_fixed([(42, "p0-tx-0")])
+    (nic,) = observer.observe().host.nics
+    assert [(q.name, None if q.cpus is None else str(q.cpus)) for q in nic.queues] == [
+        ("rx-0", "0-1"), ("rx-2", "2"), ("rx-10", ""), ("tx-0", "1"), ("tx-1", None),
+    ]  # fmt: skip
+    assert nic.rps_cpus == CpuSet([0, 1, 2])
+    assert [(t.name, t.affinity) for t in nic.napi] == [("napi/p0-8193", CpuSet([1]))]
+    assert [(i.number, i.managed) for i in nic.irqs] == [(41, False), (42, True)]

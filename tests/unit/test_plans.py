@@ -39,9 +39,13 @@ def _given(case: Path) -> tuple[dict[Target, Value], bool]:
 def _comparable(snapshot: Snapshot) -> Snapshot:
     """Without libvirt's view and the kernel's result, which follow from the rest."""
     groups = (replace(c, effective=CpuSet()) for c in snapshot.host.cpusets)
+    nics = (
+        replace(n, irqs=tuple(replace(i, effective=CpuSet()) for i in n.irqs))
+        for n in snapshot.host.nics
+    )
     return replace(
         snapshot,
-        host=replace(snapshot.host, cpusets=tuple(groups)),
+        host=replace(snapshot.host, cpusets=tuple(groups), nics=tuple(nics)),
         guests=tuple(
             replace(
                 g,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
@@ -220,6 +221,47 @@ def test_errors_of_all_files_come_together(tmp_path: Path) -> None:
     with pytest.raises(PolicyErrors) as caught:
         load_dirs([tmp_path])
     assert len(caught.value.errors) == 2
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602])
+def test_a_file_that_others_may_write(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("guest: vr1\n")
+    path.chmod(mode)
+    with pytest.raises(PolicyErrors) as caught:
+        load_dirs([tmp_path])
+    (error,) = caught.value.errors
+    assert (error.where, error.hint) == (str(path), f"chmod go-w {path}")
+    assert f"mode {mode:04o}" in error.what
+    assert len(check([tmp_path])) == 1
+    assert check([path]) == [], "a file that is named is somebody's draft"
+    path.chmod(0o644)
+    assert len(load_dirs([tmp_path])) == 1
+
+
+def test_a_directory_that_others_may_write(tmp_path: Path) -> None:
+    """That of a symbolic link's target too; each is told once."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    own.mkdir()
+    for name in "ab":
+        (shared / f"{name}.yaml").write_text(f"guest: {name}\n")
+        (own / f"{name}.yaml").symlink_to(shared / f"{name}.yaml")
+    assert len(load_dirs([own])) == 2
+    shared.chmod(0o777)
+    for directory in (own, shared):
+        with pytest.raises(PolicyErrors) as caught:
+            load_dirs([directory])
+        assert [e.where for e in caught.value.errors] == [str(shared)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which needs root")
+def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("guest: vr1\n")
+    os.chown(path, 65534, -1)
+    with pytest.raises(PolicyErrors, match="belongs to user 65534"):
+        load_dirs([tmp_path])
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

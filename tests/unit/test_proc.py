@@ -19,9 +19,9 @@ from vsrtune.proc import (
     parse_status_allowed,
     read_links,
     read_threads,
-    scan,
     worker_owner,
 )
+from vsrtune.process_table import scan
 
 
 def test_stat_of_a_comm_with_blanks_and_parentheses() -> None:

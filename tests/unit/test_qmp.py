@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket as listening
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -123,3 +126,47 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_vcpus_that_share_a_thread() -> None:
     one = [{"cpu-index": n, "thread-id": 9} for n in (1, 0, 2)]
     assert parse_cpus(one) == {0: 9}
+
+
+RAW_GREETING = b'{"QMP": {"version": {"qemu": {"major": 8}}, "capabilities": []}}\r\n'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 50_000 + b"\r\n",
+        b"x" * 70_000 + b"\r\n",
+        RAW_GREETING + b'{"return": ' + b"[" * 50_000 + b"\r\n",
+        RAW_GREETING
+        + b'{"return": {}}\r\n{"return": [{"cpu-index": Infinity, "thread-id": 1}]}\r\n',
+        RAW_GREETING + b"\xff\xfe\r\n",
+        b"",
+    ],
+)
+def test_a_monitor_that_means_harm(socket: Path, said: bytes) -> None:
+    """Anybody may name a socket of his own on the command line of a QEMU."""
+    with (
+        listening.socket(listening.AF_UNIX) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        server.bind(str(socket))
+        server.listen()
+
+        def answer() -> None:
+            with server.accept()[0] as client, contextlib.suppress(OSError):
+                client.settimeout(5)
+                client.sendall(said)
+                client.shutdown(listening.SHUT_WR)
+                while client.recv(4096):
+                    pass
+
+        answered = pool.submit(answer)
+        with pytest.raises(ObserveError):
+            query_vcpus(str(socket), timeout=2)
+        answered.result(5)
+
+
+@pytest.mark.parametrize("answer", [7, None, [None], [[]], [{"cpu-index": None, "thread-id": 1}]])
+def test_no_answer_at_all(answer: Any) -> None:
+    with pytest.raises(ValueError):
+        parse_cpus(answer)

@@ -5,7 +5,18 @@ from __future__ import annotations
 import shell_samples as samples
 
 from vsrtune import render, report
-from vsrtune.actions import Action, Pin, Plan, Refusal, Skipped, TxQueueLen, VcpuPin
+from vsrtune.actions import (
+    HOST_REF,
+    Action,
+    IrqAffinity,
+    Pin,
+    Plan,
+    QueueCpus,
+    Refusal,
+    Skipped,
+    TxQueueLen,
+    VcpuPin,
+)
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import ThreadKey
 
@@ -117,3 +128,10 @@ def test_terminal_output_treats_markup_in_names_as_text(capsys, monkeypatch) -> 
     out = capsys.readouterr().out
     assert "[/nonsense]" in out
     assert "T [red]" in out
+
+
+def test_queues_and_interrupts_of_the_host_as_an_operator_reads_them() -> None:
+    change = Action(QueueCpus(HOST_REF, "p0", 2, "rx-0"), CpuSet(), CpuSet([0]), "why")
+    assert report.action_line(change) == "host/: p0 rx-0 rps_cpus: off -> CPUs 0"
+    moved = Action(IrqAffinity(HOST_REF, 41, "p0-rx-0"), CpuSet([1, 2]), CpuSet([0]), "why")
+    assert report.action_line(moved) == "host/: irq 41 (p0-rx-0) affinity: CPUs 1-2 -> CPUs 0"

@@ -82,3 +82,16 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ObserveError, match="cannot remember"):
         memory.remember([ONE], [], KEYS)
     assert memory.worker(ONE.key) == ("macvtap0", 9)
+
+
+def test_interrupts_that_the_kernel_keeps_are_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "seen.json"
+    fresh(path).remember([ONE], [NIC], KEYS)
+    fresh(path).remember_fixed([(41, "p0-rx-0")])
+    fresh(path).remember_fixed([(41, "p0-rx-0"), (42, "p0-tx-0")])
+    later = fresh(path)
+    assert later.fixed(41, "p0-rx-0")
+    assert later.fixed(42, "p0-tx-0")
+    assert not later.fixed(41, "nvme0q1")
+    assert later.worker(ONE.key) == ("macvtap0", 9)
+    assert not fresh(path, "after").fixed(41, "p0-rx-0")

@@ -10,19 +10,20 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 
 PURE = {
-    "__init__", "actions", "attach_model", "attach_plan", "attach_steps", "attach_wishes", "closing", "codec", "cpu_limits", "cpuset", "deadline", "domain_books", "domain_build", "domain_checks", "domains", "doctor_checks", "durations", "errors", "interface_xml", "irq_choice", "model", "napi_plan", "placement",
-    "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_match",
-    "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "report",
-    "root_domains", "rtnl_model", "softirq", "stats", "tap_counters", "wishes", "workers",
+    "__init__", "actions", "attach_model", "attach_plan", "attach_steps", "attach_wishes", "closing", "codec", "cpu_limits", "cpuset", "deadline", "doctor_guests", "doctor_host", "doctor_model", "doctor_module", "domain_books", "domain_build", "domain_checks", "domains", "doctor_checks", "drift", "durations", "errors", "interface_xml", "irq_choice", "irq_plan", "look", "model", "napi_plan", "nic_settings", "placement", "bounded",
+    "plan_alone", "plan_build", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_drift", "policy_init", "policy_irq", "policy_match",
+    "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "quarrels", "report", "queue_control", "queue_windows", "root_domains", "rtnl_model", "softirq", "stats", "tap_counters", "watched", "wishes", "workers",
+    "balancing", "choosing", "crowding", "load_windows", "placement_board", "placement_exact", "placement_search", "policy_roles",
 }  # fmt: skip
 READERS = {
-    "_vendor", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_read", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "record",
+    "_vendor", "attempts", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
     "rootfs", "rtnl", "seen", "trace", "virt",
+    "load_file", "load_meter",
 }  # fmt: skip
 WRITERS = {
     "attach", "attach_devices", "attach_host", "attach_survey", "cgroup_writes", "comparing", "cpuset_clear",
     "durable", "errnos", "executor", "forgotten", "hostcalls", "hostthread", "journal", "journal_records",
-    "ledger", "libvirt_pins", "link_writes", "live_domains", "sched_syscalls", "sysops",
+    "ledger", "libvirt_pins", "link_writes", "live_domains", "nic_writes", "sched_syscalls", "sysops",
 }  # fmt: skip
 # The rooms of the subpackage vsrtune.bench, divided in the same way.
 BENCH_PURE = {
@@ -137,3 +138,24 @@ def test_the_documented_table_is_this_one() -> None:
 def test_module_stays_readable(module: str) -> None:
     lines = source(module).count("\n")
     assert lines <= 450, f"{module}.py has {lines} lines: look for the second subject in it"
+
+
+# Every way in which the standard library hands a text to a shell.
+SHELLS = {
+    ("os", "system"), ("os", "popen"), ("subprocess", "getoutput"),
+    ("subprocess", "getstatusoutput"), ("asyncio", "create_subprocess_shell"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_shell(module: str) -> None:
+    """No text becomes a shell's command: names of guests and devices stand in our commands."""
+    for node in ast.walk(ast.parse(source(module))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in SHELLS, node.lineno
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            raise AssertionError(f"shell= in line {node.value.lineno}")
+        if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
+            first = node.elts[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                assert first.value.rpartition("/")[2] not in ("sh", "bash", "dash"), first.lineno

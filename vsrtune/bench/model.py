@@ -59,12 +59,14 @@ class Traffic:
     """What the frames are like. ``size`` is bytes, or "imix"; ``flows`` per router
     and direction (1 to 1,000,000), told apart by their UDP ports. ``destinations``
     addresses from a leg's first on are sent to in turn; flows should be a multiple
-    of it."""
+    of it. With ``burst`` (seconds) frames come at twice the rate for so long, then hardly
+    any for as long, in turn."""
 
     size: int | Literal["imix"] = 60
     flows: int = 1
     bidirectional: bool = False
     destinations: int = 1
+    burst: float = 0.0
 
 
 class Tuning(enum.StrEnum):

@@ -13,7 +13,7 @@ import re
 import select
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vsrtune.bench.generator import Sent
 from vsrtune.bench.model import IMIX_WEIGHTS
@@ -99,9 +99,12 @@ class Pktgen:
         failed: list[VsrtuneError] = []
         writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
         writer.start()
+        bursts = _Bursts(self._streams)
         try:
+            bursts.start()
             select.select([done, cancel], [], [], START_DELAY + seconds)
         finally:
+            bursts.stop()
             _stop(writer)
             os.close(done)
         if failed:
@@ -119,6 +122,37 @@ class Pktgen:
             return parse_result(self._streams[name].key, file.read())
 
 
+class _Bursts:
+    """Makes streams pause while pktgen runs: a pause is one long delay between two frames.
+
+    Frames that a late wake-up would cost are sent at once afterwards, so the mean is kept.
+    """
+
+    def __init__(self, streams: Mapping[str, Stream]) -> None:
+        self._streams = {name: stream for name, stream in streams.items() if stream.burst}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        if self._streams:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._streams:
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = min(stream.burst for stream in self._streams.values())
+        paused = False
+        while not self._end.wait(pause):
+            paused = not paused
+            for name, stream in self._streams.items():
+                delay = pause if paused else 0.5 / stream.pps
+                with contextlib.suppress(VsrtuneError):
+                    _write(f"{DIRECTORY}/{name}", f"delay {round(delay * 1e9)}")
+
+
 def commands(stream: Stream) -> list[str]:
     """What is written to pktgen's file of a stream."""
     if int(stream.mac.split(":")[0], 16) & 1:
@@ -126,7 +160,8 @@ def commands(stream: Stream) -> list[str]:
                            where=stream.mac)  # fmt: skip
     if not stream.frames > 0 or not stream.pps > 0:
         raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
-    delay = min(round(1e9 / stream.pps), _NO_DELAY_LIMIT)
+    pps = 2 * stream.pps if stream.burst else stream.pps
+    delay = min(round(1e9 / pps), _NO_DELAY_LIMIT)
     if stream.size:
         size = [f"pkt_size {stream.size}"]
     else:

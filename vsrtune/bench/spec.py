@@ -183,7 +183,7 @@ def _spec(data: dict[str, Any], path: str) -> Spec:
         left=Endpoint(**data["left"]),
         right=Endpoint(**data["right"]),
         routers=tuple(_router(router) for router in data["routers"]),
-        traffic=Traffic(**data.get("traffic", {})),
+        traffic=Traffic(**_seconds(data.get("traffic", {}), "burst")),
         method=_method(data["method"]),
         configuration=_configuration(data.get("configuration", {}), name, path),
         path=path,

@@ -182,6 +182,11 @@ _TRAFFIC = _mapping(
             MAX_DESTINATIONS,
         ),
         "bidirectional": _flag("Send both ways at once; half of the rate each way."),
+        "burst": _duration(
+            "Send at twice the rate for this long, then hardly anything for as long, in turn. 0 is "
+            "an even rate."
+        )
+        | {"maximum": 1},
     },
 )
 

@@ -51,6 +51,8 @@ class Stream:
     destination_ports: int
     pps: float
     frames: int
+    # Seconds of twice the rate, and as many of a pause; 0 for an even rate.
+    burst: float = 0.0
 
     @property
     def last_destination(self) -> str:
@@ -134,6 +136,7 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
                 destination_ports=destination_ports,
                 pps=rates[number],
                 frames=counts[number],
+                burst=spec.traffic.burst,
             )
         )
     return tuple(found)

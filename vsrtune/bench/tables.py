@@ -47,10 +47,14 @@ def header(outcome: Outcome) -> Table:
     spec, traffic = outcome.spec, outcome.spec.traffic
     size = "IMIX" if traffic.size == "imix" else f"{traffic.size} bytes without FCS"
     both = "both directions" if traffic.bidirectional else "left to right"
+    bursts = f", in bursts of {1000 * traffic.burst:g} ms" if traffic.burst else ""
     rows = [
         ("measured", label(outcome) or "unlabelled"),
         ("path", f"{spec.left} -> {_routers(spec.routers)} -> {spec.right}, {both}"),
-        ("frames", f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each"),
+        (
+            "frames",
+            f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each{bursts}",
+        ),
         ("method", method_text(outcome)),
         ("trials", f"{len(outcome.trials)}, warm-up {spec.warmup:g} s before each"),
         ("started", outcome.started),

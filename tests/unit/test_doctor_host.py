@@ -1,0 +1,375 @@
+"""What `vsrtune doctor` finds in a host and its guests: every check on a host that has its trap
+and on one that has not, and on the recorded hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hosttree import HostTree
+from planning_samples import (
+    FIFO_10,
+    change,
+    change_one,
+    cpus,
+    host,
+    macvtap,
+    nic,
+    router,
+    snapshot,
+    with_cpusets,
+)
+
+from vsrtune import doctor_guests, doctor_host
+from vsrtune.cli import run as command
+from vsrtune.doctor_checks import OF_HOST, check_all, traps
+from vsrtune.doctor_facts import parse_flags, parse_softnet, read_facts
+from vsrtune.doctor_model import Case, DeviceState, Facts, Level, Opener, exit_code, run
+from vsrtune.model import (
+    Confidence,
+    CpusetGroup,
+    DeadlineCpu,
+    Host,
+    Neighbour,
+    Problem,
+    Role,
+    Sched,
+    SchedClass,
+    Snapshot,
+)
+
+HOSTS = sorted((Path(__file__).parents[1] / "hosts").iterdir())
+VR1 = router()
+BUDGET = Sched(SchedClass.DEADLINE, 0, 0, True, 8_000_000, 10_000_000, 10_000_000)
+FINE_FACTS = Facts(
+    rt_group_sched="",
+    fork_from_owner="1",
+    default_qdisc="fq_codel",
+    backlog=((0, 0), (1, 0)),
+    isolated=cpus(""),
+    managed_irqs=(),
+    devices=(DeviceState("macvtap10", "52:54:00:00:00:0a", up=True),),
+    openers=(),
+    books=tuple(DeadlineCpu(c, 4 * 52428, 52428) for c in range(4)),
+)
+
+
+def tuned() -> Snapshot:
+    """A host whose guest is where it should be."""
+    guest = change(VR1, Role.VCPU, affinity=cpus("1"), pin=cpus("1"))
+    guest = change(guest, Role.VHOST, affinity=cpus("2"))
+    return with_cpusets(snapshot(guest))
+
+
+FINE = Case(tuned(), FINE_FACTS)
+
+
+def of_host(**more: object) -> Case:
+    """FINE with parts of the host changed."""
+    seen = FINE.snapshot
+    return replace(FINE, snapshot=replace(seen, host=replace(seen.host, **more)))  # type: ignore[arg-type]
+
+
+def facts(**more: object) -> Case:
+    """FINE with other facts."""
+    return replace(FINE, facts=replace(FINE_FACTS, **more))  # type: ignore[arg-type]
+
+
+def guests(*found: object, on: Host | None = None) -> Case:
+    """These guests on FINE's facts."""
+    return replace(FINE, snapshot=with_cpusets(snapshot(*found, on=on)))  # type: ignore[arg-type]
+
+
+def group(path: str, partition: str) -> CpusetGroup:
+    return CpusetGroup(path, "3", cpus("3"), partition, "3")
+
+
+ON_IRQ = change_one(VR1, 1001, sched=FIFO_10)
+# Ordinary ksoftirqd beside realtime threads, before 6.5.
+BELOW = guests(
+    change(VR1, Role.VHOST, sched=FIFO_10, affinity=cpus("1")),
+    on=host(softirq={1: Sched()}),
+)
+BELOW = replace(
+    BELOW, snapshot=replace(BELOW.snapshot, host=replace(BELOW.snapshot.host, kernel="6.1.0"))
+)
+NO_VHOST = router(interfaces=(macvtap(10, vhost=False),))
+EMULATOR_NARROW = change(VR1, Role.EMULATOR, cpuset_cpus="3", cpuset_effective=cpus("3"))
+SHARED = (VR1, router("vr2", 2000, interfaces=VR1.interfaces))
+PARTITION = CpusetGroup(
+    "machine.slice/machine-qemu-1000-x.scope/libvirt/vcpu0", "1", cpus("1"), "root", "1"
+)
+TWO_ISOLATED = (group("a", "isolated"), replace(group("b", "isolated"), effective=cpus("2")))
+
+BAD: list[tuple[str, Case, Level, str]] = [
+    (
+        "observation",
+        replace(FINE, snapshot=replace(tuned(), problems=(Problem("libvirt", "cannot connect"),))),
+        Level.WARNING,
+        "cannot connect",
+    ),
+    ("observation", guests(replace(VR1, problems=("odd",))), Level.WARNING, "odd"),
+    (
+        "observation",
+        replace(
+            FINE,
+            snapshot=replace(
+                snapshot(router(source="qemu")), problems=(Problem("libvirt", "cannot connect"),)
+            ),
+        ),
+        Level.INFO,
+        "cannot connect",
+    ),
+    ("kernel", of_host(kernel="5.10.0-9"), Level.WARNING, "5.10.0-9"),
+    ("kernel", of_host(kernel="6.1.0-50-amd64"), Level.INFO, "before 6.2"),
+    ("kernel", of_host(kernel="6.5.0"), Level.INFO, "before 6.7"),
+    ("cpus", guests(router(online="0"), on=host(1)), Level.ERROR, "online: 0"),
+    ("cpus", guests(router(online="0-1"), on=host(2)), Level.INFO, "two CPUs"),
+    ("isolated cpus", facts(isolated=cpus("2-3")), Level.INFO, "isolated: 2-3"),
+    (
+        "interrupts",
+        guests(VR1, on=host(2, {"p0": "0", "p1": "1"})),
+        Level.WARNING,
+        "effective_affinity_list: 1",
+    ),
+    ("interrupts", guests(VR1, on=host(nics={"p0": None, "p1": "0"})), Level.INFO, "p0"),
+    (
+        "managed interrupts",
+        facts(managed_irqs=(tuned().host.nics[0].irqs[0].number,)),
+        Level.INFO,
+        "stays on CPU 0",
+    ),
+    ("steering", of_host(nics=(nic("p0", "0", rps_cpus=cpus("2")),)), Level.WARNING, "CPU 2"),
+    ("steering", of_host(nics=(nic("p0", "0", threaded_napi=True),)), Level.INFO, "threaded: 1"),
+    ("backlog", facts(backlog=((0, 0), (3, 17))), Level.WARNING, "CPU 3: 17"),
+    (
+        "neighbours",
+        of_host(neighbours=(Neighbour("irqbalance", 77, "rewrites"),)),
+        Level.WARNING,
+        "/proc/77/comm",
+    ),
+    (
+        "neighbours",
+        of_host(neighbours=(Neighbour("nohz_full", None, "CPUs 3"),)),
+        Level.INFO,
+        "nohz_full",
+    ),
+    ("throttling", of_host(sched_rt_runtime_us=-1), Level.WARNING, "sched_rt_runtime_us: -1"),
+    (
+        "throttling",
+        guests(change(VR1, Role.VCPU, sched=BUDGET), on=host(rt_runtime=-1)),
+        Level.ERROR,
+        "sched_rt_runtime_us: -1",
+    ),
+    ("throttling", of_host(sched_rt_runtime_us=0), Level.ERROR, "no CPU time"),
+    ("realtime groups", facts(rt_group_sched="/boot/config-x"), Level.WARNING, "/boot/config-x"),
+    (
+        "cpusets",
+        guests(replace(VR1, threads=tuple(replace(t, cpuset_cpus=None) for t in VR1.threads))),
+        Level.WARNING,
+        "without cgroup v2",
+    ),
+    (
+        "cpusets",
+        of_host(cpusets=(group("x", "root invalid (Cpu list in cpuset.cpus not exclusive)"),)),
+        Level.ERROR,
+        "not exclusive",
+    ),
+    ("cpusets", of_host(cpusets=(group("others.slice", "root"),)), Level.INFO, "others.slice"),
+    ("cpusets", of_host(cpusets=TWO_ISOLATED), Level.WARNING, "2 isolated partitions"),
+    (
+        "deadline bandwidth",
+        facts(books=tuple(DeadlineCpu(c, 900_000, 52428) for c in range(4))),
+        Level.WARNING,
+        "dl_bw->total_bw",
+    ),
+    ("qdisc", facts(default_qdisc="pfifo_fast"), Level.INFO, "pfifo_fast"),
+    ("vhost", guests(NO_VHOST), Level.WARNING, "macvtap10 without vhost-net"),
+    (
+        "worker mapping",
+        guests(change(VR1, Role.VHOST, confidence=Confidence.UNCERTAIN)),
+        Level.INFO,
+        "tids 1021, 1022",
+    ),
+    ("emulator cgroup", guests(EMULATOR_NARROW), Level.WARNING, "cpuset.cpus: 3"),
+    (
+        "queue length",
+        guests(router(interfaces=(macvtap(10, txqueuelen=0),))),
+        Level.ERROR,
+        "tx_queue_len: 0",
+    ),
+    (
+        "queue length",
+        guests(router(interfaces=(macvtap(10, txqueuelen=10000),))),
+        Level.WARNING,
+        "10000",
+    ),
+    (
+        "queue length",
+        guests(router(interfaces=(macvtap(10, txqueuelen=20),))),
+        Level.INFO,
+        "64 frames",
+    ),
+    (
+        "devices",
+        facts(devices=(DeviceState("macvtap10", "52:54:00:00:00:0a", up=False),)),
+        Level.ERROR,
+        "is down",
+    ),
+    (
+        "devices",
+        facts(devices=(DeviceState("macvtap10", "52:54:00:00:00:ff", up=True),)),
+        Level.ERROR,
+        "address 52:54:00:00:00:0a",
+    ),
+    ("stray opens", facts(openers=(Opener("macvtap10", 4711, "cat"),)), Level.WARNING, "4711"),
+    ("shared devices", guests(*SHARED), Level.INFO, "vr1, vr2 share macvtap10"),
+    ("guest to guest", guests(VR1, router("vr2", 2000)), Level.INFO, "vr1, vr2 stand on p0"),
+    ("realtime", guests(ON_IRQ), Level.ERROR, "thread 1001"),
+    (
+        "realtime",
+        guests(change_one(VR1, 1001, sched=FIFO_10, affinity=cpus("1-3"))),
+        Level.WARNING,
+        "every CPU",
+    ),
+    (
+        "priorities",
+        BELOW,
+        Level.WARNING,
+        "ksoftirqd",
+    ),
+    (
+        "libvirt pins",
+        guests(change(VR1, Role.VCPU, pin=cpus("2"), affinity=cpus("1"))),
+        Level.WARNING,
+        "Cpus_allowed_list: 1",
+    ),
+    (
+        "pending",
+        of_host(cpusets=(PARTITION,)),
+        Level.INFO,
+        "/proc/1001/stat",
+    ),
+    ("untuned", guests(VR1), Level.INFO, "vsrtune policy init vr1"),
+]
+
+
+def found_by(name: str, case: Case) -> list[str]:
+    """Level and text of a check's findings."""
+    (check,) = [c for c in OF_HOST if c.name == name]
+    return [f"{f.level} {f.what} | {f.evidence} | {f.hint}" for f in run([check], case)]
+
+
+@pytest.mark.parametrize(("name", "case", "level", "word"), BAD, ids=lambda x: str(x)[:30])
+def test_a_trap_is_found(name: str, case: Case, level: Level, word: str) -> None:
+    texts = found_by(name, case)
+    assert any(text.startswith(f"{level} ") and word in text for text in texts), texts
+
+
+def test_a_fine_host_has_none_of_them() -> None:
+    wrong = [f for f in check_all(FINE, None) if f.level is not Level.OK]
+    assert wrong == []
+    assert exit_code(check_all(FINE, None)) == 0
+
+
+def test_every_check_has_a_host_with_its_trap() -> None:
+    assert {c.name for c in OF_HOST} - {name for name, *_ in BAD} == {"vhost workers"}
+
+
+def test_what_matters_most_comes_first_and_makes_the_exit_code() -> None:
+    case = replace(guests(ON_IRQ), facts=replace(FINE_FACTS, backlog=((0, 5),)))
+    findings = check_all(case, None)
+    assert [f.level for f in findings[:2]] == [Level.ERROR, Level.WARNING]
+    assert findings[-1].level is Level.OK
+    assert exit_code(findings) == 2
+    assert exit_code(f for f in findings if f.level is not Level.ERROR) == 1
+
+
+def test_every_check_says_what_it_looks_for() -> None:
+    for name, trap in traps():
+        assert trap.endswith("."), name
+    names = [name for name, _ in traps()]
+    assert len(names) == len(set(names))
+
+
+def test_problems_say_what_to_do_and_where_it_was_seen() -> None:
+    for name, case, *_ in BAD:
+        for finding in run([c for c in OF_HOST if c.name == name], case):
+            if finding.level in (Level.WARNING, Level.ERROR):
+                assert finding.hint, (name, finding)
+
+
+@pytest.mark.parametrize("recorded", HOSTS, ids=lambda path: path.name)
+def test_recorded_hosts(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were fit; what is not recorded is not judged."""
+    assert command(["doctor", "--json", "--root", str(recorded)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["worst"] == "info"
+    levels = {(f["check"], f["level"]) for f in told["findings"]}
+    assert ("untuned", "info") in levels
+    assert {"backlog", "realtime groups", "stray opens", "module"} & {c for c, _ in levels} == set()
+
+
+class TestFacts:
+    def test_softnet(self) -> None:
+        new = "0a 0000001f 0 0 0 0 0 0 0 0 0 00000000 00000003\n"
+        old = "0a 00000002 0 0 0 0 0 0 0 0\n" * 2
+        assert parse_softnet(new) == ((3, 31),)
+        assert parse_softnet(old) == ((0, 2), (1, 2))
+
+    def test_flags(self) -> None:
+        assert parse_flags("0x1003\n")
+        assert not parse_flags("0x1002\n")
+
+    @pytest.mark.parametrize(
+        ("config", "line", "found"),
+        [
+            ("CONFIG_RT_GROUP_SCHED=y\n", "quiet", "/boot/config-6.12.0-test"),
+            ("CONFIG_RT_GROUP_SCHED=y\n", "rt_group_sched=0", ""),
+            ("# CONFIG_RT_GROUP_SCHED is not set\n", "quiet", ""),
+            ("CONFIG_RT_GROUP_SCHED=y\nCONFIG_RT_GROUP_SCHED_DEFAULT_DISABLED=y\n", "quiet", ""),
+        ],
+    )
+    def test_rt_groups(self, tmp_path: Path, config: str, line: str, found: str) -> None:
+        tree = HostTree(tmp_path).host()
+        tree.file("/boot/config-6.12.0-test", config).file("/proc/cmdline", line)
+        seen = snapshot(VR1, on=replace(host(), kernel="6.12.0-test"))
+        assert read_facts(tree.root(), seen).rt_group_sched == found
+
+    def test_of_devices_and_who_has_them_open(self, tmp_path: Path) -> None:
+        tree = HostTree(tmp_path).host()
+        tap = f"/dev/tap{VR1.interfaces[0].ifindex}"
+        for pid in (VR1.pid, 4711):
+            tree.thread(pid, pid, "cat").fd(pid, 5, tap)
+            tree.file(f"/proc/{pid}/comm", "cat\n")
+        tree.fd(4711, 6, "/dev/tap9")
+        tree.file("/sys/class/net/macvtap10/address", "52:54:00:00:00:0a\n")
+        tree.file("/sys/class/net/macvtap10/flags", "0x1002\n")
+        tree.file(f"/sys/kernel/debug/irq/irqs/{tuned().host.nics[0].irqs[0].number}",
+                  "dstate:   0x0\n            IRQD_AFFINITY_MANAGED\n")  # fmt: skip
+        found = read_facts(tree.root(), tuned())
+        assert found.openers == (Opener("macvtap10", 4711, "cat"),)
+        assert found.devices == (DeviceState("macvtap10", "52:54:00:00:00:0a", up=False),)
+        assert found.managed_irqs == (tuned().host.nics[0].irqs[0].number,)
+
+    def test_nothing_can_be_read(self, tmp_path: Path) -> None:
+        found = read_facts(HostTree(tmp_path).root(), tuned())
+        assert found == Facts()
+        assert exit_code(check_all(Case(tuned(), found), None)) == 0
+
+
+def test_modules_hold_their_checks_in_one_list() -> None:
+    """A check that is written and not listed would never run."""
+    for module in (doctor_host, doctor_guests):
+        listed = {check.find for check in module.CHECKS}
+        written: set[Callable[..., object]] = {
+            value
+            for name, value in vars(module).items()
+            if callable(value)
+            and getattr(value, "__module__", "") == module.__name__
+            and not name.startswith("_")
+        }
+        assert written == listed

@@ -1,0 +1,129 @@
+"""Interrupts that belong to the host and are asked for by guests: kept, released, found
+anew, left to the kernel. With the real planner, executor and journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+
+from vsrtune.actions import HOST_REF, IrqAffinity
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import FixedError
+from vsrtune.journal import Journal
+from vsrtune.model import Irq, Nic, NicQueue
+from vsrtune.policy import Policy, parse
+from vsrtune.reconcile import Reconciler
+
+RX = IrqAffinity(HOST_REF, 24, "p0-rx-0")
+SET = 'guest: "{}"\nirq: {{cpus: 0, set: true}}\n'
+ZERO = CpuSet([0])
+
+
+def policies(*names: str) -> tuple[Policy, ...]:
+    return tuple(parse(SET.format(name), f"{name}.yaml") for name in names)
+
+
+def nic(host: FakeHost) -> Nic:
+    found = host.snapshot.host.nic("p0")
+    assert found is not None
+    return found
+
+
+def with_nic(host: FakeHost, changed: Nic) -> None:
+    others = tuple(n for n in host.snapshot.host.nics if n.name != changed.name)
+    machine = replace(host.snapshot.host, nics=(changed, *others))
+    host.snapshot = replace(host.snapshot, host=machine)
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    made = FakeHost(samples.guest("vr1", 100), samples.guest("vr2", 200))
+    rps = (NicQueue("rx-0", CpuSet([1, 2])), NicQueue("tx-0", None))
+    with_nic(made, replace(nic(made), queues=rps, rps_cpus=CpuSet([1, 2])))
+    return made
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
+        yield opened
+
+
+def test_the_last_guest_that_asks_takes_it_away(host: FakeHost, journal: Journal) -> None:
+    before = host.snapshot.host.nics
+    passes = Reconciler(host, host, journal, policies("vr1", "vr2"))
+    passes.run(settle=True)
+    assert (nic(host).irqs[0].affinity, nic(host).rps_cpus) == (ZERO, ZERO)
+    host.destroy("vr1")
+    assert not passes.run()
+    assert nic(host).irqs[0].affinity == ZERO
+    host.destroy("vr2")
+    assert passes.run()
+    assert host.snapshot.host.nics == before
+    assert journal.entries() == ()
+
+
+def test_a_policy_that_no_longer_asks_is_released_on_reload(
+    host: FakeHost, journal: Journal
+) -> None:
+    before = host.snapshot.host.nics
+    passes = Reconciler(host, host, journal, policies("vr1"))
+    passes.run(settle=True)
+    passes.policies = (parse("guest: vr1\nirq: {cpus: 0}\n", "vr1.yaml"),)
+    passes.run(settle=True, reassert=True)
+    assert host.snapshot.host.nics == before
+
+
+def test_what_irqbalance_moved_is_set_again_and_it_is_named(
+    host: FakeHost, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vsrtune")
+    passes = Reconciler(host, host, journal, policies("vr1"))
+    passes.run(settle=True)
+    with_nic(host, replace(nic(host), irqs=(Irq(24, "p0-rx-0", CpuSet([2]), CpuSet([2])),)))
+    passes.run()
+    assert nic(host).irqs[0].affinity == ZERO
+    assert passes.state.totals.corrections == 1
+    named = [r.getMessage() for r in caplog.records if "irqbalance (pid 77)" in r.getMessage()]
+    assert len(named) == 1
+    assert "--banirq=24" in named[0]
+
+
+def test_vectors_that_the_driver_made_anew_are_moved_again(
+    host: FakeHost, journal: Journal
+) -> None:
+    """Another number: the first one's entry goes, the new one is ours and undone."""
+    passes = Reconciler(host, host, journal, policies("vr1"))
+    passes.run(settle=True)
+    all_cpus = CpuSet(range(4))
+    with_nic(host, replace(nic(host), irqs=(Irq(31, "p0-rx-0", all_cpus, CpuSet([2])),)))
+    passes.run()
+    assert nic(host).irqs[0].affinity == ZERO
+    assert RX not in {e.target for e in journal.entries()}
+    passes.stop()
+    assert nic(host).irqs[0].affinity == all_cpus
+    assert journal.entries() == ()
+
+
+def test_an_interrupt_that_the_kernel_keeps_is_told_once_and_remembered(
+    host: FakeHost, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vsrtune")
+    host.fail[IrqAffinity.kind] = FixedError("kernel-managed", hint="name its CPU")
+    seen: list[tuple[int, str]] = []
+    passes = Reconciler(host, host, journal, policies("vr1"), remember=seen.extend)
+    passes.run(settle=True)
+    passes.run()
+    assert set(seen) == {(24, "p0-rx-0")}
+    assert nic(host).rps_cpus == ZERO
+    assert passes.state.totals.write_errors == 0
+    told = [r for r in caplog.records if "kernel-managed" in r.getMessage()]
+    assert len(told) == 1
+    managed = tuple(replace(i, managed=True) for i in nic(host).irqs)
+    with_nic(host, replace(nic(host), irqs=managed))
+    assert not passes.run()

@@ -1,0 +1,82 @@
+"""A look at some guests around what is known: it must give what a look at everything gives.
+
+Recorded hosts are copied and changed at random, as guests change on a host: threads are
+pinned, get another class, come and go; devices change; guests start, stop and start again.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from moving_host import MovingHost
+
+from vsrtune import rounds
+from vsrtune.observe import Observer
+from vsrtune.rootfs import LiveRoot
+
+HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
+
+
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> MovingHost:
+    recorded = Path(__file__).resolve().parents[1] / "hosts" / request.param
+    shutil.copytree(recorded, tmp_path / "host")
+    return MovingHost(tmp_path / "host")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_look_at_the_guests_that_changed_is_a_look_at_everything(
+    host: MovingHost, seed: int
+) -> None:
+    rng = random.Random(seed)
+    some = Observer(host.root, host)
+    some.observe()
+    for _ in range(12):
+        names = frozenset(host.change(rng) for _ in range(rng.randint(1, 3)))
+        snapshot, looked = some.observe_some(names)
+        assert looked is None or names <= looked
+        assert snapshot == Observer(host.root, host).observe(), host.done[-3:]
+
+
+def test_one_guest_is_looked_at_alone(host: MovingHost) -> None:
+    observer = Observer(host.root, host)
+    before = observer.observe()
+    name = host.running[0]
+    host.read.clear()
+    snapshot, looked = observer.observe_some(frozenset([name]))
+    assert snapshot == before
+    alone = [g for g in before.guests if g.name != name]
+    if looked is not None:
+        assert looked == {name}
+        assert not [p for p in host.read for g in alone if p.startswith(f"/proc/{g.pid}/task")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_patrol_finds_what_nobody_told(
+    host: MovingHost, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads and guests that come and go at the next patrol, all else within a round."""
+    monkeypatch.setattr(rounds, "FEW", 0)
+    rng = random.Random(seed)
+    observer = Observer(host.root, host)
+    observer.observe()
+    for _ in range(4):
+        done = host.change(rng)
+        snapshot, _ = observer.observe_turns()
+        now = Observer(host.root, host).observe()
+        if host.done[-1][0] in ("start", "stop", "hotplug", "unplug"):
+            assert snapshot.guests == now.guests, (done, host.done[-1])
+        for _ in range(rounds.ROUND):
+            snapshot, _ = observer.observe_turns()
+        assert snapshot == Observer(host.root, host).observe()
+
+
+def test_processes_of_this_host_keep_their_number() -> None:
+    """What tells a process from a later one of the same pid does not change while it runs."""
+    root = LiveRoot()
+    first = dict(root.processes())
+    assert first.items() & dict(root.processes()).items()
+    assert "1" in first and root.link_count("/proc/self/task") >= 3

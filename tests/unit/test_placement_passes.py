@@ -1,0 +1,129 @@
+"""placement: auto through whole passes: measured, moved, counted, remembered, put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+from hosttree import HostTree
+
+from vsrtune import load_file
+from vsrtune.cpuset import CpuSet
+from vsrtune.journal import Journal
+from vsrtune.load_keeper import WHOLE, LoadKeeper
+from vsrtune.load_meter import LoadMeter
+from vsrtune.load_windows import WINDOWS, data_plane
+from vsrtune.metrics import exposition
+from vsrtune.policy import Policy, parse
+from vsrtune.reconcile import Reconciler
+
+SECOND = 10**9
+LISTED = 'guest: "*"\ncpus:\n  irq: 0\n  vcpu: 1\n  vhost: 1\n'
+PLACED = 'guest: "*"\nplacement: auto\ncpus:\n  irq: 0\n'
+
+
+class Machine:
+    """A host with one router, its threads' CPU time, and the daemon's passes over it."""
+
+    def __init__(self, place: Path, journal: Journal) -> None:
+        (place / "host").mkdir()
+        self.tree = HostTree(place / "host")
+        self.host = FakeHost()
+        self.path = place / "run" / "load.json"
+        self.now = 100 * SECOND
+        self.ran = {t.key: 0 for t in data_plane(self.host.snapshot)}
+        self.passes = Reconciler(
+            self.host, self.host, journal, policies(LISTED),
+            meter=LoadMeter(self.tree.root(), self.path, lambda: self.now),
+        )  # fmt: skip
+        self.before = self.host.snapshot
+        self.work(0, 0)
+
+    def work(self, seconds: int, *shares: float) -> None:
+        """Time passes in which the threads run for these shares of it."""
+        self.now += seconds * SECOND
+        for (key, ran), share in zip(self.ran.items(), (*shares, 0, 0), strict=False):
+            self.ran[key] = ran + int(share * seconds * SECOND)
+            self.tree.file(f"/proc/{key.pid}/task/{key.tid}/schedstat", f"{self.ran[key]} 0 1\n")
+
+    def cpus(self) -> list[CpuSet]:
+        return [t.affinity for t in data_plane(self.host.snapshot)]
+
+
+def policies(text: str) -> tuple[Policy, ...]:
+    return (parse(text, "test.yaml"),)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as journal:
+        yield Machine(tmp_path, journal)
+
+
+def test_threads_part_when_they_are_busy_and_then_stay(machine: Machine) -> None:
+    passes = machine.passes
+    passes.run(settle=True)
+    passes.policies = policies(PLACED)
+    passes.run(settle=True, reassert=True)
+    assert machine.cpus() == [CpuSet([1]), CpuSet([1])], "they keep what they had"
+    for _ in range(WINDOWS):
+        assert passes.state.totals.moves == 0
+        machine.work(10, 0.9, 0.8)
+        passes.run()
+    assert len(set(machine.cpus())) == 2
+    totals = passes.state.totals
+    assert (totals.moves, passes.state.last_moves) == (1, 1)
+    for _ in range(2 * WINDOWS):
+        machine.work(10, 0.9, 0.8)
+        assert not passes.run()
+    assert passes.state.totals.writes == totals.writes
+    told = exposition(passes.state).splitlines()
+    assert "vsrtune_placement_moves_total 1.0" in told
+    loads = [line for line in told if line.startswith("vsrtune_thread_load_ratio{")]
+    assert sorted(line.rpartition(" ")[2] for line in loads) == ["0.8", "0.9"]
+    kept = load_file.load(samples.BOOT, machine.path)
+    assert (kept.moves, kept.last_moves) == (1, 1)
+    assert sorted(t.load[-1] for t in kept.threads) == [0.8, 0.9]
+    assert passes.stop()
+    assert machine.host.snapshot == machine.before
+
+
+def test_without_the_key_nothing_is_measured(machine: Machine) -> None:
+    for _ in range(3):
+        machine.work(10, 0.9, 0.8)
+        machine.passes.run()
+    assert not machine.path.exists()
+    assert "vsrtune_thread_load_ratio{" not in exposition(machine.passes.state)
+
+
+def test_a_load_that_cannot_be_remembered_stops_nothing(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.path.parent.write_text("in the way")
+    machine.passes.policies = policies(PLACED)
+    for _ in range(4):
+        machine.work(10, 0.9, 0.8)
+        machine.passes.run()
+    assert machine.passes.state.totals.pass_errors == 0
+    assert len([r for r in caplog.records if "measured loads" in r.message]) == 1
+
+
+def test_all_are_planned_for_when_loads_are_new_but_seldom(machine: Machine) -> None:
+    """With many guests a pass plans for some alone; where threads go by load, all concern all."""
+    meter = LoadMeter(machine.tree.root(), machine.path, lambda: machine.now)
+    keeper, placed = LoadKeeper(meter), policies(PLACED)
+
+    def due(now: float, rules: tuple[Policy, ...] = placed) -> bool:
+        keeper.measured(machine.host.snapshot, rules, now)
+        return keeper.due
+
+    assert not due(1000.0), "nothing is measured yet"
+    machine.work(10, 0.9)
+    assert not due(1010.0, policies(LISTED)), "no policy places by load"
+    assert due(1010.0)
+    machine.work(10, 0.5)
+    assert not due(1020.0), "all were planned for a moment ago"
+    assert due(1010.0 + WHOLE)

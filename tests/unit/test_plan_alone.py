@@ -1,0 +1,134 @@
+"""Guests planned alone get what a plan for all gives them, and nobody else gets anything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import shell_samples as samples
+
+from vsrtune import plan_alone, planner
+from vsrtune.actions import Target, Value
+from vsrtune.cpuset import CpuSet
+from vsrtune.drift import NO_MEMORY
+from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread
+from vsrtune.policy import Policy, parse
+from vsrtune.projection import project
+
+POLICIES = {
+    "lists": "cpus: {irq: '0', vcpu: 1, vhost: 2, emulator: 0-1}",
+    "auto": "cpus: {irq: '0', vcpu: auto, vhost: auto, emulator: auto}",
+    "auto-irq": "cpus: {vcpu: auto, vhost: auto}",
+    "placement": "placement: auto\ncpus: {irq: '0', emulator: auto}",
+    "queue-only": "queue: {macvtap: 200}",
+}
+SCHEDULING = """
+scheduler:
+  vcpu: {class: fifo, priority: 7}
+  vhost: {class: fifo, priority: 7}
+"""
+NAMES = ("vr1", "vr2", "vr3", "vr4")
+
+
+def policies(kind: str) -> tuple[Policy, ...]:
+    text = POLICIES[kind]
+    more = "" if kind == "queue-only" else f"{SCHEDULING}\nqueue: {{macvtap: 300}}"
+    return (parse(f'guest: "*"\n{text}\n{more}\n', "test.yaml"),)
+
+
+def host() -> Snapshot:
+    return samples.snapshot(*(samples.guest(name, 100 + 10 * n) for n, name in enumerate(NAMES)))
+
+
+def _changed(thread: Thread, rng: random.Random) -> Thread:
+    return rng.choice(
+        [
+            replace(thread, affinity=CpuSet([rng.randint(0, 3)])),
+            replace(thread, sched=Sched(SchedClass.FIFO, rng.randint(1, 9), reset_on_fork=True)),
+            replace(thread, sched=Sched(SchedClass.OTHER, nice=1)),
+            replace(thread, last_cpu=rng.randint(0, 3), cpu_ns=thread.cpu_ns + 5),
+        ]
+    )
+
+
+def change(guest: Guest, rng: random.Random) -> Guest:
+    """What others do to a guest, or the guest itself."""
+    kind = rng.choice(["thread", "thread", "queue", "restart", "hotplug", "pin"])
+    threads = list(guest.threads)
+    number = rng.randrange(len(threads))
+    if kind == "thread":
+        threads[number] = _changed(threads[number], rng)
+        return replace(guest, threads=tuple(threads))
+    if kind == "pin":
+        pinned = CpuSet([rng.randint(0, 3)])
+        return replace(
+            guest,
+            threads=tuple(
+                replace(t, affinity=pinned, pin=pinned) if t.role is Role.VCPU else t
+                for t in threads
+            ),
+        )
+    if kind == "queue":
+        taps = tuple(replace(i, txqueuelen=rng.randint(50, 500)) for i in guest.interfaces)
+        return replace(guest, interfaces=taps)
+    fresh = samples.guest(guest.name, 1000 + rng.randrange(10_000))
+    if kind == "restart":
+        return fresh
+    more = replace(fresh.threads[1], key=replace(fresh.threads[1].key, pid=guest.pid), index=1)
+    return replace(guest, threads=(*threads, more))
+
+
+@pytest.mark.parametrize("kind", sorted(POLICIES))
+@pytest.mark.parametrize("seed", range(40))
+def test_alone_as_with_all(kind: str, seed: int) -> None:
+    rng = random.Random(seed)
+    wanted = policies(kind)
+    snapshot = host()
+    first, _ = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
+    snapshot = project(snapshot, first)
+    ours: dict[Target, Value] = {a.target: a.after for a in first.actions}
+    again, whole = planner.plan_whole(snapshot, wanted, ours, False, NO_MEMORY)
+    assert not again.actions
+    assert whole is not None
+    names = frozenset(rng.sample(NAMES, rng.randint(1, 2)))
+    guests = tuple(change(g, rng) if g.name in names else g for g in snapshot.guests)
+    snapshot = replace(snapshot, guests=guests)
+    mine = {t: v for t, v in ours.items() if t.guest in names}
+    alone = plan_alone.plan_alone(whole, snapshot, names, wanted, mine, NO_MEMORY)
+    if alone is None:
+        return
+    everything = planner.plan(snapshot, wanted, ours)
+    assert alone.actions == everything.actions
+    assert alone.drift == everything.drift
+    # What is asked of ksoftirqd is the host's, and no part of a plan for guests alone.
+    skipped = {s for s in everything.skipped if s.subject != "softirq scheduling"}
+    assert set(alone.skipped) == {s for s in skipped if s.guest in names}
+
+
+def test_drift_of_one_guest_is_planned_alone() -> None:
+    wanted, snapshot = policies("auto"), host()
+    first, _ = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
+    snapshot = project(snapshot, first)
+    ours: dict[Target, Value] = {a.target: a.after for a in first.actions}
+    _, whole = planner.plan_whole(snapshot, wanted, ours, False, NO_MEMORY)
+    assert whole is not None
+    vhost = snapshot.guests[1].by_role(Role.VHOST)[0]
+    moved = replace(vhost, affinity=samples.ALL)
+    guest = snapshot.guests[1]
+    guest = replace(guest, threads=tuple(moved if t is vhost else t for t in guest.threads))
+    snapshot = replace(snapshot, guests=(snapshot.guests[0], guest, *snapshot.guests[2:]))
+    mine = {t: v for t, v in ours.items() if t.guest == "vr2"}
+    plan = plan_alone.plan_alone(whole, snapshot, frozenset(["vr2"]), wanted, mine, NO_MEMORY)
+    assert plan is not None
+    (action,) = plan.actions
+    assert (action.target.guest, action.after) == ("vr2", vhost.affinity)
+
+
+def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
+    wanted, snapshot = policies("auto"), host()
+    _, whole = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
+    assert whole is not None
+    names = frozenset(["vr9"])
+    more = replace(snapshot, guests=(*snapshot.guests, samples.guest("vr9", 900)))
+    assert plan_alone.plan_alone(whole, more, names, wanted, {}, NO_MEMORY) is None

@@ -1,0 +1,85 @@
+"""policy_watch.py and inotify.py on this machine's kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vsrtune.policy_watch import PolicyWatch
+
+
+class Watching:
+    """A running watch, and what it has told."""
+
+    def __init__(self, *dirs: Path) -> None:
+        self.told: list[str] = []
+        self.watch = PolicyWatch(dirs, self.told.append)
+        self.watch.start()
+        assert self.watch.watching.wait(10)
+
+    def until_told(self, act: Callable[[], object], what: str) -> str:
+        """The words of the first news after ``act``."""
+        before = len(self.told)
+        act()
+        end = time.monotonic() + 10
+        while len(self.told) == before:
+            assert time.monotonic() < end, what
+            time.sleep(0.01)
+        return self.told[before]
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> Path:
+    directory = tmp_path / "etc" / "policies"
+    directory.mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def watching(policies: Path) -> Iterator[Watching]:
+    found = Watching(policies)
+    yield found
+    found.watch.stop()
+    found.watch.join(10)
+    assert not found.watch.is_alive()
+
+
+def test_written_replaced_renamed_and_removed(watching: Watching, policies: Path) -> None:
+    file = policies / "a b.ü.yaml"
+    assert str(file) in watching.until_told(lambda: file.write_text("guest: x\n"), "written")
+    other = policies / ".new"
+    other.write_text("guest: y\n")
+    watching.until_told(lambda: other.rename(file), "renamed over it, as editors do")
+    watching.until_told(file.unlink, "removed")
+    watching.until_told(lambda: file.symlink_to("/dev/null"), "a link is whole at once")
+
+
+def test_other_files_are_not_told(watching: Watching, policies: Path) -> None:
+    for name in ("notes.txt", ".hidden.yaml", "a.yaml~", "b.yaml.swp"):
+        (policies / name).write_text("x")
+    (policies.parent / "c.yaml").write_text("x")
+    last = policies / "z.yaml"
+    assert str(last) in watching.until_told(lambda: last.write_text("guest: x\n"), "written")
+
+
+def test_directory_that_goes_and_comes(watching: Watching, policies: Path) -> None:
+    moved = policies.with_name("aside")
+    watching.until_told(lambda: policies.rename(moved), "gone")
+    watching.until_told(lambda: moved.rename(policies), "back, with what is in it")
+    file = policies / "a.yaml"
+    watching.until_told(lambda: file.write_text("guest: x\n"), "watched again")
+
+
+def test_directory_that_is_made_later(tmp_path: Path) -> None:
+    policies = tmp_path / "etc" / "vsrtune" / "policies"
+    watching = Watching(policies)
+    watching.until_told(lambda: policies.mkdir(parents=True), "made")
+    file = policies / "a.yaml"
+    # The news may be of a directory above it; it is watched a moment later.
+    time.sleep(0.2)
+    watching.until_told(lambda: file.write_text("guest: x\n"), "watched")
+    watching.watch.stop()
+    watching.watch.join(10)

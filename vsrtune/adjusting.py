@@ -1,0 +1,92 @@
+"""The part of the reconciler that sets adaptive queues between two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from vsrtune import executor
+from vsrtune.actions import Action, DeviceTarget, Plan, Target, Value
+from vsrtune.backoff import SaidOnce
+from vsrtune.drift_watch import DriftWatch
+from vsrtune.errors import VsrtuneError
+from vsrtune.executor import Result
+from vsrtune.journal import Journal
+from vsrtune.log import LOGGER, fields
+from vsrtune.look import Look
+from vsrtune.projection import project_actions
+from vsrtune.state import QueueState, State
+from vsrtune.sysops import SysOps
+
+
+class Adjusting:
+    """``_queues`` is what adaptive queues were last set to, also where that is the original
+    and the journal has no entry; ``_adjusted`` the guests of which that is newer than the
+    last look at them."""
+
+    _ops: SysOps
+    _journal: Journal
+    _said: SaidOnce
+    _drift: DriftWatch
+    state: State
+    # Never changed in place: another thread reads.
+    _queues: Mapping[Target, Value] = MappingProxyType({})
+    _adjusted: frozenset[str] = frozenset()
+
+    def own_queue(self, ifindex: int) -> int | None:
+        """The length that an adaptive queue was last set to; callable from any thread."""
+        for target, length in self._queues.items():
+            if isinstance(target, DeviceTarget) and target.ifindex == ifindex:
+                return length if isinstance(length, int) else None
+        return None
+
+    def adjust(self, actions: Sequence[Action], queues: tuple[QueueState, ...]) -> bool:
+        """Lengths of adaptive queues between two passes, and what is told of them; False
+        when one could not be set, which the next pass puts right."""
+        self.state = replace(self.state, queues=queues)
+        if not actions:
+            return True
+        self._queues = {**self._queues, **{a.target: a.after for a in actions}}
+        try:
+            result = executor.apply(Plan(actions=tuple(actions)), self._ops, self._journal)
+        except VsrtuneError as error:
+            if self._said.new(("adjust", str(error))):
+                LOGGER.error("%s", error, extra=fields(error=error))
+            return False
+        self._log_result(result, "")
+        self._drift.expect({a.target: a.after for a in result.done})
+        self._count(writes=len(result.done), write_errors=len(result.failed))
+        self._adjusted |= {a.target.guest for a in result.done}
+        if self.state.snapshot is not None:
+            left = project_actions(self.state.snapshot, result.done)
+            self.state = replace(self.state, snapshot=left)
+        return len(result.done) == len(actions)
+
+    def _look_too(self, look: Look, settle: bool) -> Look:
+        """What a pass has to look at beside ``look``; one that settles begins anew."""
+        if settle:
+            self._queues = {}
+        if self._adjusted:
+            look = look.merge(self._by_name(self._adjusted))
+            self._adjusted = frozenset()
+        return look
+
+    def _ours(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
+        """What was written last, for all guests or for some."""
+        queues = {t: v for t, v in self._queues.items() if guests is None or t.guest in guests}
+        return {**self._journal.ours(guests), **queues}
+
+    def _rewritten(self, done: Iterable[Action]) -> None:
+        """A pass wrote these."""
+        again = {a.target: a.after for a in done if a.target in self._queues}
+        self._queues = {**self._queues, **again}
+
+    def _by_name(self, names: frozenset[str]) -> Look:
+        raise NotImplementedError
+
+    def _log_result(self, result: Result, why: str) -> None:
+        raise NotImplementedError
+
+    def _count(self, **increments: int) -> None:
+        raise NotImplementedError

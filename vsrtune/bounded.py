@@ -1,0 +1,88 @@
+"""JSON and XML that others wrote, read within limits.
+
+QEMU's command line, libvirt's XML, QMP and files on disk come from elsewhere: nesting that
+a recursive reader cannot follow, numbers that are none and entities that multiply are
+refused here, once, as ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any, NoReturn
+
+# libvirt takes no string beyond 4 MiB (VIR_NET_MESSAGE_STRING_MAX); a snapshot of a large
+# host is the largest JSON.
+MAX_SIZE = 32 << 20
+MAX_DEPTH = 64
+# libvirt keeps <metadata> of any shape.
+MAX_XML_DEPTH = 200
+
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
+
+
+def json_value(text: str | bytes) -> Any:
+    """What ``json.loads`` gives. Raises ValueError for what is no JSON, is nested deeper
+    than MAX_DEPTH or larger than MAX_SIZE, and for NaN and infinite numbers."""
+    if len(text) > MAX_SIZE:
+        raise ValueError(f"larger than {MAX_SIZE >> 20} MiB")
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for match in _BRACKETS.finditer(text):
+        if match[1]:
+            depth += 1
+            most = max(most, depth)
+        elif match[2]:
+            depth -= 1
+    return most
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
+
+
+def xml_element(text: str) -> ET.Element:
+    """The root element. Raises ValueError for what is no XML, has a document type (and so
+    entities), is nested deeper than MAX_XML_DEPTH or larger than MAX_SIZE."""
+    if len(text) > MAX_SIZE:
+        raise ValueError(f"larger than {MAX_SIZE >> 20} MiB")
+    try:
+        return ET.fromstring(text, ET.XMLParser(target=_Tree()))
+    except (ET.ParseError, UnicodeEncodeError) as error:
+        raise ValueError(str(error)) from None
+
+
+class _Tree(ET.TreeBuilder):
+    """Stops at what no domain XML has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    def doctype(self, *_: Any) -> NoReturn:
+        raise ValueError("a document type is not accepted")
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
+        self._depth += 1
+        if self._depth > MAX_XML_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_XML_DEPTH} levels")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ET.Element:
+        self._depth -= 1
+        return super().end(tag)

@@ -1,0 +1,138 @@
+"""CPUs for everything that policies ask of all guests: lists as written, then what is
+chosen, then the emulators, which get what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vsrtune.balancing import balance
+from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import bandwidth
+from vsrtune.irq_choice import lower_nics
+from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.placement import Chosen, Occupant, Seat, place
+from vsrtune.policy import AUTO
+from vsrtune.policy_roles import cpus_for, rule_for
+from vsrtune.wishes import (
+    Context,
+    PinWish,
+    Wishes,
+    label,
+    pinned_cpus,
+    settled,
+)
+
+
+def choose(
+    context: Context, snapshot: Snapshot, asked: Sequence[Wishes]
+) -> dict[ThreadKey, Chosen]:
+    """CPUs for every wish: lists as written, auto by placement, then emulators."""
+    chosen: dict[ThreadKey, Chosen] = {}
+    occupants = _occupants(context, snapshot, asked)
+    seats: list[Seat] = []
+    by_hand = CpuSet()
+    for wish in asked:
+        for pin in wish.pins:
+            if pin.cpus is not None:
+                chosen[pin.thread.key] = Chosen(pin.cpus)
+                by_hand |= pin.cpus
+                # One of auto that floats in its root domain reserves none of it: the threads
+                # beside it would leave, and the domain grow after them, plan by plan.
+                floats = cpus_for(wish.policy, pin.thread.role) is AUTO
+                occupants.append(_fixed(wish, pin, pin.cpus, reserves=not floats))
+    spare = _spare(context, by_hand, occupants)
+    by_load: list[Seat] = []
+    for wish in asked:
+        into = seats if wish.policy.placement is None else by_load
+        into += [_seat(context, wish, pin, spare) for pin in wish.pins if pin.cpus is None]
+    cpus = {c.id: c for c in context.host.cpus}
+    placed = place(seats, occupants, cpus)
+    # Those placed by their number do not know of loads; those placed by load come to them.
+    beside = [
+        Occupant(s.guest, s.role, CpuSet([placed[s.thread].cpu]), load=s.load, booked=s.booked)
+        for s in seats
+    ]
+    placed |= balance(context.host, context.irq, by_load, [*occupants, *beside])
+    chosen |= {key: Chosen(CpuSet([p.cpu]), p.why) for key, p in placed.items()}
+    pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
+    pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
+    roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned
+    for wish in asked:
+        if wish.emulator is not None:
+            pick = _housekeepers(context, wish.emulator, pinned, roaming)
+            if pick is not None:
+                chosen[wish.emulator.thread.key] = pick
+    return chosen
+
+
+def _occupants(context: Context, snapshot: Snapshot, asked: Sequence[Wishes]) -> list[Occupant]:
+    planned = {(w.guest.pid, w.guest.start_time) for w in asked}
+    out = [o for w in asked for o in w.occupants]
+    for guest in snapshot.guests:
+        if (guest.pid, guest.start_time) not in planned:
+            out += settled(guest, iter(guest.threads), context.online)
+    return out
+
+
+def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> CpuSet:
+    """The CPU that auto leaves free when no interrupt CPU keeps house: not asked
+    for by hand, least occupied, not isolated, lowest."""
+    if context.irq:
+        return CpuSet()
+    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
+    free = context.online - by_hand
+    return CpuSet(
+        sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c))[:1]
+    )
+
+
+def _seat(context: Context, wish: Wishes, pin: PinWish, spare: CpuSet) -> Seat:
+    allowed = pin.allowed - spare or pin.allowed
+    previous: int | None = None
+    for cpus in (pinned_cpus(context.ours.get(pin.target)), pin.thread.affinity):
+        if cpus is not None and len(cpus) == 1 and cpus <= allowed:
+            previous = cpus.first()
+            break
+    nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
+    return Seat(
+        pin.thread.key,
+        wish.guest.ref,
+        pin.thread.role,
+        pin.number,
+        allowed,
+        previous,
+        nodes,
+        f"{wish.guest.ref} {label(pin.thread)}",
+        pin.thread.load,
+        _booked(wish, pin),
+    )
+
+
+def _fixed(wish: Wishes, pin: PinWish, cpus: CpuSet, *, reserves: bool) -> Occupant:
+    booked = _booked(wish, pin)
+    return Occupant(wish.guest.ref, pin.thread.role, cpus, reserves, pin.thread.load, booked)
+
+
+def _booked(wish: Wishes, pin: PinWish) -> int:
+    rule = rule_for(wish.policy, pin.thread.role)
+    return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
+
+
+def _housekeepers(context: Context, pin: PinWish, pinned: CpuSet, roaming: CpuSet) -> Chosen | None:
+    """CPUs for an emulator: as written, else those without pinned vcpu or vhost
+    threads, without the isolated and the interrupt CPUs when others remain. Where
+    threads of the ``roaming`` CPUs may turn up on all of these, an interrupt CPU
+    is the quieter place."""
+    if pin.cpus is not None:
+        return Chosen(pin.cpus)
+    pool = pin.allowed - pinned
+    if not pool:
+        return None
+    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
+    quiet = pool - roaming
+    if quiet:
+        pool = quiet - isolated or quiet
+        pool = pool - context.irq or pool
+    else:
+        pool = pool & context.irq or pool
+    return Chosen(pool, "housekeeping CPUs")

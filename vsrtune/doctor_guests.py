@@ -1,0 +1,310 @@
+"""What `vsrtune doctor` looks for in the running guests: workers, devices, queues, classes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+
+from vsrtune import plan_warnings, softirq
+from vsrtune.cpuset import CpuSet
+from vsrtune.doctor_model import Case, Check, Finding, Level
+from vsrtune.domain_books import waits_for_domain
+from vsrtune.model import DATA_PLANE, Confidence, Guest, NicKind, Role, SchedClass, WorkerKind
+from vsrtune.wishes import label, main_thread
+
+_REALTIME = (SchedClass.FIFO, SchedClass.RR)
+_NET = "/sys/class/net"
+# A vhost worker of today's kernels takes so many frames at once.
+_BATCH = 64
+# Measured: 1.07 times the frames of the default, with a tenth of a second of waiting ones.
+_LONG = 4000
+
+
+def vhost(case: Case) -> Iterable[Finding]:
+    """An interface without vhost: QEMU itself copies every frame, and no worker can be
+    pinned."""
+    for guest in case.snapshot.guests:
+        slow = [i.target for i in guest.interfaces if not i.vhost]
+        if slow:
+            yield Finding(
+                Level.WARNING,
+                f"{guest.ref}: {', '.join(slow)} without vhost-net: QEMU's own thread moves the "
+                "frames",
+                "model virtio, <driver name='vhost'/>, and modprobe vhost_net",
+                f"QEMU's command line of process {guest.pid}: no vhost=on",
+            )
+
+
+def mapping(case: Case) -> Iterable[Finding]:
+    """Every worker of a guest has the same name, so which one serves which interface is
+    known by order, and after hotplug by traffic only."""
+    for guest in case.snapshot.guests:
+        unsure = [
+            t
+            for t in (*guest.by_role(Role.VHOST), *guest.by_role(Role.NAPI))
+            if t.confidence in (Confidence.UNCERTAIN, Confidence.NONE)
+        ]
+        if unsure:
+            yield Finding(
+                Level.INFO,
+                f"{guest.ref}: it is not certain which interface "
+                f"{', '.join(label(t) for t in unsure)} serve"
+                f"{'s' * (len(unsure) == 1)}; a mapping in cpus.vhost leaves them alone",
+                "run `vsrtune show --trace 5` while the guest sends on each interface",
+                f"tids {', '.join(str(t.key.tid) for t in unsure)}",
+            )
+
+
+def emulator_group(case: Case) -> Iterable[Finding]:
+    """Workers that are threads of QEMU stand in libvirt's emulator cgroup: emulatorpin
+    confines them, whatever their own affinity."""
+    for guest in case.snapshot.guests:
+        main = main_thread(guest)
+        if main is None or guest.source != "libvirt" or not main.cpuset_cpus:
+            continue
+        inside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == main.cgroup]
+        narrow = main.cpuset_effective
+        if inside and narrow is not None and not case.snapshot.host.online <= narrow:
+            yield Finding(
+                Level.WARNING,
+                f"{guest.ref}: emulatorpin holds its {len(inside)} vhost workers on CPU {narrow}",
+                "ask for cpus.vhost in its policy: they get a cgroup of their own",
+                f"/sys/fs/cgroup/{main.cgroup}/cpuset.cpus: {main.cpuset_cpus}",
+            )
+
+
+def queues(case: Case) -> Iterable[Finding]:
+    """A queue of length 0 drops every frame, a very long one lets frames wait for long, one
+    shorter than a worker's batch loses bursts."""
+    for guest in case.snapshot.guests:
+        for interface in guest.interfaces:
+            if not interface.kind.rings:
+                continue
+            length = interface.txqueuelen
+            seen = f"{_NET}/{interface.target}/tx_queue_len: {length}"
+            name = f"{guest.ref}: the ring of {interface.target}"
+            default = f"ip link set {interface.target} txqueuelen 500"
+            if length == 0:
+                yield Finding(Level.ERROR, f"{name} drops every frame", default, seen)
+            elif length > _LONG:
+                yield Finding(
+                    Level.WARNING,
+                    f"{name} holds up to {length} frames: in overload they wait for a tenth of "
+                    "a second and more, and little more arrives",
+                    default,
+                    seen,
+                )
+            elif length < _BATCH:
+                yield Finding(
+                    Level.INFO,
+                    f"{name} is shorter than the {_BATCH} frames a worker takes at once: "
+                    "measured, such queues forward less",
+                    default,
+                    seen,
+                )
+
+
+def devices(case: Case) -> Iterable[Finding]:
+    """A device that libvirt does not manage can be down, or have another MAC than the guest:
+    then the guest receives nothing."""
+    known = {d.name: d for d in case.facts.devices}
+    for guest in case.snapshot.guests:
+        for interface in guest.interfaces:
+            device = known.get(interface.target)
+            if device is None or not interface.kind.rings:
+                continue
+            if not device.up:
+                yield Finding(
+                    Level.ERROR,
+                    f"{guest.ref}: {device.name} is down, so the guest gets no frames",
+                    f"ip link set {device.name} up",
+                    f"{_NET}/{device.name}/flags",
+                )
+            if interface.mac and device.mac.lower() != interface.mac.lower():
+                yield Finding(
+                    Level.ERROR,
+                    f"{guest.ref}: {device.name} receives for {device.mac}, the guest's NIC has "
+                    f"{interface.mac}: it gets broadcast only",
+                    f"ip link set {device.name} address {interface.mac}",
+                    f"{_NET}/{device.name}/address: {device.mac}",
+                )
+
+
+def openers(case: Case) -> Iterable[Finding]:
+    """Whoever else has a guest's tap open is one more queue of it: flows that hash there are
+    lost to the guest."""
+    if case.facts.openers is None:
+        return
+    for one in case.facts.openers:
+        yield Finding(
+            Level.WARNING,
+            f"process {one.pid} ({one.name}) has {one.device} open: it takes a share of the "
+            "guest's flows",
+            "close it, if it is not another guest that shares the device on purpose",
+            f"/proc/{one.pid}/fd: /dev/tap of {one.device}",
+        )
+    if not case.facts.openers:
+        yield Finding(
+            Level.OK, "guests' taps are open in their own QEMU only", evidence="/proc/*/fd"
+        )
+
+
+def shared_devices(case: Case) -> Iterable[Finding]:
+    """Guests that share one macvtap: each broadcast and each ARP answer reaches one of
+    them only."""
+    on: dict[int, list[tuple[Guest, str]]] = {}
+    for guest in case.snapshot.guests:
+        for interface in guest.interfaces:
+            if interface.kind.rings:
+                on.setdefault(interface.ifindex, []).append((guest, interface.target))
+    for ifindex, here in sorted(on.items()):
+        names = sorted({g.ref for g, _ in here})
+        if len(names) > 1:
+            yield Finding(
+                Level.INFO,
+                f"{', '.join(names)} share {here[0][1]}: a neighbour that one has resolved the "
+                "other may not know",
+                "static neighbours in the guests, or a device for each",
+                f"interface index {ifindex}",
+            )
+
+
+def between_guests(case: Case) -> Iterable[Finding]:
+    """Frames from guest to guest on one lower device pass the CPU's backlog, which all
+    share; frames from the NIC do not."""
+    on: dict[str, set[str]] = {}
+    for guest in case.snapshot.guests:
+        for interface in guest.interfaces:
+            if interface.kind is NicKind.MACVTAP and interface.lower:
+                on.setdefault(interface.lower[0], set()).add(guest.ref)
+    for lower, names in sorted(on.items()):
+        if len(names) > 1:
+            yield Finding(
+                Level.INFO,
+                f"{', '.join(sorted(names))} stand on {lower}: what they send to each other "
+                "passes the backlog of a CPU",
+                "for chains of routers: attachment: napi-macvlan (docs/kmod.md). It gains "
+                "nothing for unicast from the NIC",
+                f"{_NET}/{lower}/upper_*",
+            )
+
+
+def realtime(case: Case) -> Iterable[Finding]:
+    """A realtime thread that may run on an interrupt CPU starves reception, one that may
+    run everywhere starves the kernel's own threads (RCU, broadcast)."""
+    irq = case.interrupts
+    online = case.snapshot.host.online
+    for guest in case.snapshot.guests:
+        threads = [t for t in guest.threads if t.sched.cls in _REALTIME]
+        for thread in threads:
+            seen = f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
+            if thread.affinity & irq:
+                yield Finding(
+                    Level.ERROR,
+                    f"{guest.ref}: {label(thread)} is realtime and may run on interrupt CPU "
+                    f"{thread.affinity & irq}, where it starves packet reception",
+                    "ask for its CPUs in the policy (cpus: auto)",
+                    seen,
+                )
+            elif len(thread.affinity) > 1 and online - irq <= thread.affinity:
+                yield Finding(
+                    Level.WARNING,
+                    f"{guest.ref}: {label(thread)} is realtime on every CPU that serves no "
+                    "interrupts: the kernel's own threads find no quiet CPU",
+                    "pin it to one CPU",
+                    seen,
+                )
+
+
+def order(case: Case) -> Iterable[Finding]:
+    """Priorities that starve: vhost above vcpu, unequal guests on a CPU, vcpus under fifo on
+    one CPU, ksoftirqd below realtime threads."""
+    snapshot = case.snapshot
+    refs = [g.ref for g in snapshot.guests]
+    # Throttling has a check of its own.
+    quiet = replace(snapshot, host=replace(snapshot.host, sched_rt_runtime_us=1))
+    told = [*plan_warnings.warnings(quiet, refs, CpuSet())]
+    kernel = snapshot.host.kernel
+    for text in told:
+        yield Finding(Level.WARNING, text, "equal classes and priorities", "`vsrtune show`")
+    for text in softirq.warnings(snapshot, refs):
+        # Since 6.5 work that was put off is not left to that thread alone.
+        level = Level.WARNING if case.release < (6, 5) else Level.INFO
+        hint = "scheduler.softirq in the policy"
+        yield Finding(level, text, hint, f"kernel {kernel}; `vsrtune show`")
+
+
+def pins(case: Case) -> Iterable[Finding]:
+    """libvirt's pin and the kernel's affinity can differ: vcpupin of a DEADLINE vcpu fails
+    after it has narrowed the cgroup, and other tools write affinities beneath libvirt."""
+    for guest in case.snapshot.guests:
+        for thread in guest.threads:
+            if thread.pin is None or thread.affinity <= thread.pin:
+                continue
+            deadline = thread.sched.cls is SchedClass.DEADLINE
+            yield Finding(
+                Level.WARNING,
+                f"{guest.ref}: libvirt pins {label(thread)} to CPU {thread.pin}, it runs on "
+                f"{thread.affinity}" + (" (class deadline refuses vcpupin)" if deadline else ""),
+                "change the policy, not the pin, and reload"
+                if deadline
+                else "virsh vcpupin or emulatorpin again, or name the CPUs in its policy",
+                f"/proc/{thread.key.pid}/task/{thread.key.tid}/status Cpus_allowed_list: "
+                f"{thread.affinity}",
+            )
+
+
+def pending(case: Case) -> Iterable[Finding]:
+    """A thread that sleeps is still counted where it last ran, so class deadline is refused
+    (EPERM) until it has run in its new root domain."""
+    for guest in case.snapshot.guests:
+        waiting = [t for t in guest.threads if waits_for_domain(case.snapshot.host, t)]
+        if waiting:
+            yield Finding(
+                Level.INFO,
+                f"{guest.ref}: {', '.join(label(t) for t in waiting)} cannot be given class "
+                "deadline before running",
+                "send traffic through it; the daemon tries every second",
+                ", ".join(f"/proc/{t.key.tid}/stat processor: {t.last_cpu}" for t in waiting),
+            )
+
+
+def untuned(case: Case) -> Iterable[Finding]:
+    """Threads of routers that may run on an interrupt CPU compete with the SoftIRQ that feeds
+    them."""
+    irq = case.interrupts
+    if not irq:
+        return
+    for guest in case.snapshot.guests:
+        loose = [
+            t
+            for t in guest.threads
+            if t.role in DATA_PLANE and t.affinity & irq and t.sched.cls not in _REALTIME
+        ]
+        if loose:
+            kinds = {t.worker for t in loose} - {None}
+            also = " (kernel threads, outside the guest)" if kinds == {WorkerKind.KTHREAD} else ""
+            yield Finding(
+                Level.INFO,
+                f"{guest.ref}: {len(loose)} of its threads may run on interrupt CPU {irq}{also}",
+                f"vsrtune policy init {shlex.quote(guest.ref)}",
+                f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",
+            )
+
+
+CHECKS: tuple[Check[Case], ...] = (
+    Check("vhost", vhost),
+    Check("worker mapping", mapping),
+    Check("emulator cgroup", emulator_group),
+    Check("queue length", queues),
+    Check("devices", devices),
+    Check("stray opens", openers),
+    Check("shared devices", shared_devices),
+    Check("guest to guest", between_guests),
+    Check("realtime", realtime),
+    Check("priorities", order),
+    Check("libvirt pins", pins),
+    Check("pending", pending),
+    Check("untuned", untuned),
+)

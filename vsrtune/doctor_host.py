@@ -1,0 +1,419 @@
+"""What `vsrtune doctor` looks for in the host: kernel, CPUs, interrupts, scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.deadline import UNIT, percent
+from vsrtune.deadline import bandwidth as booked_by
+from vsrtune.doctor_model import Case, Check, Finding, Level
+from vsrtune.domain_books import books as domains
+from vsrtune.irq_choice import queue_irqs
+from vsrtune.model import Guest, Nic, Role, SchedClass
+from vsrtune.root_domains import is_partition
+
+OLDEST = (6, 1)
+_CPUS = "/sys/devices/system/cpu"
+_SCHED = "/proc/sys/kernel"
+_CGROUP = "/sys/fs/cgroup"
+# Of this share of a CPU the books and the threads may differ: rounding of each thread.
+_ROUNDING = UNIT // 1000
+
+
+def observation(case: Case) -> Iterable[Finding]:
+    """A part of the host that cannot be read, so that nothing there is tuned."""
+    sources = {guest.source for guest in case.snapshot.guests}
+    for problem in case.snapshot.problems:
+        libvirt = problem.reader == "libvirt"
+        # A host that runs plain QEMU alone needs no libvirt.
+        level = Level.INFO if libvirt and sources == {"qemu"} else Level.WARNING
+        hint = "start libvirtd or virtqemud, or see --connect" if libvirt else "run as root"
+        yield Finding(level, problem.what, hint, f"reader {problem.reader}")
+    for guest in case.snapshot.guests:
+        for text in guest.problems:
+            yield Finding(Level.WARNING, f"{guest.ref}: {text}", "see `vsrtune show`")
+    if not case.snapshot.problems:
+        count = len(case.snapshot.guests)
+        yield Finding(Level.OK, f"all of the host can be read; {count} guest{'s' * (count != 1)}")
+
+
+def kernel(case: Case) -> Iterable[Finding]:
+    """A kernel that lacks what a setting needs: workers, partitions and lasting pins came
+    with certain releases."""
+    release = case.release
+    seen = f"{_SCHED}/osrelease: {case.snapshot.host.kernel}"
+    if release < OLDEST:
+        yield Finding(
+            Level.WARNING, "this kernel is older than any that vsrtune is tested on",
+            "use 6.1 or later", seen,
+        )  # fmt: skip
+        return
+    if release < (6, 2):
+        yield Finding(
+            Level.INFO,
+            "pins are lost when something writes the cgroup's CPUs (before 6.2); the daemon "
+            "sets them again",
+            "keep the daemon running, `vsrtune apply` alone does not last",
+            seen,
+        )
+    if release < (6, 7):
+        yield Finding(
+            Level.INFO,
+            "no exclusive CPUs for a cgroup below others (before 6.7): class deadline of vcpus "
+            "makes all of machine.slice one partition",
+            "docs/policy.md, class: deadline, mode loose",
+            seen,
+        )
+    else:
+        yield Finding(Level.OK, "every setting of a policy is possible on it", evidence=seen)
+
+
+def cpus(case: Case) -> Iterable[Finding]:
+    """Too few CPUs: one for interrupts and the rest, one for a router are the least."""
+    online = case.snapshot.host.online
+    seen = f"{_CPUS}/online: {online}"
+    if len(online) < 2:
+        yield Finding(
+            Level.ERROR, "one CPU: no thread can be kept off the interrupts' CPU",
+            "give the host a second CPU", seen,
+        )  # fmt: skip
+    elif len(online) == 2:
+        yield Finding(
+            Level.INFO, "two CPUs: every thread of a router shares the one without interrupts",
+            "start from router-shared-core.yaml", seen,
+        )  # fmt: skip
+    else:
+        yield Finding(Level.OK, f"{len(online)} CPUs", evidence=seen)
+
+
+def isolated(case: Case) -> Iterable[Finding]:
+    """Several CPUs isolated at boot are one root domain, so none of them can have class
+    deadline of its own."""
+    boot = case.facts.isolated
+    if boot is None:
+        return
+    seen = f"{_CPUS}/isolated: {boot or 'none'}"
+    if len(boot) > 1:
+        yield Finding(
+            Level.INFO,
+            f"CPUs {boot} are isolated at boot: good for pins, but class deadline is refused there",
+            "for class deadline isolate one CPU at most (isolcpus=) and leave the rest to "
+            "the partitions that vsrtune makes",
+            seen,
+        )
+    else:
+        yield Finding(Level.OK, "isolation at boot is in nobody's way", evidence=seen)
+
+
+def interrupts(case: Case) -> Iterable[Finding]:
+    """Interrupts on every CPU, so that no CPU is left for guests' threads; masks do not
+    tell where they are served."""
+    host = case.snapshot.host
+    lower = _lowers(case)
+    all_of_them = CpuSet()
+    for nic in lower:
+        served = CpuSet(c for irq in queue_irqs(nic) for c in irq.effective) & host.online
+        all_of_them |= served
+        if not nic.irqs:
+            where = f"where its SoftIRQ was seen: CPU {nic.rx_cpus}" if nic.rx_cpus else ""
+            yield Finding(
+                Level.OK if where else Level.INFO,
+                f"{nic.name} has no interrupts of its own; "
+                + (where or "the first online CPU is taken for its interrupt CPU"),
+                ""
+                if where
+                else "send traffic and run `vsrtune show --trace 5`, which remembers "
+                "where frames are received; or write cpus.irq",
+                f"/sys/class/net/{nic.name}/device/msi_irqs: none",
+            )
+    if host.online and host.online <= all_of_them:
+        listed = "; ".join(
+            f"/proc/irq/{irq.number}/effective_affinity_list: {irq.effective}"
+            for nic in lower
+            for irq in queue_irqs(nic)
+        )
+        yield Finding(
+            Level.WARNING,
+            "the NICs' interrupts are served on every online CPU: auto finds no CPU for a "
+            "guest's threads and refuses it",
+            "move them to few CPUs: irq: {cpus: LIST, set: true} in a policy, or ethtool -L fewer "
+            "queues and /proc/irq/N/smp_affinity_list",
+            listed,
+        )
+    elif all_of_them:
+        yield Finding(
+            Level.OK, f"interrupts are served on CPU {all_of_them}",
+            evidence="/proc/irq/*/effective_affinity_list",
+        )  # fmt: skip
+
+
+def managed(case: Case) -> Iterable[Finding]:
+    """Managed interrupts refuse to be moved (EIO): their CPUs are fixed by the driver."""
+    irqs = case.facts.managed_irqs
+    if irqs is None:
+        return
+    of = {irq.number: (nic, irq) for nic in _lowers(case) for irq in nic.irqs}
+    for number in irqs:
+        if number in of:
+            nic, irq = of[number]
+            yield Finding(
+                Level.INFO,
+                f"interrupt {number} of {nic.name} is managed by the kernel and stays on "
+                f"CPU {irq.effective}",
+                "change the number of queues with ethtool -L, or keep guests off that CPU",
+                f"/sys/kernel/debug/irq/irqs/{number}: IRQD_AFFINITY_MANAGED",
+            )
+
+
+def steering(case: Case) -> Iterable[Finding]:
+    """RPS brings back the per-CPU backlog that macvtap otherwise does not use, and
+    threaded NAPI moves the work of receiving to where interrupts do not tell."""
+    found = False
+    for nic in _lowers(case):
+        if nic.rps_cpus:
+            found = True
+            yield Finding(
+                Level.WARNING,
+                f"RPS of {nic.name} sends frames through the backlogs of CPU {nic.rps_cpus}",
+                f"echo 0 > /sys/class/net/{nic.name}/queues/rx-*/rps_cpus",
+                f"/sys/class/net/{nic.name}/queues/rx-*/rps_cpus: {nic.rps_cpus}",
+            )
+        if nic.threaded_napi:
+            found = True
+            yield Finding(
+                Level.INFO,
+                f"{nic.name} receives in kernel threads napi/{nic.name}-*, which may run beside "
+                "its interrupts or elsewhere",
+                "pin these threads to the interrupt CPUs",
+                f"/sys/class/net/{nic.name}/threaded: 1",
+            )
+    if not found and _lowers(case):
+        yield Finding(Level.OK, "no RPS and no threaded NAPI below guests")
+
+
+def backlog(case: Case) -> Iterable[Finding]:
+    """Frames dropped by a CPU's backlog, which all guests share: from guest to guest, to a
+    veth, broadcast, RPS."""
+    drops = case.facts.backlog
+    if drops is None:
+        return
+    lost = [(cpu, count) for cpu, count in drops if count]
+    if lost:
+        text = ", ".join(f"CPU {cpu}: {count}" for cpu, count in lost)
+        yield Finding(
+            Level.WARNING,
+            "frames were dropped at a CPU's backlog since boot",
+            "give ksoftirqd the class of the guests' threads (scheduler.softirq), or move guests "
+            "that talk to each other to napi-macvlan",
+            f"/proc/net/softnet_stat, second column: {text}",
+        )
+    else:
+        yield Finding(Level.OK, "no backlog dropped a frame", evidence="/proc/net/softnet_stat")
+
+
+def neighbours(case: Case) -> Iterable[Finding]:
+    """Other software that writes what vsrtune writes: irqbalance, TuneD, numad, stalld."""
+    found = case.snapshot.host.neighbours
+    hints = {
+        "irqbalance": "ban the NICs' interrupts (--banirq in its options) or stop it, so that "
+        "the interrupt CPUs stay",
+        "numad": "stop it on hosts of routers, or exclude QEMU (-x PID)",
+        "stalld": "keep it off class deadline and off the guests' CPUs",
+        "tuned": "choose a profile without [scheduler] groups and without realtime",
+    }
+    for one in found:
+        pid = "" if one.pid is None else f"/proc/{one.pid}/comm"
+        yield Finding(
+            Level.WARNING if one.name in hints else Level.INFO,
+            f"{one.name}: {one.detail}" if one.detail else f"{one.name} runs",
+            hints.get(one.name, ""),
+            f"{pid}: {one.name}" if pid else f"{_CPUS}/nohz_full",
+        )
+    if not found:
+        yield Finding(Level.OK, "nothing else writes affinity or scheduling")
+
+
+def throttling(case: Case) -> Iterable[Finding]:
+    """sched_rt_runtime_us -1 switches off DEADLINE admission and the rest that a realtime
+    thread must leave; 0 stops realtime threads."""
+    host = case.snapshot.host
+    seen = f"{_SCHED}/sched_rt_runtime_us: {host.sched_rt_runtime_us}"
+    classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
+    if host.sched_rt_runtime_us == -1:
+        yield Finding(
+            Level.ERROR if SchedClass.DEADLINE in classes else Level.WARNING,
+            "no limit: the kernel admits any sum of budgets, so none is guaranteed, and a "
+            "realtime thread that never sleeps keeps its CPU for good",
+            "sysctl kernel.sched_rt_runtime_us=950000, and keep who set it (TuneD's realtime "
+            "profile, stalld) from doing so again",
+            seen,
+        )
+    elif host.sched_rt_runtime_us == 0 and host.sched_rt_period_us:
+        yield Finding(
+            Level.ERROR, "0: realtime threads get no CPU time at all",
+            "sysctl kernel.sched_rt_runtime_us=950000", seen,
+        )  # fmt: skip
+    else:
+        yield Finding(Level.OK, "realtime threads leave something to others", evidence=seen)
+
+
+def rt_groups(case: Case) -> Iterable[Finding]:
+    """A kernel with RT_GROUP_SCHED refuses fifo and rr (EPERM) to threads of a cpu cgroup
+    without a realtime budget."""
+    where = case.facts.rt_group_sched
+    if where:
+        yield Finding(
+            Level.WARNING,
+            "fifo and rr may be refused with EPERM: every cpu cgroup needs a realtime budget",
+            "use class deadline or pins only, or boot with rt_group_sched=0 where the kernel "
+            "has it",
+            f"{where}: CONFIG_RT_GROUP_SCHED=y",
+        )
+    elif where is not None:
+        yield Finding(Level.OK, "the kernel has no realtime budgets for cgroups")
+
+
+def cpusets(case: Case) -> Iterable[Finding]:
+    """Without cgroup v2 cpusets there is no class deadline for libvirt's guests, and a
+    partition that something made invalid holds its threads' budgets no more."""
+    host = case.snapshot.host
+    libvirt = [g for g in case.snapshot.guests if g.source == "libvirt"]
+    if libvirt and all(t.cpuset_cpus is None for g in libvirt for t in g.threads):
+        yield Finding(
+            Level.WARNING,
+            "guests run without cgroup v2 cpusets: class deadline is refused, pins are "
+            "affinities alone",
+            "boot with the unified hierarchy (systemd.unified_cgroup_hierarchy=1)",
+            f"{_CGROUP}/machine.slice/.../cpuset.cpus: none",
+        )
+    isolated = [c for c in host.cpusets if c.valid and c.partition == "isolated"]
+    for group in host.cpusets:
+        seen = f"{_CGROUP}/{group.path}/cpuset.cpus.partition: {group.partition}"
+        if "invalid" in group.partition:
+            yield Finding(
+                Level.ERROR,
+                f"the partition {group.path} is not in force",
+                "start the daemon or run `vsrtune apply`, which makes it anew"
+                if is_partition(group.path) or "libvirt" in group.path
+                else "write member into it, or remove what stands in its way",
+                seen,
+            )
+        elif group.valid and not _has_guest(case, group.path) and not is_partition(group.path):
+            yield Finding(
+                Level.INFO,
+                f"the partition {group.path} holds CPU {group.effective} for itself",
+                "guests get none of these CPUs while it stands",
+                seen,
+            )
+    if len(isolated) > 1:
+        yield Finding(
+            Level.WARNING,
+            f"{len(isolated)} isolated partitions share one root domain: class deadline works "
+            "in none of them",
+            "make them root instead of isolated",
+            "; ".join(f"{_CGROUP}/{c.path}/cpuset.cpus.partition: isolated" for c in isolated),
+        )
+
+
+def bandwidth(case: Case) -> Iterable[Finding]:
+    """DEADLINE bandwidth that stays booked after its thread is gone (it left the class while
+    it slept) and takes room from new budgets."""
+    if all(c.booked is None for c in case.facts.books):
+        return
+    snapshot = case.snapshot
+    known = replace(snapshot, host=replace(snapshot.host, deadline=case.facts.books))
+    clean = True
+    for domain in domains(known):
+        ours = sum(
+            booked_by(t.sched)
+            for g in snapshot.guests
+            for t in g.threads
+            if t.sched.cls is SchedClass.DEADLINE and t.affinity & domain.cpus
+        )
+        # What the kernel books for itself may or may not be in its books.
+        if domain.booked - ours > domain.kernel + _ROUNDING:
+            clean = False
+            yield Finding(
+                Level.WARNING,
+                f"{percent(domain.booked - ours)} of a CPU is booked on CPU {domain.cpus} by no "
+                "guest's thread: another program's, or left behind",
+                "ps -eLo tid,cls,comm | grep DLN names threads that have it; what is left behind "
+                "goes when a cpuset partition of these CPUs is made and removed",
+                f"/sys/kernel/debug/sched/debug, dl_bw->total_bw; {domain.made_by}",
+            )
+    if clean:
+        yield Finding(
+            Level.OK, "no bandwidth is booked but by guests' threads",
+            evidence="/sys/kernel/debug/sched/debug",
+        )  # fmt: skip
+
+
+def qdisc(case: Case) -> Iterable[Finding]:
+    """The length of a macvtap is also that of its queue from the guest where its qdisc is
+    pfifo_fast."""
+    name = case.facts.default_qdisc
+    if name is None:
+        return
+    seen = f"/proc/sys/net/core/default_qdisc: {name}"
+    if name == "pfifo_fast":
+        yield Finding(
+            Level.INFO, "queue.macvtap also shortens the queue for frames that guests send",
+            "sysctl net.core.default_qdisc=fq_codel, before the devices are made", seen,
+        )  # fmt: skip
+    else:
+        yield Finding(Level.OK, "queue.macvtap governs the rings alone", evidence=seen)
+
+
+def workers(case: Case) -> Iterable[Finding]:
+    """How the kernel runs vhost workers changed in 6.4 and can be changed back: tools that
+    tell by the kernel's version are wrong."""
+    kinds = {
+        t.worker.value
+        for g in case.snapshot.guests
+        for t in g.by_role(Role.VHOST)
+        if t.worker is not None
+    }
+    told = case.facts.fork_from_owner
+    parameter = "" if told is None else f"fork_from_owner_default: {told}"
+    if not kinds and not parameter:
+        return
+    what = {"kthread": "kernel threads", "task": "threads of QEMU"}
+    text = " and ".join(what[k] for k in sorted(kinds)) or "none runs"
+    yield Finding(
+        Level.OK, f"vhost workers: {text}",
+        evidence=parameter and f"/sys/module/vhost/parameters/{parameter}",
+    )  # fmt: skip
+
+
+def _lowers(case: Case) -> list[Nic]:
+    """The devices below guests' interfaces."""
+    names = {low for g in case.snapshot.guests for i in g.interfaces for low in i.lower}
+    return [nic for nic in case.snapshot.host.nics if nic.name in names]
+
+
+def _has_guest(case: Case, path: str) -> bool:
+    def inside(guest: Guest) -> bool:
+        return any(t.cgroup == path or t.cgroup.startswith(f"{path}/") for t in guest.threads)
+
+    return any(inside(guest) for guest in case.snapshot.guests)
+
+
+CHECKS: tuple[Check[Case], ...] = (
+    Check("observation", observation),
+    Check("kernel", kernel),
+    Check("cpus", cpus),
+    Check("isolated cpus", isolated),
+    Check("interrupts", interrupts),
+    Check("managed interrupts", managed),
+    Check("steering", steering),
+    Check("backlog", backlog),
+    Check("neighbours", neighbours),
+    Check("throttling", throttling),
+    Check("realtime groups", rt_groups),
+    Check("cpusets", cpusets),
+    Check("deadline bandwidth", bandwidth),
+    Check("qdisc", qdisc),
+    Check("vhost workers", workers),
+)

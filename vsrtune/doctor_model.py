@@ -1,0 +1,132 @@
+"""What `vsrtune doctor` judges and says: values, and nothing that reads them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from vsrtune.cpuset import CpuSet
+from vsrtune.irq_choice import interrupt_cpus
+from vsrtune.model import DeadlineCpu, Snapshot
+
+T = TypeVar("T")
+_RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)
+
+
+class Level(enum.StrEnum):
+    """How much a finding matters, from nothing to most."""
+
+    OK = "ok"
+    INFO = "info"  # something to know; it may stand in the way of what is not in use yet
+    WARNING = "warning"  # costs packets, time or accuracy, or soon may
+    ERROR = "error"  # something that is in use does not work
+
+    @property
+    def rank(self) -> int:
+        """Higher matters more."""
+        return list(Level).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check: what was found, what to do about it ("": nothing), and the
+    value that tells, with where it was read. ``check`` is filled in by ``run``."""
+
+    level: Level
+    what: str
+    hint: str = ""
+    evidence: str = ""
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """A process that has a guest's tap open and is not that guest's QEMU."""
+
+    device: str
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A guest's host device: its own MAC and whether it is up."""
+
+    name: str
+    mac: str
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the snapshot does not hold. None: not readable here, so not judged.
+
+    ``rt_group_sched`` is where the kernel's configuration says that it was built with
+    RT_GROUP_SCHED ("" when it was not), ``backlog`` the frames each CPU's backlog dropped
+    since boot, ``isolated`` the CPUs isolated at boot, ``managed_irqs`` the interrupts
+    whose CPUs the kernel keeps for itself, ``books`` what the kernel has booked for
+    class deadline.
+    """
+
+    rt_group_sched: str | None = None
+    fork_from_owner: str | None = None
+    default_qdisc: str | None = None
+    backlog: tuple[tuple[int, int], ...] | None = None
+    isolated: CpuSet | None = None
+    managed_irqs: tuple[int, ...] | None = None
+    devices: tuple[DeviceState, ...] = ()
+    openers: tuple[Opener, ...] | None = None
+    books: tuple[DeadlineCpu, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A host to judge."""
+
+    snapshot: Snapshot
+    facts: Facts
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The kernel's release, as (6, 12); (0, 0) when it is not known."""
+        found = _RELEASE.match(self.snapshot.host.kernel)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    @property
+    def interrupts(self) -> CpuSet:
+        """The interrupt CPUs of all guests, as a policy's ``auto`` would take them."""
+        host = self.snapshot.host
+        found = [interrupt_cpus(host, guest).cpus for guest in self.snapshot.guests]
+        return CpuSet(cpu for cpus in found for cpu in cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[T]):
+    """One check. Its docstring's first line says which trap it looks for."""
+
+    name: str
+    find: Callable[[T], Iterable[Finding]]
+
+    @property
+    def trap(self) -> str:
+        """What it looks for, a sentence."""
+        text = (self.find.__doc__ or "").strip().partition("\n\n")[0]
+        return " ".join(text.split())
+
+
+def run(checks: Iterable[Check[T]], seen: T) -> tuple[Finding, ...]:
+    """Every check's findings, in the order of ``checks``."""
+    return tuple(replace(found, check=check.name) for check in checks for found in check.find(seen))
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The level that matters most; OK for none."""
+    return max((f.level for f in findings), key=lambda level: level.rank, default=Level.OK)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0 when nothing is wrong, 1 with warnings, 2 with errors."""
+    return {Level.ERROR: 2, Level.WARNING: 1}.get(worst(findings), 0)

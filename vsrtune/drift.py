@@ -1,0 +1,191 @@
+"""Settings that are no longer as they were left: which, by whom, and what is done.
+
+The planner asks before it plans. What is to be left alone it then leaves alone, so every
+rule about what stands where still holds for what it does plan. What is put back is an
+ordinary action.
+
+The other party is named by evidence only: what libvirt has noted, the list of the cgroup,
+or a program that runs and is known to write such settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vsrtune.actions import (
+    HOST_REF,
+    Drift,
+    EmulatorPin,
+    IrqAffinity,
+    NapiThreaded,
+    Pin,
+    Target,
+    ThreadAffinity,
+    ThreadSched,
+    TxQueueLen,
+    Value,
+    VcpuPin,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Guest, Host, Snapshot, Thread
+from vsrtune.nic_settings import nic_settings
+from vsrtune.policy import Policy
+from vsrtune.policy_drift import DriftRule, DriftRules, rule_of
+
+Pairs = Iterable[tuple[Guest, Policy]]
+
+# Sections of settings that neighbours are known to write while they run (neighbours.py).
+_HABITS = {
+    "irqbalance": ("irq",),
+    "numad": ("cpus",),
+    "stalld": ("scheduler",),
+    "tuned": ("cpus", "scheduler"),
+}
+_IRQ = "irq.set"
+# Whoever wants it otherwise counts, where a setting of the host has several policies.
+_STRICTEST = (DriftRule.ENFORCE, DriftRule.REPORT, DriftRule.ADOPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What earlier passes know beyond the journal: values that were found as asked and were
+    never written (``expected``), and why a setting is not put back yet (``waits``)."""
+
+    expected: Mapping[Target, Value] = field(default_factory=dict)
+    waits: Mapping[Target, str] = field(default_factory=dict)
+
+
+NO_MEMORY = Memory()
+
+
+def drifts(
+    snapshot: Snapshot, pairs: Pairs, ours: Mapping[Target, Value], memory: Memory = NO_MEMORY
+) -> dict[Target, Drift]:
+    """Every setting that differs from ``ours`` (the journal) or from the memory, with what
+    its policy says of that. Also one whose policy asks for what is found: the planner knows
+    what is asked, and leaves those out."""
+    expected = {**ours, **memory.expected}
+    by_guest: dict[str, list[tuple[Target, Value]]] = {}
+    for target, value in expected.items():
+        by_guest.setdefault(target.guest, []).append((target, value))
+    found: dict[Target, Drift] = {}
+    policies: list[Policy] = []
+    for guest, policy in pairs:
+        policies.append(policy)
+        for target, wished, now, thread in _changed(guest, by_guest.get(guest.ref, ())):
+            setting = _setting(target, thread)
+            rule = rule_of(policy.drift, setting)
+            by = _by(snapshot.host, setting, wished, thread)
+            found[target] = _judge(target, setting, rule, wished, now, by, memory)
+    rule = _strictest((p.drift for p in policies if p.moves_irqs is not None), _IRQ)
+    settings = nic_settings(snapshot.host)
+    for target, wished in by_guest.get(HOST_REF, ()):
+        now_cpus = settings.get(target)
+        if now_cpus is not None and now_cpus != wished:
+            interrupt = isinstance(target, IrqAffinity)
+            by = _by(snapshot.host, _IRQ, wished, None) if interrupt else ""
+            found[target] = _judge(target, _IRQ, rule, wished, now_cpus, by, memory)
+    softirq = (p.drift for p in policies if p.softirq_sched is not None)
+    rule = _strictest(softirq, "scheduler.softirq")
+    threads = {t.key: t.sched for t in snapshot.host.softirq}
+    for target, wished in by_guest.get(HOST_REF, ()):
+        if isinstance(target, ThreadSched):
+            now_sched = threads.get(target.thread)
+            if now_sched is not None and now_sched != wished:
+                setting = "scheduler.softirq"
+                by = _by(snapshot.host, setting, wished, None)
+                found[target] = _judge(target, setting, rule, wished, now_sched, by, memory)
+    return found
+
+
+def _changed(
+    guest: Guest, expected: Iterable[tuple[Target, Value]]
+) -> Iterator[tuple[Target, Value, Value, Thread | None]]:
+    """Target, expected value, value found and thread of what differs."""
+    threads = {t.key: t for t in guest.threads}
+    interfaces = {i.ifindex: i for i in guest.interfaces}
+    for target, wished in expected:
+        match target:
+            case VcpuPin() | EmulatorPin() | ThreadAffinity():
+                thread = threads.get(target.thread)
+                cpus = wished.cpus if isinstance(wished, Pin) else wished
+                if thread is not None and thread.affinity != cpus:
+                    yield target, cpus, thread.affinity, thread
+            case ThreadSched():
+                thread = threads.get(target.thread)
+                if thread is not None and thread.sched != wished:
+                    yield target, wished, thread.sched, thread
+            case TxQueueLen():
+                interface = interfaces.get(target.ifindex)
+                if interface is not None and interface.txqueuelen != wished:
+                    yield target, wished, interface.txqueuelen, None
+            case NapiThreaded():
+                interface = interfaces.get(target.ifindex)
+                now = None if interface is None else interface.threaded
+                if now is not None and now != wished:
+                    yield target, wished, now, None
+
+
+def _setting(target: Target, thread: Thread | None) -> str:
+    role = "" if thread is None else thread.role.value
+    match target:
+        case ThreadSched():
+            return f"scheduler.{role}"
+        case TxQueueLen():
+            return "queue.macvtap"
+        case NapiThreaded():
+            return "napi.threaded"
+    return f"cpus.{role}"
+
+
+def _by(host: Host, setting: str, wished: Value, thread: Thread | None) -> str:
+    section = setting.partition(".")[0]
+    if thread is not None and section == "cpus":
+        if thread.pin is not None and thread.pin == thread.affinity:
+            return "libvirt"
+        effective = thread.cpuset_effective
+        if effective is not None and isinstance(wished, CpuSet) and not wished <= effective:
+            return "a writer of its cgroup"
+    running = [n.name for n in host.neighbours if n.pid is not None and n.detail != "no profile"]
+    return next((name for name in running if section in _HABITS.get(name, ())), "")
+
+
+def _strictest(asking: Iterable[DriftRules], setting: str) -> DriftRule | None:
+    """The rule of a setting of the host, for which several policies may ask."""
+    rules = [rule_of(rules, setting) for rules in asking]
+    if not rules or None in rules:
+        return None
+    return next(rule for rule in _STRICTEST if rule in rules)
+
+
+def _judge(
+    target: Target,
+    setting: str,
+    rule: DriftRule | None,
+    wished: Value,
+    now: Value,
+    by: str,
+    memory: Memory,
+) -> Drift:
+    if rule is None:
+        held = by == "libvirt"
+        rule = DriftRule.REPORT if held else DriftRule.ENFORCE
+    else:
+        held = False
+    left = ""
+    if rule is DriftRule.ADOPT:
+        left = f"adopted as found: {_text(now)}, we had set {_text(wished)}; a reload takes it back"
+    elif rule is DriftRule.REPORT and held:
+        left = f"held by the operator on CPUs {now}, we had set {wished}; a reload takes it back"
+    elif rule is DriftRule.REPORT:
+        who = by or "something"
+        left = f"reported: {who} changed it to {_text(now)}, we had set {_text(wished)}"
+        left += "; a reload takes it back"
+    else:
+        left = memory.waits.get(target, "")
+    return Drift(target, setting, rule, _text(wished), _text(now), by, left)
+
+
+def _text(value: Value) -> str:
+    return f"CPUs {value}" if isinstance(value, CpuSet) else str(value)

@@ -1,0 +1,182 @@
+"""What passes remember of settings that others change: how often, and when to try again.
+
+A pin that moved without libvirt's knowing is looked at for a moment before it is put back:
+libvirt moves the thread first and notes the pin afterwards, so a pass in between would
+take what an operator is just asking for (virsh vcpupin) for a thread that something moved
+beneath libvirt. Whatever is changed again and again after it was put back is put back less
+and less often, and said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from vsrtune.actions import Action, Drift, EmulatorPin, Plan, Target, Value, VcpuPin
+from vsrtune.drift import Memory
+from vsrtune.log import LOGGER, fields
+from vsrtune.policy_drift import DriftRule
+
+# How long a pin has to stay where it was moved to before nobody can have asked libvirt for
+# it; a slow host takes its time between the two steps. Looked at again so soon.
+SURE, AGAIN = 2.0, 1.0
+# Something put back for the nth time waits 2, 4, 8, ... seconds for the next, at most:
+LONGEST = 300.0
+# So often it is put back before somebody is said to be changing it back.
+TOLD = 3
+# A setting that stays as it was put back for so long, and twice its last wait, is at peace.
+CALM = 60.0
+
+_UNSURE = "looked at again in a moment: libvirt moves a thread before it notes the pin"
+
+
+# Of which guests a pass was; None is everything.
+Guests = frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fight:
+    count: int
+    delay: float
+    until: float
+
+
+class _ByGuest:
+    """Values by target, kept by guest."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[Target, Value]] = {}
+
+    def of(self, guests: Guests) -> dict[Target, Value]:
+        names = self._values if guests is None else guests
+        return {t: v for name in names for t, v in self._values.get(name, {}).items()}
+
+    def replace(self, guests: Guests, values: Mapping[Target, Value]) -> None:
+        for name in list(self._values) if guests is None else guests:
+            self._values.pop(name, None)
+        self.update(values)
+
+    def update(self, values: Mapping[Target, Value]) -> None:
+        for target, value in values.items():
+            self._values.setdefault(target.guest, {})[target] = value
+
+    def clear(self) -> None:
+        self._values.clear()
+
+
+class DriftWatch:
+    """One for the life of a daemon. Times are those of ``clock``, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._expected = _ByGuest()
+        self._fights: dict[Target, _Fight] = {}
+        # Pins that moved: when each was first found where it is.
+        self._moved: dict[tuple[Target, str], float] = {}
+        self._unsure: frozenset[Target] = frozenset()
+        self._waiting: frozenset[Target] = frozenset()
+
+    def memory(self, guests: Guests = None) -> Memory:
+        """What the planner has to know for a pass, over everything or some guests."""
+        now = self._clock()
+        waits = {
+            target: f"put back {fight.count} times and changed again each time; "
+            "it is tried less and less often"
+            for target, fight in self._fights.items()
+            if now < fight.until
+        }
+        return Memory(self._expected.of(guests), waits)
+
+    def unsure(self, plan: Plan, memory: Memory, guests: Guests = None) -> Memory | None:
+        """With what to plan again, when the plan of a pass puts back pins of which it is too
+        early to tell; None when it does not."""
+        now = self._clock()
+        moved = {(d.target, d.found): now for d in _put_back(plan) if _may_be_pinning(d)}
+        moved |= {key: self._moved[key] for key in moved if key in self._moved}
+        others = self._moved.items() if guests is not None else ()
+        moved |= {key: since for key, since in others if key[0].guest not in (guests or ())}
+        self._moved = moved
+        self._unsure = frozenset(t for (t, _), since in moved.items() if now - since < SURE)
+        if not self._unsure:
+            return None
+        return replace(memory, waits={**memory.waits, **dict.fromkeys(self._unsure, _UNSURE)})
+
+    def learn(self, plan: Plan, done: Iterable[Action], guests: Guests = None) -> None:
+        """After a pass that did ``done`` of the plan's actions."""
+        now = self._clock()
+        wrote = {action.target for action in done}
+        drifting = {d.target: d for d in plan.drift}
+        for target, drift in drifting.items():
+            if target in wrote and drift.rule is DriftRule.ENFORCE:
+                self._fought(drift, now)
+        expected = self._expected.of(guests).items()
+        kept = {t: v for t, v in expected if t in drifting and t not in wrote}
+        self._expected.replace(guests, {**plan.settled, **kept})
+        waiting = {t for t, d in drifting.items() if d.left and t in self._fights}
+        if guests is not None:
+            waiting |= {t for t in self._waiting if t.guest not in guests}
+        self._waiting = frozenset(waiting)
+        for target, fight in list(self._fights.items()):
+            if guests is not None and target.guest not in guests:
+                continue
+            calm = now > fight.until + max(CALM, 2 * fight.delay)
+            if calm and target not in drifting:
+                del self._fights[target]
+
+    def expect(self, values: Mapping[Target, Value]) -> None:
+        """What was written between two passes."""
+        self._expected.update(values)
+
+    def next_try(self) -> float | None:
+        """Seconds until something that was held back is due; None when nothing is."""
+        now = self._clock()
+        due = [self._fights[t].until - now for t in self._waiting if t in self._fights]
+        due += [AGAIN] if self._unsure else []
+        return max(0.0, min(due)) if due else None
+
+    def waiting(self) -> frozenset[str]:
+        """The guests of which something was held back."""
+        return frozenset(t.guest for t in self._waiting | self._unsure)
+
+    def clear(self) -> None:
+        """Forget everything: a reload begins anew."""
+        self._expected.clear()
+        self._fights.clear()
+        self._moved.clear()
+        self._unsure = self._waiting = frozenset()
+
+    def _fought(self, drift: Drift, now: float) -> None:
+        before = self._fights.get(drift.target)
+        count = 1 if before is None else before.count + 1
+        delay = 0.0 if before is None else min(LONGEST, max(2.0, 2 * before.delay))
+        self._fights[drift.target] = _Fight(count, delay, now + delay)
+        if count == TOLD:
+            LOGGER.warning(
+                "%s: put back %d times, and each time %s changed it again (to %s); it is put "
+                "back less and less often now. Stop the other party, or write drift: "
+                "{%s: report} in the policy",
+                drift.target,
+                count,
+                drift.by or "something unknown",
+                drift.found,
+                drift.setting,
+                extra=fields(guest=drift.target.guest, by=drift.by),
+            )
+
+
+def _put_back(plan: Plan) -> Iterable[Drift]:
+    planned = {action.target for action in plan.actions}
+    return (d for d in plan.drift if d.rule is DriftRule.ENFORCE and d.target in planned)
+
+
+def _may_be_pinning(drift: Drift) -> bool:
+    return isinstance(drift.target, VcpuPin | EmulatorPin) and drift.by != "libvirt"
+
+
+def waiting(plan: Plan) -> Mapping[str, int]:
+    """For each guest how many settings are to be put back, and wait."""
+    counts: dict[str, int] = {}
+    for drift in plan.drift:
+        if drift.rule is DriftRule.ENFORCE and drift.left:
+            counts[drift.target.guest] = counts.get(drift.target.guest, 0) + 1
+    return counts

@@ -1,0 +1,273 @@
+"""Moving the work of the lower NICs to the interrupt CPUs (``irq.set``).
+
+What is moved, for each lower device of the guest's interfaces, down to the physical ones:
+
+- every interrupt; one that the kernel manages, or that other devices share, is left alone
+- RPS and XPS of its queues where they are on; what is off stays off, because the SoftIRQ
+  then runs where the interrupt is served
+- its NAPI threads, where its NAPI is threaded
+
+Below an interface without any interrupt (a veth), RPS alone moves the SoftIRQ, so there it
+is switched on. A device belongs to the host: the settings stay for as long as any guest's
+policy asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from vsrtune.actions import (
+    HOST_REF,
+    Action,
+    IrqAffinity,
+    Refusal,
+    Target,
+    queue_file,
+)
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import MANAGED_HINT
+from vsrtune.irq_choice import lower_nics, queue_irqs
+from vsrtune.model import DATA_PLANE, Guest, Host, Irq, Nic, NicQueue, Snapshot
+from vsrtune.nic_settings import changed, irq_target, queue_target, thread_target
+from vsrtune.plan_build import Phases
+from vsrtune.policy import Policy
+from vsrtune.policy_yaml import dotted
+from vsrtune.wishes import Context, Wishes
+
+IRQBALANCE = "irqbalance"
+
+
+def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]]) -> Host:
+    """The host with the interrupts where the policies move them: what the others among
+    them find when they read the interrupt CPUs from the host."""
+    nics = {nic.name: nic for nic in host.nics}
+    for guest, policy in pairs:
+        cpus = policy.moves_irqs
+        if cpus is None or not cpus <= host.online:
+            continue
+        steered = _steered(host, guest)
+        for nic in lower_nics(host, guest):
+            for irq in filter(_movable, nic.irqs):
+                nics[nic.name] = changed(nics[nic.name], irq_target(irq), cpus)
+            if nic.rps_cpus or nic.name in steered:
+                nics[nic.name] = replace(nics[nic.name], rps_cpus=cpus)
+    return replace(host, nics=tuple(nics.values()))
+
+
+def without_quarrels(
+    host: Host, pairs: Iterable[tuple[Guest, Policy]], refusals: list[Refusal]
+) -> list[tuple[Guest, Policy]]:
+    """Guests on one lower device must move it to the same CPUs."""
+    first: dict[str, tuple[Guest, Policy]] = {}
+    kept: list[tuple[Guest, Policy]] = []
+    for guest, policy in pairs:
+        wish = Wishes(guest, policy)
+        for nic in lower_nics(host, guest) if policy.moves_irqs is not None else ():
+            other, theirs = first.setdefault(nic.name, (guest, policy))
+            if theirs.moves_irqs != policy.moves_irqs:
+                wish.refuse(
+                    policy.irq_keys,
+                    f"{nic.name} is below {other.ref} too, for which "
+                    f"{theirs.at(*theirs.irq_keys)} moves its interrupts to CPUs "
+                    f"{theirs.moves_irqs}",
+                    "ask the same for both guests",
+                )
+                break
+        refusals += wish.refusals
+        if not wish.refusals:
+            kept.append((guest, policy))
+    return kept
+
+
+def build(context: Context, asked: Sequence[Wishes], phases: Phases) -> frozenset[Target]:
+    """Add what the policies ask of lower devices; returns the targets asked for."""
+    host = context.host
+    targets: set[Target] = set()
+    done: set[str] = set()
+    for wish in asked:
+        cpus = wish.policy.moves_irqs
+        if cpus is None:
+            continue
+        nics = lower_nics(host, wish.guest)
+        if not nics:
+            phases.skip(wish.guest.ref, "interrupts", "the guest has no lower device")
+        steered = _steered(host, wish.guest)
+        for nic in nics:
+            if nic.name not in done:
+                done.add(nic.name)
+                device = _Device(context, nic, wish.policy, nic.name in steered, phases)
+                device.build()
+                targets |= device.targets
+    return frozenset(targets)
+
+
+def warnings(result: Snapshot, asked: Sequence[Wishes]) -> list[str]:
+    """What an operator should know of ``result``, the snapshot as the plan leaves it."""
+    nics: dict[str, tuple[Nic, CpuSet]] = {}
+    for wish in asked:
+        cpus = wish.policy.moves_irqs
+        if cpus is not None:
+            nics |= {nic.name: (nic, cpus) for nic in lower_nics(result.host, wish.guest)}
+    guests = [g for g in result.guests if g.ref in {w.guest.ref for w in asked}]
+    out = [text for nic, cpus in nics.values() for text in _staying(nic, cpus, guests)]
+    return out + _irqbalance(result.host, [nic for nic, _ in nics.values()])
+
+
+def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
+    """Interrupts that cannot be moved away from threads that are pinned beside them."""
+    out = []
+    for irq in queue_irqs(nic):
+        if _movable(irq) or irq.effective <= cpus:
+            continue
+        beside = [
+            g.ref
+            for g in guests
+            if any(t.role in DATA_PLANE and t.affinity <= irq.effective for t in g.threads)
+        ]
+        if beside:
+            out.append(
+                f"{nic.name}: irq {irq.number} ({irq.name}) cannot be moved and is served on CPU "
+                f"{irq.effective}, beside threads of {', '.join(beside)}; {MANAGED_HINT}"
+            )
+    return out
+
+
+def _irqbalance(host: Host, nics: Iterable[Nic]) -> list[str]:
+    """irqbalance moves interrupts by its own lights, every ten seconds."""
+    numbers = sorted({irq.number for nic in nics for irq in nic.irqs if _movable(irq)})
+    running = [n for n in host.neighbours if n.name == IRQBALANCE]
+    if not running or not numbers:
+        return []
+    words = " ".join(f"--banirq={number}" for number in numbers)
+    listed = ", ".join(map(str, numbers))
+    text = (
+        f"irqbalance (pid {running[0].pid}) moves interrupts {listed} too, every few seconds; "
+        "ban them there: "
+        f'IRQBALANCE_ARGS="{words}" in /etc/default/irqbalance, then systemctl restart '
+        "irqbalance (docs/policy.md, irq, has a way that survives reboots)"
+    )
+    return [text]
+
+
+def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], ...]:
+    """Number and name of the interrupts among actions that the kernel will never take."""
+    targets = (action.target for action, _ in actions)
+    return tuple((t.irq, t.name) for t in targets if isinstance(t, IrqAffinity))
+
+
+def _movable(irq: Irq) -> bool:
+    return not (irq.managed or irq.shared)
+
+
+def _steered(host: Host, guest: Guest) -> frozenset[str]:
+    """Devices whose SoftIRQ only RPS can move: veths and the like, of which sysfs tells no
+    kind, below an interface that has no interrupts below it. A NIC that is down has none
+    either, but will have."""
+    found: set[str] = set()
+    for interface in guest.interfaces:
+        nics = [nic for nic in map(host.nic, interface.lower) if nic is not None]
+        if not any(nic.irqs for nic in nics):
+            found |= {nic.name for nic in nics if not nic.driver}
+    return frozenset(found)
+
+
+class _Device:
+    """The plan for one lower device."""
+
+    def __init__(
+        self, context: Context, nic: Nic, policy: Policy, steered: bool, phases: Phases
+    ) -> None:
+        self.nic = nic
+        self.cpus = policy.moves_irqs or CpuSet()
+        self.steered = steered
+        self.targets: set[Target] = set()
+        self._context = context
+        self._phases = phases
+        self._reason = f"irq.set: {dotted(policy.irq_keys)} {self.cpus} ({policy.at('irq', 'set')})"
+
+    def build(self) -> None:
+        if not self.nic.irqs:
+            moves = "so RPS moves its SoftIRQ" if self.steered else "those below it are moved"
+            self._skip("interrupts", f"the device has none of its own now, {moves}")
+        for irq in self.nic.irqs:
+            self._irq(irq)
+        for kind, name in (("rx-", "RPS"), ("tx-", "XPS")):
+            self._queues(name, [q for q in self.nic.queues if q.name.startswith(kind)])
+        self._threads()
+
+    def _skip(self, what: str, why: str) -> None:
+        self._phases.skip(HOST_REF, f"{self.nic.name} {what}", why)
+
+    def _wish(self, target: Target, before: CpuSet) -> bool:
+        """Ask for a setting; True when it is as asked already."""
+        self.targets.add(target)
+        if before == self.cpus:
+            self._context.settled[target] = before
+            return True
+        drift = self._context.leave(target)
+        if drift is not None:
+            subject = str(target).removeprefix(f"{HOST_REF}: ")
+            self._phases.leave(HOST_REF, subject, drift)
+        else:
+            self._phases.interrupts.append(Action(target, before, self.cpus, self._reason))
+        return False
+
+    def _irq(self, irq: Irq) -> None:
+        what = f"irq {irq.number} ({irq.name})"
+        if irq.managed:
+            self._skip(
+                what,
+                f"kernel-managed, the kernel refused to move it; served on CPU {irq.effective}: "
+                + MANAGED_HINT,
+            )
+            return
+        if irq.shared:
+            self._skip(what, "other devices share it; give the device MSI interrupts")
+            return
+        if self._wish(irq_target(irq), irq.affinity):
+            waits = f", served on CPU {irq.effective} until it fires next"
+            here = irq.effective <= self.cpus
+            self._skip(what, f"already as asked: CPUs {self.cpus}{'' if here else waits}")
+
+    def _queues(self, name: str, queues: Sequence[NicQueue]) -> None:
+        off = [q for q in queues if q.cpus is not None and not q.cpus]
+        without = [q for q in queues if q.cpus is None]
+        same: list[NicQueue] = []
+        for queue in queues:
+            if queue.cpus is None or not (queue.cpus or self._switches_on(queue)):
+                continue
+            if self._wish(queue_target(self.nic, queue), queue.cpus):
+                same.append(queue)
+        if without:
+            self._skip(f"{name} of {_names(without)}", "the kernel has none for this device")
+        if off and not self._switches_on(off[0]):
+            self._skip(f"{name} of {_names(off)}", "off, and not needed")
+        if same:
+            self._skip(f"{name} of {_names(same)}", f"already as asked: CPUs {self.cpus}")
+
+    def _switches_on(self, queue: NicQueue) -> bool:
+        return self.steered and queue_file(queue.name) == "rps_cpus"
+
+    def _threads(self) -> None:
+        nic = self.nic
+        if not nic.threaded_napi:
+            return
+        if not nic.napi:
+            self._skip("NAPI threads", "its NAPI is threaded, but no thread has its name")
+        if len(nic.napi) > len(nic.queues):
+            names = ", ".join(str(t.key.tid) for t in nic.napi)
+            self._skip(
+                "NAPI threads",
+                f"threads {names} have its name, more than it has queues: which are its own "
+                "is not known",
+            )
+            return
+        for thread in nic.napi:
+            if self._wish(thread_target(thread), thread.affinity):
+                self._skip(f"{thread.name} affinity", f"already as asked: CPUs {self.cpus}")
+
+
+def _names(queues: Sequence[NicQueue]) -> str:
+    names = [q.name for q in queues]
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -1,0 +1,151 @@
+"""The kernel's news of network devices (RTNLGRP_LINK), as reasons to look.
+
+The thread here never looks at guests and never changes anything. News that say nothing
+new are dropped, and those of devices that are no guest's.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from vsrtune import rtnl
+from vsrtune.background import Background
+from vsrtune.events import Dirty
+from vsrtune.log import LOGGER
+from vsrtune.look import Look
+from vsrtune.model import Snapshot
+from vsrtune.rtnl_model import Link
+from vsrtune.watched import Devices, concerned, devices, unclaimed
+
+# Seconds that whoever made a device has to make it a guest's, and be seen with it.
+GRACE = 3.0
+RETRY = 5.0
+_GROUP_LINK = 1  # RTMGRP_LINK
+_BUFFER = 1 << 16
+_TURN = 1.0
+
+
+class LinkEvents(Background):
+    """Listens in this network namespace from ``start`` to ``stop``.
+
+    ``snapshot`` gives the latest one, ``dirty`` is called from this thread; ``buffer`` is
+    the size of the socket's buffer in bytes, None for the system's. ``own_queue`` tells
+    what the txqueuelen of an index was last set to between passes: that is no news.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot | None],
+        dirty: Dirty,
+        *,
+        own_queue: Callable[[int], int | None] = lambda _index: None,
+        grace: float = GRACE,
+        buffer: int | None = None,
+    ) -> None:
+        super().__init__("link-events")
+        self._snapshot = snapshot
+        self._dirty = dirty
+        self._grace = grace
+        self._buffer = buffer
+        self._own_queue = own_queue
+        self._links: dict[int, Link] = {}
+        self._known: tuple[Snapshot | None, Devices] | None = None
+        # Index of a new device to when it should be known, monotonic seconds.
+        self._new: dict[int, float] = {}
+        self.listening = threading.Event()
+
+    def run(self) -> None:
+        """Listen; when that fails, say so once and try again."""
+        said = False
+        while not self._stopping.is_set():
+            try:
+                with self._open() as sock:
+                    self._reread()
+                    self.listening.set()
+                    said = False
+                    self._listen(sock)
+            except OSError as error:
+                if not said:
+                    LOGGER.warning(
+                        "no news of network devices: %s; changes are found by the rescan", error
+                    )
+                said = True
+                self._stopping.wait(RETRY)
+
+    def _open(self) -> socket.socket:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        if self._buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
+        sock.bind((0, _GROUP_LINK))
+        return sock
+
+    def _listen(self, sock: socket.socket) -> None:
+        while not self._stopping.is_set():
+            ready, _, _ = select.select([sock], [], [], _TURN)
+            if ready:
+                try:
+                    data = sock.recv(_BUFFER)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:
+                        raise
+                    # The kernel had more to tell than the buffer holds: nobody knows what.
+                    self._dirty("news of network devices were lost")
+                    self._reread()
+                    continue
+                for kind, _, content in rtnl.messages(data):
+                    self._hear(kind, content)
+            self._claim()
+
+    def _reread(self) -> None:
+        self._links = {link.index: link for link in rtnl.links()}
+
+    def _hear(self, kind: int, content: bytes) -> None:
+        # Bridges tell of their ports in the same group, with a family and parts of a link.
+        if kind not in (rtnl.NEWLINK, rtnl.DELLINK) or content[:1] != bytes([socket.AF_UNSPEC]):
+            return
+        link = rtnl.parse_link(content)
+        old = self._links.get(link.index)
+        new = link if kind == rtnl.NEWLINK else None
+        if new is None:
+            self._links.pop(link.index, None)
+            self._new.pop(link.index, None)
+        else:
+            self._links[link.index] = new
+            if old is None:
+                self._new[link.index] = time.monotonic() + self._grace
+        resized = old is not None and new is not None and replace(old, queue=link.queue) == new
+        if resized and link.queue == self._own_queue(link.index):
+            return
+        what = "gone" if new is None else "new" if old is None else "changed"
+        if old != new:
+            self._tell(f"{link.name} is {what}", concerned(self._devices(), old, new))
+
+    def _claim(self) -> None:
+        """Look for the guest of a device that no snapshot shows by now."""
+        now = time.monotonic()
+        due = [index for index, when in self._new.items() if when <= now]
+        for index in due:
+            del self._new[index]
+            link = self._links.get(index)
+            if link is not None and unclaimed(self._devices(), link):
+                self._dirty(f"{link.name} may be a guest's")
+
+    def _devices(self) -> Devices:
+        """Those of the latest snapshot, found once for each."""
+        snapshot = self._snapshot()
+        if self._known is None or self._known[0] is not snapshot:
+            self._known = snapshot, devices(snapshot)
+        return self._known[1]
+
+    def _tell(self, reason: str, look: Look) -> None:
+        if look.host:
+            self._dirty(reason)
+        else:
+            for guest in look.guests:
+                self._dirty(reason, guest)

@@ -1,0 +1,75 @@
+"""Loads for the daemon: measured while a policy places by them, counted, left for others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from vsrtune.actions import Action
+from vsrtune.errors import VsrtuneError
+from vsrtune.load_windows import moves
+from vsrtune.log import LOGGER
+from vsrtune.model import Snapshot
+from vsrtune.policy import Policy
+from vsrtune.state import State
+
+
+class Measuring(Protocol):
+    """What a pass needs of load_meter.LoadMeter."""
+
+    def look(self, snapshot: Snapshot) -> Snapshot: ...
+
+    @property
+    def fresh(self) -> bool: ...
+
+    def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None: ...
+
+
+# Where passes look at some of many guests, all are placed anew for their load so seldom, seconds.
+WHOLE = 30.0
+
+
+class LoadKeeper:
+    """``meter`` None: nothing is measured. ``due`` is true when there are new loads and it is time
+    to plan for all guests, because of what was measured of others."""
+
+    def __init__(self, meter: Measuring | None) -> None:
+        self._meter = meter
+        self._said = ""
+        self._fresh = False
+        self._planned = 0.0
+        self.due = False
+
+    def measured(self, snapshot: Snapshot, policies: Sequence[Policy], now: float) -> Snapshot:
+        """The snapshot, with loads while there are policies that place by them. ``now`` is any
+        steady clock's, in seconds."""
+        if self._meter is None or not any(p.placement is not None for p in policies):
+            self.due = False
+            return snapshot
+        seen = self._meter.look(snapshot)
+        self._fresh = self._fresh or self._meter.fresh
+        self.due = self._fresh and now - self._planned >= WHOLE
+        if self.due:
+            self._fresh, self._planned = False, now
+        return seen
+
+    def counted(self, snapshot: Snapshot, state: State, done: Sequence[Action]) -> State:
+        """The state with the moves among ``done``; leaves the loads for other processes to see.
+        That this fails is said once."""
+        moved = moves(done)
+        if moved:
+            totals = replace(state.totals, moves=state.totals.moves + moved)
+            state = replace(state, totals=totals, last_moves=moved, last_move=time.time())
+        if self._meter is None:
+            return state
+        try:
+            self._meter.remember(
+                snapshot.host.boot_id, state.totals.moves, state.last_moves, state.last_move
+            )
+        except VsrtuneError as error:
+            if str(error) != self._said:
+                LOGGER.warning("%s", error)
+            self._said = str(error)
+        return state

@@ -1,0 +1,129 @@
+"""Measures what threads ask of the CPUs, a few file reads at a time.
+
+It reads /proc/TID/schedstat itself: what a pass shows of a thread that has not changed may be
+older than the pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vsrtune import load_file
+from vsrtune.cpuset import CpuSet
+from vsrtune.load_file import Loads, ThreadLoad
+from vsrtune.load_windows import (
+    LEAST_NS,
+    Reading,
+    Windows,
+    data_plane,
+    measured,
+    merged,
+    moved,
+    parse_schedstat,
+)
+from vsrtune.model import Snapshot, Thread, ThreadKey
+from vsrtune.rootfs import HostRoot
+
+# Threads read in one look: those longest due come first, so that with very many of them the
+# windows grow longer, and not the time it takes.
+BATCH = 1000
+
+
+@dataclass(slots=True)
+class _Known:
+    """``windows`` None: the next one has not begun."""
+
+    cpus: CpuSet
+    windows: Windows | None = None
+    load: tuple[float, ...] = ()
+
+
+class LoadMeter:
+    """Loads of the data plane threads of one host. ``clock`` gives nanoseconds, ``least_ns``
+    is how long a window is at least."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        path: Path = load_file.DEFAULT_PATH,
+        clock: Callable[[], int] = time.monotonic_ns,
+        least_ns: int = LEAST_NS,
+    ) -> None:
+        self._root = root
+        self._least = least_ns
+        self._path = path
+        self._clock = clock
+        self._known: dict[ThreadKey, _Known] | None = None
+        self._changed = False
+
+    def look(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the load of every thread that is known by now."""
+        threads = data_plane(snapshot)
+        if self._known is None:
+            # What an earlier daemon measured is a beginning, but no reason to move.
+            before = load_file.load(snapshot.host.boot_id, self._path).by_thread
+            self._known = {
+                t.key: _Known(t.affinity, load=merged(before.get(t.key, ()))) for t in threads
+            }
+        known = self._known
+        alive = {t.key for t in threads}
+        for key in [k for k in known if k not in alive]:
+            del known[key]
+        if any(t.key in known and moved(known[t.key].cpus, t.affinity) for t in threads):
+            self._begin_anew()
+        for thread in threads:
+            known.setdefault(thread.key, _Known(thread.affinity)).cpus = thread.affinity
+        for thread in self._due(threads):
+            self._read(thread.key, known[thread.key])
+        return measured(snapshot, {key: one.load for key, one in known.items() if one.load})
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there are loads that were not remembered."""
+        return self._changed
+
+    def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None:
+        """Write the file when there is something new. Raises ObserveError."""
+        if self._changed:
+            self._changed = False
+            threads = (ThreadLoad(k, w.load) for k, w in (self._known or {}).items() if w.load)
+            load_file.save(Loads(boot_id, tuple(threads), moves, last_moves, last_time), self._path)
+
+    def _begin_anew(self) -> None:
+        """Threads have moved: what was measured tells of another company."""
+        self._changed = True
+        for one in (self._known or {}).values():
+            one.windows, one.load = None, merged(one.load)
+
+    def _due(self, threads: Iterable[Thread]) -> list[Thread]:
+        now, known = self._clock(), self._known or {}
+        begun = {}
+        for thread in threads:
+            windows = known[thread.key].windows
+            begun[thread.key] = 0 if windows is None else windows.begin.at_ns
+            if windows is not None and now - windows.begin.at_ns < self._least:
+                del begun[thread.key]
+        due = [t for t in threads if t.key in begun]
+        return sorted(due, key=lambda t: (begun[t.key], t.key))[:BATCH]
+
+    def _read(self, key: ThreadKey, one: _Known) -> None:
+        reading = self._reading(key)
+        if reading is None:
+            return
+        if one.windows is None:
+            one.windows = Windows(reading, one.load)
+            return
+        one.windows = one.windows.look(reading, self._least)
+        self._changed = self._changed or one.load != one.windows.load
+        one.load = one.windows.load
+
+    def _reading(self, key: ThreadKey) -> Reading | None:
+        """None when the thread is gone, or the kernel does not tell (CONFIG_SCHED_INFO)."""
+        try:
+            text = self._root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat")
+            return parse_schedstat(text, self._clock())
+        except (OSError, ValueError):
+            return None

@@ -1,0 +1,365 @@
+"""One look at the host: all of it, or some guests around what was seen before."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from vsrtune.attempts import Attempts
+from vsrtune.cgroup import CpusetReader
+from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_tree import read_tree
+from vsrtune.guests import GuestReader, VcpuFinder
+from vsrtune.host_reader import HostReader, lower_devices
+from vsrtune.known_guests import Held, Known, listed, places, relisted
+from vsrtune.model import (
+    CpusetGroup,
+    Guest,
+    Host,
+    NicKind,
+    Problem,
+    Role,
+    SchedClass,
+    Snapshot,
+    WorkerKind,
+)
+from vsrtune.net import NetReader
+from vsrtune.proc import Processes, QemuProcess, parse_stat
+from vsrtune.process_table import ProcessTable
+from vsrtune.rootfs import HostRoot
+from vsrtune.seen import SeenMemory
+from vsrtune.virt import DomainText, VirtSource
+
+_LIBVIRT = re.compile(r"(.+)/libvirt/\w+", re.ASCII)
+
+
+class NotAlone(Exception):
+    """The guests cannot be looked at without the rest of the host."""
+
+
+class LookPass:
+    """One pass over a host, with readers that read each device and cgroup once."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        virt: VirtSource | None,
+        memory: SeenMemory,
+        vcpus: VcpuFinder,
+        table: ProcessTable,
+        known: Known | None = None,
+    ) -> None:
+        self._root = root
+        self._virt = virt
+        self._memory = memory
+        self._vcpus = vcpus
+        self._table = table
+        self._last = known
+        self._net = NetReader(root, known.devices if known is not None else {})
+        self._cpusets = CpusetReader(root)
+
+    # -- everything
+
+    def whole(self) -> Known:
+        """Look at everything."""
+        attempts = Attempts()
+        host = HostReader(self._root, self._net, self._memory, attempts)
+        boot_id = host.boot_id()
+        self._memory.load(boot_id)
+        cpus = host.cpus()
+        online = CpuSet(c.id for c in cpus if c.online)
+        domains = self._domains(attempts)
+        empty = Processes((), {}, ())
+        processes = attempts.attempt("proc", lambda: self._table.scan(self._root), empty)
+        owned = self._join(processes.qemus, domains, attempts)
+        before = len(attempts.problems)
+        held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in processes.qemus}
+        self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
+        guests = listed(held)
+        seen = host.host(boot_id, cpus, processes, guests)
+        problems = (tuple(attempts.problems[:before]), tuple(attempts.problems[before:]))
+        own = (p for h in held.values() for p in h.problems)
+        return Known(
+            Snapshot(seen, guests, (*problems[0], *own, *problems[1])),
+            processes,
+            held,
+            {h.domain: pid for pid, h in held.items() if h.domain is not None},
+            *problems,
+            places(guests),
+            Counter(h.parent for h in held.values()),
+            self._net.known([n.name for n in seen.nics]),
+        )
+
+    def _domains(self, attempts: Attempts) -> tuple[DomainText, ...]:
+        virt = self._virt
+        return attempts.attempt("libvirt", virt.domains, ()) if virt is not None else ()
+
+    def _join(
+        self, qemus: Iterable[QemuProcess], domains: Iterable[DomainText], attempts: Attempts
+    ) -> dict[int, DomainText]:
+        """pid to libvirt domain. Both sides carry the domain's UUID."""
+        owned: dict[int, DomainText] = {}
+        by_uuid: dict[str, QemuProcess] = {}
+        # Someone may have copied a UUID into a QEMU of his own.
+        for process in sorted(qemus, key=lambda p: (not p.args.libvirt, p.pid)):
+            by_uuid.setdefault(process.args.uuid, process)
+        missing = []
+        for domain in domains:
+            match = by_uuid.get(domain.uuid)
+            if match is not None:
+                owned[match.pid] = domain
+            else:
+                missing.append(domain)
+        if missing:
+            # Most likely it ended after libvirt was asked.
+            still = {d.uuid for d in self._domains(attempts)}
+            for domain in missing:
+                if domain.uuid in still:
+                    what = f"{domain.name} runs according to libvirt, but has no QEMU process"
+                    attempts.problems.append(Problem("libvirt", what))
+        return owned
+
+    def _read(
+        self, process: QemuProcess, domain: DomainText | None, processes: Processes, online: CpuSet
+    ) -> Held:
+        reader = GuestReader(
+            root=self._root,
+            net=self._net,
+            cpusets=self._cpusets,
+            online=online,
+            workers=processes.workers,
+            seen=self._memory.worker,
+            vcpus=self._vcpus,
+            napi=processes.napi,
+        )
+        attempts = Attempts()
+        name = f"guest {process.args.name or process.pid}"
+        # Counted first: a thread that comes meanwhile makes a difference next time.
+        threads = thread_links(self._root, process.pid)
+        guest = attempts.attempt(name, partial(reader.read, process, domain), None)
+        named = domain.name if domain is not None else None
+        home = _home(guest) if guest is not None else ""
+        return Held(process, named, guest, tuple(attempts.problems), threads, home)
+
+    # -- some guests
+
+    def some(self, names: frozenset[str], pids: frozenset[int]) -> Known:
+        """Look at the guests that have these libvirt names or QEMU processes, and at what
+        of the host depends on them. Raises NotAlone when that does not tell everything."""
+        known, virt = self._last, self._virt
+        if known is None or any(p.reader == "libvirt" for p in known.before):
+            raise NotAlone
+        if names and virt is None:
+            raise NotAlone
+        self._memory.load(known.snapshot.host.boot_id)
+        wanted = dict.fromkeys(names)
+        plain: list[int] = []
+        for pid in pids:
+            last = known.held.get(pid)
+            if last is not None and last.domain is not None:
+                wanted[last.domain] = None
+            else:
+                plain.append(pid)
+        domains = {n: virt.domain(n) for n in wanted} if virt is not None else {}
+        processes = self._processes(known, domains, plain)
+        due, gone = _due(known, processes, domains, plain)
+        fresh = [self._read(p, d, processes, known.snapshot.host.online) for p, d in due]
+        return self._joined(known, processes, fresh, gone, names)
+
+    def _joined(
+        self,
+        known: Known,
+        processes: Processes,
+        fresh: list[Held],
+        gone: list[Held],
+        names: frozenset[str],
+    ) -> Known:
+        """What was known, with guests that were read anew and without those that are gone."""
+        held, by_name, parents = dict(known.held), dict(known.names), Counter(known.parents)
+        before = [held[h.process.pid] for h in fresh if h.process.pid in held] + gone
+        for old in before:
+            parents[old.parent] -= 1
+            by_name.pop(old.domain or "", None)
+        for old in gone:
+            del held[old.process.pid]
+        for new in fresh:
+            parents[new.parent] += 1
+            held[new.process.pid] = new
+            if new.domain is not None:
+                by_name[new.domain] = new.process.pid
+        if len(before) != len(fresh) or gone:
+            held = dict(sorted(held.items()))
+        last = known.snapshot
+        guests, places = relisted(known, held, fresh, gone)
+        attempts = Attempts()
+        attempts.problems += known.after
+        host = self._around(known, guests, before, fresh, parents, attempts)
+        if len(attempts.problems) != len(known.after):
+            raise NotAlone
+        problems = last.problems
+        if [h.problems for h in before if h.problems] != [h.problems for h in fresh if h.problems]:
+            own = (p for h in held.values() for p in h.problems)
+            problems = (*known.before, *own, *known.after)
+        guests_of = (h.guest for h in (*before, *fresh))
+        return replace(
+            known,
+            snapshot=Snapshot(host, guests, problems),
+            processes=processes,
+            held=held,
+            names=by_name,
+            places=places,
+            parents=parents,
+            looked=names.union(g.ref for g in guests_of if g is not None),
+        )
+
+    def _processes(
+        self, known: Known, domains: dict[str, DomainText | None], plain: list[int]
+    ) -> Processes:
+        """The processes, read again unless the guests' own are known to be all there is."""
+        for name, domain in domains.items():
+            held = known.held.get(known.names.get(name, -1))
+            if domain is None or held is None or not self._alone(held, domain):
+                return self._table.scan(self._root)
+        return self._table.scan(self._root) if plain else known.processes
+
+    def _alone(self, held: Held, domain: DomainText) -> bool:
+        """Whether a QEMU runs on, and has all its workers among its own threads."""
+        process, guest = held.process, held.guest
+        if guest is None or process.args.uuid != domain.uuid:
+            return False
+        tasks = [t.worker is WorkerKind.TASK for t in guest.threads if t.role is Role.VHOST]
+        napi = any(i.kind is NicKind.NAPI_MACVTAP for i in guest.interfaces)
+        if not tasks or not all(tasks) or napi:
+            return False
+        try:
+            stat = parse_stat(self._root.read(f"/proc/{process.pid}/stat"))
+        except OSError:
+            return False
+        return stat.start_time == process.start_time
+
+    def _around(
+        self,
+        known: Known,
+        guests: tuple[Guest, ...],
+        before: list[Held],
+        fresh: list[Held],
+        parents: Counter[str],
+        attempts: Attempts,
+    ) -> Host:
+        """The host, with what depends on the guests that were looked at."""
+        host = known.snapshot.host
+        reader = HostReader(self._root, self._net, self._memory, attempts)
+        cpusets = self._cpuset_groups(known, before, fresh, parents, guests)
+        if cpusets is not host.cpusets:
+            host = replace(host, cpusets=cpusets)
+        old = [h.guest for h in before if h.guest is not None]
+        new = [h.guest for h in fresh if h.guest is not None]
+        touched = old + new
+        used, lost = lower_devices(new), lower_devices(old) - lower_devices(new)
+        if any(host.nic(name) is None for name in used) or (lost and lost - lower_devices(guests)):
+            host = replace(host, nics=reader.nics(lower_devices(guests), known.processes))
+        budgets = any(t.sched.cls is SchedClass.DEADLINE for g in touched for t in g.threads)
+        if budgets or any(d.booked is not None for d in host.deadline):
+            host = replace(host, deadline=reader.books(host.online, guests, host.cpusets))
+        return host
+
+    def _cpuset_groups(
+        self,
+        known: Known,
+        before: list[Held],
+        fresh: list[Held],
+        parents: Counter[str],
+        guests: tuple[Guest, ...],
+    ) -> tuple[CpusetGroup, ...]:
+        host = known.snapshot.host
+        homes = {h.home for h in (*before, *fresh)}
+        read = {h.home: h.guest for h in fresh if h.guest is not None}
+        # What is beside a guest's cgroup matters as long as some guest is there.
+        same = all(bool(parents[h.parent]) == bool(known.parents[h.parent]) for h in before)
+        same = same and all(known.parents[h.parent] for h in fresh)
+        apart = all(home and _inside(home, guest) for home, guest in read.items())
+        alone = len(homes) == len({h.process.pid for h in (*before, *fresh)})
+        if not (same and apart and alone) or "" in homes or host.partitioned:
+            return read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
+        groups: list[CpusetGroup] = []
+        for home, guest in read.items():
+            groups += read_tree(self._root, (t.cgroup for t in guest.threads), below=home)
+        if any(c.special for c in groups):
+            return read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
+        old = tuple(c for home in homes for c in host.below(home))
+        if sorted(old, key=_path) == sorted(groups, key=_path):
+            return host.cpusets
+        left = {c.path for c in old}
+        kept = [c for c in host.cpusets if c.path not in left]
+        return tuple(sorted([*kept, *groups], key=_path))
+
+
+def _path(group: CpusetGroup) -> str:
+    return group.path
+
+
+def thread_links(root: HostRoot, pid: int) -> int:
+    """What tells that a process has another number of threads; -1 when it is gone."""
+    try:
+        return root.link_count(f"/proc/{pid}/task")
+    except OSError:
+        return -1
+
+
+def _process_of(domain: DomainText, processes: Processes) -> QemuProcess | None:
+    """The one QEMU of a domain; None when there is none. Raises NotAlone for several."""
+    found = [p for p in processes.qemus if p.args.uuid == domain.uuid]
+    if len(found) > 1:
+        raise NotAlone
+    return found[0] if found else None
+
+
+def _home(guest: Guest) -> str:
+    main = next((t.cgroup for t in guest.threads if t.role is Role.EMULATOR), "")
+    match = _LIBVIRT.fullmatch(main)
+    return match[1] if match is not None else main
+
+
+def _inside(home: str, guest: Guest) -> bool:
+    return all(
+        t.cgroup == home or t.cgroup.startswith(f"{home}/") or t.role is Role.NAPI
+        for t in guest.threads
+    )
+
+
+def _due(
+    known: Known,
+    processes: Processes,
+    domains: dict[str, DomainText | None],
+    plain: list[int],
+) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[Held]]:
+    """The processes to be read, each with its domain, and those that are gone. Raises
+    NotAlone when other processes came or went."""
+    gone: dict[int, Held] = {}
+    due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
+    by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
+    for name, domain in domains.items():
+        old = known.names.get(name)
+        process = None
+        if domain is not None and processes is known.processes and old is not None:
+            process = known.held[old].process
+        elif domain is not None:
+            process = _process_of(domain, processes)
+        if old is not None and (process is None or process.pid != old):
+            gone[old] = known.held[old]
+        if process is not None:
+            due[process.pid] = process, domain
+    for pid in plain:
+        process = by_pid.get(pid)
+        if process is None and pid in known.held:
+            gone[pid] = known.held[pid]
+        elif process is not None:
+            if process.args.libvirt:
+                raise NotAlone
+            due[pid] = process, None
+    if by_pid and by_pid.keys() != (known.held.keys() - gone.keys()) | due.keys():
+        raise NotAlone
+    return list(due.values()), list(gone.values())

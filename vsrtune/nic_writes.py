@@ -1,0 +1,89 @@
+"""Writes where a NIC's work is done: its interrupts, and RPS and XPS of its queues.
+
+An interrupt is the one meant when its number is still its driver's: the kernel tells who
+has requested it in /sys/kernel/irq/N/actions. While a device is down nobody has, and the
+number and its affinity are kept for it.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from vsrtune.actions import IrqAffinity, NicTarget, QueueCpus
+from vsrtune.cpuset import CpuSet
+from vsrtune.errnos import Operation, write_error
+from vsrtune.errors import FixedError, VanishedError, WriteError
+from vsrtune.hostcalls import HostCalls
+from vsrtune.hostthread import CPUS
+from vsrtune.irq import joined
+from vsrtune.rootfs import HostRoot
+
+_NET = "/sys/class/net"
+# What the kernel answers for interrupts that it moves itself.
+_MANAGED = (errno.EIO, errno.EPERM)
+
+
+class NicWrites:
+    """OSError where nothing else is said."""
+
+    def __init__(self, root: HostRoot, calls: HostCalls) -> None:
+        self._root = root
+        self._calls = calls
+
+    def read_irq(self, target: IrqAffinity) -> CpuSet:
+        """Its ``smp_affinity_list``. Raises VanishedError."""
+        return CpuSet.parse(self._root.read(self._irq(target)))
+
+    def write_irq(self, target: IrqAffinity, cpus: CpuSet) -> None:
+        """Set ``smp_affinity_list``; an empty mask would mean the kernel's default. Raises
+        VanishedError, FixedError for an interrupt that the kernel moves itself, and
+        WriteError."""
+        path = self._irq(target)
+        self._check(target, cpus, empty=False)
+        try:
+            self._calls.write(path, str(cpus))
+        except OSError as error:
+            told = write_error(Operation.IRQ, error, str(target), str(cpus))
+            if error.errno in _MANAGED:
+                told = FixedError(told.what, where=told.where, hint=told.hint)
+            raise told from error
+
+    def read_queue(self, target: QueueCpus, device: str) -> CpuSet:
+        """CPUs of a queue of ``device``, its present name. Raises VanishedError."""
+        try:
+            return CpuSet.from_mask(self._root.read(_queue(target, device)))
+        except FileNotFoundError:
+            raise VanishedError("the device has no such queue now", where=str(target)) from None
+
+    def write_queue(self, target: QueueCpus, device: str, cpus: CpuSet) -> None:
+        """Set the CPUs of a queue, none to switch it off. Raises VanishedError, WriteError."""
+        self._check(target, cpus, empty=True)
+        operation = Operation.RPS if target.file == "rps_cpus" else Operation.XPS
+        try:
+            self._calls.write(_queue(target, device), cpus.to_mask())
+        except OSError as error:
+            raise write_error(operation, error, str(target), str(cpus)) from error
+
+    def _irq(self, target: IrqAffinity) -> str:
+        try:
+            actions = joined(self._root.read(f"/sys/kernel/irq/{target.irq}/actions"))
+        except FileNotFoundError:
+            raise VanishedError("the interrupt is gone", where=str(target)) from None
+        if actions and actions != target.name:
+            raise VanishedError(f"the number is that of {actions} now", where=str(target))
+        return f"/proc/irq/{target.irq}/smp_affinity_list"
+
+    def _check(self, target: NicTarget, cpus: CpuSet, *, empty: bool) -> None:
+        possible = CpuSet.parse(self._root.read(f"{CPUS}/possible"))
+        wrong = ""
+        if not cpus <= possible:
+            wrong = f"CPU {cpus - possible} does not exist on this host"
+        elif not empty and not cpus & CpuSet.parse(self._root.read(f"{CPUS}/online")):
+            wrong = f"none of CPUs {cpus or 'none'} is online"
+        if wrong:
+            hint = f"choose from CPUs {possible} that are online"
+            raise WriteError(f"not written: {wrong}", where=str(target), hint=hint)
+
+
+def _queue(target: QueueCpus, device: str) -> str:
+    return f"{_NET}/{device}/queues/{target.queue}/{target.file}"

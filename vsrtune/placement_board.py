@@ -1,0 +1,79 @@
+"""A placement that is changed step by step, with what each step would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from vsrtune.crowding import OTHERS, SMT, Costs
+
+Placement = dict[int, int]
+
+
+class Board:
+    """Positions of seats at positions of CPUs (in Costs).
+
+    Every CPU's company is added up, so a step takes as long as its guest has threads,
+    whatever else there is."""
+
+    def __init__(self, costs: Costs, placed: Mapping[int, int]) -> None:
+        self.costs = costs
+        self.placed: Placement = {}
+        self._load = [0.0] * len(costs.cpus)
+        self._booked = [0] * len(costs.cpus)
+        self._members: dict[str, set[int]] = {}
+        for seat in sorted(placed):
+            self.put(seat, placed[seat])
+
+    def put(self, seat: int, at: int) -> None:
+        """Place a seat that is not placed."""
+        self.placed[seat] = at
+        one = self.costs.asking[seat]
+        self._load[at] += one.demand
+        self._booked[at] += one.booked
+        self._members.setdefault(one.guest, set()).add(seat)
+
+    def take(self, seat: int) -> int:
+        """Take a seat off the board; where it was."""
+        at = self.placed.pop(seat)
+        one = self.costs.asking[seat]
+        self._load[at] -= one.demand
+        self._booked[at] -= one.booked
+        self._members[one.guest].remove(seat)
+        return at
+
+    def price(self, seat: int, at: int) -> float:
+        """What placing a seat that is not placed adds to the total."""
+        costs, one = self.costs, self.costs.asking[seat]
+        load, booked = self._load[at], self._booked[at]
+        price = costs.own(seat, at)
+        price += costs.over(at, load + one.demand, booked + one.booked)
+        price -= costs.over(at, load, booked)
+        if costs.budgets:
+            # They weigh other than by demand.
+            return price + sum(costs.pair(seat, at, o, p) for o, p in self.placed.items())
+        others, beside = load, sum(self._load[s] for s in costs.siblings[at])
+        for other in sorted(self._members.get(one.guest, ())):
+            there = self.placed[other]
+            price += costs.pair(seat, at, other, there)
+            asks = costs.asking[other].demand
+            if there == at:
+                others -= asks
+            elif there in costs.siblings[at]:
+                beside -= asks
+        return price + one.demand * (OTHERS * others + SMT * beside)
+
+    def cheapest(self, seat: int, among: Collection[int]) -> tuple[float, int]:
+        """The lowest price of a seat, and where."""
+        return min((round(self.price(seat, at), 9), at) for at in among)
+
+    def attributed(self, at: Collection[int]) -> float:
+        """What would be saved without the seats on these CPUs."""
+        here = sorted(s for s, p in self.placed.items() if p in at)
+        saved, back = 0.0, []
+        for seat in here:
+            where = self.take(seat)
+            saved += self.price(seat, where)
+            back.append((seat, where))
+        for seat, where in back:
+            self.put(seat, where)
+        return saved

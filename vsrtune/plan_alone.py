@@ -1,0 +1,143 @@
+"""Planning for guests alone: where others can neither change what they get nor be changed.
+
+A whole plan remembers what each guest brought to it. A guest that brings the same again (the
+same lists of CPUs, the same threads where CPUs are chosen for it, the same devices) changes
+nothing for the others, and gets what it had: interrupt CPUs, housekeeping and what was chosen
+are as they were. Whatever else happened, the whole is planned again.
+
+Guests that are gone leave room. Others get it with the next whole plan: nothing of theirs is
+wrong meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vsrtune import napi_plan, plan_checks
+from vsrtune.actions import Plan, Target, Value
+from vsrtune.cpuset import CpuSet
+from vsrtune.drift import Memory, drifts
+from vsrtune.irq_choice import interrupt_cpus
+from vsrtune.model import Guest, Host, Snapshot, ThreadKey
+from vsrtune.placement import Chosen
+from vsrtune.plan_build import Phases, build
+from vsrtune.policy import Policy
+from vsrtune.policy_match import assign
+from vsrtune.root_domains import Found
+from vsrtune.wishes import Context, PinWish, Wishes, wishes
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A plan for all guests, in which none was refused and no root domain needed. ``shapes``
+    is what each guest brought, ``devices`` whose device an ifindex is."""
+
+    host: Host
+    policies: tuple[Policy, ...]
+    irq: CpuSet
+    chosen: Mapping[ThreadKey, Chosen]
+    shapes: Mapping[str, Hashable]
+    devices: Mapping[int, str]
+
+
+def remember(
+    context: Context,
+    policies: Sequence[Policy],
+    asked: Sequence[Wishes],
+    chosen: Mapping[ThreadKey, Chosen],
+    found: Found,
+) -> Whole | None:
+    """What a whole plan leaves for guests alone; None when they have to wait for the next
+    one: root domains are shared, and so may devices be."""
+    if found.domains or found.later or context.lists:
+        return None
+    shapes: dict[str, Hashable] = {}
+    devices: dict[int, str] = {}
+    for wish in asked:
+        if wish.guest.ref in shapes:
+            return None
+        shapes[wish.guest.ref] = _shape(context.host, wish)
+        for interface in wish.guest.interfaces:
+            if devices.setdefault(interface.ifindex, wish.guest.ref) != wish.guest.ref:
+                return None
+    return Whole(context.host, tuple(policies), context.irq, chosen, shapes, devices)
+
+
+def plan_alone(
+    whole: Whole,
+    snapshot: Snapshot,
+    names: frozenset[str],
+    policies: Sequence[Policy],
+    ours: Mapping[Target, Value],
+    memory: Memory,
+) -> Plan | None:
+    """The plan for the guests of these names; ``ours`` and ``memory`` need to know of them
+    only. None when the whole has to be planned."""
+    host = snapshot.host
+    if whole.policies != tuple(policies):
+        return None
+    if host.cpus is not whole.host.cpus or host.nics is not whole.host.nics:
+        return None
+    small = replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in names))
+    assigned = assign(small.guests, policies)
+    if assigned.refusals or len({g.ref for g in small.guests}) != len(small.guests):
+        return None
+    context = Context(host, whole.irq, ours, drifts(small, assigned.pairs, ours, memory))
+    asked = [wishes(context, guest, policy) for guest, policy in assigned.pairs]
+    chosen: dict[ThreadKey, Chosen] = {}
+    for wish in asked:
+        if not _as_before(whole, host, wish):
+            return None
+        for pin in _pins(wish):
+            pick = whole.chosen.get(pin.thread.key) if pin.cpus is None else Chosen(pin.cpus)
+            if pick is not None:
+                chosen[pin.thread.key] = pick
+            elif pin is not wish.emulator:
+                return None
+    phases = Phases(skipped=assigned.skipped)
+    build(context, asked, chosen, Found(), phases)
+    napi_plan.build(context, asked, phases)
+    made = Plan(phases.actions(), tuple(phases.skipped))
+    pinned = {p.thread.key: chosen[p.thread.key].cpus for w in asked for p in w.pins}
+    plan_checks.check(small, made, whole.irq, pinned, ours)
+    concerned = context.left | {a.target for a in made.actions}
+    drift = tuple(d for target, d in context.drifts.items() if target in concerned)
+    return replace(made, drift=drift, settled=context.settled)
+
+
+def _as_before(whole: Whole, host: Host, wish: Wishes) -> bool:
+    ref = wish.guest.ref
+    if wish.refusals or whole.shapes.get(ref) != _shape(host, wish):
+        return False
+    return all(whole.devices.get(i.ifindex, ref) == ref for i in wish.guest.interfaces)
+
+
+def _pins(wish: Wishes) -> list[PinWish]:
+    return [*wish.pins, *([wish.emulator] if wish.emulator is not None else [])]
+
+
+def _shape(host: Host, wish: Wishes) -> Hashable:
+    """Everything of a guest that plans of others depend on, and what was chosen for it."""
+    return (
+        wish.policy.path,
+        _moved(wish),
+        _interrupts(host, wish.guest, wish.policy),
+        tuple(wish.occupants),
+        tuple(
+            # Where CPUs are chosen, they are for this very thread.
+            (p.thread.role, p.number, p.cpus, p.allowed, p.thread.key if p.cpus is None else None)
+            for p in _pins(wish)
+        ),
+    )
+
+
+def _moved(wish: Wishes) -> frozenset[str]:
+    """The lower devices whose interrupts are moved for the guest, by the whole plan only."""
+    if wish.policy.moves_irqs is None:
+        return frozenset()
+    return frozenset(name for i in wish.guest.interfaces for name in i.lower)
+
+
+def _interrupts(host: Host, guest: Guest, policy: Policy) -> CpuSet:
+    return policy.irq if isinstance(policy.irq, CpuSet) else interrupt_cpus(host, guest).cpus

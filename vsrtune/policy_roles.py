@@ -1,0 +1,24 @@
+"""What a policy asks of the threads of one role."""
+
+from __future__ import annotations
+
+from vsrtune.model import DATA_PLANE, Role
+from vsrtune.policy import AUTO, CpuChoice, DeviceMap, Policy, SchedRule, VcpuMap
+
+
+def rule_for(policy: Policy, role: Role) -> SchedRule | None:
+    """The scheduling the policy asks for a role."""
+    if role is Role.VCPU:
+        return policy.vcpu_sched
+    if role is Role.VHOST:
+        return policy.vhost_sched
+    return policy.napi_sched if role is Role.NAPI else None
+
+
+def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
+    """The CPUs the policy asks for a role."""
+    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
+    choice = choices.get(role)
+    if choice is None and role in DATA_PLANE and policy.placement is not None:
+        return AUTO
+    return choice
