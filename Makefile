@@ -1,13 +1,13 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab test demo results format clean
+.PHONY: help setup lint unit netns kmod lab test fuzz demo soak results bench-scale format clean
 SHELL := /bin/bash
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Debian packages and the development environment, outside the tree
-	@tests/setup >/dev/null
+	@tests/setup >/dev/null && tests/promtool
 
 lint: setup ## ruff and mypy --strict
 	@venv=$$(tests/setup) && \
@@ -31,13 +31,28 @@ test: lint ## everything: lint, then unit, netns and lab tests in one report
 	@venv=$$(tests/setup) && echo "== unit, netns and lab tests" && \
 	$$venv/bin/python -m pytest -q -rs tests/unit tests/netns tests/lab
 
+fuzz: setup ## every reader of foreign input under atheris (RUNS=10000 inputs each)
+	@tests/fuzz/run
+
 demo: ## the main job on a real router guest in the lab
 	@tests/lab/demo
+
+soak: ## half an hour of traffic and changes on a lab host, the daemon watched (SOAK=seconds)
+	@tests/lab/lab run --release trixie --cpus 3 --timeout $$(($(or $(SOAK),1800) + 900)) -- \
+	env LAB_SOAK=$(or $(SOAK),1800) python3 -B -m pytest -p no:cacheprovider -q -s \
+	/mnt/tests/lab/inside/test_churn.py::test_soak
 
 results: setup ## measure the papers' figures and the peers anew, and write docs/results
 	@# RESUME=1 measures only what is missing; FIGURES=fig03,peers limits it to these.
 	@venv=$$(tests/setup) && cd tests/lab && $$venv/bin/python -m results \
 	$(if $(FIGURES),--figures $(FIGURES)) $(if $(RESUME),,--again all)
+
+.PHONY: docs
+docs: setup ## the parts of docs/ that the code knows: policy, metrics, checks, manual pages
+	@venv=$$(tests/setup) && cd docs && PYTHONPATH=.. PYTHONDONTWRITEBYTECODE=1 $$venv/bin/python -m generate
+
+bench-scale: setup ## what many guests cost: synthetic hosts of 10, 100 and 1,000, writes docs/results/scale.md
+	@venv=$$(tests/setup) && PYTHONPATH=. $$venv/bin/python -B tests/scale/bench.py
 
 format: setup ## rewrite the sources as the linter wants them
 	@venv=$$(tests/setup) && $$venv/bin/ruff format . && $$venv/bin/ruff check --fix .
