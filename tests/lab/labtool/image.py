@@ -111,6 +111,8 @@ def _settle(root: Path) -> None:
     (root / "etc/hostname").write_text("lab\n")
     (root / "etc/fstab").write_text("")
     (root / "etc/hosts").write_text("127.0.0.1 localhost lab\n")
+    for wanted in (root / "etc/systemd/system").glob("*.wants/irqbalance.service"):
+        wanted.unlink()
 
 
 def _vmlinux(root: Path, version: str) -> bytes:

@@ -15,6 +15,8 @@ _PACKAGES = (
     " python3-psutil python3-pyroute2 python3-rich python3-ruamel.yaml python3-systemd"
     # What vsrtune bench counts with, attaches to and is compared with.
     " openvswitch-switch python3-nftables tuned"
+    # What moves interrupts on other hosts; here only while a test lets it.
+    " irqbalance"
     # Building, checking and loading modules.
     " dkms gcc make linux-headers-amd64 linux-image-amd64 sparse"
     # The lab's own means, and those of tests.
