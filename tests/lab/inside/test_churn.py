@@ -2,7 +2,8 @@
 works with virsh, libvirtd and the daemon are restarted or die.
 
 LAB_CHURN is how many things happen (3), LAB_SEED repeats a run: the seed is printed. Without
-either the run is always the same one, so that a failure tells of a change. LAB_SOAK=1800 goes on for so many seconds with traffic and watches the daemon (`make soak`).
+either the run is always the same one, so that a failure tells of a change. LAB_SOAK=1800
+goes on for so many seconds with traffic and watches the daemon (`make soak`).
 """
 
 from __future__ import annotations
