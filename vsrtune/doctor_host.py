@@ -224,9 +224,10 @@ def neighbours(case: Case) -> Iterable[Finding]:
         "tuned": "choose a profile without [scheduler] groups and without realtime",
     }
     for one in found:
+        left_alone = one.banned_irqs or one.policy_script
         pid = "" if one.pid is None else f"/proc/{one.pid}/comm"
         yield Finding(
-            Level.WARNING if one.name in hints else Level.INFO,
+            Level.WARNING if one.name in hints and not left_alone else Level.INFO,
             f"{one.name}: {one.detail}" if one.detail else f"{one.name} runs",
             hints.get(one.name, ""),
             f"{pid}: {one.name}" if pid else f"{_CPUS}/nohz_full",

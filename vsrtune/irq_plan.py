@@ -135,11 +135,16 @@ def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
 
 def _irqbalance(host: Host, nics: Iterable[Nic]) -> list[str]:
     """irqbalance moves interrupts by its own lights, every ten seconds."""
-    numbers = sorted({irq.number for nic in nics for irq in nic.irqs if _movable(irq)})
     running = [n for n in host.neighbours if n.name == IRQBALANCE]
-    if not running or not numbers:
+    # What a script bans cannot be known here; what it forgot is seen as drift.
+    if not running or running[0].policy_script:
         return []
-    words = " ".join(f"--banirq={number}" for number in numbers)
+    movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
+    numbers = sorted(movable.difference(running[0].banned_irqs))
+    if not numbers:
+        return []
+    banned = sorted({*numbers, *running[0].banned_irqs})
+    words = " ".join(f"--banirq={number}" for number in banned)
     listed = ", ".join(map(str, numbers))
     text = (
         f"irqbalance (pid {running[0].pid}) moves interrupts {listed} too, every few seconds; "

@@ -344,11 +344,15 @@ class DeadlineCpu:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Other software that changes the same settings (irqbalance, TuneD, stalld...)."""
+    """Other software that changes the same settings (irqbalance, TuneD, stalld...).
+    ``banned_irqs`` are the interrupts that irqbalance was told to leave alone,
+    ``policy_script`` what it asks about each of them, empty without."""
 
     name: str
     pid: int | None
     detail: str
+    banned_irqs: tuple[int, ...] = ()
+    policy_script: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from vsrtune.model import Neighbour
 from vsrtune.proc import Daemon
 from vsrtune.rootfs import HostRoot
+
+IRQBALANCE = "irqbalance"
 
 _NOHZ_FULL = "/sys/devices/system/cpu/nohz_full"
 _TUNED_PROFILE = "/etc/tuned/active_profile"
@@ -17,14 +21,44 @@ def read_neighbours(
 ) -> tuple[Neighbour, ...]:
     """Neighbours sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us:
     TuneD's realtime profiles and stalld set it to -1."""
-    found = [
-        Neighbour(daemon.name, daemon.pid, _detail(root, daemon.name, rt_runtime_us))
-        for daemon in daemons
-    ]
+    found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
     nohz = _read(root, _NOHZ_FULL)
     if nohz and nohz != "(null)":
         found.append(Neighbour("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
     return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
+
+
+def _daemon(root: HostRoot, daemon: Daemon, rt_runtime_us: int) -> Neighbour:
+    detail = _detail(root, daemon.name, rt_runtime_us)
+    if daemon.name != IRQBALANCE:
+        return Neighbour(daemon.name, daemon.pid, detail)
+    banned, script = irqbalance_bans(_read(root, f"/proc/{daemon.pid}/cmdline").split("\0"))
+    if banned:
+        detail += f", but not of interrupts {', '.join(map(str, banned))}"
+    if script:
+        detail += f", of those that {script} does not ban"
+    return Neighbour(daemon.name, daemon.pid, detail, banned, script)
+
+
+def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:
+    """The interrupts that irqbalance's command line bans, and its policy script. What it does
+    not understand itself is left out here too."""
+    parser = _Quiet(add_help=False, allow_abbrev=True)
+    parser.add_argument("--banirq", "-i", action="append", default=[])
+    parser.add_argument("--policyscript", "-l", default="")
+    try:
+        known, _ = parser.parse_known_args(list(argv[1:]))
+    except ValueError:
+        return (), ""
+    banned = {int(text) for text in known.banirq if text.isascii() and text.isdigit()}
+    return tuple(sorted(banned)), known.policyscript
+
+
+class _Quiet(argparse.ArgumentParser):
+    """Raises ValueError where the other one exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
 
 
 def _detail(root: HostRoot, name: str, rt_runtime_us: int) -> str:

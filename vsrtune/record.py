@@ -17,7 +17,7 @@ import re
 import uuid
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import vsrtune
@@ -240,7 +240,9 @@ def prune(recording: Recording) -> None:
             recording.listings[path] = [n for n in names if _matters(recording, f"{path}/{n}")]
     for path, text in recording.texts.items():
         if path.startswith("/proc/") and path.endswith("/cmdline"):
-            argv = essential(text.removesuffix("\0").split("\0"))
+            argv = text.removesuffix("\0").split("\0")
+            if PurePosixPath(argv[0]).name not in DAEMONS:
+                argv = essential(argv)
             recording.texts[path] = "".join(f"{argument}\0" for argument in argv)
     _prune_interrupts(recording)
     _prune_books(recording)

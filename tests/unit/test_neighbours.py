@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hosttree import HostTree
 
-from vsrtune.neighbours import read_neighbours
+from vsrtune.neighbours import irqbalance_bans, read_neighbours
 from vsrtune.proc import Daemon
 
 
@@ -36,3 +37,27 @@ def test_throttling_that_is_on_is_nobodys_fault(tmp_path: Path) -> None:
 
 def test_none(tmp_path: Path) -> None:
     assert read_neighbours(HostTree(tmp_path).root(), [], 950000) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "bans"),
+    [
+        ("irqbalance --foreground", ((), "")),
+        ("irqbalance --foreground --banirq=41 --banirq=40", ((40, 41), "")),
+        ("irqbalance -i 41 -i40 -t 5", ((40, 41), "")),
+        ("irqbalance --banirq 41 --policyscript=/etc/x", ((41,), "/etc/x")),
+        ("irqbalance -l /etc/x", ((), "/etc/x")),
+        ("irqbalance --banirq", ((), "")),
+        ("irqbalance --banirq=-1 --banirq=\u0664 --help", ((), "")),
+        ("", ((), "")),
+    ],
+)
+def test_what_irqbalance_leaves_alone(line: str, bans: tuple[tuple[int, ...], str]) -> None:
+    assert irqbalance_bans(line.split()) == bans
+
+
+def test_bans_are_read_from_its_command_line(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).file("/proc/8/cmdline", "/usr/sbin/irqbalance\0--banirq=41\0")
+    (found,) = read_neighbours(tree.root(), [Daemon("irqbalance", 8)], 950000)
+    assert found.banned_irqs == (41,)
+    assert found.detail.endswith("but not of interrupts 41")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hoststate
@@ -121,6 +121,48 @@ def test_interrupts_move_and_come_back_to_the_letter(
     assert hoststate.differences(before, hoststate.capture()) == []
     assert labhelp.text("/sys/class/net/p0/queues/rx-0/rps_cpus") == "6"
     assert affinities() == {ELSEWHERE}
+
+
+@pytest.fixture
+def irqbalance() -> Iterator[Callable[[str], None]]:
+    """Starts irqbalance with these arguments; it is stopped, and forgets them, afterwards."""
+    defaults = Path("/etc/default/irqbalance")
+    before = defaults.read_text()
+
+    def start(arguments: str) -> None:
+        defaults.write_text(f'IRQBALANCE_ARGS="{arguments}"\n')
+        labhelp.sh("systemctl", "restart", "irqbalance")
+
+    yield start
+    labhelp.sh("systemctl", "stop", "irqbalance")
+    defaults.write_text(before)
+
+
+def about_irqbalance() -> list[str]:
+    """The warnings of plan that name it."""
+    plan = json.loads(labhelp.vsrtune("plan", "--json").stdout)
+    return [text for text in plan["warnings"] if "irqbalance" in text]
+
+
+def test_irqbalance_is_named_until_it_leaves_the_interrupts_alone(
+    elsewhere: None, guests: list[LabGuest], irqbalance: Callable[[str], None]
+) -> None:
+    policy(guests[0])
+    labhelp.start()
+    irqbalance("--interval=1")
+    (told,) = about_irqbalance()
+    for number in irqs():
+        assert f"--banirq={number}" in told
+    # What it moves is put back; it may find nothing worth a move in so small a host.
+    for number in irqs():
+        Path(f"/proc/irq/{number}/smp_affinity_list").write_text(ELSEWHERE)
+    labhelp.wait_for(lambda: affinities() == {"0"}, "interrupts are on CPU 0 again", 120)
+
+    # As the warning tells the operator to.
+    words = re.search(r'IRQBALANCE_ARGS="([^"]*)"', told)
+    assert words is not None
+    irqbalance(words[1])
+    assert about_irqbalance() == []
 
 
 def test_an_interrupt_that_the_kernel_manages_is_told_apart() -> None:
