@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -115,6 +118,26 @@ def test_upgraded_under_a_running_daemon_removed_and_purged(
     units = labhelp.sh("systemctl", "list-units", "--all", "--plain", "--no-legend").stdout
     assert [line for line in units.splitlines() if "vsrtune" in line] == []
     assert "vsrtune" not in Path("/etc/passwd").read_text()
+
+
+@labhelp.seldom("the compiler, under emulation")
+def test_the_modules_source_is_built_by_dkms() -> None:
+    """For the kernel that runs; the other supported ones are built without a boot (make kmod)."""
+    (brought,) = Path("/run/lab").glob("vsrtune-dkms_*.deb")
+    made = shutil.copy(brought, "/var/cache/apt/archives")
+    release = os.uname().release
+    labhelp.sh("modprobe", "-r", "napi_macvlan", check=False)
+    apt("install", made)
+    status = labhelp.sh("dkms", "status", "napi-macvlan").stdout
+    assert re.search(rf"{re.escape(release)}, x86_64: installed", status), status
+    (built,) = Path(f"/lib/modules/{release}/updates/dkms").glob("napi_macvlan.ko*")
+    labhelp.sh("insmod", str(built))
+    labhelp.sh("ip", "link", "add", "nmvpkg", "link", "p0", "type", "napi_macvtap")
+    labhelp.sh("ip", "link", "delete", "nmvpkg")
+    labhelp.sh("rmmod", "napi_macvlan")
+    apt("purge", "vsrtune-dkms")
+    assert labhelp.sh("dkms", "status", "napi-macvlan").stdout == ""
+    assert not built.exists()
 
 
 def left_behind() -> list[str]:

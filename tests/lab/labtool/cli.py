@@ -45,7 +45,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             progress.step(f"{name}: {built.place}")
         return 0
     if arguments.verb == "package":
-        print(shutil.copy(package.get(), arguments.output))
+        for made in sorted(package.get().parent.glob("*.deb")):
+            print(shutil.copy(made, arguments.output))
         return 0
     if arguments.verb == "kmod":
         return _kmod(arguments)

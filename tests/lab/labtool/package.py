@@ -22,7 +22,8 @@ _TIMEOUT = 300
 
 
 def get() -> Path:
-    """The .deb of the working tree. Raises LabError with the end of the build's log."""
+    """The .deb of the working tree; beside it is that of the module's source. Raises LabError
+    with the end of the build's log."""
     parts = [Path("/etc/os-release").read_bytes(), Path(__file__).read_bytes()]
     for path in _files():
         parts += [str(path.relative_to(_TREE)).encode(), path.read_bytes()]

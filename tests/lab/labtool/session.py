@@ -117,7 +117,8 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
             (control / f"{guest.name}-launcher").write_text(guests.plain_launcher(guest))
             (control / f"{guest.name}.service").write_text(guests.plain_unit(guest))
     if brought.package is not None:
-        shutil.copy(brought.package, control)
+        for package in brought.package.parent.glob("*.deb"):
+            shutil.copy(package, control)
     if brought.modules is not None:
         shutil.copytree(brought.modules, control / "modules")
         shutil.copytree(_TESTS.parent / "kmod" / "tests", control / "kmod-tests")
