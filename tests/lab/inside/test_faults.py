@@ -32,10 +32,38 @@ def small(place: str, kilobytes: int = 64) -> Iterator[Path]:
         labhelp.sh("umount", place)
 
 
+@contextlib.contextmanager
+def read_only(place: str) -> Iterator[None]:
+    labhelp.sh("mount", "--bind", place, place)
+    try:
+        labhelp.sh("mount", "-o", "remount,bind,ro", place)
+        yield
+    finally:
+        labhelp.sh("umount", place)
+
+
 def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
+
+
+@labhelp.one_release("which files are written", TRIXIE)
+def test_etc_read_only(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
+    """Nothing needs to be written there; a policy that is asked for cannot be, and that is told."""
+    labhelp.write_policies("auto")
+    before = hoststate.capture()
+    with read_only("/etc"):
+        labhelp.vsrtune("apply")
+        for guest in guests:
+            assert labhelp.untuned_lines(guest, irq_cpus) == []
+        labhelp.vsrtune("undo")
+        assert hoststate.differences(before, hoststate.capture()) == []
+        path = str(labhelp.POLICIES / "new.yaml")
+        refused = labhelp.vsrtune("policy", "init", guests[0].ref, "-o", path, check=False)
+        assert refused.returncode == 1
+        assert path in refused.stderr
+        assert "Read-only file system" in refused.stderr
 
 
 @labhelp.one_release("the journal", TRIXIE)
