@@ -2,8 +2,9 @@
 
 A lab's tests keep one core busy, not two: they wait for guests, timers and each other. Two
 labs on two cores that share their execution units took almost as long as one after the
-other, so one is the default. But the next one boots meanwhile, and holds its tests back until
-the file GO is on its share. The output of the lab whose turn it is comes live, that of the
+other, so one is the default. But the next one boots while the last tests of the one before
+run, and holds its own back until the file GO is on its share. Not earlier: a lab that waits
+takes half a core, for its routers' clocks tick. The output of the lab whose turn it is comes live, that of the
 others when theirs comes.
 """
 
@@ -30,6 +31,10 @@ GO = "go"
 # Node ids of tests that need not run again, a line each; tests/lab/inside/conftest.py reads it.
 PASSED = "passed"
 _PAUSE = 0.2
+# So far have a lab's tests come, in percent, when the next one begins to boot.
+_NEARLY_DONE = 85
+_PERCENT = re.compile(r"\[ *(\d+)%\]")
+_TAIL = 4096
 # As pytest -v tells it; the lab calls them by another directory than pytest's root.
 _LINE = re.compile(r"^(?:\S*/)?(test_\w+\.py::.+) PASSED\s+\[", re.MULTILINE)
 
@@ -37,6 +42,17 @@ _LINE = re.compile(r"^(?:\S*/)?(test_\w+\.py::.+) PASSED\s+\[", re.MULTILINE)
 def jobs() -> int:
     """How many labs may run at once: LAB_JOBS, else 1."""
     return max(1, int(os.environ.get("LAB_JOBS") or 1))
+
+
+def progress(log: Path) -> int:
+    """Percent of its tests that ``pytest -v`` has done, by the end of its output."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            found = _PERCENT.findall(file.read().decode(errors="replace"))
+    except OSError:
+        return 0
+    return int(found[-1]) if found else 0
 
 
 def tests_passed(log: str) -> list[str]:
@@ -62,10 +78,12 @@ class LabRuns:
         self._place = place
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._turns = threading.Semaphore(jobs())
+        self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(jobs() + 1)
-        self._runs: dict[str, Future[LabRun]] = {
-            name: self._pool.submit(self._run, name, command) for name, command in commands.items()
-        }
+        self._runs: dict[str, Future[LabRun]] = {}
+        for number, (name, command) in enumerate(commands.items()):
+            before = list(self._runs)[number - jobs()] if number >= jobs() else None
+            self._runs[name] = self._pool.submit(self._run, name, command, before)
 
     def follow(self, name: str) -> LabRun:
         """Relay a lab's output from its beginning until its end."""
@@ -85,6 +103,7 @@ class LabRuns:
 
     def close(self) -> None:
         """End what still runs."""
+        self._closed.set()
         for future in self._runs.values():
             future.cancel()
         for process in list(self._running.values()):
@@ -94,8 +113,17 @@ class LabRuns:
     def _log(self, name: str) -> Path:
         return self._place / f"{name}.log"
 
-    def _run(self, name: str, command: Callable[[Path], list[str]]) -> LabRun:
+    def _until_nearly_done(self, name: str) -> None:
+        while not self._runs[name].done() and progress(self._log(name)) < _NEARLY_DONE:
+            if self._closed.wait(5 * _PAUSE):
+                return
+
+    def _run(self, name: str, command: Callable[[Path], list[str]], before: str | None) -> LabRun:
+        if before is not None:
+            self._until_nearly_done(before)
         run = LabRun(name, self._place / name)
+        if self._closed.is_set():
+            return run
         run.share.mkdir()
         with self._log(name).open("wb") as log:
             for attempt in range(1, ATTEMPTS + 1):

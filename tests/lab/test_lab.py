@@ -116,6 +116,20 @@ def test_a_lab_that_crashed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run.crashes == ["boot: the lab crashed, boot 1 of 3; 1 tests had passed"]
 
 
+def test_the_next_lab_boots_when_the_one_before_is_nearly_done(tmp_path: Path) -> None:
+    """With shells in the labs' places, the first of which waits for the second."""
+
+    def first(share: Path) -> list[str]:
+        late = "printf 'x [ 84%%]\n'; sleep 1.5; [ ! -e ../second ] && printf 'x [ 99%%]\n'"
+        until = "until [ -e ../second ]; do sleep 0.1; done"
+        return ["sh", "-c", f"cd {shlex.quote(str(share))}; {late} && {until}"]
+
+    runs = LabRuns({"first": first, "second": lambda _: ["true"]}, tmp_path)
+    statuses = [runs.follow(name).status for name in ("first", "second")]
+    runs.close()
+    assert statuses == [0, 0]
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_module_builds_without_a_warning(
     release: str, capfd: pytest.CaptureFixture[str]
