@@ -13,6 +13,7 @@ import re
 import select
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from vsrtune.bench.generator import Sent
@@ -27,6 +28,8 @@ START_DELAY = 0.125
 # How long a stop may take: a thread looks for it between two frames, and the writer
 # every 0.1 s. Beside real-time threads that takes its time.
 STOP_SECONDS = 10.0
+# How much longer than asked a thread may send that began late, and how often it is looked at.
+_LATE, _LOOK = 1.0, 0.05
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
@@ -100,15 +103,21 @@ class Pktgen:
         writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
         writer.start()
         bursts = _Bursts(self._streams)
+        until = time.monotonic() + START_DELAY + seconds
         try:
             bursts.start()
-            select.select([done, cancel], [], [], START_DELAY + seconds)
+            (ready, _, _) = select.select([done, cancel], [], [], START_DELAY + seconds)
+            if done in ready and not failed:
+                self._await_late_ones(until + _LATE, cancel)
         finally:
             bursts.stop()
             _stop(writer)
             os.close(done)
         if failed:
             raise failed[0]
+        if not self._ended():
+            _write(f"{DIRECTORY}/pgctrl", "stop")
+            self._await_late_ones(time.monotonic() + STOP_SECONDS)
         return tuple(self._result(name) for name in self._streams)
 
     def close(self) -> None:
@@ -117,9 +126,22 @@ class Pktgen:
             if _listed(cpu):
                 _write(_thread(cpu), "rem_device_all")
 
-    def _result(self, name: str) -> Sent:
+    def _await_late_ones(self, until: float, *cancel: int) -> None:
+        """Threads that found no CPU for 125 ms begin when `start` has already returned
+        (pktgen_run_all_threads), as if they had ended."""
+        while not self._ended() and (left := until - time.monotonic()) > 0:
+            if select.select(cancel, [], [], min(_LOOK, left))[0]:
+                return
+
+    def _ended(self) -> bool:
+        return all(_RESULT.search(self._text(name)) for name in self._streams)
+
+    def _text(self, name: str) -> str:
         with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
-            return parse_result(self._streams[name].key, file.read())
+            return file.read()
+
+    def _result(self, name: str) -> Sent:
+        return parse_result(self._streams[name].key, self._text(name))
 
 
 class _Bursts:
