@@ -26,6 +26,7 @@ from vsrtune.actions import (
 )
 from vsrtune.adjusting import Adjusting
 from vsrtune.backoff import Backoff, SaidOnce
+from vsrtune.cpuset import CpuSet
 from vsrtune.drift_watch import DriftWatch, waiting
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
@@ -37,8 +38,10 @@ from vsrtune.look import FULL, Look
 from vsrtune.model import Snapshot
 from vsrtune.nic_settings import nic_settings
 from vsrtune.observe import Seen
+from vsrtune.outcome import unmade
 from vsrtune.plan_alone import Whole, plan_alone
 from vsrtune.plan_log import log_plan
+from vsrtune.plan_state import PlanState, Unmade
 from vsrtune.policy import Policy
 from vsrtune.policy_match import PLAIN_QEMU, assign
 from vsrtune.projection import project_actions
@@ -106,6 +109,8 @@ class Reconciler(Adjusting):
         self._again: frozenset[str] = frozenset()
         # Settings that the kernel put off in this pass, by guest.
         self._waiting: Counter[str] = Counter()
+        # Changes that this pass planned and has not made.
+        self._unmade: tuple[Unmade, ...] = ()
         self.policies = policies
         self.state = State(policies=len(policies))
 
@@ -204,9 +209,11 @@ class Reconciler(Adjusting):
         self._publish(project_actions(snapshot, done), plan, pending)
         wrote_to = {a.target for a in done}
         drifts = tuple(d for d in plan.drift if d.left or d.target not in wrote_to)
+        left = PlanState.after(plan, self._unmade)
         if self._guests is not None:
             drifts += tuple(d for d in self.state.drifts if d.target.guest not in self._guests)
-        self.state = replace(self.state, drifts=drifts)
+            left = self.state.plan.updated(left, self._guests)
+        self.state = replace(self.state, drifts=drifts, plan=left)
         self._again = frozenset(a.target.guest for a in done)
         self.state = self._loads.counted(snapshot, self.state, done)
         return wrote or bool(done)
@@ -316,11 +323,13 @@ class Reconciler(Adjusting):
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
         self._waiting = Counter()
+        self._unmade = unmade(plan, Result())
         if not due:
             return (), pending
         self._pulse()
         result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
         self._waiting = Counter(a.target.guest for a, _ in result.pending)
+        self._unmade = unmade(plan, result)
         self._log_result(result, "")
         if result.fixed:
             self._remember(refused(result.fixed))
@@ -342,7 +351,7 @@ class Reconciler(Adjusting):
     def _publish(self, snapshot: Snapshot, plan: Plan, pending: Mapping[str, int]) -> None:
         names = self._guests
         looked = [g for g in snapshot.guests if names is None or g.ref in names]
-        matched = {g.ref for g, _ in assign(looked, self.policies).pairs}
+        matched = {g.ref: p for g, p in assign(looked, self.policies).pairs}
         unable = {r.guest for r in plan.refusals} | set(pending)
         held = Counter(s.guest for s in plan.skipped if s.held)
         waits = Counter(s.guest for s in plan.skipped if s.pending) + self._waiting
@@ -350,10 +359,12 @@ class Reconciler(Adjusting):
             ref: GuestState(
                 ref,
                 guest.source,
-                tuned=ref in matched - unable and not waits[ref],
+                tuned=ref in matched and ref not in unable and not waits[ref],
                 drift=held[ref] + pending.get(ref, 0) + waits[ref],
                 held=held[ref],
                 pending=waits[ref],
+                policy=matched[ref].path if ref in matched else "",
+                irq=_irq(matched.get(ref)),
             )
             for ref, guest in ((g.ref, g) for g in looked)
         }
@@ -410,3 +421,8 @@ class Reconciler(Adjusting):
                     report.failure_line(action, error),
                     extra=fields(guest=action.target.guest),
                 )
+
+
+def _irq(policy: Policy | None) -> CpuSet:
+    """The interrupt CPUs that a policy names."""
+    return policy.irq if policy is not None and isinstance(policy.irq, CpuSet) else CpuSet()

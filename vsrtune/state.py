@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from vsrtune.actions import Drift
+from vsrtune.cpuset import CpuSet
 from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.plan_state import PlanState
 
 # Upper bounds of the pass duration histogram, seconds.
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -15,7 +17,8 @@ BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 class GuestState:
     """One guest after a pass. ``drift`` counts settings that differ from the policy,
     ``held`` those of them that an operator changed and that we leave alone, ``pending``
-    those that the kernel takes only once their thread has run."""
+    those that the kernel takes only once their thread has run. ``policy`` is the file that
+    names it, "" for none, ``irq`` the CPUs that are interrupt CPUs by that file."""
 
     ref: str
     source: str
@@ -23,6 +26,8 @@ class GuestState:
     drift: int = 0
     held: int = 0
     pending: int = 0
+    policy: str = ""
+    irq: CpuSet = field(default_factory=CpuSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class State:
     budgets: tuple[tuple[ThreadKey, float], ...] = ()
     # What somebody has changed, and what is done about it.
     drifts: tuple[Drift, ...] = ()
+    # What of the plan is not made, or not to be made.
+    plan: PlanState = field(default_factory=PlanState)
     # Threads that the last pass with any took from one CPU to another, and when (epoch).
     last_moves: int = 0
     last_move: float = 0.0
