@@ -43,7 +43,7 @@ class Address(click.ParamType):
         default=METRICS,
         show_default=True,
         envvar="VSRTUNE_METRICS",
-        help="Where to serve Prometheus metrics, or off.",
+        help="Where to serve Prometheus metrics and the status page, or off.",
     ),
     click.option(
         "--interval",
@@ -107,7 +107,7 @@ def daemon(
     if not policies:
         log.LOGGER.warning("%s", no_policies(policy_dirs))
 
-    from vsrtune import events, sdnotify
+    from vsrtune import events, sdnotify, web
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.daemon import Daemon, Timing
@@ -131,7 +131,7 @@ def daemon(
         served = Metrics()
         if metrics is not None:
             try:
-                served.serve(*metrics)
+                web.serve(served, *metrics)
             except VsrtuneError as error:
                 # Tuning matters more than watching it.
                 log.LOGGER.error("%s", error)

@@ -36,11 +36,11 @@ def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
     notes: list[str] = []
     told: set[str] = set()
     for interface in guest.interfaces:
-        device = _serving(host, interface)
+        device = serving(host, interface)
         if device is None or device in told:
             continue
         told.add(device)
-        found, rule = _device(host, host.nic(device))
+        found, rule = device_cpus(host, host.nic(device))
         cpus |= found
         notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
     if not told:
@@ -65,8 +65,8 @@ def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
     return queues or nic.irqs
 
 
-def _serving(host: Host, interface: Interface) -> str | None:
-    """The device of the chain that has interrupts, else the lowest one."""
+def serving(host: Host, interface: Interface) -> str | None:
+    """The device of the chain that has interrupts, else the lowest one; None without any."""
     for name in reversed(interface.lower):
         nic = host.nic(name)
         if nic is not None and nic.irqs:
@@ -74,7 +74,8 @@ def _serving(host: Host, interface: Interface) -> str | None:
     return interface.lower[-1] if interface.lower else None
 
 
-def _device(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
+def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
+    """The interrupt CPUs of one device, and which rule of ``interrupt_cpus`` gave them."""
     online = host.online
     fallback = CpuSet([online.first()]) if online else CpuSet()
     if nic is None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from vsrtune import __version__, tap_metrics
 from vsrtune.deadline import UNIT
 from vsrtune.domain_books import books, waits_for_domain
-from vsrtune.errors import VsrtuneError
 from vsrtune.load_windows import mean
 from vsrtune.model import Guest, SchedClass, Thread
 from vsrtune.queue_control import Phase
@@ -224,15 +223,19 @@ class Metrics:
         with self._lock:
             self._state = state
 
+    @property
+    def state(self) -> State:
+        """The latest State; the same object until the next ``update``."""
+        with self._lock:
+            return self._state
+
     def describe(self) -> list[Any]:
         """Nothing to check at registration: names are fixed in FAMILIES."""
         return []
 
     def collect(self) -> Iterator[Any]:
         """The families of the latest State (prometheus_client's collector interface)."""
-        with self._lock:
-            state = self._state
-        return iter(families(state))
+        return iter(families(self.state))
 
     def registry(self) -> CollectorRegistry:
         """A registry of our own: no process or platform metrics in between."""
@@ -241,19 +244,6 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
         return registry
-
-    def serve(self, host: str, port: int) -> None:
-        """Answer scrapes in a thread of its own. Raises VsrtuneError when it cannot listen."""
-        from prometheus_client import start_http_server
-
-        try:
-            start_http_server(port, host, self.registry())
-        except OSError as error:
-            raise VsrtuneError(
-                f"cannot serve metrics: {error.strerror or error}",
-                where=f"{host}:{port}",
-                hint="choose another address with --metrics, or --metrics off",
-            ) from None
 
 
 def exposition(state: State) -> str:

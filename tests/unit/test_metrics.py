@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vsrtune import metrics
 from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
 from vsrtune.model import Sched, SchedClass
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 
@@ -180,20 +178,3 @@ def test_a_scrape_sees_the_latest_update_and_only_whole_ones() -> None:
     finally:
         done.set()
         writer.join()
-
-
-def test_serves_over_http_and_says_when_the_address_is_taken() -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    served = metrics.Metrics()
-    served.update(tuned_state("vr 1.ü"))
-    served.serve("127.0.0.1", port)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        assert 'domain="vr 1.ü"' in answer.read().decode()
-    with pytest.raises(VsrtuneError) as caught:
-        metrics.Metrics().serve("127.0.0.1", port)
-    assert str(port) in caught.value.where
-    assert "--metrics" in caught.value.hint

@@ -1,0 +1,168 @@
+"""The daemon's HTTP server: Prometheus metrics, the status page, and the same as data.
+
+Everything is made of the State that the last pass has left, never of the host. It is made
+once for each State, at the first request for it, by one thread at a time, and no lock of
+it is one that a pass waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+
+from vsrtune.codec import encode
+from vsrtune.errors import VsrtuneError
+from vsrtune.metrics import Metrics
+from vsrtune.page_data import status_page
+from vsrtune.page_html import html, policy
+from vsrtune.page_model import StatusPage
+from vsrtune.state import State
+
+# A connection that says nothing for so long is closed, seconds.
+PATIENCE = 10.0
+
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_TEXT = "text/plain; charset=utf-8"
+_HINT = "There is /, the status page, /status.json, the same as data, and /metrics."
+# Nothing of it is kept by others, read as something else, or shown inside another page.
+_HEADERS = [
+    ("Content-Security-Policy", policy()),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: str
+    kind: str
+    body: bytes
+    more: tuple[tuple[str, str], ...] = ()
+
+
+def _said(status: str, text: str, *more: tuple[str, str]) -> _Answer:
+    return _Answer(status, _TEXT, f"{text}\n".encode(), more)
+
+
+class Pages:
+    """The answers to / and /status.json, of one State at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: State | None = None
+        self._page: StatusPage | None = None
+        self._made: dict[str, _Answer] = {}
+
+    def of(self, state: State, path: str) -> _Answer:
+        """The answer for this State. Raises KeyError for another path."""
+        with self._lock:
+            if self._of is not state or self._page is None:
+                self._made.clear()
+                self._page, self._of = status_page(state), state
+            if path not in self._made:
+                self._made[path] = _PAGES[path](self._page)
+            return self._made[path]
+
+
+def _html(page: StatusPage) -> _Answer:
+    return _Answer("200 OK", "text/html; charset=utf-8", html(page).encode())
+
+
+def _data(page: StatusPage) -> _Answer:
+    text = json.dumps(encode(page), ensure_ascii=False)
+    return _Answer("200 OK", "application/json", f"{text}\n".encode())
+
+
+_PAGES = {"/": _html, "/status.json": _data}
+
+
+def app(metrics: Metrics, address: str = "127.0.0.1") -> App:
+    """The WSGI application that serves what ``metrics`` was last given; ``address`` is the
+    IP address it listens on."""
+    exposition: App = make_wsgi_app(metrics.registry())
+    pages = Pages()
+    local = ip_address(address.partition("%")[0]).is_loopback
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ.get("PATH_INFO") or "/", environ.get("REQUEST_METHOD", "")
+        if method not in ("GET", "HEAD"):
+            allow = ("Allow", "GET, HEAD")
+            found = _said(
+                "405 Method Not Allowed", "Only GET and HEAD: nothing is set here.", allow
+            )
+        elif path == "/metrics":
+            return exposition(environ, start)
+        elif path not in _PAGES:
+            found = _said("404 Not Found", f"There is nothing here. {_HINT}")
+        elif local and not _names_this_host(environ.get("HTTP_HOST", "")):
+            text = "Ask for it by address or as localhost: other names may be another site's."
+            found = _said("421 Misdirected Request", text)
+        else:
+            found = pages.of(metrics.state, path)
+        length = ("Content-Length", str(len(found.body)))
+        start(found.status, [("Content-Type", found.kind), length, *_HEADERS, *found.more])
+        return [] if method == "HEAD" else [found.body]
+
+    return answer
+
+
+def _names_this_host(header: str) -> bool:
+    """Whether a browser that sends this Host was sent here on purpose: a page of another
+    site can have its own name point to 127.0.0.1, and would then be let read ours."""
+    name = header.rpartition("]")[0].removeprefix("[") or header.partition(":")[0]
+    if name.lower() == "localhost" or not header:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = PATIENCE
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Requests are not logged."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asks may go away or say nothing: that is no error of ours."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def serve(metrics: Metrics, host: str, port: int) -> None:
+    """Answer requests in threads of their own until the process ends. Raises VsrtuneError
+    when it cannot listen."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+
+        class Server(_Server):
+            address_family = found[0]
+
+        address = str(found[4][0])
+        listening = make_server(address, port, app(metrics, address), Server, _Handler)
+    except OSError as error:
+        raise VsrtuneError(
+            f"cannot serve metrics and status page: {error.strerror or error}",
+            where=f"{host}:{port}",
+            hint="choose another address with --metrics, or --metrics off",
+        ) from None
+    threading.Thread(target=listening.serve_forever, name="web", daemon=True).start()
