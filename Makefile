@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab test fuzz demo soak results bench-scale format clean
+.PHONY: help setup lint unit netns kmod lab test browser screenshots fuzz demo soak results bench-scale format clean
 SHELL := /bin/bash
 
 help: ## this list
@@ -27,9 +27,17 @@ lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one 
 	@venv=$$(tests/setup) && echo "== lab tests" && \
 	$$venv/bin/python -m pytest -q -rs tests/lab $(if $(LAB),-k $(LAB))
 
-test: lint ## everything: lint, then unit, netns and lab tests in one report
-	@venv=$$(tests/setup) && echo "== unit, netns and lab tests" && \
-	$$venv/bin/python -m pytest -q -rs tests/unit tests/netns tests/lab
+test: lint ## everything: lint, then unit, browser, netns and lab tests in one report
+	@venv=$$(tests/setup) && echo "== unit, browser, netns and lab tests" && \
+	$$venv/bin/python -m pytest -q -rs tests/unit tests/browser tests/netns tests/lab
+
+browser: setup ## the status page in a real browser; installs Debian's chromium
+	@tests/browser/install && venv=$$(tests/setup) && echo "== browser tests" && \
+	$$venv/bin/python -m pytest -q -rs tests/browser
+
+screenshots: setup ## the pictures in docs/images, made anew; installs Debian's chromium
+	@tests/browser/install && venv=$$(tests/setup) && \
+	for script in tests/screenshots/*.py; do $$venv/bin/python -B $$script || exit 1; done
 
 fuzz: setup ## every reader of foreign input under atheris (RUNS=10000 inputs each)
 	@tests/fuzz/run

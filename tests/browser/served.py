@@ -1,0 +1,41 @@
+"""A status page of a recorded host, served as the daemon serves it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path += [str(REPO), str(REPO / "tests/unit")]
+
+import recorded_state  # noqa: E402
+
+from vsrtune import web  # noqa: E402
+from vsrtune.metrics import Metrics  # noqa: E402
+
+# The same on every day: 2026-10-26 10:00:00 UTC.
+WHEN = 1793008800.0
+# What nobody should call a guest, but can.
+EVIL = '<script>alert("vr1")</script><img src=x onerror=alert(1)>'
+
+
+@contextmanager
+def page(recording: str, rename: str = "") -> Iterator[str]:
+    """The address of the page of a recorded host that is tuned, on which somebody has changed
+    a queue since. ``rename`` is another name for its first guest."""
+    with recorded_state.passes(recording, rename=rename) as (host, passes):
+        passes.run(settle=True)
+        recorded_state.run_threads(host)
+        recorded_state.set_queue(host, 0, 77)
+        passes.run()
+        metrics = Metrics()
+        metrics.update(replace(passes.state, last_pass=WHEN))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        web.serve(metrics, "127.0.0.1", port)
+        yield f"http://127.0.0.1:{port}/"
