@@ -25,7 +25,7 @@ kmod: ## the kernel module for every supported kernel: build, warnings, sparse, 
 
 lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one of them)
 	@venv=$$(tests/setup) && echo "== lab tests" && \
-	$$venv/bin/python -m pytest -q -rs tests/lab $(if $(LAB),-k $(LAB))
+	$$venv/bin/python -m pytest -q -rs tests/lab $(if $(LAB),-k '$(LAB)')
 
 test: lint ## everything: lint, then unit, browser, netns and lab tests in one report
 	@venv=$$(tests/setup) && echo "== unit, browser, netns and lab tests" && \
