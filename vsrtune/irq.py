@@ -26,6 +26,12 @@ def parse_interrupts(text: str) -> dict[int, str]:
     return names
 
 
+def parse_counts(text: str) -> dict[int, int]:
+    """How often each interrupt has come, over all CPUs, by number, from /proc/interrupts."""
+    found = (_LINE.match(line) for line in text.splitlines()[1:])
+    return {int(m[1]): sum(map(int, m[2].split())) for m in found if m is not None}
+
+
 def joined(actions: str) -> str:
     """``/sys/kernel/irq/N/actions`` (kernel ``actions_show``) as /proc/interrupts names it:
     "" when no driver has requested the interrupt."""

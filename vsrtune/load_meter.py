@@ -110,7 +110,7 @@ class LoadMeter:
         return sorted(due, key=lambda t: (begun[t.key], t.key))[:BATCH]
 
     def _read(self, key: ThreadKey, one: _Known) -> None:
-        reading = self._reading(key)
+        reading = read_schedstat(self._root, key, self._clock)
         if reading is None:
             return
         if one.windows is None:
@@ -120,10 +120,14 @@ class LoadMeter:
         self._changed = self._changed or one.load != one.windows.load
         one.load = one.windows.load
 
-    def _reading(self, key: ThreadKey) -> Reading | None:
-        """None when the thread is gone, or the kernel does not tell (CONFIG_SCHED_INFO)."""
-        try:
-            text = self._root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat")
-            return parse_schedstat(text, self._clock())
-        except (OSError, ValueError):
-            return None
+
+def read_schedstat(
+    root: HostRoot, key: ThreadKey, clock: Callable[[], int] = time.monotonic_ns
+) -> Reading | None:
+    """How long a thread ran and waited by now; ``clock`` gives nanoseconds. None when it is
+    gone, or the kernel does not tell (CONFIG_SCHED_INFO)."""
+    try:
+        text = root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat")
+        return parse_schedstat(text, clock())
+    except (OSError, ValueError):
+        return None
