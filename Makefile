@@ -36,8 +36,7 @@ browser: setup ## the status page in a real browser; installs Debian's chromium
 	$$venv/bin/python -m pytest -q -rs tests/browser
 
 screenshots: setup ## the pictures in docs/images, made anew; installs Debian's chromium
-	@tests/browser/install && venv=$$(tests/setup) && \
-	for script in tests/screenshots/*.py; do $$venv/bin/python -B $$script || exit 1; done
+	@tests/browser/install && venv=$$(tests/setup) && $$venv/bin/python -B tests/screenshots/make.py
 
 fuzz: setup ## every reader of foreign input under atheris (RUNS=10000 inputs each)
 	@tests/fuzz/run

@@ -20,6 +20,7 @@ from vsrtune.errors import VsrtuneError
 # need not import the modules.
 COMMANDS = {
     "show": ("cli_show", "show", "Show guests, threads, interfaces, CPUs and interrupts."),
+    "top": ("cli_top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
     "plan": ("cli_plan", "plan", "Show what the policies would change, and why."),
     "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
     "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),
@@ -65,7 +66,7 @@ def cli() -> None:
     """Tune KVM hosts that run virtual routers, and undo it exactly.
 
     \b
-    vsrtune show     what runs where now
+    vsrtune show     what runs where now; `vsrtune top` watches it
     vsrtune plan     what the policies in /etc/vsrtune/policies would change
     vsrtune apply    do it once; `systemctl start vsrtune` keeps doing it
     vsrtune undo     take everything back

@@ -1,0 +1,163 @@
+"""Draws docs/images/top.svg: `vsrtune top` on a recorded host with two routers on three CPUs.
+
+They are tuned, two seconds of overload pass, and somebody has changed a setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from advanced import AdvancedRoot, proc_stat, softnet
+
+from vsrtune import top_sample
+from vsrtune.actions import Target, Value
+from vsrtune.full_plan import full_plan
+from vsrtune.journal_records import Entry
+from vsrtune.model import CpusetGroup, Snapshot, Thread, ThreadKey
+from vsrtune.observe import Observer
+from vsrtune.policy import Policy, parse
+from vsrtune.projection import project_actions
+from vsrtune.top_frame import make_frame
+from vsrtune.top_model import Frame
+from vsrtune.virt import RecordedVirt
+
+REPO = Path(__file__).resolve().parents[2]
+HOST = REPO / "tests/hosts/trixie-e1000e"
+PICTURE = REPO / "docs/images/top.svg"
+SECONDS = 2.0
+POLICY = """\
+guest: "vr*"
+cpus: {irq: 0, vcpu: 1, vhost: 2}
+irq: {cpus: 0, set: true}
+scheduler:
+  vcpu: {class: rr, priority: 10}
+  vhost: {class: deadline, runtime: 2ms, period: 20ms}
+  softirq: {class: fifo, priority: 10}
+queue: {macvtap: 300}
+"""
+
+# Shares of a CPU by guest and label: running, and waiting in the run queue.
+LOADS = {
+    "vr1": {
+        "vcpu 0": (0.471, 0.402),
+        "vcpu 1": (0.086, 0.213),
+        "vhost macvtap1/0": (0.0998, 0.244),
+        "vhost macvtap2/0": (0.0894, 0.117),
+    },
+    "vr2": {
+        "vcpu 1": (0.364, 0.455),
+        "vcpu 0": (0.031, 0.148),
+        "vhost macvtap0/1": (0.0742, 0.092),
+        "vhost macvtap3/1": (0.0611, 0.081),
+    },
+}
+
+
+def frame() -> Frame:
+    """What is shown."""
+    root = AdvancedRoot(HOST)
+    seen = _with_cpusets(Observer(root, RecordedVirt(root)).observe())
+    policies = (parse(POLICY, "router.yaml"),)
+    tuned, entries = _tuned(seen, policies)
+    changed = _changed(tuned)
+    root.set("/proc/net/softnet_stat", softnet({0: 12, 1: 0, 2: 0}))
+    root.set(
+        "/proc/stat", proc_stat({0: (500, 400, 9500), 1: (4000, 90, 6000), 2: (900, 40, 9000)})
+    )
+    before = top_sample.take(root, changed, root.clock)
+    root.set("/proc/net/softnet_stat", softnet({0: 18, 1: 0, 2: 0}))
+    root.set(
+        "/proc/stat", proc_stat({0: (633, 517, 9567), 1: (4198, 92, 6002), 2: (971, 43, 9129)})
+    )
+    root.pass_time(SECONDS, _loads(changed), _drops())
+    _interrupts(root, {41: 24_112, 44: 23_874, 42: 9_310, 45: 9_276})
+    after = top_sample.take(root, changed, root.clock)
+    return make_frame(before, after, full_plan(changed, policies, entries))
+
+
+def picture() -> str:
+    """The SVG text."""
+    from vsrtune.top_view import picture as draw
+
+    return draw(frame())
+
+
+def main() -> None:
+    """Write it."""
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(picture(), "utf-8")
+    print(f"{PICTURE.relative_to(REPO)}: {PICTURE.stat().st_size} bytes")
+
+
+def _with_cpusets(seen: Snapshot) -> Snapshot:
+    """With the cgroups of the threads, all on all CPUs, which this recording does not have:
+    class deadline needs them."""
+    paths = {t.cgroup for g in seen.guests for t in g.threads if t.cgroup}
+    for path in tuple(paths):
+        while path := path.rpartition("/")[0]:
+            paths.add(path)
+    online = seen.host.online
+    groups = tuple(CpusetGroup(path, "", online, exclusive="") for path in sorted(paths))
+    return replace(seen, host=replace(seen.host, cpusets=groups))
+
+
+def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> tuple[Snapshot, tuple[Entry, ...]]:
+    """The host as the daemon leaves it: threads run where they may, and what only they make
+    possible follows."""
+    entries: dict[Target, Entry] = {}
+    for _ in range(5):
+        plan = full_plan(seen, policies, tuple(entries.values()))
+        assert not plan.refusals, plan.refusals
+        if not plan.actions:
+            return seen, tuple(entries.values())
+        for action in plan.actions:
+            original: Value = action.before
+            if action.target in entries:
+                original = entries[action.target].original
+            entries[action.target] = Entry(action.target, original, action.after, "done")
+        seen = project_actions(seen, plan.actions)
+        guests = (replace(g, threads=tuple(map(_ran, g.threads))) for g in seen.guests)
+        seen = replace(seen, guests=tuple(guests))
+    raise AssertionError(f"the plan has no end: {plan.actions}")
+
+
+def _ran(thread: Thread) -> Thread:
+    inside = thread.last_cpu in thread.affinity
+    return thread if inside else replace(thread, last_cpu=thread.affinity.first())
+
+
+def _changed(seen: Snapshot) -> Snapshot:
+    """Somebody has set a queue."""
+    vr1, vr2 = seen.guests
+    taps = tuple(
+        replace(i, txqueuelen=1000) if i.target == "macvtap3" else i for i in vr2.interfaces
+    )
+    return replace(seen, guests=(vr1, replace(vr2, interfaces=taps)))
+
+
+def _loads(seen: Snapshot) -> dict[ThreadKey, tuple[float, float]]:
+    from vsrtune.report import thread_label
+
+    return {
+        thread.key: LOADS[guest.ref].get(thread_label(thread), (0.0, 0.0))
+        for guest in seen.guests
+        for thread in guest.threads
+    }
+
+
+def _drops() -> dict[str, int]:
+    base = "/sys/devices/virtual/net/{}/statistics/rx_dropped"
+    return {base.format("macvtap1"): 41_286, base.format("macvtap2"): 312}
+
+
+def _interrupts(root: AdvancedRoot, more: dict[int, int]) -> None:
+    """Interrupts that came meanwhile, in the column of the first CPU."""
+    lines = []
+    for line in root.read("/proc/interrupts").splitlines():
+        number, colon, rest = line.partition(":")
+        if colon and number.strip().isdecimal() and int(number) in more:
+            first = rest.split()[0]
+            rest = rest.replace(first, str(int(first) + more[int(number)]), 1)
+        lines.append(number + colon + rest)
+    root.set("/proc/interrupts", "\n".join(lines) + "\n")

@@ -1,0 +1,227 @@
+"""Two samples as one frame: loads, rates, what stands where, and the text of all that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import golden
+import pytest
+import shell_samples as samples
+from top_samples import GOLDEN, busy, sample, with_nic
+
+import top_picture  # isort: skip  (behind top_samples, which tells where it is)
+
+from vsrtune import render, top_tables
+from vsrtune.actions import Action, Plan, Refusal, Skipped, TxQueueLen
+from vsrtune.codec import encode
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import Irq, Problem, Role, Sched, SchedClass, SoftirqThread, ThreadKey
+from vsrtune.top_frame import make_frame
+from vsrtune.top_model import CpuTimes, Frame, Resident, Spot, ThreadRow
+
+RING = Spot("macvtap100", "ring", "vr1")
+
+
+def thread(frame: Frame, label: str) -> ThreadRow:
+    (row,) = [r for r in frame.threads if r.thread == label]
+    return row
+
+
+def on(frame: Frame, cpu: int) -> tuple[Resident, ...]:
+    (row,) = [r for r in frame.cpus if r.cpu == cpu]
+    return row.residents
+
+
+def text(frame: Frame) -> str:
+    return "\n".join(render.plain(t) for t in top_tables.tables(frame))
+
+
+def test_the_recorded_host_as_text() -> None:
+    golden.matches(GOLDEN / "plain.txt", text(top_picture.frame()))
+
+
+class TestThreads:
+    seen = samples.snapshot()
+    first = sample(seen, 0, {100: (0, 0), 101: (1, 0), 102: (3, 1)})
+    last = sample(seen, 2, {100: (0.01, 0), 101: (2.5, 0.25), 102: (3, 1.5)})
+
+    def test_load_and_wait_are_shares_of_the_time_between(self) -> None:
+        frame = make_frame(self.first, self.last)
+        assert frame.seconds == 2
+        assert (thread(frame, "vcpu 0").load, thread(frame, "vcpu 0").wait) == (0.75, 0.125)
+        worker = thread(frame, "vhost macvtap100/0")
+        assert (worker.load, worker.wait) == (0.0, 0.25)
+
+    def test_each_thread_has_its_own_time(self) -> None:
+        late = {k: replace(r, at_ns=r.at_ns + 10**9) for k, r in self.last.threads.items()}
+        frame = make_frame(self.first, replace(self.last, threads=late))
+        assert thread(frame, "vcpu 0").load == 0.5
+
+    def test_one_sample_tells_where_everything_is_and_no_load(self) -> None:
+        frame = make_frame(self.first, self.first)
+        assert frame.seconds == 0
+        assert [r.thread for r in frame.threads] == ["vcpu 0", "vhost macvtap100/0"]
+        assert {(r.cpu, r.load, r.wait) for r in frame.threads} == {(0, None, None)}
+        assert "measuring" in top_tables.headline(frame)
+
+    def test_a_thread_that_is_new_has_no_load_yet(self) -> None:
+        known = {k: r for k, r in self.first.threads.items() if k.tid != 102}
+        frame = make_frame(replace(self.first, threads=known), self.last)
+        assert thread(frame, "vhost macvtap100/0").load is None
+        assert thread(frame, "vcpu 0").load == 0.75
+
+    def test_other_threads_are_told_while_they_do_something(self) -> None:
+        assert "emulator" not in {r.thread for r in make_frame(self.first, self.last).threads}
+        much = sample(self.seen, 2, {100: (0.02, 0), 101: (1, 0), 102: (3, 1)})
+        assert thread(make_frame(self.first, much), "emulator").load == 0.01
+
+    def test_a_thread_on_an_interrupt_cpu_is_marked(self) -> None:
+        assert thread(make_frame(self.first, self.last), "vcpu 0").beside_interrupts
+        elsewhere = with_nic(self.seen, irqs=(Irq(24, "p0-rx-0", samples.ALL, CpuSet([3])),))
+        frame = make_frame(self.first, replace(self.last, snapshot=elsewhere))
+        assert not thread(frame, "vcpu 0").beside_interrupts
+
+    @pytest.mark.parametrize(("ran", "share", "throttled"), [(0.2, 1.0, True), (0.1, 0.5, False)])
+    def test_budgets(self, ran: float, share: float, throttled: bool) -> None:
+        sched = Sched(SchedClass.DEADLINE, runtime_ns=1, deadline_ns=10, period_ns=10)
+        (guest,) = self.seen.guests
+        threads = tuple(
+            replace(t, sched=sched) if t.role is Role.VHOST else t for t in guest.threads
+        )
+        seen = replace(self.seen, guests=(replace(guest, threads=threads),))
+        frame = make_frame(
+            sample(seen, 0, {102: (1, 0), 101: (0, 0)}),
+            sample(seen, 2, {102: (1 + ran, 0), 101: (0, 0)}),
+        )
+        row = thread(frame, "vhost macvtap100/0")
+        assert (row.budget, row.throttled) == (share, throttled)
+        assert thread(frame, "vcpu 0").budget is None
+        assert ("throttled" in text(frame)) == throttled
+
+
+class TestCpus:
+    def test_what_sits_where_and_what_for(self) -> None:
+        ksoftirqd = SoftirqThread(ThreadKey(33, 33, 5), 2, Sched())
+        seen = samples.snapshot()
+        seen = replace(seen, host=replace(seen.host, softirq=(ksoftirqd,)))
+        frame = make_frame(
+            sample(seen, 0, {33: (0, 0), 101: (0, 0)}, interrupts={24: 100}),
+            sample(seen, 2, {33: (1, 0), 101: (1, 0)}, interrupts={24: 2100}),
+        )
+        assert [r.use for r in frame.cpus] == ["interrupts", "", "", ""]
+        assert [top_tables.resident_text(r) for r in on(frame, 0)] == [
+            "irq 24 p0-rx-0 (vr1) 1,000/s",
+            "vr1 vcpu 0 50.0%",
+            "vr1 vhost macvtap100/0",
+        ]
+        assert [top_tables.resident_text(r) for r in on(frame, 2)] == ["ksoftirqd/2 50.0%"]
+
+    def test_where_interrupts_are_is_assumed_when_nothing_tells(self) -> None:
+        seen = with_nic(samples.snapshot(), irqs=())
+        assert make_frame(sample(seen, 0, {}), sample(seen, 1, {})).cpus[0].use == "interrupts?"
+        seen = with_nic(seen, rx_cpus=CpuSet([1]))
+        frame = make_frame(sample(seen, 0, {}), sample(seen, 1, {}))
+        assert [r.use for r in frame.cpus] == ["guests", "interrupts", "", ""]
+        assert on(frame, 1) == (Resident("softirq", "softirq p0", ("vr1",)),)
+
+    def test_busy_and_softirq_shares(self) -> None:
+        seen = samples.snapshot()
+        frame = make_frame(
+            sample(seen, 0, {}, cpus={0: CpuTimes(1000, 800, 100), 1: CpuTimes(5, 5, 0)}),
+            sample(seen, 2, {}, cpus={0: CpuTimes(1200, 850, 180), 1: CpuTimes(5, 5, 0)}),
+        )
+        assert (frame.cpus[0].busy, frame.cpus[0].softirq) == (0.75, 0.4)
+        assert (frame.cpus[1].busy, frame.cpus[2].busy) == (None, None)
+
+
+class TestDrops:
+    seen = samples.snapshot(samples.guest(), samples.guest("vr2", 200))
+
+    def frame(self, before: dict[Spot, int], after: dict[Spot, int], *only: str) -> Frame:
+        first = sample(self.seen, 0, {}, before)
+        return make_frame(first, sample(self.seen, 2, {}, after), None, frozenset(only))
+
+    def test_rates_and_the_fastest_first(self) -> None:
+        backlog, missed = Spot("CPU 0", "backlog"), Spot("p0", "rx_missed_errors")
+        frame = self.frame({RING: 9, backlog: 0, missed: 0}, {RING: 9, backlog: 50, missed: 0})
+        found = [(d.where, d.place, d.guest, d.rate, d.total) for d in frame.drops]
+        assert found == [("CPU 0", "backlog", "", 25.0, 50), ("macvtap100", "ring", "vr1", 0.0, 9)]
+        assert "25 frames/s dropped" in top_tables.headline(frame)
+
+    def test_a_counter_that_is_new_or_was_reset_has_no_false_rate(self) -> None:
+        assert self.frame({}, {RING: 1000}).drops[0].rate is None
+        assert self.frame({RING: 1000}, {RING: 10}).drops[0].rate == 0.0
+
+    def test_only_a_guest_has_its_own_and_what_it_shares(self) -> None:
+        other, shared = Spot("macvtap200", "ring", "vr2"), Spot("p0", "rx_dropped")
+        frame = self.frame({}, {RING: 1, other: 2, shared: 3}, "vr1")
+        assert {d.where for d in frame.drops} == {"macvtap100", "p0"}
+
+
+class TestGuests:
+    def test_the_busiest_first_and_equals_by_name(self) -> None:
+        frame = make_frame(*busy(5))
+        assert frame.guests == ("vr4", "vr3", "vr2", "vr1", "vr0")
+        assert [r.guest for r in frame.threads][::2] == list(frame.guests)
+
+    def test_one_of_many_with_all_that_sits_on_its_cpu(self) -> None:
+        first, last = busy(3)
+        frame = make_frame(first, last, None, frozenset(["vr1"]))
+        assert {r.guest for r in frame.threads} == {"vr1"}
+        assert {g for r in on(frame, 0) for g in r.guests if r.kind == "thread"} == {
+            "vr0",
+            "vr1",
+            "vr2",
+        }
+
+
+class TestSettings:
+    seen = samples.snapshot()
+    target = TxQueueLen("vr1", "macvtap100", 100)
+    plan = Plan(
+        actions=(Action(target, 500, 300, "queue.macvtap"),),
+        skipped=(
+            Skipped("vr1", "vcpu 0 scheduling", "it has to run there first", pending=True),
+            Skipped("vr1", "emulator", "not asked by the policy"),
+        ),
+        refusals=(Refusal("vr2", "p.yaml:1", "no CPU is left", "give it one"),),
+    )
+
+    def test_what_is_still_to_be_done(self) -> None:
+        first = sample(self.seen, 0, {})
+        frame = make_frame(first, first, self.plan)
+        assert [(p.guest, p.setting, p.then) for p in frame.pending] == [
+            ("vr1", "macvtap100 txqueuelen", "300"),
+            ("vr1", "vcpu 0 scheduling", "-"),
+            ("vr2", "p.yaml:1", "-"),
+        ]
+        assert frame.pending[2].reason == "refused: no CPU is left; give it one"
+        assert "3 pending, 0 drift" in top_tables.headline(frame)
+        assert len(make_frame(first, first, self.plan, frozenset(["vr2"])).pending) == 1
+
+    def test_without_a_plan_nothing_is_said_of_it(self) -> None:
+        first = sample(self.seen, 0, {})
+        frame = make_frame(first, first, None, notes=["no policy"])
+        assert "pending" not in top_tables.headline(frame)
+        assert frame.notes == ("no policy", "trace: tracefs is not mounted")
+
+
+def test_a_host_without_guests() -> None:
+    seen = replace(samples.snapshot(), guests=(), problems=(Problem("libvirt", "is away"),))
+    shown = text(make_frame(sample(seen, 0, {}), sample(seen, 2, {})))
+    assert "no guest to show" in shown
+    assert "libvirt: is away" in shown
+
+
+def test_a_frame_is_json() -> None:
+    data = json.loads(json.dumps(encode(top_picture.frame())))
+    assert data["guests"] == ["vr1", "vr2"]
+    assert data["threads"][0]["allowed"] == "1"
+    assert data["cpus"][0]["residents"][0]["kind"] == "irq"
+
+
+def test_a_napi_thread_has_a_row() -> None:
+    seen = samples.snapshot(samples.napi_guest())
+    frame = make_frame(sample(seen, 0, {}), sample(seen, 2, {}))
+    assert [r.role for r in frame.threads] == ["vcpu", "vhost", "napi"]

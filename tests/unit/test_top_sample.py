@@ -1,0 +1,97 @@
+"""What top reads of recorded and hand-written hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hosttree import HostTree
+from top_samples import REPO, SECOND
+
+from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind top_samples)
+
+from vsrtune import top_sample
+from vsrtune.irq import parse_counts
+from vsrtune.load_windows import data_plane
+from vsrtune.model import Snapshot
+from vsrtune.record import replay
+from vsrtune.top_model import CpuTimes, Spot
+
+HOSTS = sorted((REPO / "tests/hosts").iterdir())
+
+
+def test_proc_stat() -> None:
+    text = (
+        "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 10 1 20 300 5 2 40 7 6 0\ncpu11 1 0 0 0 0 0 1\nintr 5 0\n"
+    )
+    assert top_sample.parse_cpu_times(text) == {
+        0: CpuTimes(385, 305, 40),
+        11: CpuTimes(2, 0, 1),
+    }
+
+
+def test_interrupts_over_all_cpus() -> None:
+    text = "     CPU0  CPU1\n 24:  10  32  IO-APIC 1-edge  p0-rx-0\n 25:  0  0  x  p1\nERR:  7\n"
+    assert parse_counts(text) == {24: 42, 25: 0}
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+def test_a_recorded_host(host: Path) -> None:
+    """It has the times of every thread, and not what a recording does not need."""
+    root = AdvancedRoot(host)
+    seen = replay(host)
+    sample = top_sample.take(root, seen, root.clock)
+    assert {t.key for t in data_plane(seen)} <= set(sample.threads)
+    assert {r.at_ns for r in sample.threads.values()} == {sample.at_ns} == {1000 * SECOND}
+    by_key = {t.key: t.cpu_ns for t in data_plane(seen)}
+    assert {k: sample.threads[k].run_ns for k in by_key} == by_key
+    assert sample.cpus == {}
+    rings = {(s.guest, s.where): n for s, n in sample.drops.items() if s.place == "ring"}
+    assert rings == {
+        (g.ref, i.target): i.ring_drops
+        for g in seen.guests
+        for i in g.interfaces
+        if i.counters is None
+    }
+
+
+def test_drops_of_the_module_by_place() -> None:
+    root = AdvancedRoot(REPO / "tests/hosts/trixie-napi")
+    sample = top_sample.take(root, replay(root.path), root.clock)
+    drops = {s.place: n for s, n in sample.drops.items() if s.where == "nvt0"}
+    assert drops == {
+        "ring_full": 0, "queue_full": 0, "no_queue": 1, "down": 0, "shrink": 0, "other": 0,
+        "tx_dropped": 0,
+    }  # fmt: skip
+
+
+def test_cpus_backlogs_and_interrupts_where_the_host_has_them() -> None:
+    root = AdvancedRoot(REPO / "tests/hosts/trixie-e1000e")
+    root.set("/proc/stat", proc_stat({0: (50, 40, 950), 1: (4, 0, 996)}))
+    root.set("/proc/net/softnet_stat", softnet({0: 0x11, 2: 3}))
+    sample = top_sample.take(root, replay(root.path), root.clock)
+    assert sample.cpus == {0: CpuTimes(1000, 950, 40), 1: CpuTimes(1000, 996, 0)}
+    assert sample.drops[Spot("CPU 0", "backlog")] == 17
+    assert sample.drops[Spot("CPU 2", "backlog")] == 3
+    assert {41, 42, 44, 45} <= set(sample.interrupts)
+
+
+def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    tree.device("tap0", 7, has="tun_flags brport lower_br0").device("p0", 2)
+    # rx_dropped is 7 and tx_dropped 9 in such a tree.
+    tree.file("/sys/devices/virtual/net/p0/statistics/rx_missed_errors", "5\n")
+    seen = replay(REPO / "tests/hosts/bookworm-veth-plain")
+    (guest, *_) = seen.guests
+    taps = (replace(guest.interfaces[0], target="tap0", lower=("p0", "gone")),)
+    seen = Snapshot(seen.host, (replace(guest, interfaces=taps),))
+    sample = top_sample.take(tree.root(), seen)
+    assert sample.drops == {
+        Spot("tap0", "ring", "vr1"): 9,
+        Spot("tap0", "rx_dropped", "vr1"): 7,
+        Spot("p0", "rx_dropped"): 7,
+        Spot("p0", "tx_dropped"): 9,
+        Spot("p0", "rx_missed_errors"): 5,
+    }
+    assert sample.threads == {}

@@ -1,0 +1,186 @@
+"""``vsrtune top``: the host, live."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vsrtune.cli_common import (
+    journal_option,
+    json_option,
+    options,
+    policies_option,
+    root_option,
+    uri_option,
+)
+from vsrtune.errors import VsrtuneError
+
+if TYPE_CHECKING:
+    from vsrtune.model import Snapshot
+    from vsrtune.top_host import TopHost
+    from vsrtune.top_keys import Keys
+    from vsrtune.top_model import Frame
+
+# Guests that are sure to be looked at anew for each frame: more do not fit on a terminal.
+_SHOWN = 16
+
+
+@click.command()
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two frames; loads and rates are over this time.",
+)
+@click.option("--once", is_flag=True, help="Show one frame, after one interval, and end.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after so many frames.")
+@click.option(
+    "--guest",
+    "guests",
+    multiple=True,
+    metavar="GUEST",
+    help="Show threads, drops and settings of this guest only; may be given several times.",
+)
+@click.option(
+    "--svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one frame to this file as a picture (SVG), and end.",
+)
+@options(json_option, policies_option, root_option, journal_option, uri_option)
+def top(
+    interval: float,
+    once: bool,
+    count: int | None,
+    guests: tuple[str, ...],
+    svg: Path | None,
+    as_json: bool,
+    policy_dirs: tuple[Path, ...],
+    root: Path | None,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Watch CPUs, threads, drops, budgets and drift, live.
+
+    Shows what sits on each CPU, and which of them serve interrupts; for each thread that
+    handles frames the CPU it is on, its load, and how long it waited for a CPU; where
+    frames are dropped; how much of their budgets DEADLINE threads use; what `vsrtune plan`
+    would still change, and what others have changed. It changes nothing.
+
+    The busiest guests come first. q or Ctrl-C ends it. On anything but a terminal frames
+    are plain text, and nothing is left out; --json prints one frame.
+    """
+    if as_json and svg is not None:
+        raise click.UsageError("--json and --svg exclude each other")
+    from vsrtune.top_host import TopHost
+    from vsrtune.top_keys import Keys
+
+    single = once or as_json or svg is not None
+    host = TopHost(root, uri, policy_dirs, journal)
+    only = frozenset(guests)
+    try:
+        if single or not _is_screen():
+            frames = _frames(host, only, interval, Keys())
+            _print(frames, 1 if single else count, svg, as_json)
+        else:
+            _watch(host, only, interval, count)
+    except KeyboardInterrupt:
+        # Asked for to end what has no other end; a frame that was waited for is missing.
+        return 130 if single else 0
+    return 0
+
+
+def _is_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def _frames(
+    host: TopHost, only: frozenset[str], interval: float, keys: Keys, *, first: bool = False
+) -> Iterator[Frame]:
+    """Frames until the operator wants to go, one every ``interval`` seconds, ``first`` one
+    without loads at once. Raises VsrtuneError when there is no such guest."""
+    from vsrtune.top_frame import make_frame
+
+    before, taken = host.sample(), time.monotonic()
+    _check(before.snapshot, only)
+    if first:
+        plan, notes = host.plan(before.snapshot)
+        yield make_frame(before, before, plan, only, notes)
+    names = _libvirt_names(before.snapshot, sorted(only))
+    while not keys.wait(taken + interval - time.monotonic()):
+        after, taken = host.sample(names), time.monotonic()
+        plan, notes = host.plan(after.snapshot)
+        frame = make_frame(before, after, plan, only, notes)
+        names = _libvirt_names(after.snapshot, frame.guests[:_SHOWN])
+        yield frame
+        before = after
+
+
+def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
+    """Of these guests those that can be looked at by name."""
+    wanted = frozenset(refs)
+    return frozenset(g.name for g in snapshot.guests if g.source == "libvirt" and g.ref in wanted)
+
+
+def _check(snapshot: Snapshot, only: frozenset[str]) -> None:
+    missing = only - {g.ref for g in snapshot.guests}
+    if missing:
+        raise VsrtuneError(
+            "no such guest is running", where=min(missing), hint="`vsrtune show` lists them"
+        )
+
+
+def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json: bool) -> None:
+    """Frames one after the other, as plain text, as tables, JSON or a picture."""
+    for number, frame in enumerate(frames, 1):
+        if svg is not None:
+            _draw(frame, svg)
+        elif as_json:
+            from vsrtune.codec import encode
+
+            click.echo(json.dumps(encode(frame), indent=2, ensure_ascii=False))
+        else:
+            from vsrtune import render, top_tables
+
+            render.show(top_tables.tables(frame))
+            sys.stdout.write("" if number == count else "\n")
+            sys.stdout.flush()
+        if number == count:
+            return
+
+
+def _draw(frame: Frame, path: Path) -> None:
+    from vsrtune.top_view import picture
+
+    try:
+        path.write_text(picture(frame), "utf-8", "backslashreplace")
+    except OSError as error:
+        raise VsrtuneError(
+            f"the picture cannot be written: {error.strerror}",
+            where=str(path),
+            hint="name a file in a directory that exists and is yours to write",
+        ) from error
+
+
+def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | None) -> None:
+    """The whole terminal, until a key or ``count`` frames end it."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from vsrtune.top_keys import listening
+    from vsrtune.top_view import view
+
+    console = Console(highlight=False)
+    with listening() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        for number, frame in enumerate(_frames(host, only, interval, keys, first=True)):
+            live.update(view(frame, *console.size), refresh=True)
+            if number == count:
+                return

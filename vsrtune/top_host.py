@@ -1,0 +1,79 @@
+"""The host that `vsrtune top` watches, this one or a recorded one: samples, and what plan would
+say of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vsrtune import cli_common, load_file, top_sample
+from vsrtune.actions import Plan
+from vsrtune.errors import VsrtuneError
+from vsrtune.model import Snapshot
+from vsrtune.observe import Observer, live_observer
+from vsrtune.rootfs import DirRoot, HostRoot, LiveRoot
+from vsrtune.top_model import Sample
+from vsrtune.virt import RecordedVirt
+
+# Planning has at most this share of the time; on hosts with very many guests a plan is kept
+# for a few frames.
+_SHARE = 0.1
+
+
+class TopHost:
+    """``root``: directory of a recorded host, None for this one."""
+
+    def __init__(
+        self,
+        root: Path | None,
+        uri: str,
+        policy_dirs: tuple[Path, ...],
+        journal: Path,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._root = root
+        self._dirs = policy_dirs
+        self._journal = journal
+        self._clock = clock
+        self._files: HostRoot
+        if root is None:
+            self._files, self._observer = LiveRoot(), live_observer(uri)
+        else:
+            self._files = DirRoot(root)
+            self._observer = Observer(self._files, RecordedVirt(self._files))
+        self._planned: tuple[Plan | None, tuple[str, ...]] = (None, ())
+        self._plan_after = 0
+
+    def sample(self, names: frozenset[str] = frozenset()) -> Sample:
+        """The host now. Where it has many guests, only the libvirt guests of these ``names``
+        are sure to be looked at, and others in turns (observe.Observer.observe_turns); the
+        counters of all are read. Raises ObserveError."""
+        snapshot = self._observer.observe_turns(names).snapshot
+        if self._root is None:
+            snapshot = load_file.with_loads(snapshot)
+        return top_sample.take(self._files, snapshot, self._clock)
+
+    def plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
+        """What `vsrtune verify` would find, and notes. None, with a note that says why, where
+        there is no policy or they or the journal cannot be read."""
+        begin = self._clock()
+        if begin >= self._plan_after:
+            self._planned = self._plan(snapshot)
+            end = self._clock()
+            self._plan_after = end + int((end - begin) * (1 / _SHARE - 1))
+        return self._planned
+
+    def _plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
+        from vsrtune.full_plan import full_plan
+        from vsrtune.policy_files import load_dirs
+
+        try:
+            policies = load_dirs(self._dirs)
+            entries = cli_common.entries(self._journal, self._root)
+        except VsrtuneError as error:
+            errors = getattr(error, "errors", None) or (error,)
+            return None, tuple(str(one) for one in errors)
+        if not policies and not entries:
+            return None, (cli_common.no_policies(self._dirs),)
+        return full_plan(snapshot, policies, entries), ()

@@ -1,0 +1,104 @@
+"""Reads what `vsrtune top` needs beside the snapshot: what threads and CPUs do, and where
+frames are dropped. It only reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from vsrtune.doctor_facts import parse_softnet
+from vsrtune.irq import parse_counts
+from vsrtune.load_meter import read_schedstat
+from vsrtune.model import Interface, Snapshot
+from vsrtune.net import Device, NetReader
+from vsrtune.rootfs import HostRoot
+from vsrtune.top_model import CpuTimes, Sample, Spot
+
+T = TypeVar("T")
+
+# Counters of a lower device that say that a frame was lost, by their names in sysfs.
+_LOWER = ("rx_dropped", "rx_missed_errors", "tx_dropped")
+
+
+def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
+    """Times by CPU from /proc/stat (proc(5)). Guest time is in user time already. Raises
+    ValueError."""
+    found = {}
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdecimal() and len(fields) >= 7:
+            user, nice, system, idle, iowait, irq, softirq = map(int, fields[:7])
+            steal = int(fields[7]) if len(fields) > 7 else 0
+            total = user + nice + system + idle + iowait + irq + softirq + steal
+            found[int(name[3:])] = CpuTimes(total, idle + iowait, softirq)
+    return found
+
+
+def take(
+    root: HostRoot, snapshot: Snapshot, clock: Callable[[], int] = time.monotonic_ns
+) -> Sample:
+    """The host of ``snapshot`` now, by a ``clock`` in nanoseconds. What cannot be read, or is
+    gone since, is left out."""
+    threads = {t.key for g in snapshot.guests for t in g.threads}
+    threads |= {t.key for t in snapshot.host.softirq}
+    readings = {key: read_schedstat(root, key, clock) for key in sorted(threads)}
+    return Sample(
+        snapshot=snapshot,
+        at_ns=clock(),
+        threads={key: one for key, one in readings.items() if one is not None},
+        cpus=_parsed(root, "/proc/stat", parse_cpu_times),
+        drops=dict(_drops(root, snapshot)),
+        interrupts=_parsed(root, "/proc/interrupts", parse_counts),
+    )
+
+
+def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[int, T]]) -> dict[int, T]:
+    try:
+        return parse(root.read(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[Spot, int]]:
+    backlogs = _parsed(root, "/proc/net/softnet_stat", lambda text: dict(parse_softnet(text)))
+    for cpu, dropped in backlogs.items():
+        yield Spot(f"CPU {cpu}", "backlog"), dropped
+    net = NetReader(root)
+    for name in sorted({name for g in snapshot.guests for i in g.interfaces for name in i.lower}):
+        device = net.device(name)
+        if device is not None:
+            for counter in _LOWER:
+                yield from _counter(root, device, Spot(name, counter), counter)
+    for guest in snapshot.guests:
+        for interface in guest.interfaces:
+            yield from _of_tap(root, net, guest.ref, interface)
+
+
+def _of_tap(
+    root: HostRoot, net: NetReader, ref: str, interface: Interface
+) -> Iterator[tuple[Spot, int]]:
+    name = interface.target
+    device = net.device(name)
+    if device is None:
+        return
+    counters = net.counters(device)
+    if counters is not None:
+        for place, dropped in counters.dropped:
+            yield Spot(name, place, ref), dropped
+        if counters.tx_dropped is not None:
+            yield Spot(name, "tx_dropped", ref), counters.tx_dropped
+        return
+    # A macvtap receives what goes to its guest; a tun device sends it.
+    ring, other = ("tx_dropped", "rx_dropped") if device.tun else ("rx_dropped", "tx_dropped")
+    yield from _counter(root, device, Spot(name, "ring", ref), ring)
+    yield from _counter(root, device, Spot(name, other, ref), other)
+
+
+def _counter(
+    root: HostRoot, device: Device, spot: Spot, counter: str
+) -> Iterator[tuple[Spot, int]]:
+    try:
+        yield spot, int(root.read(f"{device.path}/statistics/{counter}"))
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,271 @@
+"""A frame of `vsrtune top` on a terminal of a given size, and as a picture.
+
+Every row takes one line, so what fits is known beforehand: rows that do not fit are counted
+and said.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.layout import Layout
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from vsrtune import top_tables
+from vsrtune.report import Table
+from vsrtune.top_model import Frame
+
+# From this width on the threads have the left part for themselves.
+WIDE = 150
+# And from this width of a part on nothing is shortened that need not be.
+_ROOMY = 90
+_PICTURE = (110, 40)  # columns, lines at most
+
+_RIGHT = frozenset(("CPU", "%CPU", "%wait", "%busy", "%soft", "drops/s", "in all"))
+# Heads that say which table it is.
+_FIRST = {"Pending": "pending for", "Drift": "drift of"}
+# Columns that take what room is left, and the most that others take of a narrow terminal.
+_GREEDY = frozenset(("on it", "because", "note"))
+_CAPS = {
+    "guest": 12, "thread": 18, "allowed": 7, "class": 14, "%budget": 9, "setting": 24,
+    "now": 10, "then": 14, "was set to": 10, "found": 10, "changed by": 12, "policy key": 14,
+}  # fmt: skip
+_BUSY = 0.9
+_WAITS = 0.1
+
+# rich's own, but without the fonts that it fetches from elsewhere.
+_SVG = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
+  font-size: {char_height}px;
+  line-height: {line_height}px;
+}}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One table of the screen. ``least``: rows that it has before others have more; ``noun``
+    says what is left out; ``styles`` by row and head; ``order``: rows by what is to be seen
+    first, where that is not their own order."""
+
+    table: Table
+    least: int
+    noun: str
+    styles: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    order: Sequence[int] = ()
+
+    @property
+    def lines(self) -> int:
+        """Lines that show everything of it."""
+        return 1 + len(self.table.rows)
+
+    def rows(self, height: int) -> list[int]:
+        """Those that are shown in so many lines; where they are not all, one line is for what
+        is left out."""
+        every = range(len(self.table.rows))
+        if len(every) < height:
+            return list(every)
+        return sorted((self.order or every)[: max(height - 2, 0)])
+
+    def left_out(self, shown: Sequence[int]) -> str:
+        """What else there is."""
+        table = self.table
+        text = f"{len(table.rows) - len(shown)} more {self.noun} do not fit here"
+        seen = {table.rows[n][0] for n in shown}
+        unseen = {row[0] for row in table.rows} - seen
+        if self.noun != "threads" or not unseen:
+            return text
+        return f"{text}: {len(unseen)} of {len(seen | unseen)} guests are not shown"
+
+
+def view(frame: Frame, width: int, height: int) -> Layout:
+    """The frame in so many columns and lines."""
+    threads = Part(top_tables.thread_table(frame), 7, "threads", _thread_styles(frame))
+    others = [
+        Part(top_tables.cpu_table(frame), 4, "CPUs", _cpu_styles(frame), _cpu_order(frame)),
+        Part(top_tables.drop_table(frame), 3, "places", _drop_styles(frame)),
+        *_settings(frame),
+    ]
+    body = Layout(name="body")
+    if width >= WIDE:
+        half = width * 11 // 20
+        left, right = Layout(name="left", size=half), Layout(name="right")
+        body.split_row(left, Layout(" ", name="gap", size=1), right)
+        _stack(left, [threads], half, height - 1)
+        _stack(right, others, width - half - 1, height - 1)
+    else:
+        parts = [others[0], threads, *others[1:]]
+        _stack(body, parts, width, height - 1)
+    whole = Layout(name="top")
+    whole.split_column(Layout(_head(frame, width), name="head", size=1), body)
+    return whole
+
+
+def lines(frame: Frame) -> int:
+    """Lines of a narrow terminal that show everything."""
+    wanted = [top_tables.cpu_table, top_tables.thread_table, top_tables.drop_table]
+    rows = sum(1 + len(make(frame).rows) for make in wanted)
+    return 1 + rows + sum(part.lines for part in _settings(frame))
+
+
+def picture(frame: Frame, title: str = "vsrtune top", name: str = "top") -> str:
+    """The frame as SVG text. The same frame gives the same text; ``name`` tells its parts
+    from those of other pictures on one page."""
+    width, most = _PICTURE
+    height = min(lines(frame), most)
+    console = Console(
+        file=io.StringIO(), record=True, width=width, height=height, force_terminal=True,
+        color_system="truecolor", legacy_windows=False, no_color=False, _environ={},
+    )  # fmt: skip
+    console.print(view(frame, width, height), height=height)
+    drawn = console.export_svg(title=title, code_format=_SVG, unique_id=name)
+    return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
+
+
+def share_out(parts: Sequence[tuple[int, int]], room: int) -> list[int]:
+    """Lines for each part, given the (least, wanted) lines of each: first the least of all,
+    those that come first before others, then the rest in the same order."""
+    given = []
+    for least, wanted in parts:
+        given.append(min(least, wanted, max(room, 0)))
+        room -= given[-1]
+    for n, (_, wanted) in enumerate(parts):
+        more = min(wanted - given[n], max(room, 0))
+        given[n] += more
+        room -= more
+    return given
+
+
+def _stack(into: Layout, parts: Sequence[Part], width: int, room: int) -> None:
+    """Parts below each other, each as high as it may be, and empty lines below."""
+    heights = share_out([(1 + p.least, p.lines) for p in parts], room)
+    shown = [
+        Layout(_render(part, lines, width), name=f"{n}", size=lines)
+        for n, (part, lines) in enumerate(zip(parts, heights, strict=True))
+        if lines > 0
+    ]
+    into.split_column(*shown, Layout(" ", name="rest"))
+
+
+def _settings(frame: Frame) -> list[Part]:
+    found = (
+        (top_tables.pending_table(frame), "changes"),
+        (top_tables.drift_table(frame), "settings"),
+        (top_tables.note_table(frame), "notes"),
+    )
+    return [Part(table, 2, noun) for table, noun in found if table is not None]
+
+
+def _head(frame: Frame, width: int) -> Text:
+    text = Text(_clean(top_tables.headline(frame)), style="bold", no_wrap=True, overflow="ellipsis")
+    keys = "q: quit"
+    if cell_len(text.plain) + len(keys) + 2 <= width:
+        text.append(" " * (width - cell_len(text.plain) - len(keys)))
+        text.append(keys, style="not bold dim")
+    return text
+
+
+def _render(part: Part, height: int, width: int) -> RenderableType:
+    table, wide = part.table, width >= _ROOMY
+    if not table.columns:
+        return Text(table.title, style="reverse", no_wrap=True, overflow="ellipsis")
+    shown = part.rows(height)
+    rows = [table.rows[n] for n in shown]
+    heads = [h for h in table.columns if wide or h != "tid"]
+    places = [table.columns.index(h) for h in heads]
+    grid = RichTable(
+        box=None, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), expand=True,
+        header_style="reverse", width=width,
+    )  # fmt: skip
+    greedy = next((h for h in heads if h in _GREEDY), heads[-1])
+    for head, place in zip(heads, places, strict=True):
+        title = _FIRST.get(table.title, head) if head == heads[0] else head
+        need = max([cell_len(title), *(cell_len(_clean(row[place])) for row in rows)])
+        cap = _CAPS.get(head, need) * (2 if wide else 1)
+        size = max(min(need, cap), cell_len(title))
+        grid.add_column(
+            Text(title), no_wrap=True, overflow="ellipsis",
+            justify="right" if head in _RIGHT else "left",
+            width=None if head == greedy else size, ratio=1 if head == greedy else None,
+        )  # fmt: skip
+    for n, row in zip(shown, rows, strict=True):
+        styles = (part.styles.get((n, h), "") for h in heads)
+        cells = zip((_clean(row[p]) for p in places), styles, strict=True)
+        grid.add_row(*(Text(cell, style=style) for cell, style in cells))
+    if len(shown) == len(table.rows):
+        return grid
+    whole = Layout()
+    more = Text(part.left_out(shown), style="dim italic", no_wrap=True, overflow="ellipsis")
+    whole.split_column(Layout(grid), Layout(more, size=1))
+    return whole
+
+
+def _clean(text: str) -> str:
+    """Names may hold what moves a terminal's cursor."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _thread_styles(frame: Frame) -> dict[tuple[int, str], str]:
+    found: dict[tuple[int, str], str] = {}
+    for n, row in enumerate(frame.threads):
+        if row.beside_interrupts:
+            found[n, "CPU"] = "bold red"
+        if (row.load or 0) >= _BUSY:
+            found[n, "%CPU"] = "bold"
+        if (row.wait or 0) >= _WAITS:
+            found[n, "%wait"] = "bold yellow"
+        if row.throttled or row.pending:
+            found[n, "%budget"] = "bold red" if row.throttled else "yellow"
+    return found
+
+
+def _cpu_styles(frame: Frame) -> dict[tuple[int, str], str]:
+    found: dict[tuple[int, str], str] = {}
+    for n, row in enumerate(frame.cpus):
+        if row.use.startswith("interrupts"):
+            found[n, "for"] = "cyan"
+        for head, share in (("%busy", row.busy), ("%soft", row.softirq)):
+            if (share or 0) >= _BUSY:
+                found[n, head] = "bold yellow"
+    return found
+
+
+def _cpu_order(frame: Frame) -> list[int]:
+    """CPUs that serve interrupts first, then those with the busiest threads."""
+
+    def rank(n: int) -> tuple[bool, float, float, int]:
+        row = frame.cpus[n]
+        load = sum(r.load or 0.0 for r in row.residents)
+        return not row.use.startswith("interrupts"), -load, -(row.busy or 0.0), n
+
+    return sorted(range(len(frame.cpus)), key=rank)
+
+
+def _drop_styles(frame: Frame) -> dict[tuple[int, str], str]:
+    rows: Iterable[tuple[int, float | None]] = ((n, d.rate) for n, d in enumerate(frame.drops))
+    return {(n, "drops/s"): "bold red" if rate else "dim" for n, rate in rows}
