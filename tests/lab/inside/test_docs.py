@@ -21,7 +21,7 @@ from labhelp import LabGuest
 PACKAGES = Path("/run/lab")
 # Those that look, or whose doing ends with the test. Others have tests of their own: attach
 # (test_attach.py), bench (test_bench.py), apply and the daemon (test_tune.py).
-RUN = ("show", "plan", "verify", "doctor", "policy", "record", "undo")
+RUN = ("show", "top", "plan", "verify", "doctor", "policy", "record", "undo")
 GUESTS = re.compile(r"vyos1|vr1|qemu:fw|GUEST")
 
 
@@ -51,6 +51,9 @@ def documented(package: Path, guest: str, place: Path) -> list[tuple[str, ...]]:
                 str(place / Path(w).name) if w.startswith(("/etc/vsrtune/", "/tmp/")) else w
                 for w in words
             ]
+            if words[0] == "top":
+                # Else an operator ends it.
+                words.append("--once")
             if "--trace" in words:
                 words[words.index("--trace") + 1] = "1"
             found[tuple(words)] = None
