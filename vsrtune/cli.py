@@ -15,6 +15,7 @@ import click
 
 from vsrtune import __version__
 from vsrtune.errors import VsrtuneError
+from vsrtune.printable import printable_lines
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
@@ -108,9 +109,9 @@ def complain(error: VsrtuneError) -> None:
     """Print an error, or each of the errors it stands for, on standard error."""
     for one in getattr(error, "errors", None) or (error,):
         where = f"{one.where}: " if one.where else ""
-        sys.stderr.write(f"vsrtune: error: {where}{one.what}\n")
+        sys.stderr.write(f"vsrtune: error: {printable_lines(f'{where}{one.what}')}\n")
         if one.hint:
-            sys.stderr.write(f"vsrtune: hint: {one.hint}\n")
+            sys.stderr.write(f"vsrtune: hint: {printable_lines(one.hint)}\n")
 
 
 def main() -> None:

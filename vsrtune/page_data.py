@@ -45,6 +45,7 @@ from vsrtune.page_model import (
     Totals,
 )
 from vsrtune.plan_state import PlanState, Unmade
+from vsrtune.printable import printable
 from vsrtune.state import GuestState, QueueState, State
 
 T = TypeVar("T")
@@ -327,9 +328,5 @@ def _cut(items: Sequence[T], most: int, view: Callable[[T], V]) -> tuple[tuple[V
 
 
 def _text(text: str) -> str:
-    """A text as it can be shown: bytes that are no UTF-8 (os.fsdecode), control characters
-    and those that turn the direction of what follows are written as escapes."""
-    text = text[:TEXT] + "\N{HORIZONTAL ELLIPSIS}" if len(text) > TEXT else text
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """A text as it can be shown, and not longer than that."""
+    return printable(text[:TEXT] + "\N{HORIZONTAL ELLIPSIS}" if len(text) > TEXT else text)

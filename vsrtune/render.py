@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from vsrtune.printable import printable
 from vsrtune.report import Table
 
 _STYLES = {"plain": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
@@ -24,8 +25,9 @@ def show(tables: Iterable[Table]) -> None:
 
 def plain(table: Table) -> str:
     """A table as text: title, heads and rows in columns two spaces apart."""
-    lines = [table.title]
-    grid = [table.columns, *table.rows] if table.columns else []
+    lines = [printable(table.title)]
+    rows = [tuple(map(printable, row)) for row in table.rows]
+    grid = [table.columns, *rows] if table.columns else []
     widths = [max(len(row[i]) for row in grid) for i in range(len(table.columns))]
     for row in grid:
         cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -41,7 +43,7 @@ def _show_rich(tables: Iterable[Table]) -> None:
 
     console = Console(highlight=False)
     for table in tables:
-        console.print(Text(table.title, style=_STYLES[table.tone]))
+        console.print(Text(printable(table.title), style=_STYLES[table.tone]))
         if not table.columns:
             continue
         grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -49,6 +51,6 @@ def _show_rich(tables: Iterable[Table]) -> None:
             grid.add_column(Text(column), overflow="fold")
         for row in table.rows:
             # Text and not str: names of guests may contain what rich takes for markup.
-            grid.add_row(*(Text(cell) for cell in row))
+            grid.add_row(*(Text(printable(cell)) for cell in row))
         console.print(grid)
         console.print()

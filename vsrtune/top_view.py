@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from vsrtune import top_tables
+from vsrtune.printable import printable
 from vsrtune.report import Table
 from vsrtune.top_model import Frame
 
@@ -182,7 +183,9 @@ def _settings(frame: Frame) -> list[Part]:
 
 
 def _head(frame: Frame, width: int) -> Text:
-    text = Text(_clean(top_tables.headline(frame)), style="bold", no_wrap=True, overflow="ellipsis")
+    text = Text(
+        printable(top_tables.headline(frame)), style="bold", no_wrap=True, overflow="ellipsis"
+    )
     keys = "q: quit"
     if cell_len(text.plain) + len(keys) + 2 <= width:
         text.append(" " * (width - cell_len(text.plain) - len(keys)))
@@ -205,7 +208,7 @@ def _render(part: Part, height: int, width: int) -> RenderableType:
     greedy = next((h for h in heads if h in _GREEDY), heads[-1])
     for head, place in zip(heads, places, strict=True):
         title = _FIRST.get(table.title, head) if head == heads[0] else head
-        need = max([cell_len(title), *(cell_len(_clean(row[place])) for row in rows)])
+        need = max([cell_len(title), *(cell_len(printable(row[place])) for row in rows)])
         cap = _CAPS.get(head, need) * (2 if wide else 1)
         size = max(min(need, cap), cell_len(title))
         grid.add_column(
@@ -215,7 +218,7 @@ def _render(part: Part, height: int, width: int) -> RenderableType:
         )  # fmt: skip
     for n, row in zip(shown, rows, strict=True):
         styles = (part.styles.get((n, h), "") for h in heads)
-        cells = zip((_clean(row[p]) for p in places), styles, strict=True)
+        cells = zip((printable(row[p]) for p in places), styles, strict=True)
         grid.add_row(*(Text(cell, style=style) for cell, style in cells))
     if len(shown) == len(table.rows):
         return grid
@@ -223,11 +226,6 @@ def _render(part: Part, height: int, width: int) -> RenderableType:
     more = Text(part.left_out(shown), style="dim italic", no_wrap=True, overflow="ellipsis")
     whole.split_column(Layout(grid), Layout(more, size=1))
     return whole
-
-
-def _clean(text: str) -> str:
-    """Names may hold what moves a terminal's cursor."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _thread_styles(frame: Frame) -> dict[tuple[int, str], str]:
