@@ -44,7 +44,8 @@ def choose(
     by_load: list[Seat] = []
     for wish in asked:
         into = seats if wish.policy.placement is None else by_load
-        into += [_seat(context, wish, pin, spare) for pin in wish.pins if pin.cpus is None]
+        nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
+        into += [_seat(context, wish, pin, spare, nodes) for pin in wish.pins if pin.cpus is None]
     cpus = {c.id: c for c in context.host.cpus}
     placed = place(seats, occupants, cpus)
     # Those placed by their number do not know of loads; those placed by load come to them.
@@ -86,14 +87,15 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
     )
 
 
-def _seat(context: Context, wish: Wishes, pin: PinWish, spare: CpuSet) -> Seat:
+def _seat(
+    context: Context, wish: Wishes, pin: PinWish, spare: CpuSet, nodes: frozenset[int]
+) -> Seat:
     allowed = pin.allowed - spare or pin.allowed
     previous: int | None = None
     for cpus in (pinned_cpus(context.ours.get(pin.target)), pin.thread.affinity):
         if cpus is not None and len(cpus) == 1 and cpus <= allowed:
             previous = cpus.first()
             break
-    nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
     return Seat(
         pin.thread.key,
         wish.guest.ref,

@@ -221,7 +221,7 @@ def order(case: Case) -> Iterable[Finding]:
     """Priorities that starve: vhost above vcpu, unequal guests on a CPU, vcpus under fifo on
     one CPU, ksoftirqd below realtime threads."""
     snapshot = case.snapshot
-    refs = [g.ref for g in snapshot.guests]
+    refs = {g.ref for g in snapshot.guests}
     # Throttling has a check of its own.
     quiet = replace(snapshot, host=replace(snapshot.host, sched_rt_runtime_us=1))
     told = [*plan_warnings.warnings(quiet, refs, CpuSet())]

@@ -47,6 +47,8 @@ def find(
     found = Found()
     pins = [Member(wish, pin) for wish in asked for pin in wish.pins]
     members = [m for m in pins if m.thread.role is not Role.NAPI]
+    if not any(m.booked for m in members):
+        return found
     sets = _sets(context, members, chosen, found)
     if found.refused or not sets:
         return found

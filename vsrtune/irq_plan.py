@@ -109,7 +109,8 @@ def warnings(result: Snapshot, asked: Sequence[Wishes]) -> list[str]:
         cpus = wish.policy.moves_irqs
         if cpus is not None:
             nics |= {nic.name: (nic, cpus) for nic in lower_nics(result.host, wish.guest)}
-    guests = [g for g in result.guests if g.ref in {w.guest.ref for w in asked}]
+    managed = {w.guest.ref for w in asked}
+    guests = [g for g in result.guests if g.ref in managed]
     out = [text for nic, cpus in nics.values() for text in _staying(nic, cpus, guests)]
     return out + _irqbalance(result.host, [nic for nic, _ in nics.values()])
 

@@ -22,7 +22,8 @@ CLASS = "/sys/class/net"
 class Device:
     """One network device.
 
-    ``path`` is its directory in /sys/devices, ``names`` what stands in it.
+    ``path`` is its directory in /sys/devices, ``names`` what stands in it, ``lowers`` are
+    the devices directly below, in this network namespace.
     """
 
     name: str
@@ -30,11 +31,8 @@ class Device:
     devtype: str
     path: str
     names: frozenset[str]
-
-    @property
-    def lowers(self) -> tuple[str, ...]:
-        """Devices directly below, in this network namespace."""
-        return tuple(sorted(n.removeprefix("lower_") for n in self.names if n.startswith("lower_")))
+    # Found once: a device below a thousand others has as many upper_ names to go through.
+    lowers: tuple[str, ...]
 
     @property
     def macvtap(self) -> bool:
@@ -339,4 +337,5 @@ class NetReader:
             devtype=uevent.get("DEVTYPE", ""),
             path=path,
             names=names,
+            lowers=tuple(sorted(n.removeprefix("lower_") for n in names if n[:6] == "lower_")),
         )

@@ -186,12 +186,13 @@ def _scheduling(
         return
     reason = f"scheduler.{role.value} ({wish.policy.at('scheduler', role.value)})"
     for thread in threads:
-        target = ThreadSched(ref, thread.key, label(thread))
+        name = label(thread)
+        target = ThreadSched(ref, thread.key, name)
         wish.asked.add(target)
         if thread.sched == rule.sched:
             context.settled[target] = rule.sched
         elif (drift := context.leave(target)) is not None:
-            phases.leave(ref, f"{label(thread)} scheduling", drift)
+            phases.leave(ref, f"{name} scheduling", drift)
             continue
         why_not = _why_not(context, wish, thread, rule, chosen)
         if why_not is None and rule.deadline:
@@ -200,8 +201,7 @@ def _scheduling(
         if why_not is None and any(m.thread == thread for d in found.later for m in d.members):
             waits = "pending: its guest's workers leave the emulator's cgroup first; retried"
         if why_not is not None or waits is not None:
-            subject = f"{label(thread)} scheduling"
-            phases.skip(ref, subject, why_not or waits or "", pending=why_not is None)
+            phases.skip(ref, f"{name} scheduling", why_not or waits or "", pending=why_not is None)
             continue
         action = Action(target, thread.sched, rule.sched, reason)
         if level(rule.sched) < level(thread.sched) and not rule.deadline:

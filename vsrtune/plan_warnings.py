@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from vsrtune.cpuset import CpuSet
@@ -16,7 +17,7 @@ OVERCOMMITTED = 1.2
 _REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
-def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str, ...]:
+def warnings(result: Snapshot, managed: AbstractSet[str], irq: CpuSet) -> tuple[str, ...]:
     """Warnings about ``result``, the snapshot as the plan leaves it; ``managed`` are
     the refs of the guests with a policy that was not refused."""
     guests = [_without_idle(g) for g in result.guests if g.ref in managed]
@@ -34,6 +35,8 @@ def warnings(result: Snapshot, managed: Sequence[str], irq: CpuSet) -> tuple[str
 
 def _without_idle(guest: Guest) -> Guest:
     """The guest without NAPI threads of devices whose NAPI is not threaded then."""
+    if not guest.by_role(Role.NAPI):
+        return guest
     off = {i.target for i in guest.interfaces if not i.threaded}
     kept = (t for t in guest.threads if t.role is not Role.NAPI or t.interface not in off)
     return replace(guest, threads=tuple(kept))
@@ -94,7 +97,7 @@ def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
         if thread.sched.cls is SchedClass.DEADLINE:
             continue
         more = [t for t in guest.by_role(higher) if level(t.sched) > level(thread.sched)]
-        if thread.affinity <= CpuSet(c for t in more for c in t.affinity):
+        if more and thread.affinity <= CpuSet(c for t in more for c in t.affinity):
             out |= thread.affinity
     return out
 
@@ -142,7 +145,7 @@ def _between_guests(guests: Sequence[Guest]) -> list[str]:
     return out
 
 
-def _overcommitted(result: Snapshot, managed: Sequence[str]) -> list[str]:
+def _overcommitted(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     """CPUs of which more was asked than there is in each of the latest windows. No numbers: a
     warning that stays the same is said once."""
     on: dict[int, list[tuple[str, Thread]]] = {}

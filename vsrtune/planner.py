@@ -225,7 +225,7 @@ def _attempt(
     if checked:
         plan_checks.check(snapshot, made, state.irq, pinned, ours)
     result = project(snapshot, made)
-    managed = [w.guest.ref for w in asked]
+    managed = {w.guest.ref for w in asked}
     told = plan_warnings.warnings(result, managed, state.irq)
     told += tuple(softirq.warnings(result, managed))
     told += tuple(irq_plan.warnings(result, asked))
@@ -233,8 +233,8 @@ def _attempt(
     drift = tuple(d for target, d in changed.items() if target in concerned)
     final = replace(made, warnings=told, drift=drift, settled=context.settled)
     whole = None if state.refusals else remember(context, policies, asked, chosen, found)
-    host_asked |= {t for w in asked for t in w.asked}
-    return _Made(final, set(host_asked), whole, frozenset(g.ref for g, _ in movers))
+    every = set(host_asked).union(*(w.asked for w in asked))
+    return _Made(final, every, whole, frozenset(g.ref for g, _ in movers))
 
 
 def _choose_interrupts(host: Host, state: _State) -> None:

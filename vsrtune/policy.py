@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from vsrtune import policy_irq
@@ -50,7 +51,7 @@ class PolicyErrors(PolicyError):
         return "\n".join(str(error) for error in self.errors)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SchedRule:
     """A scheduling class to set; ``priority`` is 0 for classes other and deadline, the
     times (nanoseconds) are 0 for all but deadline."""
@@ -61,7 +62,7 @@ class SchedRule:
     deadline_ns: int = 0
     period_ns: int = 0
 
-    @property
+    @cached_property
     def sched(self) -> Sched:
         """The parameters to write. Realtime classes and deadline are reset on fork, so
         that a thread QEMU starts later does not inherit them (sched(7)); a DEADLINE

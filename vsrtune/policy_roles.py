@@ -17,8 +17,13 @@ def rule_for(policy: Policy, role: Role) -> SchedRule | None:
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
     """The CPUs the policy asks for a role."""
-    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
-    choice = choices.get(role)
+    choice: CpuChoice | VcpuMap | DeviceMap | None = None
+    if role is Role.VCPU:
+        choice = policy.vcpu
+    elif role is Role.VHOST:
+        choice = policy.vhost
+    elif role is Role.NAPI:
+        choice = policy.napi
     if choice is None and role in DATA_PLANE and policy.placement is not None:
         return AUTO
     return choice

@@ -30,12 +30,20 @@ _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 @dataclass(slots=True)
 class _Entry:
-    """``argv`` is empty for everything but QEMUs; ``sure`` when it was read twice."""
+    """``argv`` is empty for everything but QEMUs, ``qemu`` what it says; ``sure`` when it was
+    read twice."""
 
     identity: int
     stat: Stat
     argv: tuple[str, ...]
+    qemu: QemuProcess | None = None
     sure: bool = False
+
+    def process(self) -> QemuProcess:
+        """What is known of a QEMU. Its command line is long, and is taken apart once."""
+        if self.qemu is None:
+            self.qemu = QemuProcess(self.stat.tid, self.stat.start_time, parse_args(self.argv))
+        return self.qemu
 
 
 def scan(root: HostRoot) -> Processes:
@@ -55,7 +63,8 @@ class ProcessTable:
 
     def forget(self) -> None:
         """Look at everything next time."""
-        self._entries.clear()
+        for entry in self._entries.values():
+            entry.sure = False
 
     def scan(self, root: HostRoot) -> Processes:
         """As ``scan``."""
@@ -70,11 +79,8 @@ class ProcessTable:
                 known = None
             entry = _read(root, name, identity)
             if entry is not None:
-                same = known is not None and (known.stat.comm, known.argv) == (
-                    entry.stat.comm,
-                    entry.argv,
-                )
-                entry.sure = same
+                if known is not None and _same(known, entry):
+                    entry.qemu, entry.sure = known.qemu, True
                 self._entries[name] = entry
         return _sorted(list(self._entries.values()))
 
@@ -104,9 +110,9 @@ def _sorted(entries: list[_Entry]) -> Processes:
     # A QEMU below a QEMU is a helper of it (a fork about to exec, the cleanup
     # process of -run-with async-teardown), not a guest.
     found = [
-        QemuProcess(pid, entry.stat.start_time, args)
-        for pid, entry in sorted(qemus.items())
-        if entry.stat.ppid not in qemus and (args := parse_args(list(entry.argv))).guest
+        process
+        for _, entry in sorted(qemus.items())
+        if entry.stat.ppid not in qemus and (process := entry.process()).args.guest
     ]
     return Processes(
         tuple(found),
@@ -115,6 +121,13 @@ def _sorted(entries: list[_Entry]) -> Processes:
         tuple(sorted(softirq)),
         {device: tuple(sorted(tids)) for device, tids in napi.items()},
     )
+
+
+def _same(one: _Entry, other: _Entry) -> bool:
+    """Whether a process is what it was when it was read before."""
+    stats = (one.stat, other.stat)
+    comms, starts = {s.comm for s in stats}, {s.start_time for s in stats}
+    return len(comms) == len(starts) == 1 and one.argv == other.argv
 
 
 def _read(root: HostRoot, name: str, identity: int) -> _Entry | None:

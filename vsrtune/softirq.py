@@ -10,7 +10,8 @@ work on them was done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
 from vsrtune.cpuset import CpuSet
@@ -101,15 +102,16 @@ def _one(
     into.append(Action(target(thread), thread.sched, rule.sched, reason))
 
 
-def warnings(result: Snapshot, managed: Iterable[str]) -> list[str]:
+def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     """CPUs whose ksoftirqd stands below realtime threads of a managed guest."""
-    names = set(managed)
     below: set[int] = set()
     on = {t.cpu: t.sched for t in result.host.softirq}
     for guest in result.guests:
+        if guest.ref not in managed:
+            continue
         for thread in guest.threads:
             busy = thread.role in DATA_PLANE and thread.sched.cls in _REALTIME
-            if guest.ref in names and busy and len(thread.affinity) == 1:
+            if busy and len(thread.affinity) == 1:
                 softirq = on.get(thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):
                     below.add(thread.affinity.first())

@@ -31,5 +31,5 @@ def test_vcpus_that_spin_for_one_another(
     guest = change(
         router(vcpus=vcpus), Role.VCPU, affinity=cpus(where), sched=Sched(cls, priority=priority)
     )
-    found = warnings(snapshot(guest), ["vr1"], cpus("0"))
+    found = warnings(snapshot(guest), {"vr1"}, cpus("0"))
     assert (SPINNING in found) is expected
