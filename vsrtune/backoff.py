@@ -76,4 +76,8 @@ class SaidOnce:
 
     def end_of_pass(self, *, whole: bool = True) -> None:
         """Keys not met in this pass may be said again, unless it was about a part only."""
-        self._said, self._now = (self._now if whole else self._said | self._now), set()
+        if whole:
+            self._said = self._now
+        else:
+            self._said |= self._now
+        self._now = set()

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from vsrtune.cgroup import MOUNT
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.errors import VsrtuneError
-from vsrtune.model import CpusetGroup
 from vsrtune.rootfs import HostRoot
 
 # Files that controllers put beside child cgroups.

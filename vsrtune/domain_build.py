@@ -22,8 +22,9 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.deadline import limit, percent
-from vsrtune.model import CpusetGroup, Host, Snapshot
+from vsrtune.model import Host, Snapshot
 from vsrtune.plan_build import Phases
 from vsrtune.root_domains import Domain, Found, Mode, is_partition
 from vsrtune.wishes import EMULATOR_CGROUP, Context, Wishes, label

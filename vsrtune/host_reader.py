@@ -8,13 +8,13 @@ from functools import partial
 
 from vsrtune.attempts import Attempts
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
 from vsrtune.deadline_books import read_books
 from vsrtune.hostinfo import read_cpus
 from vsrtune.irq import read_names
 from vsrtune.model import (
     Cpu,
-    CpusetGroup,
     DeadlineCpu,
     Guest,
     Host,

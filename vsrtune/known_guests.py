@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from vsrtune.model import Guest, Problem, Role, Snapshot, ThreadKey
 from vsrtune.net import Device
+from vsrtune.part import Part
 from vsrtune.proc import Processes, QemuProcess
 
 
@@ -36,7 +37,8 @@ class Known:
     are the problems of the readers ahead of the guests' and behind them; ``held`` is by
     pid, in pid order; ``places`` says where in the snapshot the guest of a pid stands,
     ``parents`` how many of them have their cgroup in which; ``devices`` are the lower
-    devices. ``looked`` names the guests that were looked at, with those that are gone."""
+    devices; ``partitioned`` whether there are partitions or cgroups with exclusive CPUs.
+    ``looked`` are the guests that were looked at, with those that are gone; None: all."""
 
     snapshot: Snapshot
     processes: Processes
@@ -47,7 +49,8 @@ class Known:
     places: dict[int, int]
     parents: Counter[str]
     devices: dict[str, Device]
-    looked: frozenset[str] = frozenset()
+    partitioned: bool
+    looked: Part
 
     @property
     def napi(self) -> bool:
@@ -62,9 +65,9 @@ def places(guests: tuple[Guest, ...]) -> dict[int, int]:
 
 def relisted(
     known: Known, held: dict[int, Held], fresh: list[Held], gone: list[Held]
-) -> tuple[tuple[Guest, ...], dict[int, int]]:
-    """The guests in their order, and where each stands. Where all are who they were, only
-    the new ones are put in the places of the old."""
+) -> tuple[tuple[Guest, ...], dict[int, int], tuple[int, ...] | None]:
+    """The guests in their order, where each stands, and where the new ones do. Where all are
+    who they were, only these are put in the places of the old; else their places are None."""
     guests = list(known.snapshot.guests)
     same = not gone and not known.napi
     for one in fresh:
@@ -78,9 +81,10 @@ def relisted(
         same = same and known.held[new.pid].guest is old
         guests[place] = new
     if same:
-        return tuple(guests), known.places
+        fresh_places = sorted(known.places[h.process.pid] for h in fresh)
+        return tuple(guests), known.places, tuple(fresh_places)
     ordered = listed(held)
-    return ordered, places(ordered)
+    return ordered, places(ordered), None
 
 
 def listed(held: dict[int, Held]) -> tuple[Guest, ...]:

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from vsrtune import cpuset_groups
 from vsrtune.attempts import Attempts
 from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.host_reader import HostReader, lower_devices
 from vsrtune.known_guests import Held, Known, listed, places, relisted
 from vsrtune.model import (
-    CpusetGroup,
     Guest,
     Host,
     NicKind,
@@ -27,6 +28,7 @@ from vsrtune.model import (
     WorkerKind,
 )
 from vsrtune.net import NetReader
+from vsrtune.part import Part
 from vsrtune.proc import Processes, QemuProcess, parse_stat
 from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot
@@ -82,8 +84,9 @@ class LookPass:
         seen = host.host(boot_id, cpus, processes, guests)
         problems = (tuple(attempts.problems[:before]), tuple(attempts.problems[before:]))
         own = (p for h in held.values() for p in h.problems)
+        snapshot = Snapshot(seen, guests, (*problems[0], *own, *problems[1]))
         return Known(
-            Snapshot(seen, guests, (*problems[0], *own, *problems[1])),
+            snapshot,
             processes,
             held,
             {h.domain: pid for pid, h in held.items() if h.domain is not None},
@@ -91,6 +94,8 @@ class LookPass:
             places(guests),
             Counter(h.parent for h in held.values()),
             self._net.known([n.name for n in seen.nics]),
+            any(c.special for c in seen.cpusets),
+            Part(snapshot),
         )
 
     def _domains(self, attempts: Attempts) -> tuple[DomainText, ...]:
@@ -193,10 +198,10 @@ class LookPass:
         if len(before) != len(fresh) or gone:
             held = dict(sorted(held.items()))
         last = known.snapshot
-        guests, places = relisted(known, held, fresh, gone)
+        guests, places, spots = relisted(known, held, fresh, gone)
         attempts = Attempts()
         attempts.problems += known.after
-        host = self._around(known, guests, before, fresh, parents, attempts)
+        host, partitioned = self._around(known, guests, before, fresh, parents, attempts)
         if len(attempts.problems) != len(known.after):
             raise NotAlone
         problems = last.problems
@@ -204,15 +209,21 @@ class LookPass:
             own = (p for h in held.values() for p in h.problems)
             problems = (*known.before, *own, *known.after)
         guests_of = (h.guest for h in (*before, *fresh))
+        looked = names.union(g.ref for g in guests_of if g is not None)
+        snapshot = Snapshot(host, guests, problems)
+        part = Part(snapshot, looked, spots or ())
+        if spots is None or looked != {g.ref for g in part.guests}:
+            part = Part.of(snapshot, looked)
         return replace(
             known,
-            snapshot=Snapshot(host, guests, problems),
+            snapshot=snapshot,
             processes=processes,
             held=held,
             names=by_name,
             places=places,
             parents=parents,
-            looked=names.union(g.ref for g in guests_of if g is not None),
+            partitioned=partitioned,
+            looked=part,
         )
 
     def _processes(
@@ -248,11 +259,15 @@ class LookPass:
         fresh: list[Held],
         parents: Counter[str],
         attempts: Attempts,
-    ) -> Host:
-        """The host, with what depends on the guests that were looked at."""
-        host = known.snapshot.host
+    ) -> tuple[Host, bool]:
+        """The host, with what depends on the guests that were looked at, and whether it has
+        partitions."""
+        host, partitioned = known.snapshot.host, known.partitioned
         reader = HostReader(self._root, self._net, self._memory, attempts)
-        cpusets = self._cpuset_groups(known, before, fresh, parents, guests)
+        cpusets = self._beside(known, before, fresh, parents)
+        if cpusets is None:
+            cpusets = read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
+            partitioned = any(c.special for c in cpusets)
         if cpusets is not host.cpusets:
             host = replace(host, cpusets=cpusets)
         old = [h.guest for h in before if h.guest is not None]
@@ -264,17 +279,14 @@ class LookPass:
         budgets = any(t.sched.cls is SchedClass.DEADLINE for g in touched for t in g.threads)
         if budgets or any(d.booked is not None for d in host.deadline):
             host = replace(host, deadline=reader.books(host.online, guests, host.cpusets))
-        return host
+        return host, partitioned
 
-    def _cpuset_groups(
-        self,
-        known: Known,
-        before: list[Held],
-        fresh: list[Held],
-        parents: Counter[str],
-        guests: tuple[Guest, ...],
-    ) -> tuple[CpusetGroup, ...]:
-        host = known.snapshot.host
+    def _beside(
+        self, known: Known, before: list[Held], fresh: list[Held], parents: Counter[str]
+    ) -> tuple[CpusetGroup, ...] | None:
+        """The host's cpusets, for which only the guests' own were looked at; None when that
+        does not tell everything."""
+        cpusets = known.snapshot.host.cpusets
         homes = {h.home for h in (*before, *fresh)}
         read = {h.home: h.guest for h in fresh if h.guest is not None}
         # What is beside a guest's cgroup matters as long as some guest is there.
@@ -282,23 +294,17 @@ class LookPass:
         same = same and all(known.parents[h.parent] for h in fresh)
         apart = all(home and _inside(home, guest) for home, guest in read.items())
         alone = len(homes) == len({h.process.pid for h in (*before, *fresh)})
-        if not (same and apart and alone) or "" in homes or host.partitioned:
-            return read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
-        groups: list[CpusetGroup] = []
-        for home, guest in read.items():
-            groups += read_tree(self._root, (t.cgroup for t in guest.threads), below=home)
-        if any(c.special for c in groups):
-            return read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
-        old = tuple(c for home in homes for c in host.below(home))
-        if sorted(old, key=_path) == sorted(groups, key=_path):
-            return host.cpusets
-        left = {c.path for c in old}
-        kept = [c for c in host.cpusets if c.path not in left]
-        return tuple(sorted([*kept, *groups], key=_path))
-
-
-def _path(group: CpusetGroup) -> str:
-    return group.path
+        if not (same and apart and alone) or "" in homes or known.partitioned:
+            return None
+        for home in sorted(homes):
+            guest = read.get(home)
+            used = (t.cgroup for t in guest.threads) if guest is not None else ()
+            groups = read_tree(self._root, used, below=home) if guest is not None else ()
+            if any(c.special for c in groups):
+                return None
+            if groups != cpuset_groups.below(cpusets, home):
+                cpusets = cpuset_groups.put(cpusets, home, groups)
+        return cpusets
 
 
 def thread_links(root: HostRoot, pid: int) -> int:

@@ -7,15 +7,16 @@ taken for the thread it replaced.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
+from vsrtune import cpuset_groups
 from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.durations import time_text
 from vsrtune.errors import VsrtuneError
 from vsrtune.tap_counters import TapCounters
@@ -119,6 +120,10 @@ class ThreadKey:
     def __str__(self) -> str:
         return f"{self.tid}"
 
+    def __hash__(self) -> int:
+        # Few share it, and a plan looks thousands of them up.
+        return self.tid
+
 
 @dataclass(frozen=True, slots=True)
 class Thread:
@@ -154,6 +159,9 @@ class Thread:
     pin: CpuSet | None = None
     cpuset_limit: CpuSet | None = None
     load: tuple[float, ...] = ()
+
+    def __hash__(self) -> int:
+        return self.key.tid
 
 
 class NicKind(Enum):
@@ -194,10 +202,12 @@ class Interface:
     counters: TapCounters | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Guest:
     """A running guest. ``source`` is ``libvirt`` or ``qemu``; policies name the
     latter as ``qemu:NAME``. ``cpuset`` problems and the like stand in ``problems``."""
+
+    # No slots: see Host.
 
     name: str
     uuid: str
@@ -215,8 +225,18 @@ class Guest:
 
     def by_role(self, role: Role) -> tuple[Thread, ...]:
         """Threads of a role in index, then creation order."""
-        found = [t for t in self.threads if t.role is role]
-        return tuple(sorted(found, key=lambda t: (t.index or 0, t.key.start_time, t.key.tid)))
+        return self._by_role.get(role, ())
+
+    @cached_property
+    def _by_role(self) -> dict[Role, tuple[Thread, ...]]:
+        found: dict[Role, list[Thread]] = {}
+        for thread in self.threads:
+            found.setdefault(thread.role, []).append(thread)
+        return {role: tuple(sorted(threads, key=_age)) for role, threads in found.items()}
+
+
+def _age(thread: Thread) -> tuple[int, int, int]:
+    return thread.index or 0, thread.key.start_time, thread.key.tid
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,36 +322,6 @@ class SoftirqThread:
 
 
 @dataclass(frozen=True, slots=True)
-class CpusetGroup:
-    """A cgroup whose cpuset matters to guests: one above or beside their threads, or one
-    with a setting of its own. ``path`` is below /sys/fs/cgroup. ``cpus`` and
-    ``exclusive`` are the raw texts of ``cpuset.cpus`` and ``cpuset.cpus.exclusive`` (None
-    before 6.7, which has no such file), ``partition`` that of ``cpuset.cpus.partition``:
-    member, root, isolated, or one of these with ``invalid (reason)`` behind it."""
-
-    path: str
-    cpus: str
-    effective: CpuSet
-    partition: str = "member"
-    exclusive: str | None = None
-    populated: bool = True
-
-    @property
-    def valid(self) -> bool:
-        """True when it is a partition root that is in force."""
-        return self.partition in ("root", "isolated")
-
-    @property
-    def special(self) -> bool:
-        """True when it is a partition or has exclusive CPUs: cgroups inside may be as well."""
-        return bool(self.exclusive) or self.partition != "member"
-
-
-def _path(group: CpusetGroup) -> str:
-    return group.path
-
-
-@dataclass(frozen=True, slots=True)
 class DeadlineCpu:
     """DEADLINE bandwidths of one CPU's root domain as the kernel books them, in units of
     1/2**20 CPU: ``booked`` for the whole root domain (None when nobody asked), and
@@ -377,24 +367,7 @@ class Host:
 
     def cpuset(self, path: str) -> CpusetGroup | None:
         """The cpuset of that cgroup, when it matters."""
-        return self._groups.get(path)
-
-    @cached_property
-    def _groups(self) -> dict[str, CpusetGroup]:
-        return {c.path: c for c in self.cpusets}
-
-    def below(self, path: str) -> tuple[CpusetGroup, ...]:
-        """The cpusets of a cgroup and of all that are inside, of those that matter."""
-        first = bisect_left(self.cpusets, f"{path}/", key=_path)
-        # "0" is what comes after "/".
-        last = bisect_left(self.cpusets, f"{path}0", key=_path)
-        own = self.cpuset(path)
-        return (*((own,) if own is not None else ()), *self.cpusets[first:last])
-
-    @cached_property
-    def partitioned(self) -> bool:
-        """Whether there is any partition, or a cgroup with exclusive CPUs."""
-        return any(c.special for c in self.cpusets)
+        return cpuset_groups.find(self.cpusets, path)
 
     @cached_property
     def online(self) -> CpuSet:
@@ -438,4 +411,7 @@ class Snapshot:
             data = json_value(text)
         except ValueError as error:
             raise VsrtuneError(f"not JSON: {error}") from None
-        return decode(cls, data)
+        found = decode(cls, data)
+        # Whoever wrote it by hand may have had another order in mind.
+        ordered = tuple(sorted(found.host.cpusets, key=lambda group: group.path))
+        return replace(found, host=replace(found.host, cpusets=ordered))

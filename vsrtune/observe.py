@@ -6,26 +6,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from vsrtune.errors import ObserveError
 from vsrtune.guests import VcpuFinder
 from vsrtune.known_guests import Known
 from vsrtune.look_pass import LookPass, NotAlone
 from vsrtune.model import Guest, Nic, Problem, Role, Snapshot
+from vsrtune.part import Part
 from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.rounds import Rounds
 from vsrtune.seen import DEFAULT_PATH, SeenMemory, SeenNic, SeenWorker
 from vsrtune.trace import Devices, Tracer, rx_cpus, sender_device
 from vsrtune.virt import DEFAULT_URI, LibvirtSource, VirtSource
-
-
-class Seen(NamedTuple):
-    """The host, and the names of the guests that were looked at; None when everything was."""
-
-    snapshot: Snapshot
-    looked: frozenset[str] | None
 
 
 class Observer:
@@ -63,21 +56,23 @@ class Observer:
         snapshot = self._whole()
         return replace(snapshot, problems=snapshot.problems + problems)
 
-    def observe_some(self, names: frozenset[str]) -> Seen:
+    def observe_some(self, names: frozenset[str]) -> Part:
         """The host, for which only the libvirt guests of these names are looked at and the
-        rest is as it was seen last. What else has to be looked at then is."""
+        rest is as it was seen last. What else has to be looked at then is. The part of it
+        that was looked at."""
         return self._some(names, frozenset())
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> Seen:
+    def observe_turns(self, names: frozenset[str] = frozenset()) -> Part:
         """The host as of the last look, but for guests that came, went or have other
-        threads, for some others in their turn, and for those of these names."""
+        threads, for some others in their turn, and for those of these names. The part of
+        it that was looked at."""
         due = None
         if self._known is not None:
             due = self._rounds.due(self._known, self._root, self._table)
         return self._all() if due is None else self._some(names, due)
 
-    def _all(self) -> Seen:
-        return Seen(self._whole(), None)
+    def _all(self) -> Part:
+        return Part(self._whole())
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Mark interrupts that the kernel refused to move, until the next boot."""
@@ -90,14 +85,14 @@ class Observer:
         self._rounds.done(self._known)
         return self._known.snapshot
 
-    def _some(self, names: frozenset[str], pids: frozenset[int]) -> Seen:
+    def _some(self, names: frozenset[str], pids: frozenset[int]) -> Part:
         if self._known is None:
             return self._all()
         try:
             self._known = self._pass(self._known).some(names, pids)
         except (NotAlone, ObserveError):
             return self._all()
-        return Seen(self._known.snapshot, self._known.looked)
+        return self._known.looked
 
     def _pass(self, known: Known | None = None) -> LookPass:
         return LookPass(self._root, self._virt, self._memory, self._vcpus, self._table, known)

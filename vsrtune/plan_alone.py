@@ -67,23 +67,22 @@ def remember(
 def plan_alone(
     whole: Whole,
     snapshot: Snapshot,
-    names: frozenset[str],
     policies: Sequence[Policy],
     ours: Mapping[Target, Value],
     memory: Memory,
 ) -> Plan | None:
-    """The plan for the guests of these names; ``ours`` and ``memory`` need to know of them
-    only. None when the whole has to be planned."""
+    """The plan for the guests of ``snapshot``, which has no others (part.Part.alone); ``ours``
+    and ``memory`` need to know of them only. None when the whole has to be planned."""
     host = snapshot.host
     if whole.policies != tuple(policies):
         return None
     if host.cpus is not whole.host.cpus or host.nics is not whole.host.nics:
         return None
-    small = replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in names))
-    assigned = assign(small.guests, policies)
-    if assigned.refusals or len({g.ref for g in small.guests}) != len(small.guests):
+    guests = snapshot.guests
+    assigned = assign(guests, policies)
+    if assigned.refusals or len({g.ref for g in guests}) != len(guests):
         return None
-    context = Context(host, whole.irq, ours, drifts(small, assigned.pairs, ours, memory))
+    context = Context(host, whole.irq, ours, drifts(snapshot, assigned.pairs, ours, memory))
     asked = [wishes(context, guest, policy) for guest, policy in assigned.pairs]
     chosen: dict[ThreadKey, Chosen] = {}
     for wish in asked:
@@ -100,7 +99,7 @@ def plan_alone(
     napi_plan.build(context, asked, phases)
     made = Plan(phases.actions(), tuple(phases.skipped))
     pinned = {p.thread.key: chosen[p.thread.key].cpus for w in asked for p in w.pins}
-    plan_checks.check(small, made, whole.irq, pinned, ours)
+    plan_checks.check(snapshot, made, whole.irq, pinned, ours)
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
     return replace(made, drift=drift, settled=context.settled)

@@ -7,6 +7,7 @@ invariant is a mistake in the planner: it is not shown and not executed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from vsrtune.actions import (
     HOST_REF,
@@ -79,9 +80,7 @@ def check(
         return
     refused = {r.guest for r in plan.refusals}
     seen: set[Target] = set()
-    dirs = {t.path for t, v in ours.items() if isinstance(t, CgroupDir) and v is True}
-    dirs |= {t.cgroup for g in snapshot.guests for t in g.threads}
-    dirs |= {c.path for c in snapshot.host.cpusets}
+    dirs = _Dirs(snapshot, ours)
     state = Projection(snapshot)
     for action in plan.actions:
         if action.target in seen:
@@ -92,9 +91,28 @@ def check(
         if action.before == action.after:
             raise _broken(action, "the action changes nothing")
         if isinstance(action.target, CgroupDir):
-            dirs.add(action.target.path)
+            dirs.made.add(action.target.path)
         _step(state, action, irq, dirs)
         state.apply(action)
+
+
+class _Dirs:
+    """The cgroups that there are while a plan is carried out; ``made`` are those it makes."""
+
+    def __init__(self, snapshot: Snapshot, ours: Mapping[Target, Value]) -> None:
+        self._snapshot = snapshot
+        self._ours = ours
+        self.made: set[str] = set()
+
+    def __contains__(self, path: object) -> bool:
+        if path in self.made or path in self._used:
+            return True
+        return self._snapshot.host.cpuset(str(path)) is not None
+
+    @cached_property
+    def _used(self) -> frozenset[str]:
+        known = {t.path for t, v in self._ours.items() if isinstance(t, CgroupDir) and v is True}
+        return frozenset(known.union(t.cgroup for g in self._snapshot.guests for t in g.threads))
 
 
 def _broken(action: Action | None, what: str) -> PlanError:
@@ -145,7 +163,7 @@ def _below(action: Action) -> bool:
     return isinstance(action.target, ThreadAffinity) and action.target.guest == HOST_REF
 
 
-def _step(state: Projection, action: Action, irq: CpuSet, dirs: set[str]) -> None:
+def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
     target = action.target
     if isinstance(target, NicTarget) or _below(action):
         cpus = action.after

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from vsrtune.actions import Action, Plan, Refusal, Skipped
 
@@ -15,27 +16,56 @@ class Unmade:
     why: str
 
 
+@dataclass(slots=True)
+class _Left:
+    """Of one guest, or of the host itself; not changed any more once a PlanState has it."""
+
+    unmade: list[Unmade] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanState:
     """Changes that are not made, settings that are left as they are, what is refused, and
-    what is said of the host as a whole."""
+    what is said of the host as a whole. Kept by guest, so that a pass over one guest renews
+    its own without going through all others'."""
 
-    unmade: tuple[Unmade, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
+    _by_guest: Mapping[str, _Left] = field(default_factory=dict)
 
     @classmethod
     def after(cls, plan: Plan, unmade: tuple[Unmade, ...]) -> PlanState:
-        """Of a pass over everything."""
-        return cls(unmade, plan.skipped, plan.refusals, plan.warnings)
+        """Of a pass over everything, or over some guests."""
+        found: dict[str, _Left] = {}
+        for change in unmade:
+            found.setdefault(change.action.target.guest, _Left()).unmade.append(change)
+        for skipped in plan.skipped:
+            found.setdefault(skipped.guest, _Left()).skipped.append(skipped)
+        for refusal in plan.refusals:
+            found.setdefault(refusal.guest, _Left()).refusals.append(refusal)
+        return cls(plan.warnings, found)
 
     def updated(self, part: PlanState, guests: frozenset[str]) -> PlanState:
         """With ``part``, which a pass over ``guests`` alone has left; what it does not look
         at, other guests and the host as a whole, stands as it was."""
-        return PlanState(
-            (*(u for u in self.unmade if u.action.target.guest not in guests), *part.unmade),
-            (*(s for s in self.skipped if s.guest not in guests), *part.skipped),
-            (*(r for r in self.refusals if r.guest not in guests), *part.refusals),
-            self.warnings,
-        )
+        found = dict(self._by_guest)
+        for guest in guests:
+            found.pop(guest, None)
+        found.update(part._by_guest)
+        return PlanState(self.warnings, found)
+
+    @property
+    def unmade(self) -> tuple[Unmade, ...]:
+        """Changes that are not made, guest by guest in the plan's order."""
+        return tuple(u for left in self._by_guest.values() for u in left.unmade)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Settings that are left as they are, guest by guest."""
+        return tuple(s for left in self._by_guest.values() for s in left.skipped)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """What is refused, guest by guest."""
+        return tuple(r for left in self._by_guest.values() for r in left.refusals)

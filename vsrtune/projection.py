@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from vsrtune import cpuset_groups
 from vsrtune.actions import (
     HOST_REF,
     Action,
@@ -32,7 +33,8 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import CpusetGroup, Guest, Host, Interface, Sched, Snapshot, Thread, ThreadKey
+from vsrtune.cpuset_groups import CpusetGroup
+from vsrtune.model import Guest, Host, Interface, Sched, Snapshot, Thread, ThreadKey
 from vsrtune.nic_settings import changed
 
 _Change = Callable[[Guest, Thread], Thread]
@@ -70,15 +72,17 @@ class Projection:
         self._guests = list(snapshot.guests)
         self._host: Host | None = snapshot.host
         self._softirq = {t.key: t for t in snapshot.host.softirq}
-        self._groups = {c.path: c for c in snapshot.host.cpusets}
+        # cpusets that are others now; None: gone.
+        self._groups: dict[str, CpusetGroup | None] = {}
 
     @property
     def host(self) -> Host:
         """The host as it is now."""
         if self._host is None:
-            groups = tuple(self._groups[path] for path in sorted(self._groups))
+            before = self._before.host
+            groups = cpuset_groups.changed(before.cpusets, self._groups)
             softirq = tuple(self._softirq.values())
-            self._host = replace(self._before.host, cpusets=groups, softirq=softirq)
+            self._host = replace(before, cpusets=groups, softirq=softirq)
         return self._host
 
     @property
@@ -113,7 +117,7 @@ class Projection:
                     self._host = None
                 self._thread(key, lambda g, t: replace(t, sched=sched))
             case (ThreadCgroup(thread=key), str() as cgroup):
-                group = self._groups.get(cgroup)
+                group = self._cpuset(cgroup)
                 self._thread(key, lambda g, t: _move(g, t, cgroup, group))
             case (VcpuPin(thread=key, vcpu=number), Pin() as pin):
                 self._listed(key, f"vcpu{number}", pin)
@@ -176,24 +180,29 @@ class Projection:
 
     # -- cgroups; those that the snapshot does not list are not followed
 
+    def _cpuset(self, path: str) -> CpusetGroup | None:
+        return self._groups[path] if path in self._groups else self._before.host.cpuset(path)
+
     def _group(self, path: str, change: Callable[[CpusetGroup], CpusetGroup]) -> None:
-        group = self._groups.get(path)
+        group = self._cpuset(path)
         if group is not None:
             self._groups[path] = change(group)
             self._host = None
 
     def _made(self, path: str) -> None:
-        if not self._groups or path in self._groups:
+        known = self._before.host.cpusets
+        if not known or self._cpuset(path) is not None:
             return
-        parent = self._groups.get(path.rpartition("/")[0])
+        parent = self._cpuset(path.rpartition("/")[0])
         effective = self._before.host.online if parent is None else parent.effective
-        exclusive = "" if any(c.exclusive is not None for c in self._groups.values()) else None
+        exclusive = "" if any(c.exclusive is not None for c in known) else None
         made = CpusetGroup(path, "", effective, "member", exclusive, populated=False)
         self._groups[path] = made
         self._host = None
 
     def _removed(self, path: str) -> None:
-        if self._groups.pop(path, None) is not None:
+        if self._cpuset(path) is not None:
+            self._groups[path] = None
             self._host = None
 
     def _written(self, path: str, file: str, text: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import executor, planner, report, rounds
+from vsrtune import executor, planner, rounds
 from vsrtune.actions import (
     HOST_REF,
     Action,
@@ -26,10 +26,10 @@ from vsrtune.actions import (
 )
 from vsrtune.adjusting import Adjusting
 from vsrtune.backoff import Backoff, SaidOnce
-from vsrtune.cpuset import CpuSet
 from vsrtune.drift_watch import DriftWatch, waiting
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
+from vsrtune.guest_states import guest_states, merged
 from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
 from vsrtune.load_keeper import LoadKeeper, Measuring
@@ -37,15 +37,16 @@ from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, Look
 from vsrtune.model import Snapshot
 from vsrtune.nic_settings import nic_settings
-from vsrtune.observe import Seen
 from vsrtune.outcome import unmade
+from vsrtune.part import Part
 from vsrtune.plan_alone import Whole, plan_alone
 from vsrtune.plan_log import log_plan
 from vsrtune.plan_state import PlanState, Unmade
 from vsrtune.policy import Policy
-from vsrtune.policy_match import PLAIN_QEMU, assign
+from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.projection import project_actions
-from vsrtune.state import GuestState, State
+from vsrtune.result_log import ResultLog
+from vsrtune.state import State
 from vsrtune.sysops import SysOps
 from vsrtune.watching import Budgets, worth_tracing
 
@@ -60,9 +61,9 @@ class Observing(Protocol):
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot: ...
 
-    def observe_some(self, names: frozenset[str]) -> Seen: ...
+    def observe_some(self, names: frozenset[str]) -> Part: ...
 
-    def observe_turns(self, names: frozenset[str]) -> Seen: ...
+    def observe_turns(self, names: frozenset[str]) -> Part: ...
 
 
 class Reconciler(Adjusting):
@@ -98,8 +99,7 @@ class Reconciler(Adjusting):
         self._backoff = Backoff()
         self._said = SaidOnce()
         self._drift = DriftWatch(clock)
-        # Failures already logged, by guest, until the guest succeeds.
-        self._known: dict[str, set[tuple[Target, str]]] = {}
+        self._results = ResultLog(self._said)
         self._snapshot: Snapshot | None = None
         self._budgets = Budgets()
         # The last plan for all guests, and the guests of this pass (None: all of them).
@@ -107,8 +107,10 @@ class Reconciler(Adjusting):
         self._guests: frozenset[str] | None = None
         # Guests that the last pass wrote to.
         self._again: frozenset[str] = frozenset()
-        # Settings that the kernel put off in this pass, by guest.
+        # Settings that the kernel put off in this pass, by guest, and the guests of which
+        # some pass's wait.
         self._waiting: Counter[str] = Counter()
+        self._pending: frozenset[str] = frozenset()
         # Changes that this pass planned and has not made.
         self._unmade: tuple[Unmade, ...] = ()
         self.policies = policies
@@ -137,7 +139,7 @@ class Reconciler(Adjusting):
         LOGGER.debug("a pass over %s", look)
         if reassert:
             self._backoff.clear()
-            self._known.clear()
+            self._results.clear()
             self._drift.clear()
         wrote = False
         try:
@@ -161,7 +163,7 @@ class Reconciler(Adjusting):
         """Seconds until a failed guest is due again, something that is changed again and
         again, or a thread that has to run first; None when none waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
-        if any(g.pending for g in self.state.guests):
+        if self._pending:
             due.append(PENDING)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
@@ -169,7 +171,7 @@ class Reconciler(Adjusting):
         """What a pass has to look at that is due because of the last one: guests that it
         wrote to, and those of which something waits."""
         names = self._again | self._backoff.waiting() | self._drift.waiting()
-        return self._by_name(names | {g.ref for g in self.state.guests if g.pending})
+        return self._by_name(names | self._pending)
 
     def _by_name(self, names: frozenset[str]) -> Look:
         # Only libvirt's guests can be looked at by name.
@@ -180,42 +182,44 @@ class Reconciler(Adjusting):
 
     def _run(self, look: Look, settle: bool, reassert: bool) -> bool:
         self._guests = None
-        snapshot = self._observe(self._look_too(look, settle))
-        self._forget_gone(snapshot)
+        part = self._observe(self._look_too(look, settle))
+        self._forget_gone(part)
+        part = self._measured(part)
         wrote = False
-        snapshot = self._loads.measured(snapshot, self.policies, self._clock())
-        plan = None if self._loads.due else self._plan_alone(snapshot)
+        plan = None if self._loads.due else self._plan_alone(part)
         if plan is None:
             self._guests = None
-            if self._release(snapshot, settle):
+            part = Part(part.snapshot)
+            if self._release(part.snapshot, settle):
                 wrote = True
-                seen = self._observe(FULL)
-                snapshot = self._loads.measured(seen, self.policies, self._clock())
-            plan = self._plan(snapshot, reassert, settle)
-        ours = self._ours(self._guests)
+                part = self._measured(self._observe(FULL))
+            plan = self._plan(part.snapshot, reassert, settle)
+        ours = self._ours(part.names)
         log_plan(plan, self._said)
-        done, pending = self._apply(plan)
+        done, unsettled = self._apply(plan)
         for guest, count in waiting(plan).items():
-            pending[guest] = pending.get(guest, 0) + count
-        self._drift.learn(plan, done, self._guests)
+            unsettled[guest] = unsettled.get(guest, 0) + count
+        self._drift.learn(plan, done, part.names)
         self._rewritten(done)
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
         self._count(writes=len(done), corrections=again)
-        self._snapshot = snapshot
-        if self._guests is None:
-            budgets = self._budgets.look(snapshot, self._clock())
+        self._snapshot = part.snapshot
+        if part.names is None:
+            budgets = self._budgets.look(part.snapshot, self._clock())
             self.state = replace(self.state, budgets=budgets)
-        # What is shown is the host as this pass leaves it.
-        self._publish(project_actions(snapshot, done), plan, pending)
+        # What is shown is the host as this pass leaves it. Guests that are planned alone are
+        # all that such a pass writes to.
+        left = part.around(project_actions(part.alone(), done))
+        self._publish(replace(part, snapshot=left), plan, unsettled)
         wrote_to = {a.target for a in done}
         drifts = tuple(d for d in plan.drift if d.left or d.target not in wrote_to)
-        left = PlanState.after(plan, self._unmade)
-        if self._guests is not None:
-            drifts += tuple(d for d in self.state.drifts if d.target.guest not in self._guests)
-            left = self.state.plan.updated(left, self._guests)
-        self.state = replace(self.state, drifts=drifts, plan=left)
+        standing = PlanState.after(plan, self._unmade)
+        if part.names is not None:
+            drifts += tuple(d for d in self.state.drifts if d.target.guest not in part.names)
+            standing = self.state.plan.updated(standing, part.names)
+        self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
-        self.state = self._loads.counted(snapshot, self.state, done)
+        self.state = self._loads.counted(part.snapshot, self.state, done)
         return wrote or bool(done)
 
     def _plan(self, snapshot: Snapshot, reassert: bool, settle: bool) -> Plan:
@@ -226,52 +230,61 @@ class Reconciler(Adjusting):
             return plan
         return planner.plan(snapshot, self.policies, ours, reassert, unsure)
 
-    def _plan_alone(self, snapshot: Snapshot) -> Plan | None:
+    def _plan_alone(self, part: Part) -> Plan | None:
         """The plan for the guests that were looked at; None when all have to be planned."""
-        whole, names = self._whole, self._guests
+        whole, names = self._whole, part.names
         if whole is None or names is None:
             return None
-        if names - {g.ref for g in snapshot.guests} and self._journal.entries(_HOST):
+        alone = part.alone()
+        if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
             return None  # what the host got for a guest that is gone may be asked for no more
         ours, memory = self._ours(names), self._drift.memory(names)
-        plan = plan_alone(whole, snapshot, names, self.policies, ours, memory)
+        plan = plan_alone(whole, alone, self.policies, ours, memory)
         unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
         if unsure is None:
             return plan
-        return plan_alone(whole, snapshot, names, self.policies, ours, unsure)
+        return plan_alone(whole, alone, self.policies, ours, unsure)
 
-    def _observe(self, look: Look) -> Snapshot:
-        """The host; ``_guests`` are then those that were looked at, None for everything."""
+    def _observe(self, look: Look) -> Part:
+        """The host, and the part of it that was looked at."""
         known = self._snapshot
         # Everything costs little where guests are few, and leaves nothing to doubt.
         if known is None or look.host or len(known.guests) <= rounds.FEW:
-            seen = Seen(self._observer.observe(self._trace if known is None else 0.0), None)
+            part = Part(self._observer.observe(self._trace if known is None else 0.0))
         elif look.turns:
-            seen = self._observer.observe_turns(look.guests)
+            part = self._observer.observe_turns(look.guests)
         else:
-            seen = self._observer.observe_some(look.guests)
-        snapshot, self._guests = seen
-        if known is not None and self._trace > 0 and worth_tracing(known, snapshot, self._guests):
-            snapshot, self._guests = self._observer.observe(self._trace), None
+            part = self._observer.observe_some(look.guests)
+        if (
+            known is not None
+            and self._trace > 0
+            and worth_tracing(part.earlier(known), part.guests)
+        ):
+            part = Part(self._observer.observe(self._trace))
+        self._guests = part.names
         self._pulse()
-        for problem in snapshot.problems:
+        for problem in part.snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
                 LOGGER.warning("%s: %s", problem.reader, problem.what)
-        return snapshot
+        return part
 
-    def _forget_gone(self, snapshot: Snapshot) -> None:
+    def _measured(self, part: Part) -> Part:
+        """With loads, while there are policies that place by them."""
+        seen = self._loads.measured(part.snapshot, self.policies, self._clock())
+        return replace(part, snapshot=seen)
+
+    def _forget_gone(self, part: Part) -> None:
         """Drop journal entries whose thread, device or cgroup no longer exists.
 
         A guest missing from the snapshot is no proof, because its reader may have
         failed: the target itself is asked.
         """
-        names = self._guests
-        guests = [g for g in snapshot.guests if names is None or g.ref in names]
+        guests = part.guests
         alive = {t.key for g in guests for t in g.threads}
-        alive |= {t.key for n in snapshot.host.nics for t in n.napi}
-        below = nic_settings(snapshot.host)
+        alive |= {t.key for n in part.snapshot.host.nics for t in n.napi}
+        below = nic_settings(part.snapshot.host)
         devices = {i.ifindex for g in guests for i in g.interfaces}
-        for entry in self._journal.entries(names):
+        for entry in self._journal.entries(part.names):
             target = entry.target
             if isinstance(target, NicTarget):
                 if target in below:
@@ -342,37 +355,23 @@ class Reconciler(Adjusting):
                 pending[guest] = len(signatures[guest])
             else:
                 self._backoff.succeeded(guest)
-                self._known.pop(guest, None)
+                self._results.succeeded(guest)
         self._count(write_errors=len(result.failed))
         return result.done, pending
 
     # -- counting and saying
 
-    def _publish(self, snapshot: Snapshot, plan: Plan, pending: Mapping[str, int]) -> None:
-        names = self._guests
-        looked = [g for g in snapshot.guests if names is None or g.ref in names]
-        matched = {g.ref: p for g, p in assign(looked, self.policies).pairs}
-        unable = {r.guest for r in plan.refusals} | set(pending)
-        held = Counter(s.guest for s in plan.skipped if s.held)
-        waits = Counter(s.guest for s in plan.skipped if s.pending) + self._waiting
-        states = {
-            ref: GuestState(
-                ref,
-                guest.source,
-                tuned=ref in matched and ref not in unable and not waits[ref],
-                drift=held[ref] + pending.get(ref, 0) + waits[ref],
-                held=held[ref],
-                pending=waits[ref],
-                policy=matched[ref].path if ref in matched else "",
-                irq=_irq(matched.get(ref)),
-            )
-            for ref, guest in ((g.ref, g) for g in looked)
-        }
-        if names is not None:
-            states = {s.ref: s for s in self.state.guests} | states
-        guests = tuple(states[g.ref] for g in snapshot.guests if g.ref in states)
+    def _publish(self, part: Part, plan: Plan, unsettled: Mapping[str, int]) -> None:
+        new = guest_states(part, plan, self.policies, unsettled, self._waiting)
+        pending = {s.ref for s in new if s.pending}
+        if part.names is not None:
+            pending |= self._pending - part.names
+        self._pending = frozenset(pending)
         self.state = replace(
-            self.state, snapshot=snapshot, guests=guests, policies=len(self.policies)
+            self.state,
+            snapshot=part.snapshot,
+            guests=merged(self.state.guests, part, new),
+            policies=len(self.policies),
         )
 
     def _count(self, **increments: int) -> None:
@@ -385,44 +384,4 @@ class Reconciler(Adjusting):
         self.state = replace(self.state, totals=timed, last_pass=time.time())
 
     def _log_result(self, result: Result, why: str) -> None:
-        for action in result.done:
-            LOGGER.info(
-                "%s (%s)",
-                report.action_line(action),
-                why or action.reason,
-                extra=fields(
-                    guest=action.target.guest,
-                    target=action.target.kind,
-                    before=report.value_text(action.before),
-                    after=report.value_text(action.after),
-                ),
-            )
-        for action, error in result.failed:
-            known = self._known.setdefault(action.target.guest, set())
-            if (action.target, str(error)) not in known:
-                known.add((action.target, str(error)))
-                LOGGER.error(
-                    "%s",
-                    report.failure_line(action, error),
-                    extra=fields(guest=action.target.guest, error=error.what),
-                )
-        for left in result.left:
-            LOGGER.warning("left alone: %s", left)
-        for action, error in result.pending:
-            LOGGER.info(
-                "pending: %s",
-                report.failure_line(action, error),
-                extra=fields(guest=action.target.guest),
-            )
-        for action, error in result.fixed:
-            if self._said.new(("fixed", action.target)):
-                LOGGER.warning(
-                    "left alone: %s",
-                    report.failure_line(action, error),
-                    extra=fields(guest=action.target.guest),
-                )
-
-
-def _irq(policy: Policy | None) -> CpuSet:
-    """The interrupt CPUs that a policy names."""
-    return policy.irq if policy is not None and isinstance(policy.irq, CpuSet) else CpuSet()
+        self._results.log(result, why)

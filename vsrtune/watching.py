@@ -31,12 +31,11 @@ class Budgets:
         )
 
 
-def worth_tracing(before: Snapshot, now: Snapshot, names: frozenset[str] | None = None) -> bool:
+def worth_tracing(before: Iterable[Guest], now: Iterable[Guest]) -> bool:
     """Whether watching transmissions can make the mapping of some worker surer: one that
-    is of no use yet, or one known by order only that has worked since ``before``. With
-    ``names`` only guests of these names were looked at."""
-    used_before = {t.key: t.cpu_ns for g in _of(before, names) for t in g.threads}
-    for guest in _of(now, names):
+    is of no use yet, or one known by order only that has worked since ``before``."""
+    used_before = {t.key: t.cpu_ns for g in before for t in g.threads}
+    for guest in now:
         for thread in guest.threads:
             if thread.role is not Role.VHOST or thread.confidence in (None, Confidence.EXACT):
                 continue
@@ -44,7 +43,3 @@ def worth_tracing(before: Snapshot, now: Snapshot, names: frozenset[str] | None 
             if not surely or thread.cpu_ns > used_before.get(thread.key, -1):
                 return True
     return False
-
-
-def _of(snapshot: Snapshot, names: frozenset[str] | None) -> Iterable[Guest]:
-    return (g for g in snapshot.guests if names is None or g.ref in names)

@@ -25,7 +25,7 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.model import Guest, Snapshot, Thread
-from vsrtune.observe import Seen
+from vsrtune.part import Part
 from vsrtune.projection import after
 
 
@@ -49,11 +49,11 @@ class FakeHost:
             raise self.fail_observe
         return self.snapshot
 
-    def observe_some(self, names: frozenset[str]) -> Seen:
-        return Seen(self.observe(), names)
+    def observe_some(self, names: frozenset[str]) -> Part:
+        return Part.of(self.observe(), names)
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> Seen:
-        return Seen(self.observe(), None)
+    def observe_turns(self, names: frozenset[str] = frozenset()) -> Part:
+        return Part(self.observe())
 
     # -- SysOps
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.model import (
     Confidence,
     Cpu,
-    CpusetGroup,
     DeadlineCpu,
     Guest,
     Host,

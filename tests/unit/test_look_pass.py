@@ -36,9 +36,11 @@ def test_a_look_at_the_guests_that_changed_is_a_look_at_everything(
     some.observe()
     for _ in range(12):
         names = frozenset(host.change(rng) for _ in range(rng.randint(1, 3)))
-        snapshot, looked = some.observe_some(names)
-        assert looked is None or names <= looked
-        assert snapshot == Observer(host.root, host).observe(), host.done[-3:]
+        part = some.observe_some(names)
+        assert part.names is None or names <= part.names
+        assert part.snapshot == Observer(host.root, host).observe(), host.done[-3:]
+        looked = [g for g in part.snapshot.guests if part.names is None or g.ref in part.names]
+        assert list(part.guests) == looked
 
 
 def test_one_guest_is_looked_at_alone(host: MovingHost) -> None:
@@ -46,11 +48,12 @@ def test_one_guest_is_looked_at_alone(host: MovingHost) -> None:
     before = observer.observe()
     name = host.running[0]
     host.read.clear()
-    snapshot, looked = observer.observe_some(frozenset([name]))
-    assert snapshot == before
+    part = observer.observe_some(frozenset([name]))
+    assert part.snapshot == before
     alone = [g for g in before.guests if g.name != name]
-    if looked is not None:
-        assert looked == {name}
+    if part.names is not None:
+        assert part.names == {name}
+        assert [g.name for g in part.guests] == [name]
         assert not [p for p in host.read for g in alone if p.startswith(f"/proc/{g.pid}/task")]
 
 
@@ -65,12 +68,12 @@ def test_a_patrol_finds_what_nobody_told(
     observer.observe()
     for _ in range(4):
         done = host.change(rng)
-        snapshot, _ = observer.observe_turns()
+        snapshot = observer.observe_turns().snapshot
         now = Observer(host.root, host).observe()
         if host.done[-1][0] in ("start", "stop", "hotplug", "unplug"):
             assert snapshot.guests == now.guests, (done, host.done[-1])
         for _ in range(rounds.ROUND):
-            snapshot, _ = observer.observe_turns()
+            snapshot = observer.observe_turns().snapshot
         assert snapshot == Observer(host.root, host).observe()
 
 

@@ -13,6 +13,7 @@ from vsrtune.actions import Target, Value
 from vsrtune.cpuset import CpuSet
 from vsrtune.drift import NO_MEMORY
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread
+from vsrtune.part import Part
 from vsrtune.policy import Policy, parse
 from vsrtune.projection import project
 
@@ -95,7 +96,7 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
     guests = tuple(change(g, rng) if g.name in names else g for g in snapshot.guests)
     snapshot = replace(snapshot, guests=guests)
     mine = {t: v for t, v in ours.items() if t.guest in names}
-    alone = plan_alone.plan_alone(whole, snapshot, names, wanted, mine, NO_MEMORY)
+    alone = plan_alone.plan_alone(whole, Part.of(snapshot, names).alone(), wanted, mine, NO_MEMORY)
     if alone is None:
         return
     everything = planner.plan(snapshot, wanted, ours)
@@ -119,7 +120,8 @@ def test_drift_of_one_guest_is_planned_alone() -> None:
     guest = replace(guest, threads=tuple(moved if t is vhost else t for t in guest.threads))
     snapshot = replace(snapshot, guests=(snapshot.guests[0], guest, *snapshot.guests[2:]))
     mine = {t: v for t, v in ours.items() if t.guest == "vr2"}
-    plan = plan_alone.plan_alone(whole, snapshot, frozenset(["vr2"]), wanted, mine, NO_MEMORY)
+    alone = Part.of(snapshot, frozenset(["vr2"])).alone()
+    plan = plan_alone.plan_alone(whole, alone, wanted, mine, NO_MEMORY)
     assert plan is not None
     (action,) = plan.actions
     assert (action.target.guest, action.after) == ("vr2", vhost.affinity)
@@ -129,6 +131,5 @@ def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
     wanted, snapshot = policies("auto"), host()
     _, whole = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
     assert whole is not None
-    names = frozenset(["vr9"])
-    more = replace(snapshot, guests=(*snapshot.guests, samples.guest("vr9", 900)))
-    assert plan_alone.plan_alone(whole, more, names, wanted, {}, NO_MEMORY) is None
+    alone = replace(snapshot, guests=(samples.guest("vr9", 900),))
+    assert plan_alone.plan_alone(whole, alone, wanted, {}, NO_MEMORY) is None

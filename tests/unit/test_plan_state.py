@@ -56,12 +56,10 @@ def test_nothing_was_tried() -> None:
 
 def test_a_pass_over_some_guests_renews_theirs_alone() -> None:
     def told(*guests: str, reason: str) -> PlanState:
-        return PlanState(
-            tuple(Unmade(queue(g), reason) for g in guests),
-            tuple(Skipped(g, "emulator CPUs", reason) for g in guests),
-            tuple(Refusal(g, "a.yaml:1", reason, "") for g in guests),
-            (reason,),
-        )
+        skipped = tuple(Skipped(g, "emulator CPUs", reason) for g in guests)
+        refusals = tuple(Refusal(g, "a.yaml:1", reason, "") for g in guests)
+        unmade = tuple(Unmade(queue(g), reason) for g in guests)
+        return PlanState.after(Plan((), skipped, refusals, (reason,)), unmade)
 
     whole = told("a", "b", "gone", reason="first")
     later = whole.updated(told("b", reason="second"), frozenset({"b", "gone"}))

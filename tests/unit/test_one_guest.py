@@ -1,0 +1,147 @@
+"""A pass for one guest costs what that guest costs, however many others there are.
+
+Work is counted, not timed: the instructions that Python executes during a pass. The hosts
+are those of `make bench-scale` (tests/scale): real files, looked at, planned and put back
+through the journal as the daemon does it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hostroot import TreeRoot, TreeVirt
+from synthetic import CPUS, Names, Synthetic
+from treeops import TreeOps
+
+from vsrtune.journal import Journal
+from vsrtune.log import LOGGER
+from vsrtune.look import Look
+from vsrtune.model import Role
+from vsrtune.observe import Observer
+from vsrtune.policy import parse
+from vsrtune.reconcile import Reconciler
+
+FEW, MANY = 20, 200
+POLICY = """\
+guest: "*"
+cpus: {irq: "0", vcpu: auto, vhost: auto}
+scheduler: {vcpu: {class: fifo, priority: 7}, vhost: {class: fifo, priority: 7}}
+queue: {macvtap: 300}
+"""
+
+
+class Tuned:
+    """A synthetic host that is tuned, and the passes that tuned it."""
+
+    def __init__(self, place: Path, guests: int) -> None:
+        self.host = Synthetic(place, guests)
+        self.root = TreeRoot(str(place))
+        self.journal = Journal.open(place / "journal.jsonl", "boot")
+        self.now = 0.0
+        observer = Observer(self.root, TreeVirt(self.host, self.root))
+        self.passes = Reconciler(
+            observer,
+            TreeOps(self.host, self.root),
+            self.journal,
+            (parse(POLICY, "test.yaml"),),
+            trace=1.0,
+            clock=lambda: self.now,
+        )
+        self.passes.run(settle=True)
+        self.passes.run()
+        assert self.passes.state.tuned == guests
+
+    def changed(self, number: int, change: Callable[[Tuned, Names], None]) -> tuple[int, int]:
+        """How many instructions a pass takes after a change to one guest, and how much it
+        writes."""
+        names = self.host.guests[number]
+        change(self, names)
+        self.now += 10.0
+        wrote = self.passes.state.totals.writes
+        count = instructions(lambda: self.passes.run(Look(frozenset([names.name]))))
+        assert self.passes.state.tuned == len(self.host.guests)
+        wrote = self.passes.state.totals.writes - wrote
+        self.passes.run(self.passes.again())  # as the daemon does after one that wrote
+        return count, wrote
+
+
+def instructions(work: Callable[[], object]) -> int:
+    """How many bytecode instructions the work executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def nothing(_tuned: Tuned, _names: Names) -> None:
+    """An event that was about nothing."""
+
+
+def queue(tuned: Tuned, names: Names) -> None:
+    """Something changed a queue's length."""
+    tuned.host.file(f"/sys/devices/virtual/net/{names.device(0)}/tx_queue_len", "77\n")
+
+
+def vhost(tuned: Tuned, names: Names) -> None:
+    """Something moved a worker, and took its class away."""
+    snapshot = tuned.passes.state.snapshot
+    assert snapshot is not None
+    guest = next(g for g in snapshot.guests if g.name == names.name)
+    worker = guest.by_role(Role.VHOST)[0].key
+    path = f"/proc/{worker.pid}/task/{worker.tid}/status"
+    text = re.sub(r"Cpus_allowed_list:.*", f"Cpus_allowed_list:\t{CPUS}", tuned.root.read(path))
+    tuned.host.file(path, text)
+    tuned.host.file(f"/sched_attr/{worker.tid}.json", json.dumps({"cls": "other"}))
+
+
+def cpuset(tuned: Tuned, names: Names) -> None:
+    """Something wrote the list of a cgroup of the guest, which no thread is in."""
+    snapshot = tuned.passes.state.snapshot
+    assert snapshot is not None
+    guest = next(g for g in snapshot.guests if g.name == names.name)
+    home = guest.by_role(Role.VHOST)[0].cgroup.partition("/libvirt")[0]
+    tuned.host.cgroup(f"{home}/libvirt/other", "1-3")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tuned, Tuned]]:
+    level = LOGGER.level
+    LOGGER.setLevel(logging.ERROR)
+    made = [Tuned(tmp_path_factory.mktemp("scale") / "host", n) for n in (FEW, MANY)]
+    yield made[0], made[1]
+    for one in made:
+        one.journal.close()
+    LOGGER.setLevel(level)
+
+
+@pytest.mark.parametrize(("change", "writes"), [(nothing, 0), (queue, 1), (vhost, 2), (cpuset, 0)])
+def test_a_pass_for_one_guest_does_not_go_through_the_others(
+    hosts: tuple[Tuned, Tuned], change: Callable[[Tuned, Names], None], writes: int
+) -> None:
+    few, many = hosts
+    for number in (3, 4):  # the first fills what is kept between passes
+        counts = few.changed(number, change), many.changed(number, change)
+    (in_few, wrote_few), (in_many, wrote_many) = counts
+    assert wrote_few == wrote_many == writes
+    # What is kept in an order takes a step or two more to find among ten times as many.
+    assert abs(in_many - in_few) < 100
+    whole = Observer(few.root, TreeVirt(few.host, few.root)).observe()
+    assert few.passes.state.snapshot == whole

@@ -1,0 +1,87 @@
+"""cpusets of cgroups, in the order of their paths.
+
+A host has as many of them as all its guests together. In that order one is found, and what
+belongs to one guest is put in the place of what it had, without going through all others'.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from vsrtune.cpuset import CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class CpusetGroup:
+    """A cgroup whose cpuset matters to guests: one above or beside their threads, or one
+    with a setting of its own. ``path`` is below /sys/fs/cgroup. ``cpus`` and
+    ``exclusive`` are the raw texts of ``cpuset.cpus`` and ``cpuset.cpus.exclusive`` (None
+    before 6.7, which has no such file), ``partition`` that of ``cpuset.cpus.partition``:
+    member, root, isolated, or one of these with ``invalid (reason)`` behind it."""
+
+    path: str
+    cpus: str
+    effective: CpuSet
+    partition: str = "member"
+    exclusive: str | None = None
+    populated: bool = True
+
+    @property
+    def valid(self) -> bool:
+        """True when it is a partition root that is in force."""
+        return self.partition in ("root", "isolated")
+
+    @property
+    def special(self) -> bool:
+        """True when it is a partition or has exclusive CPUs: cgroups inside may be as well."""
+        return bool(self.exclusive) or self.partition != "member"
+
+
+_path = attrgetter("path")
+
+
+def find(groups: Sequence[CpusetGroup], path: str) -> CpusetGroup | None:
+    """The one of that path; None when it is not among them."""
+    at = bisect_left(groups, path, key=_path)
+    return groups[at] if at < len(groups) and groups[at].path == path else None
+
+
+def below(groups: Sequence[CpusetGroup], path: str) -> tuple[CpusetGroup, ...]:
+    """That of a cgroup and of all that are inside."""
+    own = find(groups, path)
+    first, last = _inside(groups, path)
+    return (*((own,) if own is not None else ()), *groups[first:last])
+
+
+def put(
+    groups: Sequence[CpusetGroup], path: str, new: Sequence[CpusetGroup]
+) -> tuple[CpusetGroup, ...]:
+    """With ``new`` in the place of all that ``below`` gives; it has nothing of elsewhere."""
+    own = [g for g in new if g.path == path]
+    inside = sorted((g for g in new if g.path != path), key=_path)
+    at = bisect_left(groups, path, key=_path)
+    after = at + (at < len(groups) and groups[at].path == path)
+    first, last = _inside(groups, path)
+    return (*groups[:at], *own, *groups[after:first], *inside, *groups[last:])
+
+
+def changed(
+    groups: Sequence[CpusetGroup], changes: Mapping[str, CpusetGroup | None]
+) -> tuple[CpusetGroup, ...]:
+    """With some that are others now, by path; None for those that are gone."""
+    found = list(groups)
+    for path, group in changes.items():
+        at = bisect_left(found, path, key=_path)
+        after = at + (at < len(found) and found[at].path == path)
+        found[at:after] = [] if group is None else [group]
+    return tuple(found)
+
+
+def _inside(groups: Sequence[CpusetGroup], path: str) -> tuple[int, int]:
+    """Where those inside a cgroup begin, and where they end. Between it and them may stand
+    others: "a.b" comes between "a" and "a/b"."""
+    # "0" is what comes after "/".
+    return bisect_left(groups, f"{path}/", key=_path), bisect_left(groups, f"{path}0", key=_path)

@@ -1,0 +1,66 @@
+"""What a pass has made of each guest: tuned or not, and how much is not as its policy says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from vsrtune.actions import Plan
+from vsrtune.cpuset import CpuSet
+from vsrtune.part import Part
+from vsrtune.policy import Policy
+from vsrtune.policy_match import assign
+from vsrtune.state import GuestState
+
+
+def guest_states(
+    part: Part,
+    plan: Plan,
+    policies: Sequence[Policy],
+    unsettled: Mapping[str, int],
+    pending: Mapping[str, int],
+) -> tuple[GuestState, ...]:
+    """The guests of a part after a pass over it. For each guest, ``unsettled`` counts the
+    settings that could not be made or that wait, ``pending`` those that the kernel put off."""
+    guests = part.guests
+    named = {g.ref: p for g, p in assign(guests, policies).pairs}
+    unable = {r.guest for r in plan.refusals} | set(unsettled)
+    held = Counter(s.guest for s in plan.skipped if s.held)
+    waits = Counter(s.guest for s in plan.skipped if s.pending) + Counter(pending)
+    return tuple(
+        GuestState(
+            guest.ref,
+            guest.source,
+            tuned=guest.ref in named and guest.ref not in unable and not waits[guest.ref],
+            drift=held[guest.ref] + unsettled.get(guest.ref, 0) + waits[guest.ref],
+            held=held[guest.ref],
+            pending=waits[guest.ref],
+            policy=named[guest.ref].path if guest.ref in named else "",
+            irq=_irq(named.get(guest.ref)),
+        )
+        for guest in guests
+    )
+
+
+def _irq(policy: Policy | None) -> CpuSet:
+    """The interrupt CPUs that a policy names."""
+    return policy.irq if policy is not None and isinstance(policy.irq, CpuSet) else CpuSet()
+
+
+def merged(
+    before: tuple[GuestState, ...], part: Part, new: tuple[GuestState, ...]
+) -> tuple[GuestState, ...]:
+    """The states of all guests in the snapshot's order: those of a part are ``new``, the
+    others' as before."""
+    if part.names is None:
+        return new
+    placed = list(zip(part.places, new, strict=True))
+    same = len(before) == len(part.snapshot.guests)
+    # As many as before, and these are where they were: then so are all others.
+    if same and all(before[place].ref == state.ref for place, state in placed):
+        found = list(before)
+        for place, state in placed:
+            found[place] = state
+        return tuple(found)
+    states = {s.ref: s for s in (*before, *new)}
+    return tuple(states[g.ref] for g in part.snapshot.guests if g.ref in states)
