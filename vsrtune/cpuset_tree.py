@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vsrtune.cgroup import MOUNT
-from vsrtune.cpuset import CpuSet
+from vsrtune.cgroup import MOUNT, CpusetReader
 from vsrtune.cpuset_groups import CpusetGroup
-from vsrtune.errors import VsrtuneError
 from vsrtune.rootfs import HostRoot
 
 # Files that controllers put beside child cgroups.
 _FILES = ("cgroup.", "cpu.", "cpuset.", "hugetlb.", "io.", "irq.", "memory.", "misc.", "pids.")
 
 
-def read_tree(root: HostRoot, used: Iterable[str], below: str = "") -> tuple[CpusetGroup, ...]:
+def read_tree(
+    root: HostRoot, reader: CpusetReader, used: Iterable[str], below: str = ""
+) -> tuple[CpusetGroup, ...]:
     """Every cgroup that is above or beside one of ``used``, is a partition or has
     exclusive CPUs, sorted by path. With ``below`` only that cgroup and what is in it, as
-    far as cgroups elsewhere are members without CPUs of their own."""
+    far as cgroups elsewhere are members without CPUs of their own. ``reader`` may have read
+    some already, for the threads in them."""
     near = {above for path in set(used) for above in _above(path)}
     found: list[CpusetGroup] = []
     waiting = [below]
     if below:
-        group = read_group(root, below)
+        group = _group(root, reader, below)
         if group is None:
             return ()
         found.append(group)
@@ -30,7 +31,7 @@ def read_tree(root: HostRoot, used: Iterable[str], below: str = "") -> tuple[Cpu
         above = waiting.pop()
         for name in _children(root, above):
             path = f"{above}/{name}" if above else name
-            group = read_group(root, path)
+            group = _group(root, reader, path)
             if group is None:
                 continue
             # Partitions are below partitions, or below cgroups with exclusive CPUs.
@@ -50,19 +51,22 @@ def _above(path: str) -> list[str]:
     return found
 
 
-def read_group(root: HostRoot, path: str) -> CpusetGroup | None:
+def _group(root: HostRoot, reader: CpusetReader, path: str) -> CpusetGroup | None:
     """One cgroup's cpuset; None without the controller, or when it is gone."""
     base = f"{MOUNT}/{path}"
+    cpus, effective = reader.raw(path), reader.effective(path)
+    if cpus is None or effective is None:
+        return None
     try:
         return CpusetGroup(
             path=path,
-            cpus=root.read(f"{base}/cpuset.cpus").strip(),
-            effective=CpuSet.parse(root.read(f"{base}/cpuset.cpus.effective")),
+            cpus=cpus,
+            effective=effective,
             partition=root.read(f"{base}/cpuset.cpus.partition").strip(),
             exclusive=_exclusive(root, base),
             populated="populated 1" in root.read(f"{base}/cgroup.events"),
         )
-    except (OSError, VsrtuneError):
+    except OSError:
         return None
 
 

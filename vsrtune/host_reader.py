@@ -9,7 +9,6 @@ from functools import partial
 from vsrtune.attempts import Attempts
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
-from vsrtune.cpuset_tree import read_tree
 from vsrtune.deadline_books import read_books
 from vsrtune.hostinfo import read_cpus
 from vsrtune.irq import read_names
@@ -58,13 +57,11 @@ class HostReader:
         cpus: tuple[Cpu, ...],
         processes: Processes,
         guests: Iterable[Guest],
-        cpusets: tuple[CpusetGroup, ...] | None = None,
+        cpusets: tuple[CpusetGroup, ...],
     ) -> Host:
-        """The rest, around what has been read. ``cpusets`` are given where they are known."""
+        """The rest, around what has been read."""
         runtime = self._try("sched", lambda: self._number("sched_rt_runtime_us"), 0)
         guests = tuple(guests)
-        if cpusets is None:
-            cpusets = read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
         online = CpuSet(c.id for c in cpus if c.online)
         return Host(
             boot_id=boot_id,

@@ -81,7 +81,7 @@ class LookPass:
         held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in processes.qemus}
         self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
-        seen = host.host(boot_id, cpus, processes, guests)
+        seen = host.host(boot_id, cpus, processes, guests, self._tree(guests))
         problems = (tuple(attempts.problems[:before]), tuple(attempts.problems[before:]))
         own = (p for h in held.values() for p in h.problems)
         snapshot = Snapshot(seen, guests, (*problems[0], *own, *problems[1]))
@@ -266,7 +266,7 @@ class LookPass:
         reader = HostReader(self._root, self._net, self._memory, attempts)
         cpusets = self._beside(known, before, fresh, parents)
         if cpusets is None:
-            cpusets = read_tree(self._root, (t.cgroup for g in guests for t in g.threads))
+            cpusets = self._tree(guests)
             partitioned = any(c.special for c in cpusets)
         if cpusets is not host.cpusets:
             host = replace(host, cpusets=cpusets)
@@ -280,6 +280,10 @@ class LookPass:
         if budgets or any(d.booked is not None for d in host.deadline):
             host = replace(host, deadline=reader.books(host.online, guests, host.cpusets))
         return host, partitioned
+
+    def _tree(self, guests: tuple[Guest, ...]) -> tuple[CpusetGroup, ...]:
+        used = (t.cgroup for g in guests for t in g.threads)
+        return read_tree(self._root, self._cpusets, used)
 
     def _beside(
         self, known: Known, before: list[Held], fresh: list[Held], parents: Counter[str]
@@ -299,7 +303,7 @@ class LookPass:
         for home in sorted(homes):
             guest = read.get(home)
             used = (t.cgroup for t in guest.threads) if guest is not None else ()
-            groups = read_tree(self._root, used, below=home) if guest is not None else ()
+            groups = read_tree(self._root, self._cpusets, used, home) if guest is not None else ()
             if any(c.special for c in groups):
                 return None
             if groups != cpuset_groups.below(cpusets, home):

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from hosttree import HostTree
 
+from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
 
 SCOPE = "machine.slice/vr1.scope/libvirt"
@@ -21,6 +23,11 @@ def group(tree: HostTree, path: str, exclusive: str | None = "", partition: str 
         tree.file(f"{base}/cpuset.cpus.exclusive", f"{exclusive}\n")
 
 
+def _read(tree: HostTree, used: list[str]) -> tuple[CpusetGroup, ...]:
+    root = tree.root()
+    return read_tree(root, CpusetReader(root), used)
+
+
 def test_what_is_above_beside_or_exclusive(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     for path in ("machine.slice", "machine.slice/vr1.scope", SCOPE, f"{SCOPE}/vcpu0"):
@@ -31,7 +38,7 @@ def test_what_is_above_beside_or_exclusive(tmp_path: Path) -> None:
     group(tree, "pods", "1")
     group(tree, "pods/a", "1", "root")
     tree.file("/sys/fs/cgroup/user.slice/cgroup.procs", "")
-    found = {g.path: g for g in read_tree(tree.root(), [f"{SCOPE}/vcpu0"])}
+    found = {g.path: g for g in _read(tree, [f"{SCOPE}/vcpu0"])}
     assert list(found) == [
         "machine.slice", "machine.slice/vr1.scope", SCOPE, f"{SCOPE}/vcpu0",
         f"{SCOPE}/vsrtune.cpus2", "pods", "pods/a", "system.slice",
@@ -44,11 +51,11 @@ def test_what_is_above_beside_or_exclusive(tmp_path: Path) -> None:
 def test_a_kernel_without_exclusive_lists(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     group(tree, "machine.slice", None)
-    (found,) = read_tree(tree.root(), ["machine.slice/x"])
+    (found,) = _read(tree, ["machine.slice/x"])
     assert found.exclusive is None
 
 
 def test_a_host_without_cpusets(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.file("/sys/fs/cgroup/machine.slice/cgroup.procs", "")
-    assert read_tree(tree.root(), ["machine.slice/x"]) == ()
+    assert _read(tree, ["machine.slice/x"]) == ()
