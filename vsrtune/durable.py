@@ -1,4 +1,4 @@
-"""Files whose content survives a crash: written whole, or not at all. Raises OSError."""
+"""Files of our own that are written whole, or not at all. Raises OSError."""
 
 from __future__ import annotations
 
@@ -21,17 +21,30 @@ def read_file(path: Path) -> bytes:
 
 
 def replace_file(path: Path, data: bytes, mode: int) -> None:
-    """Put a new file in the place of ``path``: it has the old content or the new one."""
-    new = path.with_name(path.name + ".new")
+    """Put a new file in the place of ``path``: it has the old content or the new one, also
+    after the host has crashed. Only one process may do so at a time."""
+    _replace(path, path.with_name(path.name + ".new"), data, mode, lasting=True)
+
+
+def replace_volatile(path: Path, data: bytes, mode: int) -> None:
+    """As ``replace_file`` for what is gone after a crash of the host anyway (/run): nothing
+    waits for a disk. Makes the directory when it is missing. Several processes may do so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, path.with_name(f".{path.name}.{os.getpid()}.new"), data, mode, lasting=False)
+
+
+def _replace(path: Path, new: Path, data: bytes, mode: int, *, lasting: bool) -> None:
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             write_all(fd, data)
-            os.fsync(fd)
+            if lasting:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.replace(new, path)
-        fsync_directory(path.parent)
+        if lasting:
+            fsync_directory(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)

@@ -6,11 +6,12 @@ Written by the daemon alone, in which they are measured.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
+from vsrtune.durable import read_file, replace_volatile
 from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.load_windows import measured
 from vsrtune.model import Snapshot, ThreadKey
@@ -51,7 +52,7 @@ def parse(text: str, boot_id: str) -> Loads:
     """Read the file's text. Text that is damaged, of another version or of another boot counts
     as empty: it is measured again."""
     try:
-        loads = decode(Loads, json.loads(text))
+        loads = decode(Loads, json_value(text))
     except (ValueError, VsrtuneError):
         return Loads(boot_id)
     usable = loads.boot_id == boot_id and loads.version == _VERSION
@@ -61,18 +62,15 @@ def parse(text: str, boot_id: str) -> Loads:
 def load(boot_id: str, path: Path = DEFAULT_PATH) -> Loads:
     """The file; empty when there is none."""
     try:
-        return parse(path.read_text("utf-8", "replace"), boot_id)
+        return parse(read_file(path).decode("utf-8", "replace"), boot_id)
     except OSError:
         return Loads(boot_id)
 
 
 def save(loads: Loads, path: Path = DEFAULT_PATH) -> None:
     """Replace the file. Raises ObserveError."""
-    new = path.with_suffix(".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(encode(loads)), "utf-8")
-        os.replace(new, path)
+        replace_volatile(path, json.dumps(encode(loads)).encode(), 0o644)
     except OSError as error:
         raise ObserveError(
             f"cannot remember the measured loads: {error.strerror}",

@@ -9,7 +9,9 @@ import json
 import os
 from pathlib import Path
 
+from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
+from vsrtune.durable import read_file, replace_volatile
 from vsrtune.errors import VsrtuneError
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
@@ -31,17 +33,14 @@ def write(
         "start_time": _start_time(root or LiveRoot(), pid),
         "queues": encode(states),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
-    new.replace(path)
+    replace_volatile(path, json.dumps(data, ensure_ascii=False).encode(), 0o644)
 
 
 def read(path: Path = DEFAULT_PATH, root: HostRoot | None = None) -> tuple[QueueState, ...]:
     """What the daemon that runs tells; nothing when none runs, or the file is damaged or
     not for this user."""
     try:
-        data = json.loads(path.read_text("utf-8", "replace"))
+        data = json_value(read_file(path).decode("utf-8", "replace"))
         if data["start_time"] != _start_time(root or LiveRoot(), int(data["pid"])):
             return ()
         return decode(tuple[QueueState, ...], data["queues"])

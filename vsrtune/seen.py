@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
+from vsrtune.durable import replace_volatile
 from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.model import ThreadKey
 
@@ -148,21 +146,9 @@ class SeenMemory:
         self._read = None
         if self.path is not None:
             try:
-                _replace(self.path, json.dumps(encode(self.seen), ensure_ascii=False))
+                text = json.dumps(encode(self.seen), ensure_ascii=False)
+                replace_volatile(self.path, text.encode(), 0o600)
             except OSError as error:
                 raise ObserveError(
                     f"cannot remember what was seen: {error.strerror}", where=str(self.path)
                 ) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

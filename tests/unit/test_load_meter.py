@@ -134,7 +134,10 @@ def test_the_file_is_for_others_and_for_the_next_start(lab: Lab) -> None:
     assert not lab.path.exists(), "nothing new to write"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"boot_id": 1}', '{"version": 99}'])
+DAMAGED = ["", "[]", "{", '{"boot_id": 1}', '{"version": 99}', "[" * 100_000, "\0"]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_counts_as_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "load.json").write_text(text)
     assert load_file.load("boot", tmp_path / "load.json") == Loads("boot")

@@ -39,8 +39,9 @@ BENCH_WRITERS = {
 PURE |= {f"bench.{name}" for name in BENCH_PURE}
 READERS |= {f"bench.{name}" for name in BENCH_READERS}
 WRITERS |= {f"bench.{name}" for name in BENCH_WRITERS}
-# These hold tables and syscall wrappers and change nothing by themselves.
-SHARED_EDGE = {"errnos", "sched_syscalls"}
+# These hold tables and syscall wrappers and change nothing by themselves, or only files in
+# which vsrtune remembers something.
+SHARED_EDGE = {"durable", "errnos", "sched_syscalls"}
 PURE_LIBRARIES = {"jsonschema", "ruamel"}
 IMPURE_STDLIB = {
     "asyncio",
