@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from vsrtune.backends import Backend, backends, read_descriptors
 from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError
@@ -16,14 +17,12 @@ from vsrtune.net import NetReader
 from vsrtune.proc import (
     QemuProcess,
     RawThread,
-    parse_fdinfo_iff,
-    read_links,
     read_thread,
     read_threads,
     worker_owner,
 )
 from vsrtune.rootfs import HostRoot
-from vsrtune.virt import DomainInterface, DomainText, parse_interfaces
+from vsrtune.virt import DomainText, parse_interfaces
 from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
@@ -31,12 +30,6 @@ from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 # the guest.
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
 _IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
-
-MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
-TUN_FD = "/dev/net/tun"
-VHOST_NET_FD = "/dev/vhost-net"
-# Descriptors whose owner gets a worker of the same name as a NIC's.
-OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
 
 # A monitor that was busy is left in peace for so long, twice as long each time.
 _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
@@ -46,33 +39,6 @@ NO_VCPUS = (
     "or with a monitor of ours, -qmp unix:PATH,server=on,wait=off"
 )
 NOT_LISTED = "started by libvirt, which does not list it now: its pins are not known"
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One NIC with a host device. ``cold`` when it stands on QEMU's command line."""
-
-    target: str
-    mac: str
-    model: str
-    alias: str
-    vhost: bool
-    queues: int
-    cold: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptors:
-    """Open descriptors that matter: ``taps`` number to device, in number order, and
-    how many are vhost's."""
-
-    taps: Mapping[int, str]
-    vhost_net: int
-    vhost_other: int
-
-    def queues(self, device: str) -> int:
-        """Queues of ``device`` that this process holds open."""
-        return sum(1 for name in self.taps.values() if name == device)
 
 
 class VcpuFinder:
@@ -146,7 +112,7 @@ class GuestReader:
             declared = parse_interfaces(domain.live_xml) if domain is not None else ()
             for interface in declared:
                 self.net.expect(interface.target)
-            descriptors = self._descriptors(process.pid)
+            descriptors = read_descriptors(self.root, self.net, process.pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
         if not any(t.key.tid == process.pid for t in raw):
@@ -156,8 +122,8 @@ class GuestReader:
         roles, problems = self._roles(process, raw, libvirt)
         if libvirt and domain is None:
             problems.append(NOT_LISTED)
-        backends = _backends(process, domain is not None, declared, descriptors)
-        interfaces, slots = self._interfaces(backends)
+        found = backends(process, domain is not None, declared, descriptors)
+        interfaces, slots = self._interfaces(found)
         workers = [t.key for t in raw if roles[t.key][0] is Role.VHOST]
         known, unused = told(interfaces, workers)
         napi, unknown = read_napi_threads(self.root, interfaces, self.napi)
@@ -187,28 +153,6 @@ class GuestReader:
             ),
             interfaces=interfaces,
             problems=tuple(problems),
-        )
-
-    def _descriptors(self, pid: int) -> Descriptors:
-        taps: dict[int, str] = {}
-        links = read_links(self.root, pid)
-        for number, link in links.items():
-            device: str | None = None
-            macvtap = MACVTAP_FD.fullmatch(link)
-            if macvtap is not None:
-                device = self.net.by_ifindex(int(macvtap[1]))
-            elif link == TUN_FD:
-                try:
-                    device = parse_fdinfo_iff(self.root.read(f"/proc/{pid}/fdinfo/{number}"))
-                except OSError:
-                    continue
-            if device:
-                taps[number] = device
-        kinds = list(links.values())
-        return Descriptors(
-            taps,
-            kinds.count(VHOST_NET_FD),
-            sum(kinds.count(k) for k in OTHER_VHOST_FDS),
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
@@ -371,77 +315,3 @@ def _name(process: QemuProcess, domain: DomainText | None) -> str:
     if domain is not None:
         return domain.name
     return process.args.name or process.args.uuid or f"pid-{process.pid}"
-
-
-def _backends(
-    process: QemuProcess,
-    listed: bool,
-    declared: Sequence[DomainInterface],
-    descriptors: Descriptors,
-) -> list[Backend]:
-    """NICs in the order in which QEMU made them. ``declared`` are those of the domain's
-    XML, where libvirt lists it."""
-    if not listed:
-        return _command_line_backends(process, descriptors)
-    order = {netdev.id: n for n, netdev in enumerate(process.args.netdevs)}
-    cold = []
-    hot = []
-    for found in declared:
-        position = order.get(found.netdev)
-        netdev = process.args.netdevs[position] if position is not None else None
-        # An alias is given again after an unplug; then the descriptor of the command
-        # line is closed, or belongs to another device.
-        same = netdev is not None and (
-            not netdev.fds or descriptors.taps.get(netdev.fds[0]) == found.target
-        )
-        backend = Backend(
-            target=found.target,
-            mac=found.mac,
-            model=found.model,
-            alias=found.alias,
-            vhost=netdev.vhost if netdev is not None and same else found.vhost,
-            queues=descriptors.queues(found.target) or 1,
-            cold=same,
-        )
-        if position is not None and same:
-            cold.append((position, backend))
-        else:
-            hot.append(backend)
-    return [backend for _, backend in sorted(cold, key=lambda c: c[0])] + hot
-
-
-def _command_line_backends(process: QemuProcess, descriptors: Descriptors) -> list[Backend]:
-    backends: list[Backend] = []
-    devices = list(dict.fromkeys(descriptors.taps.values()))
-    named = {n.ifname for n in process.args.netdevs} | {
-        descriptors.taps.get(n.fds[0]) for n in process.args.netdevs if n.fds
-    }
-    # QEMU opened these itself under names of the kernel's choice, in order.
-    unnamed = iter([d for d in devices if d not in named])
-    for netdev in process.args.netdevs:
-        device: str | None
-        if netdev.fds:
-            device = descriptors.taps.get(netdev.fds[0])
-        else:
-            device = netdev.ifname or next(unnamed, None)
-        if device is not None and device in devices:
-            devices.remove(device)
-            queues = descriptors.queues(device)
-            backends.append(
-                Backend(
-                    device,
-                    netdev.mac,
-                    netdev.model,
-                    netdev.device,
-                    netdev.vhost,
-                    queues,
-                    True,
-                )
-            )
-    spare = descriptors.vhost_net - sum(b.queues for b in backends if b.vhost)
-    for device in devices:
-        queues = descriptors.queues(device)
-        vhost = spare >= queues
-        spare -= queues if vhost else 0
-        backends.append(Backend(device, "", "", "", vhost, queues, False))
-    return backends

@@ -21,10 +21,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import vsrtune
+from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.codec import encode
 from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.errors import ObserveError, VsrtuneError
-from vsrtune.guests import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.model import Sched, Snapshot
 from vsrtune.observe import Observer, live_observer
 from vsrtune.proc import DAEMONS, napi_device, parse_stat

@@ -1,0 +1,145 @@
+"""The host devices behind a guest's NICs: from what its QEMU has open, its command line, and
+libvirt's XML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vsrtune.net import NetReader
+from vsrtune.proc import QemuProcess, parse_fdinfo_iff, read_links
+from vsrtune.rootfs import HostRoot
+from vsrtune.virt import DomainInterface
+
+MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
+TUN_FD = "/dev/net/tun"
+VHOST_NET_FD = "/dev/vhost-net"
+# Descriptors whose owner gets a worker of the same name as a NIC's.
+OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One NIC with a host device. ``cold`` when it stands on QEMU's command line."""
+
+    target: str
+    mac: str
+    model: str
+    alias: str
+    vhost: bool
+    queues: int
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Open descriptors that matter: ``taps`` number to device, in number order, and
+    how many are vhost's."""
+
+    taps: Mapping[int, str]
+    vhost_net: int
+    vhost_other: int
+
+    def queues(self, device: str) -> int:
+        """Queues of ``device`` that this process holds open."""
+        return sum(1 for name in self.taps.values() if name == device)
+
+
+def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
+    """The open descriptors of a process. Raises OSError when it is gone, or when they are
+    not ours to see."""
+    taps: dict[int, str] = {}
+    links = read_links(root, pid)
+    for number, link in links.items():
+        device: str | None = None
+        macvtap = MACVTAP_FD.fullmatch(link)
+        if macvtap is not None:
+            device = net.by_ifindex(int(macvtap[1]))
+        elif link == TUN_FD:
+            try:
+                device = parse_fdinfo_iff(root.read(f"/proc/{pid}/fdinfo/{number}"))
+            except OSError:
+                continue
+        if device:
+            taps[number] = device
+    kinds = list(links.values())
+    return Descriptors(
+        taps,
+        kinds.count(VHOST_NET_FD),
+        sum(kinds.count(k) for k in OTHER_VHOST_FDS),
+    )
+
+
+def backends(
+    process: QemuProcess,
+    listed: bool,
+    declared: Sequence[DomainInterface],
+    descriptors: Descriptors,
+) -> list[Backend]:
+    """NICs in the order in which QEMU made them. ``declared`` are those of the domain's
+    XML, where libvirt lists it."""
+    if not listed:
+        return _of_command_line(process, descriptors)
+    order = {netdev.id: n for n, netdev in enumerate(process.args.netdevs)}
+    cold = []
+    hot = []
+    for found in declared:
+        position = order.get(found.netdev)
+        netdev = process.args.netdevs[position] if position is not None else None
+        # An alias is given again after an unplug; then the descriptor of the command
+        # line is closed, or belongs to another device.
+        same = netdev is not None and (
+            not netdev.fds or descriptors.taps.get(netdev.fds[0]) == found.target
+        )
+        backend = Backend(
+            target=found.target,
+            mac=found.mac,
+            model=found.model,
+            alias=found.alias,
+            vhost=netdev.vhost if netdev is not None and same else found.vhost,
+            queues=descriptors.queues(found.target) or 1,
+            cold=same,
+        )
+        if position is not None and same:
+            cold.append((position, backend))
+        else:
+            hot.append(backend)
+    return [backend for _, backend in sorted(cold, key=lambda c: c[0])] + hot
+
+
+def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Backend]:
+    found: list[Backend] = []
+    devices = list(dict.fromkeys(descriptors.taps.values()))
+    named = {n.ifname for n in process.args.netdevs} | {
+        descriptors.taps.get(n.fds[0]) for n in process.args.netdevs if n.fds
+    }
+    # QEMU opened these itself under names of the kernel's choice, in order.
+    unnamed = iter([d for d in devices if d not in named])
+    for netdev in process.args.netdevs:
+        device: str | None
+        if netdev.fds:
+            device = descriptors.taps.get(netdev.fds[0])
+        else:
+            device = netdev.ifname or next(unnamed, None)
+        if device is not None and device in devices:
+            devices.remove(device)
+            queues = descriptors.queues(device)
+            found.append(
+                Backend(
+                    device,
+                    netdev.mac,
+                    netdev.model,
+                    netdev.device,
+                    netdev.vhost,
+                    queues,
+                    True,
+                )
+            )
+    spare = descriptors.vhost_net - sum(b.queues for b in found if b.vhost)
+    for device in devices:
+        queues = descriptors.queues(device)
+        vhost = spare >= queues
+        spare -= queues if vhost else 0
+        found.append(Backend(device, "", "", "", vhost, queues, False))
+    return found
