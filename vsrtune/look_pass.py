@@ -14,6 +14,7 @@ from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
+from vsrtune.domain_process import process_of, without_copies
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.host_reader import HostReader, lower_devices
 from vsrtune.known_guests import Held, Known, listed, places, relisted
@@ -78,7 +79,8 @@ class LookPass:
         processes = attempts.attempt("proc", lambda: self._table.scan(self._root), empty)
         owned = self._join(processes.qemus, domains, attempts)
         before = len(attempts.problems)
-        held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in processes.qemus}
+        qemus = without_copies(self._root, processes.qemus, owned.keys())
+        held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
         self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
         seen = host.host(boot_id, cpus, processes, guests, self._tree(guests))
@@ -107,13 +109,12 @@ class LookPass:
     ) -> dict[int, DomainText]:
         """pid to libvirt domain. Both sides carry the domain's UUID."""
         owned: dict[int, DomainText] = {}
-        by_uuid: dict[str, QemuProcess] = {}
-        # Someone may have copied a UUID into a QEMU of his own.
-        for process in sorted(qemus, key=lambda p: (not p.args.libvirt, p.pid)):
-            by_uuid.setdefault(process.args.uuid, process)
+        by_uuid: dict[str, list[QemuProcess]] = {}
+        for process in qemus:
+            by_uuid.setdefault(process.args.uuid, []).append(process)
         missing = []
         for domain in domains:
-            match = by_uuid.get(domain.uuid)
+            match = process_of(self._root, by_uuid.get(domain.uuid, ()))
             if match is not None:
                 owned[match.pid] = domain
             else:
@@ -319,10 +320,11 @@ def thread_links(root: HostRoot, pid: int) -> int:
         return -1
 
 
-def _process_of(domain: DomainText, processes: Processes) -> QemuProcess | None:
-    """The one QEMU of a domain; None when there is none. Raises NotAlone for several."""
+def _one_of(domain: DomainText, processes: Processes) -> QemuProcess | None:
+    """The one QEMU of a domain; None when there is none. Raises NotAlone when it is not
+    sure which."""
     found = [p for p in processes.qemus if p.args.uuid == domain.uuid]
-    if len(found) > 1:
+    if len(found) > 1 or not all(p.args.libvirt for p in found):
         raise NotAlone
     return found[0] if found else None
 
@@ -357,7 +359,7 @@ def _due(
         if domain is not None and processes is known.processes and old is not None:
             process = known.held[old].process
         elif domain is not None:
-            process = _process_of(domain, processes)
+            process = _one_of(domain, processes)
         if old is not None and (process is None or process.pid != old):
             gone[old] = known.held[old]
         if process is not None:

@@ -148,7 +148,35 @@ class MovingHost:
         pins = tuple(reversed(self._domains[name].vcpu_pins))
         self._domains[name] = replace(self._domains[name], vcpu_pins=pins)
 
+    def copy(self, name: str, pid: int, cgroup: str) -> None:
+        """Someone starts a guest's command line by hand, in a cgroup of his own."""
+        old = self._pids[name]
+        base = self.path / f"proc/{pid}"
+        shutil.copytree(self.path / f"proc/{old}", base)
+        os.rename(base / f"task/{old}", base / f"task/{pid}")
+        for kind in ("links", "listings", "errors", "present"):
+            copied = {
+                re.sub(rf"^/proc/{old}/", f"/proc/{pid}/", k): v
+                for k, v in self.index[kind].items()
+                if k.startswith(f"/proc/{old}/")
+            }
+            self.index[kind] |= copied
+        tasks = [str(pid) if t == str(old) else t for t in self._tasks(old)]
+        self.index["listings"][f"/proc/{pid}/task"] = tasks
+        self.index["listings"]["/proc"].append(str(pid))
+        self._renumber(base / "stat", old, pid, start=self._fresh())
+        shutil.copy(base / "stat", base / f"task/{pid}/stat")
+        for task in (base / "task").iterdir():
+            (task / "cgroup").write_text(f"0::/{cgroup}\n")
+        attr = self.path / "sched_attr"
+        shutil.copy(attr / f"{old}.json", attr / f"{pid}.json")
+        self._save()
+
     # -- pieces
+
+    def _tasks(self, pid: int) -> list[str]:
+        tasks: list[str] = self.index["listings"][f"/proc/{pid}/task"]
+        return tasks
 
     def _fresh(self) -> int:
         self._next += 1

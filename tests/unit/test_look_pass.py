@@ -77,6 +77,19 @@ def test_a_patrol_finds_what_nobody_told(
         assert snapshot == Observer(host.root, host).observe()
 
 
+@pytest.mark.parametrize("pid", [40, 4000])
+@pytest.mark.parametrize("host", ["trixie-veth-multiqueue"], indirect=True)
+def test_a_guest_whose_command_line_somebody_has_copied(host: MovingHost, pid: int) -> None:
+    """The copy has libvirt's UUID and all else that libvirt leaves in a command line."""
+    (before,) = [g for g in Observer(host.root, host).observe().guests if g.source == "libvirt"]
+    host.copy(before.name, pid, "user.slice/user-0.slice/session-1.scope")
+    observer = Observer(host.root, host)
+    guests = {g.pid: g for g in observer.observe().guests}
+    assert guests[before.pid] == before
+    assert (guests[pid].ref, guests[pid].source) == (f"qemu:{before.name}", "qemu")
+    assert observer.observe_some(frozenset([before.name])).snapshot == observer.observe()
+
+
 def test_processes_of_this_host_keep_their_number() -> None:
     """What tells a process from a later one of the same pid does not change while it runs."""
     root = LiveRoot()

@@ -16,7 +16,7 @@ PURE = {
     "balancing", "choosing", "crowding", "load_windows", "top_frame", "top_model", "top_tables", "placement_board", "placement_exact", "placement_search", "policy_roles",
 }  # fmt: skip
 READERS = {
-    "_vendor", "attempts", "backends", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
+    "_vendor", "attempts", "backends", "domain_process", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
     "rootfs", "rtnl", "seen", "trace", "virt",
     "load_file", "load_meter", "top_sample",
 }  # fmt: skip
