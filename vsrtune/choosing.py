@@ -50,11 +50,11 @@ def choose(
     placed = place(seats, occupants, cpus)
     # Those placed by their number do not know of loads; those placed by load come to them.
     beside = [
-        Occupant(s.guest, s.role, CpuSet([placed[s.thread].cpu]), load=s.load, booked=s.booked)
+        Occupant(s.guest, s.role, CpuSet.single(placed[s.thread].cpu), load=s.load, booked=s.booked)
         for s in seats
     ]
     placed |= balance(context.host, context.irq, by_load, [*occupants, *beside])
-    chosen |= {key: Chosen(CpuSet([p.cpu]), p.why) for key, p in placed.items()}
+    chosen |= {key: Chosen(CpuSet.single(p.cpu), p.why) for key, p in placed.items()}
     pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
     pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
     roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned

@@ -43,6 +43,11 @@ class CpuSet:
         """
         return _parsed(text)
 
+    @staticmethod
+    def single(cpu: int) -> CpuSet:
+        """The set of one CPU."""
+        return _single(cpu)
+
     @classmethod
     def _parse(cls, text: str) -> CpuSet:
         cpus: set[int] = set()
@@ -140,3 +145,8 @@ class CpuSet:
 
 # A host has few different lists, and thousands of threads that show one of them.
 _parsed = lru_cache(maxsize=1024)(CpuSet._parse)
+
+
+@lru_cache(maxsize=1024)
+def _single(cpu: int) -> CpuSet:
+    return CpuSet((cpu,))

@@ -129,11 +129,11 @@ class _Board:
 
     def settle(self, seat: Seat, cpu: int) -> None:
         self.taken[seat.thread] = cpu
-        self.on[cpu].add(Occupant(seat.guest, seat.role, CpuSet([cpu])))
+        self.on[cpu].add(Occupant(seat.guest, seat.role, CpuSet.single(cpu)))
 
     def leave(self, seat: Seat) -> None:
         cpu = self.taken.pop(seat.thread)
-        self.on[cpu].add(Occupant(seat.guest, seat.role, CpuSet([cpu])), -1)
+        self.on[cpu].add(Occupant(seat.guest, seat.role, CpuSet.single(cpu)), -1)
 
     def load(self, cpu: int) -> int:
         return self.on[cpu].load
@@ -156,8 +156,9 @@ def place(
             board.settle(seat, board.best(seat, seat.allowed))
     while _spread(board, ordered):
         pass
+    first = {cpu: sorted(here.guests)[: NAMED + 1] for cpu, here in board.on.items()}
     return {
-        s.thread: Placed(board.taken[s.thread], _why(s, board.on[board.taken[s.thread]]))
+        s.thread: Placed(at := board.taken[s.thread], _why(s, board.on[at], first[at]))
         for s in ordered
     }
 
@@ -220,12 +221,15 @@ def rank(seat: Seat, cpu: int, on: Mapping[int, Company], cpus: Mapping[int, Cpu
     )
 
 
-def _why(seat: Seat, here: Company) -> str:
-    """``here`` counts everyone on the seat's CPU, the seat's own thread included."""
+def _why(seat: Seat, here: Company, first: Sequence[str]) -> str:
+    """``here`` counts everyone on the seat's CPU, the seat's own thread included; ``first``
+    are the first of their guests by name, one more than are named."""
     if here.total == 1:
         return "a CPU of its own"
-    others = sorted(g for g in here.guests if g != seat.guest)
-    company = others if len(others) <= NAMED else [*others[:NAMED], f"{len(others) - NAMED} more"]
+    others = len(here.guests) - (seat.guest in here.guests)
+    company = [g for g in first if g != seat.guest][:NAMED]
+    if others > NAMED:
+        company.append(f"{others - NAMED} more")
     if here.guests[seat.guest] > 1:
         company.insert(0, "its own guest's threads")
     return f"no CPU is free, shared with {', '.join(company)}"

@@ -247,8 +247,7 @@ def _why_not(
         return "someone else gave the thread class deadline; it is left alone"
     pick = chosen.get(thread.key)
     cpus = pick.cpus if pick is not None else thread.affinity
-    both = cpus & context.irq
-    if rule.realtime and both:
+    if rule.realtime and (both := cpus & context.irq):
         return f"it may run on interrupt CPU {both}, where it would starve packet reception"
     return None
 

@@ -129,7 +129,7 @@ def _threads_off_interrupts(
     for key, cpus in pinned.items():
         if not cpus or not cpus <= snapshot.host.online:
             raise _broken(None, f"thread {key} would get CPUs {cpus or 'none'}")
-        if cpus & irq:
+        if not cpus.isdisjoint(irq):
             raise _broken(None, f"thread {key} would run on interrupt CPU {cpus & irq}")
 
 

@@ -93,11 +93,12 @@ def _spinning(guest: Guest) -> list[str]:
 def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
     """CPUs of the ``lower`` threads that have none without a more urgent ``higher`` one."""
     out = CpuSet()
+    most = max((level(t.sched) for t in guest.by_role(higher)), default=0)
     for thread in guest.by_role(lower):
-        if thread.sched.cls is SchedClass.DEADLINE:
+        if thread.sched.cls is SchedClass.DEADLINE or level(thread.sched) >= most:
             continue
         more = [t for t in guest.by_role(higher) if level(t.sched) > level(thread.sched)]
-        if more and thread.affinity <= CpuSet(c for t in more for c in t.affinity):
+        if thread.affinity <= CpuSet(c for t in more for c in t.affinity):
             out |= thread.affinity
     return out
 
