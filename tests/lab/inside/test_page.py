@@ -69,7 +69,11 @@ def test_the_page_names_guests_threads_and_what_an_operator_changed(
     assert f"\n{drift['setting']}\n" in shown
     assert "a reload takes it back" in shown
     labhelp.sh("systemctl", "reload", "vsrtune")
-    labhelp.wait_for(lambda: status()["drift"] == [], "a reload takes it back")
+    length = f"/sys/class/net/{device}/tx_queue_len"
+    labhelp.wait_for(
+        lambda: status()["drift"] == [] and labhelp.text(length) == str(labhelp.QUEUE),
+        "a reload takes it back",
+    )
 
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(f"{BASE}/", method="POST"), timeout=30)
