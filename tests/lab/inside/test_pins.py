@@ -92,6 +92,7 @@ def test_an_operators_pin_survives_stop(
     assert but_for_virsh(before) == []
 
 
+@labhelp.one_release("what operators do", "trixie")
 def test_drift_by_hand_is_found_and_corrected(tuned: set[int], guests: list[LabGuest]) -> None:
     guest = guests[-1]
     tid = guest.workers()[0]

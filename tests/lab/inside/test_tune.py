@@ -23,6 +23,7 @@ def test_start_tunes_every_guest_and_stop_restores_every_value(
             assert hoststate.sched(tid).startswith("policy=0 flags=0 nice=0 priority=0 ")
 
 
+@labhelp.one_release("a class as any other")
 def test_ksoftirqd_stands_beside_the_guests_threads(
     tuned: set[int], guests: list[LabGuest]
 ) -> None:

@@ -183,6 +183,7 @@ def test_masks_follow_libvirt_again_after_undo(expendable: LabGuest, tmp_path: P
         assert {t: labhelp.mask(int(t)) for t in inside} == dict.fromkeys(inside, masks)
 
 
+@labhelp.one_release("what the journal remembers")
 def test_settings_of_an_operator_come_back(expendable: LabGuest, tmp_path: Path) -> None:
     """Masks, classes and pins that are nobody's default."""
     guest, last = expendable, labhelp.lab_cpus() - 1
@@ -293,6 +294,7 @@ def test_without_libvirtd_nothing_is_tuned_and_the_error_is_transient(
     same_as(before, libvirt_guest)
 
 
+@labhelp.one_release("what the journal forgets", "trixie")
 def test_a_destroyed_guest_leaves_nothing(libvirt_guest: LabGuest, tmp_path: Path) -> None:
     """Our cgroup does not keep libvirt from removing the guest's."""
     where = CGROUP / scope(libvirt_guest)
