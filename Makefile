@@ -28,6 +28,7 @@ lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one 
 	$$venv/bin/python -m pytest -q -rs tests/lab $(if $(LAB),-k '$(LAB)')
 
 test: lint ## everything: lint, then unit, browser, netns and lab tests in one report
+	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
 	@venv=$$(tests/setup) && echo "== unit, browser, netns and lab tests" && \
 	$$venv/bin/python -m pytest -q -rs tests/unit tests/browser tests/netns tests/lab
 
