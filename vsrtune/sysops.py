@@ -186,9 +186,26 @@ class LiveSysOps:
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
         try:
-            self._calls.set_sched(tid, sched)
+            if deadline:
+                self._enter_deadline(thread, target, sched)
+            else:
+                self._calls.set_sched(tid, sched)
         except OSError as error:
-            if deadline and error.errno == errno.EPERM:
+            operation = Operation.DEADLINE if deadline else Operation.SCHED
+            raise write_error(operation, error, str(target), str(sched)) from error
+        if leaves:
+            over = self._clock() + lag_seconds(before, overrun)
+            self._budgets_end = max(self._budgets_end, over)
+
+    def _enter_deadline(self, thread: HostThread, target: ThreadSched, sched: Sched) -> None:
+        """Raises PendingError as long as the thread has not run on its CPUs, OSError else."""
+        while True:
+            outside = thread.last_cpu() not in thread.affinity()
+            try:
+                return self._calls.set_sched(target.thread.tid, sched)
+            except OSError as error:
+                if error.errno != errno.EPERM:
+                    raise
                 cpu, mask = thread.last_cpu(), thread.affinity()
                 if cpu not in mask:
                     raise PendingError(
@@ -198,11 +215,9 @@ class LiveSysOps:
                         hint="tried again when it has run",
                         lasting=Lasting.TRANSIENT,
                     ) from error
-            operation = Operation.DEADLINE if deadline else Operation.SCHED
-            raise write_error(operation, error, str(target), str(sched)) from error
-        if leaves:
-            over = self._clock() + lag_seconds(before, overrun)
-            self._budgets_end = max(self._budgets_end, over)
+                # It has run since it was asked for: then, and only then, another answer may come.
+                if not outside:
+                    raise
 
     def _overrun(self, key: ThreadKey) -> int:
         try:

@@ -236,6 +236,28 @@ def test_killed_anywhere_the_next_start_puts_all_back(
         assert broken.state.get("leaked", 0) == 0, n
 
 
+def test_a_thread_that_runs_while_it_is_refused_is_asked_again(
+    case: tuple[FakeKernel, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its old CPU for the kernel, and is on its own when we look why."""
+    host, plan = case
+    thread = host.state["threads"]["1020"]
+    thread["cpu"] = 0
+    kernels = host._set_sched
+
+    def runs_afterwards(tid: int, sched: Sched) -> None:
+        try:
+            kernels(tid, sched)
+        finally:
+            if tid == 1020:
+                thread["cpu"] = 2
+
+    monkeypatch.setattr(host, "_set_sched", runs_afterwards)
+    with open_journal(tmp_path) as journal:
+        result = apply(plan, host.ops(), journal)
+    assert (result.failed, result.pending, len(result.done)) == ((), (), len(plan.actions))
+
+
 def test_a_sleeping_thread_is_pending_and_the_rest_is_done(
     case: tuple[FakeKernel, Plan], tmp_path: Path
 ) -> None:
