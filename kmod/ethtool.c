@@ -17,6 +17,7 @@ static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 	[NMV_RX_NIC]			= "rx_nic",
 	[NMV_RX_FORWARDED]		= "rx_forwarded",
 	[NMV_RX_BROADCAST]		= "rx_broadcast",
+	[NMV_RX_COPIED]			= "rx_copied",
 	[NMV_TX_LOWER]			= "tx_packets_lower",
 	[NMV_TX_SIBLING]		= "tx_to_sibling",
 	[NMV_TX_DROPPED]		= "tx_dropped",
@@ -31,6 +32,12 @@ static const char * const nmv_tapq_names[] = {
 	"tx_packets", "worker_tid",
 };
 
+static const char nmv_flag_names[][ETH_GSTRING_LEN] = {
+	"every-queue",
+};
+
+#define NMV_FLAG_EVERY_QUEUE	BIT(0)	/* by place in nmv_flag_names */
+
 /* Queues to show: the open ones, by number. */
 static int nmv_shown_queues(struct nmv_dev *nd)
 {
@@ -41,6 +48,8 @@ static int nmv_get_sset_count(struct net_device *dev, int sset)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
 
+	if (sset == ETH_SS_PRIV_FLAGS && nd->tap)
+		return ARRAY_SIZE(nmv_flag_names);
 	if (sset != ETH_SS_STATS)
 		return -EOPNOTSUPP;
 	return NMV_STATS_SHOWN + ARRAY_SIZE(nmv_queue_names) +
@@ -52,6 +61,8 @@ static void nmv_get_strings(struct net_device *dev, u32 sset, u8 *data)
 	struct nmv_dev *nd = netdev_priv(dev);
 	int i, n;
 
+	if (sset == ETH_SS_PRIV_FLAGS)
+		memcpy(data, nmv_flag_names, sizeof(nmv_flag_names));
 	if (sset != ETH_SS_STATS)
 		return;
 	memcpy(data, nmv_names, sizeof(nmv_names));
@@ -118,6 +129,25 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 	}
 }
 
+static u32 nmv_get_priv_flags(struct net_device *dev)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	return nd->tap && nd->tap->every_queue ? NMV_FLAG_EVERY_QUEUE : 0;
+}
+
+static int nmv_set_priv_flags(struct net_device *dev, u32 flags)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	if (!nd->tap)
+		return -EOPNOTSUPP;
+	if (flags & ~NMV_FLAG_EVERY_QUEUE)
+		return -EINVAL;
+	WRITE_ONCE(nd->tap->every_queue, flags & NMV_FLAG_EVERY_QUEUE);
+	return 0;
+}
+
 static void nmv_get_drvinfo(struct net_device *dev,
 			    struct ethtool_drvinfo *info)
 {
@@ -142,4 +172,6 @@ const struct ethtool_ops nmv_ethtool_ops = {
 	.get_sset_count		= nmv_get_sset_count,
 	.get_strings		= nmv_get_strings,
 	.get_ethtool_stats	= nmv_get_stats,
+	.get_priv_flags		= nmv_get_priv_flags,
+	.set_priv_flags		= nmv_set_priv_flags,
 };

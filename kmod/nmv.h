@@ -35,6 +35,7 @@ enum nmv_stat {
 	NMV_RX_NIC,
 	NMV_RX_FORWARDED,
 	NMV_RX_BROADCAST,
+	NMV_RX_COPIED,
 	NMV_TX_LOWER,
 	NMV_TX_SIBLING,
 	NMV_TX_DROPPED,
@@ -103,6 +104,7 @@ struct nmv_tapq {
  * @known: all struct nmv_tapq, under RTNL
  * @scan: looks for queues opened and closed
  * @rx_features: what the guest lets us receive, as tap.ko tells
+ * @every_queue: frames about neighbours go to every open queue; set under RTNL
  */
 struct nmv_tap {
 	struct tap_dev		tap;
@@ -110,6 +112,7 @@ struct nmv_tap {
 	struct list_head	known;
 	struct work_struct	scan;
 	netdev_features_t	rx_features;
+	bool			every_queue;
 };
 
 /**
@@ -169,6 +172,11 @@ struct nmv_tap_dev {
 	struct nmv_tap		tap;
 };
 
+static inline struct nmv_dev *nmv_tap_owner(struct tap_dev *tap)
+{
+	return &container_of(tap, struct nmv_tap_dev, tap.tap)->nd;
+}
+
 /* netlink.c */
 extern struct rtnl_link_ops nmv_vlan_ops, nmv_tap_ops;
 
@@ -208,6 +216,10 @@ int nmv_tap_register(void);
 void nmv_tap_unregister(void);
 int nmv_tap_attach(struct nmv_dev *nd);
 void nmv_tap_detach(struct nmv_dev *nd);
+
+/* taprx.c */
+void nmv_tap_rx_dropped(struct tap_dev *tap);
+bool nmv_is_discovery(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb);
 

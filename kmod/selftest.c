@@ -2,6 +2,9 @@
 /* Checked when the module loads, in debug builds ("make debug") only. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/icmpv6.h>
+#include <net/ipv6.h>
+#include <net/ndisc.h>
 #include "nmv.h"
 
 struct nmv_mode_case {
@@ -103,8 +106,52 @@ static int nmv_test_bound(void)
 	return 0;
 }
 
+static int nmv_test_discovery(void)
+{
+	const u8 yes[] = { NDISC_ROUTER_SOLICITATION,
+			   NDISC_ROUTER_ADVERTISEMENT,
+			   NDISC_NEIGHBOUR_SOLICITATION,
+			   NDISC_NEIGHBOUR_ADVERTISEMENT, NDISC_REDIRECT };
+	const u8 no[] = { ICMPV6_ECHO_REQUEST, ICMPV6_ECHO_REPLY,
+			  ICMPV6_PKT_TOOBIG, ICMPV6_MLD2_REPORT };
+	struct sk_buff *skb = alloc_skb(128, GFP_KERNEL);
+	struct ipv6hdr *ip6;
+	bool right = true;
+	u8 *type;
+	int i;
+
+	if (!skb)
+		return -ENOMEM;
+	skb->protocol = htons(ETH_P_ARP);
+	right &= nmv_is_discovery(skb);
+	skb->protocol = htons(ETH_P_IP);
+	right &= !nmv_is_discovery(skb);
+	/* Cut short before and after the header. */
+	skb->protocol = htons(ETH_P_IPV6);
+	right &= !nmv_is_discovery(skb);
+	ip6 = skb_put_zero(skb, sizeof(*ip6));
+	ip6->nexthdr = IPPROTO_ICMPV6;
+	right &= !nmv_is_discovery(skb);
+	type = skb_put_zero(skb, sizeof(struct icmp6hdr));
+	for (i = 0; i < ARRAY_SIZE(yes); i++) {
+		*type = yes[i];
+		right &= nmv_is_discovery(skb);
+	}
+	for (i = 0; i < ARRAY_SIZE(no); i++) {
+		*type = no[i];
+		right &= !nmv_is_discovery(skb);
+	}
+	*type = NDISC_NEIGHBOUR_ADVERTISEMENT;
+	ip6->nexthdr = IPPROTO_UDP;
+	right &= !nmv_is_discovery(skb);
+	kfree_skb(skb);
+	NMV_EXPECT(right);
+	return 0;
+}
+
 /**
- * nmv_selftest() - check hashes, modes and the bound of the own queue
+ * nmv_selftest() - check hashes, modes, the bound of the own queue, and which
+ *	frames tell of neighbours
  *
  * Return: 0, or -EINVAL with the failed condition in the kernel's log; then
  * the module does not load
@@ -113,7 +160,8 @@ int nmv_selftest(void)
 {
 	int err;
 
-	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound();
+	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound() ?:
+	      nmv_test_discovery();
 	if (!err)
 		pr_info("self-tests passed\n");
 	return err;

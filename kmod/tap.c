@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The character device /dev/tap<ifindex>, and frames on their way into the
- * rings behind it. tap.ko does the device and the rings; here is what decides
- * whether a frame may try.
+ * The character device /dev/tap<ifindex>: tap.ko does it, and the rings behind
+ * it. Here is what ties it to a network device of ours.
  */
 #include <linux/cdev.h>
-#include <linux/if_tun.h>
 #include <linux/rtnetlink.h>
 #include "nmv.h"
 #include "nmv_compat.h"
 
 static dev_t nmv_tap_major;
 static struct cdev nmv_tap_cdev;
-
-/* tap.ko tells us of a drop by a callback that does not say which frame. */
-static DEFINE_PER_CPU(bool, nmv_late_drop);
 
 static NMV_CLASS_NS(nmv_class_namespace, d)
 {
@@ -27,22 +22,12 @@ static struct class nmv_tap_class = {
 	.namespace	= nmv_class_namespace,
 };
 
-static struct nmv_dev *nmv_tap_owner(struct tap_dev *tap)
-{
-	return &container_of(tap, struct nmv_tap_dev, tap.tap)->nd;
-}
-
 static void nmv_tap_tx_dropped(struct tap_dev *tap)
 {
 	/* Called by the sending task, bottom halves on. */
 	local_bh_disable();
 	nmv_count(nmv_tap_owner(tap), NMV_TX_DROPPED, 1);
 	local_bh_enable();
-}
-
-static void nmv_tap_rx_dropped(struct tap_dev *tap)
-{
-	this_cpu_write(nmv_late_drop, true);
 }
 
 static void nmv_tap_update_features(struct tap_dev *tap,
@@ -52,189 +37,6 @@ static void nmv_tap_update_features(struct tap_dev *tap,
 
 	nd->tap->rx_features = features;
 	netdev_update_features(nd->dev);
-}
-
-/* The queue that tap.ko will choose for a frame, by the same order of rules. */
-static struct tap_queue *nmv_tap_pick(struct tap_dev *tap, struct sk_buff *skb)
-{
-	u32 n = READ_ONCE(tap->numvtaps), by = 0;
-
-	if (!n || n > MAX_TAP_QUEUES)
-		return NULL;
-	if (n > 1) {
-		by = skb_get_hash(skb);
-		if (!by && skb_rx_queue_recorded(skb))
-			by = skb_get_rx_queue(skb);
-	}
-	return rcu_dereference(tap->taps[by % n]);
-}
-
-/* Places in the ring that a frame takes: more than one if tap.ko segments. */
-static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
-			  struct sk_buff *skb)
-{
-	netdev_features_t features = NETIF_F_GSO | NETIF_F_SG |
-				     NETIF_F_FRAGLIST;
-
-	if (!skb_is_gso(skb))
-		return 1;
-	if (READ_ONCE(q->flags) & IFF_VNET_HDR)
-		features |= READ_ONCE(tap->tap_features);
-	if (!netif_needs_gso(skb, features))
-		return 1;
-	return max_t(u32, skb_shinfo(skb)->gso_segs, 1);
-}
-
-/**
- * nmv_ring_room() - is there room in a ring, and note it
- * @r: ring
- * @places: places asked for
- * @slot: counters of its queue, or NULL
- * @early: only asking: a frame that finds room will ask again
- *
- * The consumer clears places from the last to the first of a batch, so all
- * between two free places are free or about to be.
- *
- * Context: bottom halves off.
- * Return: true if there is
- */
-static bool nmv_ring_room(struct ptr_ring *r, u32 places,
-			  struct nmv_tapq *slot, bool early)
-{
-	u32 at, last, size, head, used = 0;
-	bool room = false;
-
-	spin_lock(&r->producer_lock);
-	at = r->producer;
-	size = r->size;
-	if (size) {
-		places = min(places, size);
-		last = at + places - 1;
-		if (last >= size)
-			last -= size;
-		head = READ_ONCE(r->consumer_head);
-		used = at >= head ? at - head : at + size - head;
-		if (!used && READ_ONCE(r->queue[at]))
-			used = size;
-		room = !READ_ONCE(r->queue[at]) && !READ_ONCE(r->queue[last]);
-	}
-	if (slot && !(early && room)) {
-		slot->received++;
-		if (room)
-			used = min(used + places, size);
-		else
-			slot->dropped++;
-		if (used > slot->ring_high_water)
-			slot->ring_high_water = used;
-	}
-	spin_unlock(&r->producer_lock);
-	return room;
-}
-
-static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
-{
-	struct nmv_tapq *slot = nmv_tapq_find(t, q);
-
-	if (unlikely(!slot))
-		schedule_work(&t->scan);
-	return slot;
-}
-
-/**
- * nmv_tap_early_drop() - is a frame for a guest lost already
- * @nd: device, of kind napi_macvtap
- * @skb: frame; stays the caller's
- *
- * Asked before a frame is copied or queued on its way to the ring. Counts the
- * drop when there is one.
- *
- * Context: bottom halves off, RCU read side.
- * Return: true if it is lost
- */
-bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
-{
-	struct nmv_tap *t = nd->tap;
-	struct tap_queue *q = nmv_tap_pick(&t->tap, skb);
-
-	if (!q) {
-		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		return true;
-	}
-	if (nmv_ring_room(&q->ring, 1, nmv_tap_slot(t, q), true))
-		return false;
-	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
-	return true;
-}
-
-/* tap.ko dropped a frame that we had found room for. */
-static void nmv_tap_count_late(struct nmv_dev *nd, struct tap_queue *q,
-			       struct nmv_tapq *slot)
-{
-	bool full = ptr_ring_full(&q->ring);
-
-	nmv_count(nd, full ? NMV_RX_DROPPED_RING_FULL : NMV_RX_DROPPED_OTHER,
-		  1);
-	if (slot)
-		atomic64_inc(&slot->late_dropped);
-}
-
-/**
- * nmv_tap_receive() - receive handler of our own device: into the ring
- * @pskb: frame; the data begin after the Ethernet header
- *
- * Never passes a frame on: it was for the guest, not for the host's stack.
- *
- * Context: bottom halves off, RCU read side.
- * Return: RX_HANDLER_CONSUMED, but for what the host loops back to itself
- */
-rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
-{
-	struct sk_buff *skb = *pskb;
-	struct tap_dev *tap = rcu_dereference(skb->dev->rx_handler_data);
-	struct nmv_dev *nd = nmv_tap_owner(tap);
-	unsigned int len = skb->len + ETH_HLEN;
-	struct nmv_tapq *slot;
-	struct tap_queue *q;
-
-	/* Sent to itself by the host's stack: no Ethernet header. */
-	if (unlikely(skb->pkt_type == PACKET_LOOPBACK))
-		return RX_HANDLER_PASS;
-	q = nmv_tap_pick(tap, skb);
-	if (unlikely(!q)) {
-		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		goto drop;
-	}
-	slot = nmv_tap_slot(nd->tap, q);
-	if (!nmv_ring_room(&q->ring, nmv_tap_places(tap, q, skb), slot,
-			   false)) {
-		nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
-		goto drop;
-	}
-
-	/* A guest may not read for long; nobody who sends to it, or to others
-	 * through the same socket, shall wait for that.
-	 */
-	skb_orphan(skb);
-	__this_cpu_write(nmv_late_drop, false);
-	if (unlikely(tap_handle_frame(pskb) == RX_HANDLER_PASS)) {
-		/* The queue was closed between the two looks. */
-		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		if (slot)
-			atomic64_inc(&slot->late_dropped);
-		skb = *pskb;
-		goto drop;
-	}
-	if (unlikely(__this_cpu_read(nmv_late_drop))) {
-		nmv_tap_count_late(nd, q, slot);
-	} else {
-		nmv_count(nd, NMV_RX_DELIVERED, 1);
-		nmv_count(nd, NMV_RX_BYTES, len);
-	}
-	return RX_HANDLER_CONSUMED;
-
-drop:
-	kfree_skb(skb);
-	return RX_HANDLER_CONSUMED;
 }
 
 /**

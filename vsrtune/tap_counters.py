@@ -14,6 +14,7 @@ _QUEUE = re.compile(r"tapq(\d+)_(\w+)", re.ASCII)
 
 # By these two names the counters are known to be the module's.
 _MARKS = ("rx_received", "rx_dropped_queue_full")
+_ORIGINS = ("nic", "forwarded", "broadcast", "copied")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,9 @@ class TapCounters:
 
     ``rx_dropped_*`` name the place: the ring of the guest, the device's own queue, no
     open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
-    ``rx_forwarded`` and ``rx_broadcast`` are the received ones by origin: the NIC, a
-    sibling, broadcast and multicast. ``queue_high_water``: most frames that waited in
+    ``rx_forwarded``, ``rx_broadcast`` and ``rx_copied`` are the received ones by origin: the
+    NIC, a sibling, broadcast and multicast, and copies for all queues but one where several
+    guests share the device. ``queue_high_water``: most frames that waited in
     the own queue. ``napi_thread_tid``: kernel thread of the own NAPI, 0 when it is not
     threaded.
     """
@@ -54,6 +56,7 @@ class TapCounters:
     rx_nic: int | None = None
     rx_forwarded: int | None = None
     rx_broadcast: int | None = None
+    rx_copied: int | None = None
     queue_high_water: int | None = None
     tx_packets_lower: int | None = None
     tx_to_sibling: int | None = None
@@ -68,9 +71,9 @@ class TapCounters:
 
     @property
     def origins(self) -> tuple[tuple[str, int], ...]:
-        """Frames received, by where they came from: nic, forwarded, broadcast."""
+        """Frames received, by where they came from: nic, forwarded, broadcast, copied."""
         values = self._family("rx_")
-        return tuple((n, v) for n, v in values if n in ("nic", "forwarded", "broadcast"))
+        return tuple((n, v) for n, v in values if n in _ORIGINS)
 
     def _family(self, prefix: str) -> tuple[tuple[str, int], ...]:
         named = ((f.name, getattr(self, f.name)) for f in fields(self))

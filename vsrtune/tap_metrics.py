@@ -24,7 +24,7 @@ FAMILIES = (
         "tap_received_by_origin",
         "counter",
         (*_DEVICE, "origin"),
-        "The same by origin: nic, forwarded (by another guest), broadcast (and multicast).",
+        "The same by origin: nic, forwarded (by another guest), broadcast (and multicast), copied.",
     ),
     ("tap_delivered", "counter", _DEVICE, "Frames put into a ring of the guest."),
     (

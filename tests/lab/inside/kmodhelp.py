@@ -117,7 +117,7 @@ def check_sum(found: dict[str, int]) -> None:
     discards was in a ring, so it had been delivered."""
     lost = sum(count for place, count in drops(found).items() if place != "rx_dropped_shrink")
     assert found["rx_received"] == found["rx_delivered"] + lost, found
-    origins = sum(found[f"rx_{k}"] for k in ("nic", "forwarded", "broadcast"))
+    origins = sum(found[f"rx_{k}"] for k in ("nic", "forwarded", "broadcast", "copied"))
     assert found["rx_received"] == origins, found
 
 
@@ -142,14 +142,17 @@ def frame(to: str, source: str, size: int = 60) -> bytes:
     return head + bytes(size - len(head))
 
 
-def send(device: str, to: str, count: int, source: str | None = None) -> None:
+def send(
+    device: str, to: str, count: int, source: str | None = None, data: bytes | None = None
+) -> None:
     """Send frames from a device of this namespace, past its queueing discipline, so that
-    none is lost before the device has it."""
+    none is lost before the device has it: ``data``, or frames that nobody answers."""
     bypass = 20  # PACKET_QDISC_BYPASS, linux/if_packet.h
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
         sock.setsockopt(263, bypass, 1)
         sock.bind((device, 0))
-        data = frame(to, source or mac_of(device))
+        if data is None:
+            data = frame(to, source or mac_of(device))
         for _ in range(count):
             sock.send(data)
 

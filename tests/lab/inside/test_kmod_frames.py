@@ -131,6 +131,101 @@ def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None: 
         assert kmodhelp.read_all(queue) == 64
 
 
+def discovery(to: str, source: str) -> dict[str, bytes]:
+    """Unicast frames that tell of a neighbour."""
+    head = bytes.fromhex((to + source).replace(":", ""))
+    found = {"arp": head + b"\x08\x06" + bytes(46)}
+    for kind in range(133, 138):
+        found[f"icmpv6 {kind}"] = head + b"\x86\xdd" + ip6(58) + bytes([kind]) + bytes(31)
+    return found
+
+
+def ip6(following: int) -> bytes:
+    """An IPv6 header before 32 bytes."""
+    return b"\x60\0\0\0" + bytes([0, 32, following, 255]) + bytes(15) + b"\1" + bytes(15) + b"\2"
+
+
+def flags(name: str, on: bool) -> bool:
+    """Set the private flag; whether that was accepted."""
+    words = ("ethtool", "--set-priv-flags", name, "every-queue", "on" if on else "off")
+    return labhelp.sh(*words, check=False).returncode == 0
+
+
+def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> None:
+    (far, near) = wire
+    for name, kind in (("na", "napi_macvlan"), ("nt", "napi_macvtap")):
+        link(name, near, kind)
+        up(name)
+    assert not flags("na", on=True), "a device without queues has no such flag"
+    to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of(far)
+    shown = labhelp.sh("ethtool", "--show-priv-flags", "nt").stdout
+    assert shown.split() == ["Private", "flags", "for", "nt:", "every-queue:", "off"]
+    special = discovery(to, source)
+    with tap_queue("nt") as first:
+        assert flags("nt", on=True)
+        send(far, BROADCAST, 10)
+        assert settle("nt", 10)["rx_copied"] == 0, "one queue needs no copy"
+        assert kmodhelp.read_all(first) == 10
+        with tap_queue("nt") as second:
+            queues = (first, second)
+
+            def read() -> tuple[int, int]:
+                return (kmodhelp.read_all(first), kmodhelp.read_all(second))
+
+            total = 10
+
+            def sent(count: int, copies: int) -> tuple[int, int]:
+                """What the queues got; the counters say the same."""
+                nonlocal total
+                total += count + copies
+                found = settle("nt", total)
+                check_sum(found)
+                assert found["rx_received"] == total
+                got = read()
+                assert sum(got) == count + copies
+                return got
+
+            counters("nt")
+            assert flags("nt", on=False)
+            send(far, BROADCAST, 40)
+            assert sorted(sent(40, 0)) == [0, 40], "by hash: one queue gets them all"
+            assert flags("nt", on=True)
+            for source_device in (far, "na"):  # from the NIC, and from a sibling
+                send(source_device, BROADCAST, 40)
+                assert sent(40, 40) == (40, 40)
+                send(source_device, "01:00:5e:00:00:05", 7)
+                assert sent(7, 7) == (7, 7)
+                for what, data in special.items():
+                    send(source_device, to, 3, data=data)
+                    assert sent(3, 3) == (3, 3), what
+                send(source_device, to, 50)
+                assert sorted(sent(50, 0)) == [0, 50]
+            echo = special["icmpv6 135"].replace(b"\x87" + bytes(31), b"\x80" + bytes(31))
+            udp = special["icmpv6 135"].replace(ip6(58), ip6(17))
+            for data in (echo, udp):
+                send(far, to, 5, data=data)
+                assert sorted(sent(5, 0)) == [0, 5]
+            # A full ring loses its own member's copy and nobody else's.
+            before = counters("nt")
+            ip("link", "set", "nt", "txqueuelen", "30")
+            got = 0
+            for _ in range(2):
+                send(far, BROADCAST, 20)
+                total += 40
+                settle("nt", total)
+                got += kmodhelp.read_all(first)
+            after = counters("nt")
+            check_sum(after)
+            assert (got, kmodhelp.read_all(second)) == (40, 30)
+            assert after["rx_dropped_ring_full"] - before["rx_dropped_ring_full"] == 10
+            assert after["rx_copied"] - before["rx_copied"] == 40
+            lost = [
+                after[f"tapq{n}_dropped_ring_full"] - before[f"tapq{n}_dropped_ring_full"]
+                for n in range(len(queues))
+            ]
+            assert lost == [0, 10]
+
+
 def test_the_worker_of_a_queue_is_who_sends(wire: tuple[str, str]) -> None:
     """Exact, for every queue: the task that wrote to it last."""
     (far, near) = wire

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Frames on their way into the rings behind /dev/tap<ifindex>. tap.ko does the
+ * rings; here is what decides whether a frame may try, and which queues get it.
+ *
+ * Several guests may be one router (Parallel Virtual Routers): each has opened
+ * one queue of the device and all have its MAC. What they have to learn of
+ * their neighbours must reach each of them, and the flow hash gives it to one.
+ * So with the private flag "every-queue" such frames go to every queue.
+ */
+#include <linux/icmpv6.h>
+#include <linux/if_tun.h>
+#include <linux/rtnetlink.h>
+#include <net/ipv6.h>
+#include <net/ndisc.h>
+#include "nmv.h"
+
+/* tap.ko tells us of a drop by a callback that does not say which frame. */
+static DEFINE_PER_CPU(bool, nmv_late_drop);
+
+void nmv_tap_rx_dropped(struct tap_dev *tap)
+{
+	this_cpu_write(nmv_late_drop, true);
+}
+
+/* May a frame have to go to more than one queue. */
+static bool nmv_tap_shared(const struct nmv_tap *t)
+{
+	return READ_ONCE(t->every_queue) && READ_ONCE(t->tap.numvtaps) > 1;
+}
+
+/* The queue that tap.ko will choose for a frame, by the same order of rules. */
+static struct tap_queue *nmv_tap_pick(struct tap_dev *tap, struct sk_buff *skb)
+{
+	u32 n = READ_ONCE(tap->numvtaps), by = 0;
+
+	if (!n || n > MAX_TAP_QUEUES)
+		return NULL;
+	if (n > 1) {
+		by = skb_get_hash(skb);
+		if (!by && skb_rx_queue_recorded(skb))
+			by = skb_get_rx_queue(skb);
+	}
+	return rcu_dereference(tap->taps[by % n]);
+}
+
+/* Places in the ring that a frame takes: more than one if tap.ko segments. */
+static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
+			  struct sk_buff *skb)
+{
+	netdev_features_t features = NETIF_F_GSO | NETIF_F_SG |
+				     NETIF_F_FRAGLIST;
+
+	if (!skb_is_gso(skb))
+		return 1;
+	if (READ_ONCE(q->flags) & IFF_VNET_HDR)
+		features |= READ_ONCE(tap->tap_features);
+	if (!netif_needs_gso(skb, features))
+		return 1;
+	return max_t(u32, skb_shinfo(skb)->gso_segs, 1);
+}
+
+/**
+ * nmv_ring_room() - is there room in a ring, and note it
+ * @r: ring
+ * @places: places asked for
+ * @slot: counters of its queue, or NULL
+ * @early: only asking: a frame that finds room will ask again
+ *
+ * The consumer clears places from the last to the first of a batch, so all
+ * between two free places are free or about to be.
+ *
+ * Context: bottom halves off.
+ * Return: true if there is
+ */
+static bool nmv_ring_room(struct ptr_ring *r, u32 places,
+			  struct nmv_tapq *slot, bool early)
+{
+	u32 at, last, size, head, used = 0;
+	bool room = false;
+
+	spin_lock(&r->producer_lock);
+	at = r->producer;
+	size = r->size;
+	if (size) {
+		places = min(places, size);
+		last = at + places - 1;
+		if (last >= size)
+			last -= size;
+		head = READ_ONCE(r->consumer_head);
+		used = at >= head ? at - head : at + size - head;
+		if (!used && READ_ONCE(r->queue[at]))
+			used = size;
+		room = !READ_ONCE(r->queue[at]) && !READ_ONCE(r->queue[last]);
+	}
+	if (slot && !(early && room)) {
+		slot->received++;
+		if (room)
+			used = min(used + places, size);
+		else
+			slot->dropped++;
+		if (used > slot->ring_high_water)
+			slot->ring_high_water = used;
+	}
+	spin_unlock(&r->producer_lock);
+	return room;
+}
+
+static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
+{
+	struct nmv_tapq *slot = nmv_tapq_find(t, q);
+
+	if (unlikely(!slot))
+		schedule_work(&t->scan);
+	return slot;
+}
+
+/**
+ * nmv_tap_early_drop() - is a frame for a guest lost already
+ * @nd: device, of kind napi_macvtap
+ * @skb: frame; stays the caller's
+ *
+ * Asked before a frame is copied or queued on its way to the ring. Counts the
+ * drop when there is one.
+ *
+ * Context: bottom halves off, RCU read side.
+ * Return: true if it is lost
+ */
+bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
+{
+	struct nmv_tap *t = nd->tap;
+	struct tap_queue *q;
+
+	/* A full ring tells nothing of a frame that goes to all of them. */
+	if (nmv_tap_shared(t))
+		return false;
+	q = nmv_tap_pick(&t->tap, skb);
+	if (!q) {
+		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
+		return true;
+	}
+	if (nmv_ring_room(&q->ring, 1, nmv_tap_slot(t, q), true))
+		return false;
+	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
+	return true;
+}
+
+/* tap.ko dropped a frame that we had found room for. */
+static void nmv_tap_count_late(struct nmv_dev *nd, struct tap_queue *q,
+			       struct nmv_tapq *slot)
+{
+	bool full = ptr_ring_full(&q->ring);
+
+	nmv_count(nd, full ? NMV_RX_DROPPED_RING_FULL : NMV_RX_DROPPED_OTHER,
+		  1);
+	if (slot)
+		atomic64_inc(&slot->late_dropped);
+}
+
+/*
+ * One frame into one queue, which is the one that tap.ko will choose for it.
+ * Consumes the frame and counts what became of it.
+ */
+static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
+			struct sk_buff *skb)
+{
+	struct nmv_tapq *slot = nmv_tap_slot(nd->tap, q);
+	unsigned int len = skb->len + ETH_HLEN;
+
+	if (!nmv_ring_room(&q->ring, nmv_tap_places(&nd->tap->tap, q, skb),
+			   slot, false)) {
+		nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
+		kfree_skb(skb);
+		return;
+	}
+
+	/* A guest may not read for long; nobody who sends to it, or to others
+	 * through the same socket, shall wait for that.
+	 */
+	skb_orphan(skb);
+	__this_cpu_write(nmv_late_drop, false);
+	if (unlikely(tap_handle_frame(&skb) == RX_HANDLER_PASS)) {
+		/* The queue was closed between the two looks. */
+		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
+		if (slot)
+			atomic64_inc(&slot->late_dropped);
+		kfree_skb(skb);
+	} else if (unlikely(__this_cpu_read(nmv_late_drop))) {
+		nmv_tap_count_late(nd, q, slot);
+	} else {
+		nmv_count(nd, NMV_RX_DELIVERED, 1);
+		nmv_count(nd, NMV_RX_BYTES, len);
+	}
+}
+
+/**
+ * nmv_is_discovery() - does a unicast frame tell of a neighbour
+ * @skb: frame; the data begin after the Ethernet header
+ *
+ * ARP, and the messages of IPv6 neighbour discovery, 133 to 137. RFC 6980 and
+ * common practice leave them without extension headers, so none are skipped.
+ *
+ * Return: true if it does
+ */
+bool nmv_is_discovery(const struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6;
+	struct ipv6hdr ip6_room;
+	const u8 *type;
+	u8 type_room;
+
+	if (skb->protocol == htons(ETH_P_ARP))
+		return true;
+	if (skb->protocol != htons(ETH_P_IPV6))
+		return false;
+	ip6 = skb_header_pointer(skb, 0, sizeof(ip6_room), &ip6_room);
+	if (!ip6 || ip6->nexthdr != IPPROTO_ICMPV6)
+		return false;
+	type = skb_header_pointer(skb, sizeof(*ip6), sizeof(type_room),
+				  &type_room);
+	return type && *type >= NDISC_ROUTER_SOLICITATION &&
+	       *type <= NDISC_REDIRECT;
+}
+
+/*
+ * A copy for each open queue but the last, which gets the frame itself. tap.ko
+ * takes the hash modulo the number of queues. A queue that closes meanwhile
+ * gives its number to the last one, which may so miss the frame or get it
+ * twice: who asks for a neighbour asks again.
+ */
+static void nmv_tap_put_all(struct nmv_dev *nd, struct sk_buff *skb)
+{
+	struct tap_dev *tap = &nd->tap->tap;
+	u32 i, n = min_t(u32, READ_ONCE(tap->numvtaps), MAX_TAP_QUEUES);
+	struct tap_queue *q, *last = NULL;
+	struct sk_buff *copy;
+	u32 last_at = 0;
+
+	for (i = 0; i < n; i++) {
+		q = rcu_dereference(tap->taps[i]);
+		if (!q)
+			continue;
+		if (last) {
+			nmv_count(nd, NMV_RX_RECEIVED, 1);
+			nmv_count(nd, NMV_RX_COPIED, 1);
+			copy = skb_clone(skb, GFP_ATOMIC);
+			if (likely(copy)) {
+				__skb_set_sw_hash(copy, n + last_at, false);
+				nmv_tap_put(nd, last, copy);
+			} else {
+				nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+			}
+		}
+		last = q;
+		last_at = i;
+	}
+	if (unlikely(!last)) {
+		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
+		kfree_skb(skb);
+		return;
+	}
+	__skb_set_sw_hash(skb, n + last_at, false);
+	nmv_tap_put(nd, last, skb);
+}
+
+/**
+ * nmv_tap_receive() - receive handler of our own device: into the ring
+ * @pskb: frame; the data begin after the Ethernet header
+ *
+ * Never passes a frame on: it was for the guest, not for the host's stack.
+ *
+ * Context: bottom halves off, RCU read side.
+ * Return: RX_HANDLER_CONSUMED, but for what the host loops back to itself
+ */
+rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
+{
+	struct sk_buff *skb = *pskb;
+	struct tap_dev *tap = rcu_dereference(skb->dev->rx_handler_data);
+	struct nmv_dev *nd = nmv_tap_owner(tap);
+	struct tap_queue *q;
+
+	/* Sent to itself by the host's stack: no Ethernet header. */
+	if (unlikely(skb->pkt_type == PACKET_LOOPBACK))
+		return RX_HANDLER_PASS;
+	if (nmv_tap_shared(nd->tap) &&
+	    (is_multicast_ether_addr(eth_hdr(skb)->h_dest) ||
+	     nmv_is_discovery(skb))) {
+		nmv_tap_put_all(nd, skb);
+		return RX_HANDLER_CONSUMED;
+	}
+	q = nmv_tap_pick(tap, skb);
+	if (unlikely(!q)) {
+		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
+		kfree_skb(skb);
+		return RX_HANDLER_CONSUMED;
+	}
+	nmv_tap_put(nd, q, skb);
+	return RX_HANDLER_CONSUMED;
+}
