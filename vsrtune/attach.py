@@ -24,7 +24,7 @@ from vsrtune.attach_host import AttachHost
 from vsrtune.attach_model import GuestNics, Switch
 from vsrtune.attach_steps import Card, Device, Origin, Step
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.interface_xml import Nic, differences, nics, replaced
+from vsrtune.interface_xml import Nic, differences, nic, nics, replaced
 from vsrtune.ledger import Entry, Ledger
 from vsrtune.live_domains import AwayError, RefusedError, unplug
 
@@ -182,6 +182,8 @@ class Switcher:
             self._devices.make(device)
             link = self._devices.find(device)
             did.append(f"made {device.name} on {device.lower}, {origin.guest} names it")
+        elif self._devices.share(device):
+            did.append(f"set every-queue of {device.name}, which several guests share")
         if link is not None and not link.up:
             try:
                 self._host.set_up(link.index, True)
@@ -289,20 +291,22 @@ class Switcher:
     def _define(self, step: steps.Define) -> None:
         where = f"{step.guest}: interface {step.mac} of the definition"
         text = self._host.definition(step.uuid)
-        changed = replaced(text, step.mac, step.after)
-        now = next(n for n in nics(text) if n.mac == step.mac)
-        if not differences(step.after, now.xml):
+        macs = (nic(step.before).mac, nic(step.after).mac)
+        now = _first(text, *macs)
+        changed = replaced(text, now.mac if now is not None else step.mac, step.after)
+        if now is None or not differences(step.after, now.xml):
             return
         self._host.define(changed, where)
-        now = next(n for n in nics(self._host.definition(step.uuid)) if n.mac == step.mac)
-        other = differences(step.after, now.xml)
+        now = _first(self._host.definition(step.uuid), macs[1])
+        other = differences(step.after, now.xml if now is not None else "<interface/>")
         if other:
             raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
 
     def _undefine(self, inverse: steps.Define) -> None:
         """Unless somebody else has changed or removed the interface since."""
+        mac = nic(inverse.before).mac
         present = nics(self._host.definition(inverse.uuid))
-        for now in (n for n in present if n.mac == inverse.mac):
+        for now in (n for n in present if n.mac == mac):
             if not differences(inverse.before, now.xml):
                 self._define(inverse)
 
@@ -321,6 +325,12 @@ class Switcher:
                 if self._host.clock() > end:
                     raise
             self._host.sleep(0.5)
+
+
+def _first(domain: str, *macs: str) -> Nic | None:
+    """A domain's interface of the first of these MACs that it has."""
+    by_mac = {n.mac: n for n in reversed(nics(domain))}
+    return next((by_mac[mac] for mac in macs if mac in by_mac), None)
 
 
 def _names(device: Device, guests: tuple[GuestNics, ...] | None) -> tuple[bool, bool]:

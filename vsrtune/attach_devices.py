@@ -39,6 +39,7 @@ class Devices:
             link = self.find(device)
         if link is None:
             raise WriteError("is gone again", where=device.name)
+        self.share(device)
         end = self._host.clock() + _CDEV_SECONDS
         while not self._host.has_cdev(link.index):
             if self._host.clock() > end:
@@ -48,6 +49,24 @@ class Devices:
                     hint="see: systemctl status systemd-udevd; mount -t devtmpfs",
                 )
             self._host.sleep(_PAUSE)
+
+    def share(self, device: Device) -> bool:
+        """Set the flag of one that several guests share; False when there is nothing to
+        set."""
+        if not device.every_queue or self._host.every_queue(device.name):
+            return False
+        try:
+            self._host.set_every_queue(device.name)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            raise WriteError(
+                "the loaded module napi_macvlan has no flag every-queue, without which guests "
+                "that share a device do not all find their neighbours",
+                where=device.name,
+                hint="load the module of this version: `vsrtune doctor` says which is loaded",
+            ) from error
+        return True
 
     def remove(self, device: Device) -> None:
         """Remove it, if it is there."""

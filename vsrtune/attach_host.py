@@ -24,9 +24,14 @@ from typing import Protocol
 from vsrtune import link_writes, rtnl
 from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import Device
+from vsrtune.ethtool import private_flags
+from vsrtune.ethtool_flags import set_private_flag
 from vsrtune.interface_xml import Nic, nics
 from vsrtune.live_domains import LiveDomains, RefusedError
 from vsrtune.rtnl_model import Link
+
+# docs/kmod.md
+EVERY_QUEUE = "every-queue"
 
 FAULT = "VSRTUNE_ATTACH_FAULT"
 FAULT_COMMAND = "VSRTUNE_ATTACH_FAULT_COMMAND"
@@ -57,6 +62,14 @@ class AttachHost(Protocol):
 
     def set_queue(self, index: int, queue: int) -> None:
         """Set txqueuelen."""
+        ...
+
+    def every_queue(self, name: str) -> bool:
+        """Whether the private flag every-queue is on."""
+        ...
+
+    def set_every_queue(self, name: str) -> None:
+        """Set it; EOPNOTSUPP when the loaded module does not have it."""
         ...
 
     def guests(self) -> tuple[GuestNics, ...]:
@@ -132,6 +145,14 @@ class LiveHost:
     def set_queue(self, index: int, queue: int) -> None:
         self._before()
         link_writes.set_queue(index, queue)
+        self._after()
+
+    def every_queue(self, name: str) -> bool:
+        return private_flags(name).get(EVERY_QUEUE, False)
+
+    def set_every_queue(self, name: str) -> None:
+        self._before()
+        set_private_flag(name, EVERY_QUEUE, True)
         self._after()
 
     def guests(self) -> tuple[GuestNics, ...]:

@@ -87,7 +87,12 @@ class Host:
         self.guests = sorted(guests, key=lambda g: g.name)
         self.links = {link.name: link for link in links}
         self.by_index = {link.index: link for link in links}
-        self.origins = {origin.device.name: origin for origin in origins}
+        self.origins = {o.device.name: o for o in origins if not o.group}
+        # By group, of every member and side in the order in which they were plugged in.
+        self.groups: dict[str, list[Origin]] = {}
+        for origin in origins:
+            if origin.group:
+                self.groups.setdefault(origin.group, []).append(origin)
         self.kept = kept
 
     def guest(self, name: str) -> GuestNics:
@@ -99,11 +104,16 @@ class Host:
             "there is no such libvirt guest", where=name, hint="see: virsh list --all"
         )
 
+    def group(self, device: str) -> Origin | None:
+        """An Origin of the group whose device that is; None for any other device."""
+        found = (o for origins in self.groups.values() for o in origins)
+        return next((o for o in found if o.device.name == device), None)
+
     def ours(self, found: Nic) -> bool:
         """Whether the interface stands on a device that vsrtune made, or could have."""
         link = self.links.get(found.device)
-        known = found.device in self.origins or (link is not None and link.kind == NAPI_KIND)
-        return found.kind == "ethernet" and known
+        made = found.device in self.origins or self.group(found.device) is not None
+        return found.kind == "ethernet" and (made or (link is not None and link.kind == NAPI_KIND))
 
     def lower(self, found: Nic) -> str:
         """The lower device of a macvtap interface, or of one of ours; "" for others."""
@@ -111,8 +121,9 @@ class Host:
             return found.lower
         if not self.ours(found):
             return ""
-        if found.device in self.origins:
-            return self.origins[found.device].device.lower
+        origin = self.origins.get(found.device) or self.group(found.device)
+        if origin is not None:
+            return origin.device.lower
         link = self.by_index.get(self.links[found.device].lower)
         return link.name if link is not None else ""
 

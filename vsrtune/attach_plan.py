@@ -11,7 +11,7 @@ Invariants, which ``plan`` keeps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from vsrtune import interface_xml
 from vsrtune.attach_model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
@@ -43,7 +43,8 @@ def plan(asked: Asked, host: Host) -> Switch:
     notes: list[str] = []
     if asked.live:
         _take_along(asked, host, wanted, lowers, notes)
-        _no_others(asked, host, lowers)
+        no_others(host, lowers, forth=asked.to is Attachment.NAPI_MACVLAN)
+    _no_members(asked, host, wanted)
     moves = [
         move
         for guest in host.guests
@@ -126,9 +127,24 @@ def _there(asked: Asked, found: Nic, host: Host) -> bool:
     return found.kind == "direct"
 
 
-def _no_others(asked: Asked, host: Host, lowers: set[str]) -> None:
-    """Refuse when the lower devices carry something that is no libvirt guest's."""
-    forth = asked.to is Attachment.NAPI_MACVLAN
+def _no_members(asked: Asked, host: Host, wanted: Mapping[str, set[str]]) -> None:
+    """Refuse to take members of a group away from their device one by one."""
+    if asked.to is Attachment.NAPI_MACVLAN:
+        return
+    for guest in host.guests:
+        for found in _both(guest):
+            origin = host.group(found.device)
+            if origin is not None and found.mac in wanted.get(guest.uuid, ()):
+                raise VsrtuneError(
+                    f"its interface {found.mac} is on {found.device} of the group {origin.group}",
+                    where=guest.name,
+                    hint=f"vsrtune group delete {origin.group}",
+                )
+
+
+def no_others(host: Host, lowers: Collection[str], *, forth: bool) -> None:
+    """Refuse when the lower devices carry something that is no libvirt guest's and is in
+    the way of NAPI-macvlan (``forth``), or of macvtap. Raises VsrtuneError."""
     kinds = STACKED if forth else OURS
     guests = {n.device for g in host.guests for n in _both(g)}
     for name in sorted(lowers):

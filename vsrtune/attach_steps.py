@@ -26,7 +26,9 @@ class Attachment(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device that vsrtune makes for one interface of a guest, on the device named
-    ``lower``. ``mode`` as in rtnl_model.MODES, ``mtu`` in bytes, ``queue`` its txqueuelen."""
+    ``lower``. ``mode`` as in rtnl_model.MODES, ``mtu`` in bytes, ``queue`` its txqueuelen.
+    With ``every_queue`` several guests share it, and what all of them must hear of their
+    neighbours goes to each (docs/groups.md)."""
 
     name: str
     lower: str
@@ -35,6 +37,7 @@ class Device:
     mtu: int
     queue: int
     kind: str = NAPI_KIND
+    every_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class MakeDevice:
 
     def __str__(self) -> str:
         d = self.device
-        return f"make {d.kind} {d.name} on {d.lower} (MAC {d.mac}, txqueuelen {d.queue})"
+        shared = ", every-queue on" if d.every_queue else ""
+        return f"make {d.kind} {d.name} on {d.lower} (MAC {d.mac}, txqueuelen {d.queue}{shared})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,8 @@ class Origin:
     """A device of ours and what its interface was before, for the way back: ``live`` and
     ``config`` are the interface's XML in the running guest and in its persistent
     definition, "" where it had none. ``by_policy`` tells what a policy asked for from what
-    an operator did by hand."""
+    an operator did by hand. ``group`` names the group whose device it is; there is one
+    Origin for each member then, and ``queue`` is the txqueuelen of what this one had."""
 
     device: Device
     guest: str
@@ -175,6 +180,8 @@ class Origin:
     live: str
     config: str
     by_policy: bool = False
+    group: str = ""
+    queue: int | None = None
 
 
 def to_data(value: Step | Origin) -> dict[str, Any]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
     "policy": ("cli_policy", "policy", "Check policy files, print their schema, write one."),
     "attach": ("cli_attach", "attach", "Move guests between macvtap and NAPI-macvlan."),
+    "group": ("cli_group", "group", "Make several guests one router, and guests again."),
     "doctor": ("cli_doctor", "doctor", "Check whether this host is fit."),
     "bench": ("cli_bench", "bench", "Measure routers and compare configurations."),
     "daemon": ("cli_daemon", "daemon", "Keep the host tuned until stopped, then undo."),

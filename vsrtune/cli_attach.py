@@ -11,10 +11,8 @@ import click
 from vsrtune.cli_common import attach_ledger_option, journal_option, options, uri_option
 
 if TYPE_CHECKING:
-    from vsrtune.attach import Swept, Switcher
     from vsrtune.attach_model import Switch
     from vsrtune.attach_steps import Step
-    from vsrtune.errors import VsrtuneError
     from vsrtune.outage import Watch
 
 PATIENCE = 15.0
@@ -78,6 +76,7 @@ def attach(
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
+    from vsrtune import cli_switch
     from vsrtune.attach import AttachLedger, Switcher
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_model import Asked
@@ -95,9 +94,9 @@ def attach(
         reporter = _Reporter()
         switcher = Switcher(host, opened, boot_id(), reporter.before)
         if devices:
-            return _outcome(switcher.boot_devices())
+            return cli_switch.outcome(switcher.boot_devices())
         if recover or (switcher.unfinished() and not dry_run):
-            code = _recover(switcher)
+            code = cli_switch.recover(switcher)
             if recover or code:
                 return code
         elif switcher.unfinished():
@@ -114,7 +113,7 @@ def attach(
             Attachment(str(to)), tuple(sorted(names)), interface, live, config, all_of_lower
         )
         switch = plan(asked, read)
-        _show(switch)
+        cli_switch.show(switch)
         if dry_run or not switch.moves:
             return 0
         with contextlib.ExitStack() as stack:
@@ -123,45 +122,8 @@ def attach(
             reporter.finish()
         _after(switch, journal)
     # The guests are where they shall be; a device that could not be removed is swept again.
-    _complain(list(swept.failed))
+    cli_switch.complain(swept.failed)
     return 0
-
-
-def _recover(switcher: Switcher) -> int:
-    """Take back, and say what came of it."""
-    unfinished = switcher.unfinished()
-    failures = switcher.recover()
-    if unfinished and not failures:
-        click.echo("An interrupted switch was taken back: the guests have what they had.")
-    elif not failures:
-        click.echo("No switch was interrupted.")
-    return _complain(failures)
-
-
-def _outcome(swept: Swept) -> int:
-    for text in swept.did:
-        click.echo(text)
-    return _complain(list(swept.failed))
-
-
-def _complain(failures: list[VsrtuneError]) -> int:
-    from vsrtune.cli import complain
-
-    for error in failures:
-        complain(error)
-    return 1 if failures else 0
-
-
-def _show(switch: Switch) -> None:
-    if not switch.moves:
-        click.echo("Nothing to do.")
-    for number, step in enumerate(switch.steps, 1):
-        click.echo(f"{number}. {step}")
-    if switch.leaves:
-        names = ", ".join(d.name for d in switch.leaves)
-        click.echo(f"{len(switch.steps) + 1}. remove {names}")
-    for note in switch.notes:
-        click.echo(f"note: {note}")
 
 
 class _Reporter:

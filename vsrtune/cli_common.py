@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 POLICY_DIR = Path("/etc/vsrtune/policies")
+GROUP_DIR = Path("/etc/vsrtune/groups")
 JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
 ATTACH_LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 URI = "qemu:///system"

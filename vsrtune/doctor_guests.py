@@ -10,7 +10,16 @@ from vsrtune import plan_warnings, softirq
 from vsrtune.cpuset import CpuSet
 from vsrtune.doctor_model import Case, Check, Finding, Level
 from vsrtune.domain_books import waits_for_domain
-from vsrtune.model import DATA_PLANE, Confidence, Guest, NicKind, Role, SchedClass, WorkerKind
+from vsrtune.model import (
+    DATA_PLANE,
+    Confidence,
+    Guest,
+    Interface,
+    NicKind,
+    Role,
+    SchedClass,
+    WorkerKind,
+)
 from vsrtune.wishes import label, main_thread
 
 _REALTIME = (SchedClass.FIFO, SchedClass.RR)
@@ -152,20 +161,31 @@ def openers(case: Case) -> Iterable[Finding]:
 
 def shared_devices(case: Case) -> Iterable[Finding]:
     """Guests that share one macvtap: each broadcast and each ARP answer reaches one of
-    them only."""
-    on: dict[int, list[tuple[Guest, str]]] = {}
+    them only, unless the device gives them to every queue."""
+    on: dict[int, list[tuple[Guest, Interface]]] = {}
     for guest in case.snapshot.guests:
         for interface in guest.interfaces:
             if interface.kind.rings:
-                on.setdefault(interface.ifindex, []).append((guest, interface.target))
+                on.setdefault(interface.ifindex, []).append((guest, interface))
     for ifindex, here in sorted(on.items()):
         names = sorted({g.ref for g, _ in here})
-        if len(names) > 1:
+        if len(names) < 2:
+            continue
+        interface = here[0][1]
+        told = f"{', '.join(names)} share {interface.target}"
+        if interface.kind is NicKind.NAPI_MACVTAP:
             yield Finding(
                 Level.INFO,
-                f"{', '.join(names)} share {here[0][1]}: a neighbour that one has resolved the "
-                "other may not know",
-                "static neighbours in the guests, or a device for each",
+                f"{told}: they find all their neighbours only with its flag every-queue",
+                f"ethtool --show-priv-flags {interface.target}; `vsrtune group` keeps it on",
+                f"interface index {ifindex}",
+            )
+        else:
+            yield Finding(
+                Level.INFO,
+                f"{told}: a neighbour that one has resolved the other may not know",
+                "make them a group (`vsrtune group`), or give them static neighbours, or a "
+                "device each",
                 f"interface index {ifindex}",
             )
 

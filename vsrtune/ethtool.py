@@ -1,7 +1,7 @@
-"""``ethtool -S`` of this host: a driver's own statistics by name.
+"""``ethtool -S`` and ``--show-priv-flags`` of this host: what a driver alone knows, by name.
 
-Three ioctls of include/uapi/linux/ethtool.h. pyroute2 has none of them for statistics
-in the releases that Debian ships.
+Ioctls of include/uapi/linux/ethtool.h. pyroute2 has none of them for statistics in the
+releases that Debian ships.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _SIOCETHTOOL = 0x8946
 _GSTRINGS = 0x1B
 _GSTATS = 0x1D
 _GSSET_INFO = 0x37
+_GPFLAGS = 0x27
 _SS_STATS = 1
+_SS_PRIV_FLAGS = 2
 
 _STRING = 32
 _VALUE = 8
@@ -41,7 +43,7 @@ def statistics(device: str) -> dict[str, int]:
     when there is no such device, EAGAIN when it changed at every attempt."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
         for _ in range(_ATTEMPTS):
-            count = _count(channel, device)
+            count = _count(channel, device, _SS_STATS)
             if not count:
                 return {}
             room = count + _SLACK
@@ -54,13 +56,32 @@ def statistics(device: str) -> dict[str, int]:
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), f"statistics of {device}")
 
 
-def _count(channel: socket.socket, device: str) -> int:
-    """How many statistics there are."""
-    request = ctypes.create_string_buffer(
-        struct.pack("=IIQI", _GSSET_INFO, 0, 1 << _SS_STATS, 0), 20
-    )
+def private_flags(device: str) -> dict[str, bool]:
+    """The device's private flags in the order of their bits, empty when its driver has
+    none. Raises OSError: ENODEV when there is no such device."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        count = _count(channel, device, _SS_PRIV_FLAGS)
+        if not count:
+            return {}
+        strings = (_GSTRINGS, _SS_PRIV_FLAGS, count)
+        named, names = _ask(channel, device, strings, count * _STRING)
+        request = ctypes.create_string_buffer(struct.pack("=II", _GPFLAGS, 0), 8)
+        ioctl(channel, device, request)
+        (bits,) = struct.unpack_from("=I", request.raw, 4)
+    return parse_flags(names[: min(named, count) * _STRING], bits)
+
+
+def parse_flags(names: bytes, bits: int) -> dict[str, bool]:
+    """Names of 32 bytes each, ended by NUL, and one bit for each."""
+    values = b"".join(struct.pack("=Q", bits >> n & 1) for n in range(len(names) // _STRING))
+    return {name: bool(value) for name, value in parse_statistics(names, values).items()}
+
+
+def _count(channel: socket.socket, device: str, strings: int) -> int:
+    """How many there are of a set of strings."""
+    request = ctypes.create_string_buffer(struct.pack("=IIQI", _GSSET_INFO, 0, 1 << strings, 0), 20)
     try:
-        _ioctl(channel, device, request)
+        ioctl(channel, device, request)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return 0
@@ -77,11 +98,12 @@ def _ask(
     the count that the kernel put there, and the data."""
     start = struct.pack(f"={len(head)}I", *head)
     request = ctypes.create_string_buffer(start, len(start) + room)
-    _ioctl(channel, device, request)
+    ioctl(channel, device, request)
     return int(struct.unpack_from("=I", request.raw, len(start) - 4)[0]), request.raw[len(start) :]
 
 
-def _ioctl(channel: socket.socket, device: str, request: ctypes.Array[ctypes.c_char]) -> None:
+def ioctl(channel: socket.socket, device: str, request: ctypes.Array[ctypes.c_char]) -> None:
+    """One request of SIOCETHTOOL, which the kernel answers in place. Raises OSError."""
     name = os.fsencode(device)
     if len(name) > 15:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), device)
@@ -90,4 +112,4 @@ def _ioctl(channel: socket.socket, device: str, request: ctypes.Array[ctypes.c_c
     try:
         fcntl.ioctl(channel.fileno(), _SIOCETHTOOL, ifreq)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, f"statistics of {device}") from None
+        raise OSError(error.errno, error.strerror, f"ethtool of {device}") from None

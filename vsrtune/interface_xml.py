@@ -70,6 +70,20 @@ def on_device(original: Nic, device: str) -> str:
     return ET.tostring(element, encoding="unicode")
 
 
+def with_mac(xml: str, mac: str) -> str:
+    """The same interface with another MAC."""
+    element = _element(xml)
+    for old in element.findall("mac"):
+        old.set("address", mac)
+    return ET.tostring(element, encoding="unicode")
+
+
+def queues(found: Nic) -> int:
+    """How many queue pairs it asks for (libvirt's default: 1)."""
+    text = _attribute(_element(found.xml), "driver", "queues")
+    return int(text) if text.isdecimal() else 1
+
+
 def unsupported(found: Nic) -> str:
     """Why a direct interface cannot be put on a device of ours, "" when it can."""
     element = _element(found.xml)

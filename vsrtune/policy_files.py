@@ -18,10 +18,15 @@ SUFFIXES = (".yaml", ".yml")
 
 def read_policy(path: Path) -> Policy:
     """Read one file. Raises PolicyErrors, for a file that cannot be read too."""
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of ours. Raises PolicyErrors when it cannot be read."""
     try:
         # Opening a FIFO or device of that name would wait or worse.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise PolicyErrors([_error(path, "this is no regular file", "name a policy file")])
+            raise PolicyErrors([_error(path, "this is no regular file", "name a file of text")])
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -30,7 +35,7 @@ def read_policy(path: Path) -> Policy:
             [_error(path, f"the file cannot be read: {reason}", "check its name and its rights")]
         ) from None
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         if len(raw) <= MAX_BYTES:
             line = raw.count(b"\n", 0, error.start) + 1
@@ -38,8 +43,7 @@ def read_policy(path: Path) -> Policy:
                 [_error(path, "the text is not UTF-8", "save the file as UTF-8", line)]
             ) from None
         # Cut in the middle of a character: parse reports the size.
-        text = raw.decode("utf-8", "replace")
-    return parse(text, str(path))
+        return raw.decode("utf-8", "replace")
 
 
 def load(paths: Iterable[Path]) -> tuple[Policy, ...]:

@@ -12,13 +12,14 @@ from generate import roff
 from generate.tables import keys, limits
 from vsrtune import __version__
 from vsrtune.cli import cli
-from vsrtune.cli_common import ATTACH_LEDGER, JOURNAL, POLICY_DIR
+from vsrtune.cli_common import ATTACH_LEDGER, GROUP_DIR, JOURNAL, POLICY_DIR
 from vsrtune.policy_schema import SCHEMA
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 FILES = (
     (f"{POLICY_DIR}/*.yaml", "Policies, one for each file; see vsrtune-policy(5)."),
+    (f"{GROUP_DIR}/*.yaml", "Groups, one for each file; see docs/groups.md."),
     ("/usr/share/vsrtune/policies/*.yaml", "Policies to copy."),
     ("/etc/default/vsrtune", "Environment of the daemon, such as VSRTUNE_METRICS."),
     (str(JOURNAL), "What was changed on this boot, with the original values."),

@@ -29,7 +29,9 @@ class Killed(BaseException):
     """The process was killed: nothing of it runs any more."""
 
 
-def interface(mac: str, lower: str, slot: int, target: str = "", more: str = "") -> str:
+def interface(
+    mac: str, lower: str, slot: int, target: str = "", more: str = "", queues: int = 2
+) -> str:
     """A macvtap interface as libvirt writes it."""
     dev = f"\n      <target dev='{target}'/>" if target else ""
     alias = f"\n      <alias name='net{slot}'/>" if target else ""
@@ -37,7 +39,7 @@ def interface(mac: str, lower: str, slot: int, target: str = "", more: str = "")
       <mac address='{mac}'/>
       <source dev='{lower}' mode='bridge'/>{dev}
       <model type='virtio'/>
-      <driver name='vhost' queues='2'/>{alias}{more}
+      <driver name='vhost' queues='{queues}'/>{alias}{more}
       <address type='pci' domain='0x0000' bus='0x00' slot='0x0{slot}' function='0x0'/>
     </interface>"""
 
@@ -64,6 +66,8 @@ class FakeAttachHost:
         }
         self.fakes: dict[str, FakeGuest] = {}
         self.releasing: dict[tuple[str, str], float] = {}
+        self.flagged: set[int] = set()
+        self.old_module = False
         self.stubborn = False
         self.no_cdev = False
         self.away_until = -1.0
@@ -72,16 +76,21 @@ class FakeAttachHost:
         self.before: Callable[[int], None] = lambda n: None
         self.after: Callable[[int], None] = lambda n: None
 
-    def add(self, name: str, *cards: tuple[str, str], running: bool = True) -> FakeGuest:
+    def add(
+        self, name: str, *cards: tuple[str, str], running: bool = True, queues: int = 2
+    ) -> FakeGuest:
         """A guest with macvtap interfaces (MAC, lower device) from slot 2 on."""
         uuid = f"uuid-{name}"
-        config = "".join(interface(m, lower, slot) for slot, (m, lower) in enumerate(cards, 2))
+        texts = [
+            interface(mac, lower, slot, queues=queues) for slot, (mac, lower) in enumerate(cards, 2)
+        ]
+        config = "".join(texts)
         guest = FakeGuest(name, uuid, None, _domain(name, config))
         self.fakes[uuid] = guest
         if running:
             guest.live = []
-            for slot, (mac, lower) in enumerate(cards, 2):
-                self._attach(guest, interface(mac, lower, slot))
+            for text in texts:
+                self._attach(guest, text)
         return guest
 
     def index(self, name: str) -> int:
@@ -142,6 +151,7 @@ class FakeAttachHost:
             if index not in self.table:
                 raise _os(errno.ENODEV)
             del self.table[index]
+            self.flagged.discard(index)
 
     def set_up(self, index: int, up: bool) -> None:
         with self._change(f"set {index} {'up' if up else 'down'}"):
@@ -154,6 +164,15 @@ class FakeAttachHost:
     def set_queue(self, index: int, queue: int) -> None:
         with self._change(f"queue {index} {queue}"):
             self.table[index] = replace(self.table[index], queue=queue)
+
+    def every_queue(self, name: str) -> bool:
+        return self.index(name) in self.flagged
+
+    def set_every_queue(self, name: str) -> None:
+        with self._change(f"every-queue {name}"):
+            if self.old_module:
+                raise _os(errno.EOPNOTSUPP)
+            self.flagged.add(self.index(name))
 
     # -- libvirt
 
@@ -232,6 +251,7 @@ class FakeAttachHost:
             guest.live = None
         self.releasing.clear()
         self.table = {i: k for i, k in self.table.items() if not k.lower}
+        self.flagged.clear()
 
     # -- inside
 

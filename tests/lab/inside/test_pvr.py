@@ -1,0 +1,312 @@
+"""Two guests are one router (Parallel Virtual Routers): both find every neighbour, and either
+may go.
+
+    gen 10.10.1.10..25 = p0 - edge-in  - eth0 [vr1] eth1 - edge-out - p1 = sink 10.20.1.10..25
+                                  '----- eth0 [vr2] eth1 -----'
+
+The neighbours' addresses are all on g0 and s0: the routers have to resolve each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pvrhelp
+import pytest
+from kmodhelp import check_sum, counters
+from labhelp import LabGuest
+from test_attach import LEDGER, devices, forwards, kinds, picture
+
+NEIGHBOURS = 16
+SHARED = ("edge-in", "edge-out")
+GROUPS = Path("/etc/vsrtune/groups")
+GROUP = """\
+group:
+  name: edge
+  kind: pvr
+  members: [{members}]
+  lower: {{in: p0, out: p1}}
+"""
+
+
+def group(*words: str, check: bool = True, **environment: str) -> str:
+    """``vsrtune group``: what it printed. With ``check`` it must succeed, else it must fail."""
+    set_ = [f"{k}={v}" for k, v in environment.items()]
+    done = labhelp.sh("env", *set_, "/usr/bin/vsrtune", "group", *words, check=False)
+    text = done.stdout + done.stderr
+    assert (done.returncode == 0) == check, f"exit {done.returncode}\n{text}"
+    return text
+
+
+def roles(definition: str) -> list[str]:
+    """The words of a lab router's kernel command line that configure its NICs by MAC."""
+    found = re.search(r"<cmdline>(.*?)</cmdline>", definition)
+    assert found is not None
+    return [word for word in found[1].split() if word.startswith("nic=")]
+
+
+def define(definition: str, path: Path) -> None:
+    path.write_text(definition)
+    labhelp.sh("virsh", "define", str(path))
+
+
+@pytest.fixture(scope="module")
+def routers(
+    guests: list[LabGuest], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[LabGuest]]:
+    """The two routers; the second knows what to be with the first one's MACs too, as members
+    of a group are configured alike."""
+    if [g.kind for g in guests] != ["libvirt", "libvirt"]:
+        pytest.skip("needs two libvirt guests and no other")
+    if labhelp.sh("modprobe", "-n", "napi_macvlan", check=False).returncode != 0:
+        pytest.skip("this lab has no module napi_macvlan")
+    path = tmp_path_factory.mktemp("pvr") / "domain.xml"
+    first, second = (labhelp.sh("virsh", "dumpxml", "--inactive", g.name).stdout for g in guests)
+    more = " ".join(roles(first))
+    labhelp.stop_guest(guests[1])
+    define(second.replace("<cmdline>", f"<cmdline>{more} "), path)
+    labhelp.start_guest(guests[1])
+    pvrhelp.add_neighbours(guests[0].index, NEIGHBOURS)
+    GROUPS.mkdir(parents=True, exist_ok=True)
+    (GROUPS / "edge.yaml").write_text(GROUP.format(members=", ".join(g.name for g in guests)))
+    yield guests
+    (GROUPS / "edge.yaml").unlink()
+    pvrhelp.drop_neighbours(guests[0].index, NEIGHBOURS)
+    labhelp.stop_guest(guests[1])
+    define(second, path)
+    labhelp.start_guest(guests[1])
+
+
+def pictures(guests: list[LabGuest]) -> list[str]:
+    return [picture(guest) for guest in guests]
+
+
+@pytest.fixture
+def pair(routers: list[LabGuest]) -> Iterator[list[LabGuest]]:
+    """The test fails when a router is not what it was before."""
+    for guest in routers:
+        if not guest.runs:
+            labhelp.start_guest(guest)
+    before = pictures(routers)
+    yield routers
+    if LEDGER.exists() and LEDGER.stat().st_size:
+        labhelp.vsrtune("attach", "--recover", check=False)
+        labhelp.vsrtune("group", "delete", "edge", check=False)
+    for guest in routers:
+        if not guest.runs:
+            labhelp.start_guest(guest)
+        forwards(guest)
+    assert pictures(routers) == before
+    assert "napi_macvtap" not in kinds()
+
+
+@pytest.fixture
+def edge(pair: list[LabGuest]) -> list[LabGuest]:
+    """The pair as one router; plugged in and configured."""
+    group("create", "edge")
+    configured(pair[0])
+    return pair
+
+
+def configured(first: LabGuest) -> None:
+    """A lab router looks for new NICs every second."""
+    forwards(first)
+    time.sleep(3)
+
+
+def alone_on(device: str) -> dict[int, dict[str, int]]:
+    """Counters of each queue of a device."""
+    found: dict[int, dict[str, int]] = {}
+    for name, value in counters(device).items():
+        match = re.fullmatch(r"tapq(\d+)_(\w+)", name)
+        if match:
+            found.setdefault(int(match[1]), {})[match[2]] = value
+    return found
+
+
+def test_every_member_finds_every_neighbour(edge: list[LabGuest]) -> None:
+    assert devices() == list(SHARED)
+    assert kinds() == {"napi_macvtap"}
+    before = {name: alone_on(name) for name in SHARED}
+    results = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=2400, rate=400, seed=1)
+    for way, result in zip(("in to out", "out to in"), results, strict=True):
+        print(f"{way}: {result}")
+        assert len({to for _, to in result.sent.values()}) == NEIGHBOURS
+        assert (result.lost, result.doubled, result.strange) == ([], [], [])
+    for name in SHARED:
+        check_sum(counters(name))
+        after = alone_on(name)
+        assert set(after) == {0, 1}
+        assert counters(name)["rx_copied"] > 0
+        for number, now in after.items():
+            received = now["received"] - before[name].get(number, {}).get("received", 0)
+            sent = now["tx_packets"] - before[name].get(number, {}).get("tx_packets", 0)
+            print(f"{name} queue {number}: received {received}, sent {sent}")
+            # 400 flows by hash: an even share is 1,200 frames each way.
+            assert received > 600
+            assert sent > 600
+            assert now["dropped_ring_full"] == 0
+    # One number is one member on both sides, and its worker is known exactly.
+    workers = {guest.name: set(guest.workers()) for guest in edge}
+    numbers: dict[str, set[object]] = {}
+    for place in pvrhelp.places():
+        queue = place["queue"]
+        assert isinstance(queue, dict), place
+        assert queue["worker_tid"] in workers[str(place["member"])]
+        numbers.setdefault(str(place["member"]), set()).add(queue["queue"])
+    assert sorted(map(len, numbers.values())) == [1, 1]
+    assert set.union(*numbers.values()) == {0, 1}
+    shown = json.loads(labhelp.vsrtune("show", "--json").stdout)
+    for found in shown["guests"]:
+        mapped = {
+            t["interface"]: (t["confidence"], t["key"]["tid"])
+            for t in found["threads"]
+            if t["role"] == "vhost"
+        }
+        assert set(mapped) == set(SHARED), mapped
+        assert {confidence for confidence, _ in mapped.values()} == {"exact"}
+        assert {tid for _, tid in mapped.values()} == workers[found["name"]]
+
+
+def test_without_the_flag_neighbours_are_lost(edge: list[LabGuest]) -> None:
+    """Why there is the flag: all answers of ARP have one hash, so one member hears none."""
+    for name in SHARED:
+        labhelp.sh("ethtool", "--set-priv-flags", name, "every-queue", "off")
+    results = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=1600, rate=400, seed=3)
+    for way, result in zip(("in to out", "out to in"), results, strict=True):
+        lost = {result.sent[n][1] for n in result.lost}
+        print(f"{way}: {result}, to {len(lost)} of {NEIGHBOURS} neighbours")
+    assert sum(len(result.lost) for result in results) > 400
+    # Put on again, all are found.
+    for name in SHARED:
+        labhelp.sh("ethtool", "--set-priv-flags", name, "every-queue", "on")
+    time.sleep(2)
+    pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=800, rate=400, seed=3)
+    results = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=800, rate=400, seed=5)
+    assert [result.lost for result in results] == [[], []]
+
+
+def test_a_member_that_is_killed_loses_its_flows_alone(edge: list[LabGuest]) -> None:
+    first, second = edge
+    assert lost_nothing(first)
+    flows = pvrhelp.Flows(first.index, NEIGHBOURS, count=4000, rate=400, seed=11)
+    time.sleep(4)
+    os.kill(second.pid, signal.SIGKILL)
+    result = flows.wait()
+    print(f"kill -9 of {second.name}: {result}")
+    # What waited in its rings, and what came before the kernel had closed them.
+    assert len(result.lost) < 400
+    assert result.lost_between() < 2
+    assert lost_nothing(first)
+    assert "does not run" in group("scale", "edge", "2")
+    assert {p["state"] for p in pvrhelp.places() if p["member"] == second.name} == {"stopped"}
+    group("drain", "edge", second.name)
+    # It comes again as a member.
+    labhelp.sh("virsh", "start", second.name)
+    labhelp.wait_for(lambda: len(alone_on("edge-in")) == 2, f"{second.name} opened its queue", 60)
+    time.sleep(25)
+    assert lost_nothing(first)
+
+
+def lost_nothing(first: LabGuest) -> bool:
+    """Whether all find all; what it found is printed."""
+    results = pvrhelp.both_ways(first.index, NEIGHBOURS, count=800, rate=400, seed=21)
+    print(*results, sep="; ")
+    return not any(result.lost for result in results)
+
+
+def test_drain_and_scale_under_load(edge: list[LabGuest]) -> None:
+    first, second = edge
+    assert lost_nothing(first)
+    for words in (("drain", "edge", second.name), ("scale", "edge", "2"), ("scale", "edge", "1")):
+        flows = pvrhelp.Flows(first.index, NEIGHBOURS, count=6000, rate=400, seed=31)
+        time.sleep(2)
+        begin = time.monotonic()
+        group(*words)
+        took = time.monotonic() - begin
+        result = flows.wait()
+        print(f"{' '.join(words)}: took {took:.2f} s; {result}")
+        configured(first)
+        assert lost_nothing(first), words
+    text = group("drain", "edge", first.name, check=False)
+    assert "no running member would be left" in text
+    # Delete gives the drained one its interfaces too; the fixture looks.
+    group("delete", "edge")
+    assert (
+        LEDGER.read_text() == ""
+        or not labhelp.sh("ip", "link", "show", "edge-in", check=False).stdout
+    )
+
+
+def test_plan_changes_nothing_and_bad_input_neither(pair: list[LabGuest]) -> None:
+    before = pictures(pair)
+    told = group("plan", "edge")
+    assert "make napi_macvtap edge-in on p0" in told
+    assert "every-queue on" in told
+    assert f"unplug {pair[0].name}" in told
+    assert "created groups: none" in group("delete", "edge", check=False)
+    path = GROUPS / "bad.yaml"
+    path.write_text(GROUP.format(members=pair[0].name + ", nobody"))
+    assert f"{path}:4: there is no libvirt guest nobody" in group("create", str(path), check=False)
+    path.write_text(GROUP.format(members=pair[0].name))
+    text = group("create", str(path), check=False)
+    assert f"{pair[1].name} has a macvtap on it" in text
+    path.write_text(GROUP.format(members=pair[0].name).replace("pvr", "msr"))
+    assert f"{path}:3: group.kind: the multistage router" in group("create", str(path), check=False)
+    path.unlink()
+    assert pictures(pair) == before
+    assert not LEDGER.exists() or not LEDGER.stat().st_size
+
+
+# Changes of a create: two devices, two flags, four unplugs, two ups, four plugs, four
+# definitions. The fault hits the one after the first plug of the second guest, and the last.
+@pytest.mark.parametrize("fault", ["fail:13", "kill:13", "kill:18", "fail:4"])
+def test_an_interrupted_create_is_taken_back(pair: list[LabGuest], fault: str) -> None:
+    before = pictures(pair)
+    told = group("create", "edge", check=False, VSRTUNE_ATTACH_FAULT=fault)
+    if fault.startswith("kill"):
+        assert pictures(pair) != before
+        assert "was taken back" in labhelp.vsrtune("attach", "--recover").stdout
+    else:
+        assert "everything is as it was before" in told
+    assert pictures(pair) == before
+    assert LEDGER.stat().st_size == 0 or not devices_of_ours()
+    for guest in pair:
+        forwards(guest)
+
+
+def devices_of_ours() -> list[str]:
+    return [name for name in devices() if name in SHARED]
+
+
+def test_the_daemon_tunes_the_workers_of_all_members(
+    edge: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    labhelp.write_policies("auto")
+    labhelp.start()
+
+    def untuned() -> list[str]:
+        wrong = []
+        for guest in edge:
+            assert len(guest.workers()) == len(SHARED)
+            for tid in guest.data_plane():
+                tuned = hoststate.sched(tid).startswith(labhelp.realtime_start())
+                if labhelp.mask(tid) & irq_cpus or not tuned:
+                    wrong.append(f"{guest.name} {tid}")
+        return wrong
+
+    labhelp.wait_for(lambda: untuned() == [], "both members are tuned", 60)
+    # Somebody clears the flag: the daemon sets it again.
+    labhelp.sh("ethtool", "--set-priv-flags", "edge-in", "every-queue", "off")
+    shown = ("ethtool", "--show-priv-flags", "edge-in")
+    labhelp.wait_for(lambda: "on" in labhelp.sh(*shown).stdout.split(), "the flag is back", 90)
+    labhelp.stop()
+    assert lost_nothing(edge[0])

@@ -1,0 +1,275 @@
+"""Guests become one router and guests again: done whole, or taken back whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attach_host import BOOT, FakeAttachHost, Killed
+
+from vsrtune import group_plan
+from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach_model import Asked, Host, Switch
+from vsrtune.attach_plan import plan as attach_plan
+from vsrtune.attach_steps import NAPI_KIND, Attachment
+from vsrtune.errors import VsrtuneError
+from vsrtune.groups import parse
+from vsrtune.interface_xml import nic
+from vsrtune.live_domains import RefusedError
+
+A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
+B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"
+EDGE = parse(
+    "group: {name: edge, kind: pvr, members: [a, b], lower: {in: p0, out: p1}}", "edge.yaml"
+)
+
+Choose = Callable[[Host], Switch]
+
+
+def create(host: Host) -> Switch:
+    return group_plan.create(EDGE, host)
+
+
+def delete(host: Host) -> Switch:
+    return group_plan.delete("edge", host)
+
+
+def fresh() -> FakeAttachHost:
+    """Two guests on p0 and p1; the queue of one macvtap is not the usual one."""
+    fake = FakeAttachHost()
+    fake.add("a", (A0, "p0"), (A1, "p1"), queues=1)
+    fake.add("b", (B0, "p0"), (B1, "p1"), queues=1)
+    fake.set_queue(next(k.index for k in fake.table.values() if k.mac == B1), 123)
+    fake.changes = 0
+    return fake
+
+
+@pytest.fixture
+def host() -> FakeAttachHost:
+    return fresh()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attach.jsonl"
+
+
+def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
+    origins = Switcher(host, ledger, BOOT).origins()
+    return Host(host.guests(), host.links().values(), origins)
+
+
+def do(host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
+    with AttachLedger.open(path) as ledger:
+        switch = choose(seen(host, ledger))
+        assert Switcher(host, ledger, BOOT).carry_out(switch).failed == ()
+    return switch
+
+
+def recover(host: FakeAttachHost, path: Path) -> None:
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, BOOT).recover() == []
+        assert not Switcher(host, ledger, BOOT).unfinished()
+
+
+def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
+    """MAC and host device of each interface of a running guest."""
+    return sorted((n.mac, n.device) for n in map(nic, host.fakes[f"uuid-{name}"].live or ()))
+
+
+def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) -> None:
+    before = host.picture()
+    do(host, path, create)
+    assert host.problems() == []
+    shared = [(A0, "edge-in"), (A1, "edge-out")]
+    assert live(host, "a") == live(host, "b") == shared
+    devices = {k.name: k for k in host.table.values() if k.kind == NAPI_KIND}
+    assert {n: (d.mac, d.mtu, d.queue, d.up) for n, d in devices.items()} == {
+        "edge-in": (A0, 1500, 500, True),
+        "edge-out": (A1, 9000, 500, True),
+    }
+    assert all(host.every_queue(name) for name in devices)
+    # One order on all sides, so that a queue's number is one member.
+    plugs = [entry for entry in host.log if entry.startswith("plug")]
+    assert plugs == [f"plug {A0}", f"plug {A1}"] * 2
+    # A member that starts anew joins again.
+    guest = host.fakes["uuid-b"]
+    host.stop(guest)
+    host.start(guest)
+    assert live(host, "b") == shared
+    do(host, path, delete)
+    assert host.problems() == []
+    assert host.picture() == before
+    with AttachLedger.open(path) as ledger:
+        assert ledger.pending() == []
+
+
+def test_drain_and_scale(host: FakeAttachHost, path: Path) -> None:
+    before = host.picture()
+    do(host, path, create)
+    do(host, path, lambda h: group_plan.drain("edge", "a", h))
+    assert live(host, "a") == []
+    assert live(host, "b") == [(A0, "edge-in"), (A1, "edge-out")]
+    with pytest.raises(VsrtuneError, match="no running member would be left"):
+        do(host, path, lambda h: group_plan.drain("edge", "b", h))
+    # The first members stay: those who come are plugged in before the others go.
+    switch = do(host, path, lambda h: group_plan.scale("edge", 1, h))
+    assert [type(step).__name__ for step in switch.steps] == ["Plug", "Unplug"]
+    assert live(host, "a") == [(A0, "edge-in"), (A1, "edge-out")]
+    assert live(host, "b") == []
+    assert do(host, path, lambda h: group_plan.scale("edge", 1, h)).steps == ()
+    # From half a group back to two guests.
+    do(host, path, delete)
+    assert host.problems() == []
+    assert host.picture() == before
+
+
+def test_a_member_that_died_is_no_obstacle(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    guest = host.fakes["uuid-b"]
+    host.stop(guest)
+    switch = do(host, path, lambda h: group_plan.scale("edge", 2, h))
+    assert switch.steps == ()
+    assert switch.notes == ("b does not run; it joins when it is started",)
+    do(host, path, delete)
+    host.start(guest)
+    assert host.problems() == []
+    assert live(host, "b") == [(B0, "macvtap2"), (B1, "macvtap3")]
+
+
+def test_devices_come_again_with_their_flag(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    host.reboot()
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).boot_devices()
+    assert did.failed == ()
+    assert host.every_queue("edge-in")
+    assert host.every_queue("edge-out")
+    for guest in host.fakes.values():
+        host.start(guest)
+    assert host.problems() == []
+    host.flagged.clear()
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).sweep()
+    assert did.did == tuple(
+        f"set every-queue of {name}, which several guests share" for name in ("edge-in", "edge-out")
+    )
+
+
+STARTS: dict[str, tuple[Choose, ...]] = {
+    "create": (),
+    "delete": (create,),
+    "drain": (create,),
+    "scale": (create, lambda h: group_plan.drain("edge", "a", h)),
+}
+CHOICES: dict[str, Choose] = {
+    "create": create,
+    "delete": delete,
+    "drain": lambda h: group_plan.drain("edge", "b", h),
+    "scale": lambda h: group_plan.scale("edge", 1, h),
+}
+
+
+def ready(what: str, path: Path) -> FakeAttachHost:
+    host = fresh()
+    for choose in STARTS[what]:
+        do(host, path, choose)
+    host.changes = 0
+    return host
+
+
+def changes(what: str, path: Path) -> tuple[int, int]:
+    """How many changes of the host it takes, and how many of them come after its end."""
+    host = ready(what, path)
+    leaves = do(host, path, CHOICES[what]).leaves
+    return host.changes, len(leaves)
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
+    total, after = changes(what, tmp_path / "0")
+    for n in range(1, total - after + 1):
+        path = tmp_path / f"{n}"
+        host = ready(what, path)
+        before = host.picture()
+
+        def fail(number: int, n: int = n, host: FakeAttachHost = host) -> None:
+            if number == n:
+                raise RefusedError("refused") if "plug" in host.log[-1] else OSError(5, "no")
+
+        host.before = fail
+        with AttachLedger.open(path) as ledger:
+            switch = CHOICES[what](seen(host, ledger))
+            with pytest.raises(SwitchError) as caught:
+                Switcher(host, ledger, BOOT).carry_out(switch)
+            assert caught.value.put_back, (n, host.log)
+        assert host.picture() == before, (n, host.log)
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
+    total, after = changes(what, tmp_path / "0")
+    for n in range(1, total + 1):
+        path = tmp_path / f"{n}"
+        host = ready(what, path)
+        before = host.picture()
+
+        def kill(number: int, n: int = n) -> None:
+            if number == n:
+                raise Killed
+
+        host.after = kill
+        with AttachLedger.open(path) as ledger:
+            switch = CHOICES[what](seen(host, ledger))
+            with pytest.raises(Killed):
+                Switcher(host, ledger, BOOT).carry_out(switch)
+        host.after = lambda n: None
+        recover(host, path)
+        if n <= total - after:
+            assert host.picture() == before, (n, host.log)
+            do(host, path, CHOICES[what])
+        if what in ("create", "delete"):
+            assert host.problems() == [], (n, host.log)
+
+
+def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
+    before = host.picture()
+    with pytest.raises(VsrtuneError) as caught:
+        do(host, path, choose)
+    assert host.picture() == before
+    with AttachLedger.open(path) as ledger:
+        assert not Switcher(host, ledger, BOOT).unfinished()
+    return str(caught.value)
+
+
+def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
+    stranger = host.add("c", ("02:00:00:00:0c:00", "p0"), queues=1)
+    assert "c has a macvtap on it and is no member of edge" in refused(host, path)
+    host.stop(stranger)
+    host.stop(host.fakes["uuid-b"])
+    assert "edge.yaml:1: b does not run" in refused(host, path)
+    host.start(host.fakes["uuid-b"])
+    host.old_module = True
+    assert "no flag every-queue" in refused(host, path)
+    host.old_module = False
+    do(host, path, create)
+    assert "already" in refused(host, path)
+    assert "its members: a, b" in refused(host, path, lambda h: group_plan.drain("edge", "c", h))
+    assert "created groups: edge" in refused(host, path, lambda h: group_plan.delete("core", h))
+    assert "from 1 to 2" in refused(host, path, lambda h: group_plan.scale("edge", 3, h))
+
+
+def test_a_member_of_several_queues_would_hear_twice(path: Path) -> None:
+    host = FakeAttachHost()
+    host.add("a", (A0, "p0"), (A1, "p1"), queues=1)
+    host.add("b", (B0, "p0"), (B1, "p1"), queues=2)
+    assert "b: p0: it has 2 queue pairs" in refused(host, path)
+
+
+def test_attach_leaves_members_to_their_group(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    asked = Asked(Attachment.MACVTAP, ("a",), all_of_lower=True)
+    assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
+    asked = Asked(Attachment.NAPI_MACVLAN, ("a", "b"))
+    assert do(host, path, lambda h: attach_plan(asked, h)).moves == ()

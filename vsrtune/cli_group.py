@@ -1,0 +1,218 @@
+"""``vsrtune group``: several guests that are one router."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from vsrtune.cli_common import (
+    GROUP_DIR,
+    attach_ledger_option,
+    journal_option,
+    json_option,
+    options,
+    uri_option,
+)
+
+if TYPE_CHECKING:
+    from vsrtune.attach import Switcher
+    from vsrtune.attach_model import Host, Switch
+    from vsrtune.errors import VsrtuneError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_groups_option = click.option(
+    "--groups",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=GROUP_DIR,
+    show_default=True,
+    envvar="VSRTUNE_GROUPS",
+    help="Directory with group files (*.yaml).",
+)
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Show the steps and do nothing.")
+
+
+def _places(function: F) -> F:
+    """Where things are written down."""
+    return options(attach_ledger_option, journal_option, uri_option)(function)
+
+
+@click.group()
+def group() -> None:
+    """Make several guests one router (Parallel Virtual Routers), and guests again.
+
+    GROUP is a file, or the name of one in /etc/vsrtune/groups without its .yaml; for a
+    group that is there, its name alone does.
+    """
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@_groups_option
+@_places
+def plan(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) -> int:
+    """Show the steps that `create` would take.
+
+    \b
+    Exit codes: 0 shown, 1 refused, 2 the file is not good.
+    """
+    return _create(name, groups, attach_ledger, journal, uri, dry_run=True)
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@_groups_option
+@_places
+def create(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) -> int:
+    """Put the running guests of GROUP on shared devices, one on each side.
+
+    The guests' interfaces are unplugged and plugged in again with the MACs of the first
+    member; all of them must be configured as one router. The router is interrupted
+    meanwhile. A step that fails, or an interruption, is taken back.
+
+    \b
+    Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
+    """
+    return _create(name, groups, attach_ledger, journal, uri, dry_run=False)
+
+
+@group.command()
+@click.argument("name", metavar="GROUP", required=False)
+@options(json_option)
+@_places
+def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, uri: str) -> int:
+    """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
+
+    \b
+    Exit codes: 0 shown, 1 there is no such group.
+    """
+    import json
+
+    from vsrtune import group_files, group_plan, group_status, render
+    from vsrtune.attach_host import LiveHost
+    from vsrtune.attach_survey import known_origins, survey
+    from vsrtune.cli_common import observe
+    from vsrtune.codec import encode
+
+    with contextlib.closing(LiveHost(uri)) as live:
+        host = survey(live, known_origins(attach_ledger), journal)
+    names = [group_files.name(name)] if name is not None else sorted(host.groups)
+    members = {n: group_plan.of_group(n, host) for n in names}
+    guests = observe(None, uri, 0).guests if members else ()
+    found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
+    if as_json:
+        click.echo(json.dumps([encode(p) for places in found.values() for p in places], indent=2))
+    elif found:
+        render.show([group_status.table(n, places) for n, places in found.items()])
+    else:
+        click.echo("No group was created on this host.")
+    return 0
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.argument("count", metavar="N", type=click.IntRange(1, 256))
+@_dry_run_option
+@_places
+def scale(
+    name: str, count: int, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
+) -> int:
+    """Keep the first N members of GROUP plugged in, and take the others off.
+
+    Running guests only: a member that is started anew joins.
+
+    \b
+    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    """
+    from vsrtune import group_files, group_plan
+
+    own = group_files.name(name)
+    return _carry_out(
+        lambda host: group_plan.scale(own, count, host), attach_ledger, journal, uri, dry_run
+    )
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.argument("member", metavar="MEMBER")
+@_dry_run_option
+@_places
+def drain(
+    name: str, member: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
+) -> int:
+    """Take MEMBER's interfaces off; the others of GROUP get its flows.
+
+    It joins again with `scale`, or when it is started anew.
+
+    \b
+    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    """
+    from vsrtune import group_files, group_plan
+
+    own = group_files.name(name)
+    return _carry_out(
+        lambda host: group_plan.drain(own, member, host), attach_ledger, journal, uri, dry_run
+    )
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@_dry_run_option
+@_places
+def delete(name: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: str) -> int:
+    """Give every member of GROUP what it had before, and remove the devices.
+
+    \b
+    Exit codes: 0 done, 1 refused or failed.
+    """
+    from vsrtune import group_files, group_plan
+
+    own = group_files.name(name)
+    return _carry_out(
+        lambda host: group_plan.delete(own, host), attach_ledger, journal, uri, dry_run
+    )
+
+
+def _create(
+    name: str, groups: Path, ledger: Path, journal: Path, uri: str, *, dry_run: bool
+) -> int:
+    from vsrtune import group_files, group_plan
+
+    wanted = group_files.load(name, groups)
+    return _carry_out(lambda host: group_plan.create(wanted, host), ledger, journal, uri, dry_run)
+
+
+def _carry_out(
+    choose: Callable[[Host], Switch], path: Path, journal: Path, uri: str, dry_run: bool
+) -> int:
+    """Survey the host, plan, and do it unless it is a dry run."""
+    from vsrtune import cli_switch
+    from vsrtune.attach_survey import survey
+
+    with _opened(path, uri) as (switcher, live):
+        if switcher.unfinished():
+            if dry_run:
+                click.echo("A switch was interrupted: the next one takes it back first.")
+            elif code := cli_switch.recover(switcher):
+                return code
+        switch = choose(survey(live, switcher.origins(), journal))
+        cli_switch.show(switch)
+        failed: tuple[VsrtuneError, ...] = ()
+        if not dry_run and (switch.steps or switch.leaves):
+            failed = switcher.carry_out(switch).failed
+    return cli_switch.complain(failed)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
+    from vsrtune.attach import AttachLedger, Switcher
+    from vsrtune.attach_host import LiveHost
+    from vsrtune.rootfs import boot_id
+
+    host = LiveHost(uri)
+    with contextlib.closing(host), AttachLedger.open(path) as opened:
+        yield Switcher(host, opened, boot_id()), host

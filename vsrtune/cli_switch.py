@@ -1,0 +1,53 @@
+"""What ``vsrtune attach`` and ``vsrtune group`` say of switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from vsrtune.attach import Swept, Switcher
+    from vsrtune.attach_model import Switch
+    from vsrtune.errors import VsrtuneError
+
+
+def recover(switcher: Switcher) -> int:
+    """Take back, and say what came of it; the exit code."""
+    unfinished = switcher.unfinished()
+    failures = switcher.recover()
+    if unfinished and not failures:
+        click.echo("An interrupted switch was taken back: the guests have what they had.")
+    elif not failures:
+        click.echo("No switch was interrupted.")
+    return complain(failures)
+
+
+def outcome(swept: Swept) -> int:
+    """Say what became of the devices; the exit code."""
+    for text in swept.did:
+        click.echo(text)
+    return complain(swept.failed)
+
+
+def complain(failures: Sequence[VsrtuneError]) -> int:
+    """Print errors; the exit code."""
+    from vsrtune import cli
+
+    for error in failures:
+        cli.complain(error)
+    return 1 if failures else 0
+
+
+def show(switch: Switch) -> None:
+    """Print the steps and the notes."""
+    if not switch.moves:
+        click.echo("Nothing to do.")
+    for number, step in enumerate(switch.steps, 1):
+        click.echo(f"{number}. {step}")
+    if switch.leaves:
+        names = ", ".join(d.name for d in switch.leaves)
+        click.echo(f"{len(switch.steps) + 1}. remove {names}")
+    for note in switch.notes:
+        click.echo(f"note: {note}")

@@ -1,0 +1,67 @@
+"""How a group's members are attached now, and what each has received: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vsrtune.attach_model import Host
+from vsrtune.attach_steps import Origin
+from vsrtune.group_plan import on_device
+from vsrtune.model import Guest
+from vsrtune.report import NOTHING, Table
+from vsrtune.tap_counters import QueueCounters
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One member on one device of its group. ``state`` is plugged, drained or stopped.
+    ``queue`` is what its queue of the device counts, None until its worker has sent."""
+
+    group: str
+    member: str
+    device: str
+    lower: str
+    state: str
+    queue: QueueCounters | None = None
+
+
+def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tuple[Place, ...]:
+    """Of every member, on each side; ``guests`` are those observed."""
+    observed = {g.uuid: g for g in guests}
+    found = []
+    for origin in origins:
+        device = origin.device
+        guest = next((g for g in host.guests if g.uuid == origin.uuid), None)
+        state = "stopped"
+        if guest is not None and guest.live is not None:
+            there = on_device(guest.live, device.name) is not None
+            state = "plugged" if there else "drained"
+        queue = _queue(observed.get(origin.uuid), device.name) if state == "plugged" else None
+        found.append(Place(origin.group, origin.guest, device.name, device.lower, state, queue))
+    return tuple(found)
+
+
+def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
+    """The queue of the device through which one of the guest's threads sent last."""
+    if guest is None:
+        return None
+    tids = {thread.key.tid for thread in guest.threads}
+    for interface in guest.interfaces:
+        if interface.target == device and interface.counters is not None:
+            return next((q for q in interface.counters.queues if q.worker_tid in tids), None)
+    return None
+
+
+def table(group: str, found: Sequence[Place]) -> Table:
+    """For people."""
+    columns = ("member", "device", "on", "state", "queue", "received", "dropped", "sent")
+    rows: list[tuple[str, ...]] = []
+    for place in found:
+        q = place.queue
+        counts: tuple[int | None, ...] = (None,) * 4
+        if q is not None:
+            counts = (q.queue, q.received, q.dropped_ring_full, q.tx_packets)
+        texts = (NOTHING if n is None else str(n) for n in counts)
+        rows.append((place.member, place.device, place.lower, place.state, *texts))
+    return Table(f"Group {group}", columns, rows)
