@@ -152,7 +152,7 @@ class LiveHost:
 
     def set_every_queue(self, name: str) -> None:
         self._before()
-        set_private_flag(name, EVERY_QUEUE, True)
+        set_private_flag(name, EVERY_QUEUE, on=True)
         self._after()
 
     def guests(self) -> tuple[GuestNics, ...]:

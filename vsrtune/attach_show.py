@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach import STEP, AttachLedger, Switcher
 from vsrtune.attach_host import LiveHost
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin
 from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
 from vsrtune.errors import VsrtuneError
+from vsrtune.ledger import read_pending
 from vsrtune.policy import Policy
 from vsrtune.report import Table
 from vsrtune.rootfs import boot_id
@@ -31,9 +32,12 @@ def asked(policies: Sequence[Policy]) -> Choose:
 
 
 def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
-    """Whether there is anything to look at; without it libvirt is not asked."""
-    return any(p.attachment is not None for p in policies) or any(
-        o.by_policy for o in known_origins(ledger)
+    """Whether there is anything to look at, an interrupted switch included; without it
+    libvirt is not asked."""
+    return (
+        any(p.attachment is not None for p in policies)
+        or any(e.kind == STEP for e in read_pending(ledger))
+        or any(o.by_policy for o in known_origins(ledger))
     )
 
 

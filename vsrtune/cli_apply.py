@@ -120,7 +120,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
 
     A setting that somebody else has changed since is left alone and named. Guests that a
     policy had switched to another attachment are switched back; those that `vsrtune
-    attach` has switched stay where they are.
+    attach` has switched, and groups, stay where they are. A switch that was interrupted is
+    taken back.
 
     \b
     Exit codes: 0 all is back, 1 something could not be put back.

@@ -13,7 +13,7 @@ from vsrtune.ethtool import ioctl, private_flags
 _SPFLAGS = 0x28
 
 
-def set_private_flag(device: str, name: str, on: bool) -> None:
+def set_private_flag(device: str, name: str, *, on: bool) -> None:
     """Set one flag and leave the others. Raises OSError: ENODEV without such a device,
     EOPNOTSUPP when its driver has no flag of that name."""
     flags = private_flags(device)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vsrtune.attach import STEP, AttachLedger
+from vsrtune.attach_steps import Device, MakeDevice, to_data
 from vsrtune.cli import run
 
 pytest.importorskip("libvirt")
@@ -52,6 +54,17 @@ def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert attach(tmp_path, "--recover") == 0
     assert "No switch was interrupted" in capsys.readouterr().out
     assert attach(tmp_path, "--devices") == 0
+
+
+def test_undo_takes_an_interrupted_switch_back(tmp_path: Path) -> None:
+    path = tmp_path / "attach.jsonl"
+    device = Device("nosuch-in", "lo", "02:00:00:00:0a:00", 4, 1500, 500, every_queue=True)
+    with AttachLedger.open(path) as ledger:
+        ledger.add(STEP, {"boot": "another", "step": to_data(MakeDevice(device))})
+    options = ("--attach-ledger", str(path), "--journal", str(tmp_path / "journal.jsonl"))
+    assert run(["undo", "--connect", URI, *options]) == 0
+    with AttachLedger.open(path) as ledger:
+        assert ledger.pending() == []
 
 
 def test_doctor_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

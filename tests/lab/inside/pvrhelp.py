@@ -23,10 +23,11 @@ net, far, first, many, port, count, rate, seed = sys.argv[1:9]
 first, many, port, count, rate = map(int, (first, many, port, count, rate))
 rng = random.Random(int(seed))
 flows = []
+ports = rng.sample(range(20000, 60000), 400)
 for number in range(min(count, 400)):
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     # Every neighbour has its turn on either side; the ports are random.
-    sock.bind((f"{net}.{first + number % many}", rng.randrange(20000, 60000)))
+    sock.bind((f"{net}.{first + number % many}", ports[number]))
     flows.append((sock, f"{far}.{first + number // many % many}"))
 begin = time.monotonic()
 out = []
@@ -127,11 +128,13 @@ class Flows:
         )  # fmt: skip
 
     def wait(self) -> Result:
-        out, _ = self._sender.communicate(timeout=300)
+        try:
+            out, _ = self._sender.communicate(timeout=300)
+            time.sleep(2)  # what is on its way arrives
+        finally:
+            self._receiver.send_signal(signal.SIGTERM)
+            came, _ = self._receiver.communicate(timeout=60)
         assert self._sender.returncode == 0
-        time.sleep(2)  # what is on its way arrives
-        self._receiver.send_signal(signal.SIGTERM)
-        came, _ = self._receiver.communicate(timeout=60)
         sent = {}
         for line in out.splitlines():
             number, at, to = line.split()

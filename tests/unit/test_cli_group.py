@@ -1,0 +1,52 @@
+"""``vsrtune group`` as a command, on libvirt's imitated host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vsrtune.cli import run
+
+pytest.importorskip("libvirt")
+
+FILE = "group: {name: edge, kind: pvr, members: [test], lower: {in: lo}}\n"
+
+
+def group(tmp_path: Path, *words: str) -> int:
+    places = ("--attach-ledger", str(tmp_path / "attach.jsonl"), "--journal", str(tmp_path / "j"))
+    return run(["group", *words, "--connect", "test:///default", *places])
+
+
+def test_what_is_wrong_is_named_and_nothing_is_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text(FILE.replace("pvr", "msr"))
+    for command in ("plan", "create"):
+        assert group(tmp_path, command, str(file)) == 2
+        assert f"{file}:1: group.kind: the multistage router" in capsys.readouterr().err
+    file.write_text(FILE)
+    for words in (("plan", str(file)), ("create", "edge", "--groups", str(tmp_path))):
+        assert group(tmp_path, *words) == 1
+        assert "test: lo: it has no interface on this device" in capsys.readouterr().err
+    assert group(tmp_path, "create", "core", "--groups", str(tmp_path)) == 1
+    assert f"there is no file {tmp_path}/core.yaml" in capsys.readouterr().err
+    for words in (("scale", "edge", "1"), ("drain", "edge", "test"), ("delete", str(file))):
+        assert group(tmp_path, *words) == 1
+        assert "edge: there is no such group on this host" in capsys.readouterr().err
+    assert group(tmp_path, "status", "edge") == 1
+    assert (tmp_path / "attach.jsonl").read_text() == ""
+
+
+def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert group(tmp_path, "status") == 0
+    assert "No group was created" in capsys.readouterr().out
+    assert group(tmp_path, "status", "--json") == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert group(tmp_path, "scale", "edge", "0") == 2
+    assert group(tmp_path, "scale", "edge") == 2
+    assert "N" in capsys.readouterr().err
