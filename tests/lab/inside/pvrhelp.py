@@ -85,7 +85,10 @@ class Result:
         return max(times) - min(times) if times else 0.0
 
     def __str__(self) -> str:
-        return f"{len(self.sent)} sent, {len(self.lost)} lost within {self.lost_between():.2f} s"
+        told = f"{len(self.sent)} sent, {len(self.lost)} lost within {self.lost_between():.2f} s"
+        begin = min(at for at, _ in self.sent.values())
+        few = [f"{n} to {self.sent[n][1]} at {self.sent[n][0] - begin:.2f} s" for n in self.lost]
+        return f"{told} ({', '.join(few)})" if 0 < len(few) < 6 else told
 
 
 def space(name: str) -> tuple[str, ...]:
@@ -153,6 +156,24 @@ def both_ways(index: int, many: int, *, count: int, rate: int, seed: int) -> tup
     ]
     left, right = (f.wait() for f in flows)
     return left, right
+
+
+# Sends COUNT datagrams from one address and port to another, from a socket that is not
+# connected: the kernel writes no hash of its own into their frames.
+ONE_FLOW = """
+import socket, sys, time
+here, near, there, far, count = sys.argv[1:6]
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind((here, int(near)))
+for _ in range(int(count)):
+    sock.sendto(bytes(18), (there, int(far)))
+    time.sleep(0.005)
+"""
+
+
+def one_flow(name: str, here: tuple[str, int], there: tuple[str, int], count: int) -> None:
+    words = (*here, *there, count)
+    labhelp.sh(*space(name), sys.executable, "-c", ONE_FLOW, *map(str, words))
 
 
 def places() -> list[dict[str, object]]:
