@@ -11,8 +11,10 @@ import time
 import tty
 from collections.abc import Iterator
 
-# What ends it; the second is Ctrl-C where the terminal does not make a signal of it.
+# What ends it; the last is Ctrl-C.
 _QUIT = frozenset(b"qQ\x03")
+# Where tcgetattr() has the local modes.
+_LOCAL = 3
 
 
 class Keys:
@@ -48,6 +50,10 @@ def listening() -> Iterator[Keys]:
     try:
         # What was typed meanwhile counts: a q before the first frame ends it as well.
         tty.setcbreak(descriptor, termios.TCSADRAIN)
+        # Ctrl-C is a key as well: an exception in the middle of drawing can get lost.
+        mode = termios.tcgetattr(descriptor)
+        mode[_LOCAL] &= ~termios.ISIG
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
         yield Keys(descriptor)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
