@@ -14,6 +14,7 @@ import pytest
 from labhelp import LabGuest
 
 BASE = "http://127.0.0.1:9178"
+USUAL_LENGTH = "500"
 
 pytestmark = labhelp.one_release("what vsrtune says of itself", "trixie")
 
@@ -79,3 +80,8 @@ def test_the_page_names_guests_threads_and_what_an_operator_changed(
         urllib.request.urlopen(urllib.request.Request(f"{BASE}/", method="POST"), timeout=30)
     refused.value.close()
     assert refused.value.code == 405
+
+    # What the operator chose is his from then on: undo gives him that, and he takes it back.
+    labhelp.stop()
+    assert labhelp.text(length) == "77"
+    labhelp.sh("ip", "link", "set", device, "txqueuelen", USUAL_LENGTH)
