@@ -38,6 +38,7 @@ from vsrtune.policy import AUTO, Policy, SchedRule
 from vsrtune.projection import after, project, project_actions, undo_actions
 
 LOWERS = ("p0", "p1", "br0")
+INDEXES = {name: number for number, name in enumerate(LOWERS, 36)}
 REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
@@ -86,7 +87,7 @@ def hosts(draw: st.DrawFn) -> Host:
         )
         for name in draw(st.sets(st.sampled_from(LOWERS)).map(sorted))
     ]
-    nics = [draw(odd_nics(found, some)) for found in nics]
+    nics = [draw(odd_nics(replace(n, ifindex=INDEXES[n.name]), some)) for n in nics]
     return host(
         count,
         nics,
