@@ -55,6 +55,7 @@ class Boot:
 VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 BENCH = ("--cpus", "3")
+PAIR = ("--cpus", "3", "--guests", "2")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
@@ -65,8 +66,10 @@ FRAMES = ("test_kmod_frames.py", "test_kmod_guest.py")
 # The second takes CPUs from everything else, and wants one guest and few others.
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
 ALONE = (*BENCHED, "test_kmod.py", *ATTACH)
-# In the labs of real NICs, with two guests.
-ELSEWHERE = (*ALONE, "test_show.py", "test_irq.py")
+# Guests that are one router: two, of one queue, and no other.
+GROUPS = ("test_pvr.py",)
+# In the labs of real NICs, with two guests, or in a lab of their own.
+ELSEWHERE = (*ALONE, *GROUPS, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH),
@@ -75,6 +78,7 @@ MATRIX = [
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, (*BENCHED, *ATTACH)),
     Boot("trixie", "bench", BENCH, (*BENCHED, *ATTACH)),
+    Boot("trixie", "pair", PAIR, GROUPS),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]
@@ -83,6 +87,7 @@ if os.environ.get("LAB_STRIDE") == "1":  # nothing is left out for the sake of t
         Boot(release, "kmod", BENCH, ("test_kmod.py", "test_show.py"))
         for release in ("bookworm", "trixie")
     ]
+    MATRIX.append(Boot("bookworm", "pair", PAIR, GROUPS))
 
 
 @pytest.mark.parametrize("boot", MATRIX, ids=lambda boot: boot.id)

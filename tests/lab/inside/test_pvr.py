@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,10 @@ import pvrhelp
 import pytest
 from kmodhelp import check_sum, counters, drops
 from labhelp import LabGuest
+from pvrhelp import Result
 from test_attach import LEDGER, devices, forwards, kinds, picture
+
+from vsrtune.ledger import read_pending
 
 NEIGHBOURS = 16
 SHARED = ("edge-in", "edge-out")
@@ -117,9 +121,8 @@ def edge(pair: list[LabGuest]) -> list[LabGuest]:
 
 
 def configured(first: LabGuest) -> None:
-    """A lab router looks for new NICs every second."""
-    forwards(first)
-    time.sleep(3)
+    """A lab router looks for new NICs every second, and needs a while for both."""
+    labhelp.wait_for(lambda: pvrhelp.all_forward(first.index), "all members forward", 60)
 
 
 def alone_on(device: str) -> dict[int, dict[str, int]]:
@@ -136,11 +139,14 @@ def test_every_member_finds_every_neighbour(edge: list[LabGuest]) -> None:
     assert devices() == list(SHARED)
     assert kinds() == {"napi_macvtap"}
     before = {name: alone_on(name) for name in SHARED}
-    results = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=2400, rate=400, seed=1)
-    for way, result in zip(("in to out", "out to in"), results, strict=True):
-        print(f"{way}: {result}")
-        assert len({to for _, to in result.sent.values()}) == NEIGHBOURS
-        assert (result.lost, result.doubled, result.strange) == ([], [], [])
+    first = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=2400, rate=400, seed=1)
+    then = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=2400, rate=400, seed=1)
+    for way, cold, warm in zip(("in to out", "out to in"), first, then, strict=True):
+        print(f"{way}: first {cold}, then {warm}")
+        assert len({to for _, to in warm.sent.values()}) == NEIGHBOURS
+        assert few_lost(cold)
+        assert (cold.doubled, cold.strange) == ([], [])
+        assert (warm.lost, warm.doubled, warm.strange) == ([], [], [])
     for name in SHARED:
         check_sum(counters(name))
         after = alone_on(name)
@@ -150,9 +156,9 @@ def test_every_member_finds_every_neighbour(edge: list[LabGuest]) -> None:
             received = now["received"] - before[name].get(number, {}).get("received", 0)
             sent = now["tx_packets"] - before[name].get(number, {}).get("tx_packets", 0)
             print(f"{name} queue {number}: received {received}, sent {sent}")
-            # 400 flows by hash: an even share is 1,200 frames each way.
-            assert received > 600
-            assert sent > 600
+            # 400 flows by hash: an even share is 2,400 frames each way.
+            assert received > 1200
+            assert sent > 1200
             assert now["dropped_ring_full"] == 0
     # One number is one member on both sides, and its worker is known exactly.
     workers = {guest.name: set(guest.workers()) for guest in edge}
@@ -178,9 +184,9 @@ def test_every_member_finds_every_neighbour(edge: list[LabGuest]) -> None:
 
 def test_a_flow_and_its_replies_take_one_member(edge: list[LabGuest]) -> None:
     """The kernel's hash is the same in both directions, and a number is one member."""
-    index, count, taken = edge[0].index, 40, []
+    index, count, taken = edge[0].index, 20, []
     pvrhelp.both_ways(index, NEIGHBOURS, count=800, rate=400, seed=41)
-    for port in range(30000, 30008):
+    for port in range(30000, 30012):
         left, right = (f"10.10.{index}.{pvrhelp.FIRST}", port), (f"10.20.{index}.12", port + 99)
         ways = []
         for name, device, here, there in (
@@ -205,13 +211,11 @@ def test_without_the_flag_neighbours_are_lost(edge: list[LabGuest]) -> None:
         lost = {result.sent[n][1] for n in result.lost}
         print(f"{way}: {result}, to {len(lost)} of {NEIGHBOURS} neighbours")
     assert sum(len(result.lost) for result in results) > 400
+    assert not any(map(few_lost, results))
     # Put on again, all are found.
     for name in SHARED:
         labhelp.sh("ethtool", "--set-priv-flags", name, "every-queue", "on")
-    time.sleep(2)
-    pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=800, rate=400, seed=3)
-    results = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=800, rate=400, seed=5)
-    assert [result.lost for result in results] == [[], []]
+    labhelp.wait_for(lambda: lost_nothing(edge[0]), "all neighbours are found", 60)
 
 
 def test_a_member_that_is_killed_loses_its_flows_alone(edge: list[LabGuest]) -> None:
@@ -238,15 +242,24 @@ def test_a_member_that_is_killed_loses_its_flows_alone(edge: list[LabGuest]) -> 
     print(f"start of {second.name}: all is forwarded after {time.monotonic() - begin:.0f} s")
 
 
+def few_lost(result: Result) -> bool:
+    """Whether all neighbours were found. A Linux router may lose a frame at the moment at
+    which it resolves one, also alone and on a macvtap; a neighbour that a member does not
+    find costs dozens."""
+    lost = Counter(result.sent[n][1] for n in result.lost)
+    return max(lost.values(), default=0) <= 2
+
+
 def lost_nothing(first: LabGuest) -> bool:
-    """Whether all find all; what it found is printed."""
-    results = pvrhelp.both_ways(first.index, NEIGHBOURS, count=800, rate=400, seed=21)
-    print(*results, sep="; ")
-    if any(result.lost for result in results):
+    """Whether all find all, and lose nothing once they have; what it found is printed."""
+    cold, warm = (
+        pvrhelp.both_ways(first.index, NEIGHBOURS, count=800, rate=400, seed=seed)
+        for seed in (21, 21)
+    )
+    print("first:", *cold, "then:", *warm)
+    if any(result.lost for result in warm):
         print({name: drops(counters(name)) for name in SHARED})
-        for name in ("gen", "sink"):
-            print(name, labhelp.sh(*pvrhelp.space(name), "nstat", "-az", "Udp*", "Icmp*").stdout)
-    return not any(result.lost for result in results)
+    return all(map(few_lost, cold)) and not any(result.lost for result in warm)
 
 
 def test_drain_and_scale_under_load(edge: list[LabGuest]) -> None:
@@ -266,10 +279,7 @@ def test_drain_and_scale_under_load(edge: list[LabGuest]) -> None:
     assert "no running member would be left" in text
     # Delete gives the drained one its interfaces too; the fixture looks.
     group("delete", "edge")
-    assert (
-        LEDGER.read_text() == ""
-        or not labhelp.sh("ip", "link", "show", "edge-in", check=False).stdout
-    )
+    assert read_pending(LEDGER) == []
 
 
 def test_plan_changes_nothing_and_bad_input_neither(pair: list[LabGuest]) -> None:
@@ -294,7 +304,7 @@ def test_plan_changes_nothing_and_bad_input_neither(pair: list[LabGuest]) -> Non
 
 # Changes of a create: two devices, two flags, four unplugs, two ups, four plugs, four
 # definitions. The fault hits the one after the first plug of the second guest, and the last.
-@pytest.mark.parametrize("fault", ["fail:13", "kill:13", "kill:18", "fail:4"])
+@pytest.mark.parametrize("fault", labhelp.some(["fail:13", "fail:4", "kill:18", "kill:13"]))
 def test_an_interrupted_create_is_taken_back(pair: list[LabGuest], fault: str) -> None:
     before = pictures(pair)
     told = group("create", "edge", check=False, VSRTUNE_ATTACH_FAULT=fault)
@@ -304,13 +314,9 @@ def test_an_interrupted_create_is_taken_back(pair: list[LabGuest], fault: str) -
     else:
         assert "everything is as it was before" in told
     assert pictures(pair) == before
-    assert LEDGER.stat().st_size == 0 or not devices_of_ours()
+    assert read_pending(LEDGER) == []
     for guest in pair:
         forwards(guest)
-
-
-def devices_of_ours() -> list[str]:
-    return [name for name in devices() if name in SHARED]
 
 
 def test_the_daemon_tunes_the_workers_of_all_members(
