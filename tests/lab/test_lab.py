@@ -78,7 +78,6 @@ MATRIX = [
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, (*BENCHED, *ATTACH)),
     Boot("trixie", "bench", BENCH, (*BENCHED, *ATTACH)),
-    Boot("trixie", "pair", PAIR, GROUPS),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]
@@ -87,7 +86,7 @@ if os.environ.get("LAB_STRIDE") == "1":  # nothing is left out for the sake of t
         Boot(release, "kmod", BENCH, ("test_kmod.py", "test_show.py"))
         for release in ("bookworm", "trixie")
     ]
-    MATRIX.append(Boot("bookworm", "pair", PAIR, GROUPS))
+    MATRIX += [Boot(release, "pair", PAIR, GROUPS) for release in ("trixie", "bookworm")]
 
 
 @pytest.mark.parametrize("boot", MATRIX, ids=lambda boot: boot.id)
