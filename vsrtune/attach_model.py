@@ -85,6 +85,7 @@ class Host:
         kept: Callable[[Link], int] = lambda link: link.queue,
     ) -> None:
         self.guests = sorted(guests, key=lambda g: g.name)
+        self.by_uuid = {g.uuid: g for g in self.guests}
         self.links = {link.name: link for link in links}
         self.by_index = {link.index: link for link in links}
         self.origins = {o.device.name: o for o in origins if not o.group}

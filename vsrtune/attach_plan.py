@@ -30,7 +30,7 @@ from vsrtune.attach_steps import (
 )
 from vsrtune.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
-from vsrtune.rtnl_model import MODES
+from vsrtune.rtnl_model import MODES, Link, mode_name
 
 
 def plan(asked: Asked, host: Host) -> Switch:
@@ -228,13 +228,22 @@ def _device(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Ni
             hint="see: ip link",
         )  # fmt: skip
     link = host.links.get(live.device) if live is not None else None
+    return device_like(host, _name(host, mac), source, lower, link)
+
+
+def device_like(
+    host: Host, name: str, source: Nic, lower: Link, link: Link | None, *, every_queue: bool = False
+) -> Device:
+    """A device of ours in the place of the macvtap of an interface: ``link`` is that macvtap,
+    None when the guest does not run."""
     return Device(
-        name=_name(host, mac),
+        name=name,
         lower=lower.name,
-        mac=mac,
+        mac=source.mac,
         mode=MODES[interface_xml.mode(source)],
         mtu=link.mtu if link is not None else lower.mtu,
         queue=host.kept(link) if link is not None else 500,
+        every_queue=every_queue,
     )
 
 
@@ -260,7 +269,6 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
     link = host.links.get(source.device)
     lower = host.lower(source)
     mode = link.mode if link is not None else (origin.device.mode if origin else 0)
-    word = next((word for word, number in MODES.items() if number == mode), "bridge")
     if not lower:
         raise VsrtuneError(
             "the device it stood on cannot be told",
@@ -282,7 +290,7 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
         if not before or interface_xml.differences(
             interface_xml.on_device(interface_xml.nic(before), source.device), found.xml
         ):
-            before = interface_xml.as_direct(found, lower, word)
+            before = interface_xml.as_direct(found, lower, mode_name(mode))
         pairs.append((found.xml, before))
     queue = host.kept(link) if link is not None else None
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], queue)
@@ -319,8 +327,7 @@ def _unused(host: Host, moves: tuple[Move, ...]) -> tuple[Device, ...]:
     """Devices that nothing needs once the moves are done."""
     leaves = []
     for move in moves:
-        guest: Mapping[str, GuestNics] = {g.uuid: g for g in host.guests}
-        now = guest[move.uuid]
+        now = host.by_uuid[move.uuid]
         live = _of(now.live, move.mac)
         config = _of(now.config, move.mac)
         stays = (live is not None and host.ours(live) and not move.live[0]) or (
@@ -332,9 +339,8 @@ def _unused(host: Host, moves: tuple[Move, ...]) -> tuple[Device, ...]:
 
 
 def _warn(host: Host, moves: tuple[Move, ...], notes: list[str]) -> None:
-    guests = {g.uuid: g for g in host.guests}
     for move in moves:
-        guest = guests[move.uuid]
+        guest = host.by_uuid[move.uuid]
         if move.live[0] and not move.config[0] and guest.config is not None:
             notes.append(
                 f"{move.guest} {move.mac}: its definition keeps macvtap, and the guest cannot "

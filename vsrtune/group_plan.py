@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from vsrtune import interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
-from vsrtune.attach_plan import no_others
+from vsrtune.attach_plan import device_like, no_others
 from vsrtune.attach_steps import (
     Attachment,
     Card,
@@ -31,7 +31,7 @@ from vsrtune.attach_steps import (
 from vsrtune.errors import VsrtuneError
 from vsrtune.groups import Group
 from vsrtune.interface_xml import Nic
-from vsrtune.rtnl_model import MODES, Link
+from vsrtune.rtnl_model import mode_name
 
 _TO = Attachment.NAPI_MACVLAN
 
@@ -96,7 +96,7 @@ def delete(name: str, host: Host) -> Switch:
     _only(origins, host)
     moves = []
     for origin in origins:
-        guest = _guest(origin, host)
+        guest = host.by_uuid.get(origin.uuid)
         if guest is None:
             continue
         before = interface_xml.nic(origin.live or origin.config)
@@ -176,7 +176,7 @@ def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
     notes: list[str] = []
     staying = 0
     for origin in origins:
-        guest = _guest(origin, host)
+        guest = host.by_uuid.get(origin.uuid)
         wanted = origin.guest in keep
         if guest is None or guest.live is None:
             if wanted:
@@ -208,14 +208,10 @@ def _plugged(origins: tuple[Origin, ...], host: Host) -> list[str]:
     """Members of which at least one interface is on its device."""
     found = []
     for origin in origins:
-        guest = _guest(origin, host)
+        guest = host.by_uuid.get(origin.uuid)
         if guest is not None and on_device(guest.live or (), origin.device.name) is not None:
             found.append(origin.guest)
     return list(dict.fromkeys(found))
-
-
-def _guest(origin: Origin, host: Host) -> GuestNics | None:
-    return next((g for g in host.guests if g.uuid == origin.uuid), None)
 
 
 def _member(group: Group, number: int, host: Host) -> GuestNics:
@@ -310,17 +306,8 @@ def _device(group: Group, side: str, first: Nic, host: Host) -> Device:
             "a device of that name is there already", where=name,
             hint=f"another name for the group, or, if nothing needs it: ip link delete {name}",
         )  # fmt: skip
-    lower = host.links[first.lower]
-    link: Link | None = host.links.get(first.device)
-    return Device(
-        name=name,
-        lower=lower.name,
-        mac=first.mac,
-        mode=MODES[interface_xml.mode(first)],
-        mtu=link.mtu if link is not None else lower.mtu,
-        queue=host.kept(link) if link is not None else 500,
-        every_queue=True,
-    )
+    lower, link = host.links[first.lower], host.links.get(first.device)
+    return device_like(host, name, first, lower, link, every_queue=True)
 
 
 def _defined(guest: GuestNics, nic: Nic, lower: str, notes: list[str]) -> Nic | None:
@@ -345,8 +332,7 @@ def _before(origin: Origin, now: Nic, before: str) -> str:
     was = interface_xml.nic(before or origin.live or origin.config)
     if before and not interface_xml.differences(_shared(was, origin.device), now.xml):
         return before
-    word = next((w for w, number in MODES.items() if number == origin.device.mode), "bridge")
-    back = interface_xml.as_direct(now, origin.device.lower, word)
+    back = interface_xml.as_direct(now, origin.device.lower, mode_name(origin.device.mode))
     return interface_xml.with_mac(back, was.mac)
 
 

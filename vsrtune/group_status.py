@@ -32,7 +32,7 @@ def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tu
     found = []
     for origin in origins:
         device = origin.device
-        guest = next((g for g in host.guests if g.uuid == origin.uuid), None)
+        guest = host.by_uuid.get(origin.uuid)
         state = "stopped"
         if guest is not None and guest.live is not None:
             there = on_device(guest.live, device.name) is not None

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthrough": 8}
 
 
+def mode_name(number: int) -> str:
+    """libvirt's word for a mode; its default, bridge, for none of these."""
+    return next((word for word, one in MODES.items() if one == number), "bridge")
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One network device. ``kind`` is that of `ip -d link` ("" for hardware), ``lower``
