@@ -16,6 +16,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_tools import program
 
 from vsrtune.cli import cli
 from vsrtune.metrics import FAMILIES
@@ -283,29 +284,19 @@ def test_every_alert_is_explained_and_tested() -> None:
     assert [a for a in alerts if a not in page] == []
 
 
-def promtool() -> str:
-    found = shutil.which("promtool") or os.environ.get("PROMTOOL", "")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vsrtune/promtool"
-    if not found and cache.exists():
-        found = str(cache)
-    if not found:
-        pytest.skip("promtool is not there (Debian's package prometheus; tests/setup fetches it)")
-    return found
-
-
 @pytest.mark.parametrize(
     "words", [("check", "rules", "alerts.yaml"), ("test", "rules", "alerts-test.yaml")]
 )
 def test_prometheus_takes_the_rules(words: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [promtool(), *words], cwd=MONITORING, capture_output=True, text=True, check=False
+        [program("promtool"), *words], cwd=MONITORING, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout
 
 
 def test_prometheus_reads_every_expression_of_the_dashboard() -> None:
-    tool = promtool()
+    tool = program("promtool")
     board = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
     asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
     rules = [

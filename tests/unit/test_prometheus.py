@@ -4,8 +4,6 @@ it, takes the rules, and answers what the Grafana dashboard asks."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 import recorded_state
+from prometheus_tools import program
 
 from vsrtune import web
 from vsrtune.metrics import Metrics
@@ -28,19 +27,6 @@ MONITORING = Path(__file__).resolve().parents[2] / "docs/monitoring"
 BUDGET = Sched(
     SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=10_000_000, period_ns=10_000_000
 )
-
-
-def server() -> str:
-    """Prometheus's server; skips where it is not to be had."""
-    found = shutil.which("prometheus") or os.environ.get("PROMETHEUS", "")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vsrtune/prometheus"
-    if not found and cache.exists():
-        found = str(cache)
-    if not found:
-        pytest.skip(
-            "prometheus is not there (Debian's package prometheus; `make setup` fetches it)"
-        )
-    return found
 
 
 def state() -> State:
@@ -112,7 +98,7 @@ def wait_for(what: str, condition: Callable[[], Any], log: Path) -> None:
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Prometheus has scraped the recorded host a few times, and evaluated the rules."""
-    program = server()
+    server = program("prometheus")
     place = tmp_path_factory.mktemp("prometheus")
     metrics = Metrics()
     metrics.update(state())
@@ -131,7 +117,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     with log.open("wb") as out:
         running = subprocess.Popen(
             [
-                program,
+                server,
                 f"--config.file={place}/prometheus.yml",
                 f"--storage.tsdb.path={place}/data",
                 f"--web.listen-address=127.0.0.1:{own}",
