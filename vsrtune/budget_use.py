@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from vsrtune.deadline import used
 from vsrtune.model import SchedClass, Snapshot, ThreadKey
+from vsrtune.proc import run_ns
 from vsrtune.rootfs import HostRoot
 
 
@@ -39,6 +40,6 @@ def measure(
 
 def _run_ns(root: HostRoot, key: ThreadKey) -> int | None:
     try:
-        return int(root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat").split()[0])
+        return run_ns(root, f"/proc/{key.pid}/task/{key.tid}")
     except (OSError, ValueError, IndexError):
         return None

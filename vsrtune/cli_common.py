@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from vsrtune.errors import VsrtuneError
 
 if TYPE_CHECKING:
     from vsrtune.journal_records import Entry
@@ -92,6 +94,15 @@ def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
     from vsrtune.observe import live_observer
 
     return with_loads(live_observer(uri).observe(trace_seconds))
+
+
+def check_guests(snapshot: Snapshot, asked: Iterable[str]) -> None:
+    """Raises VsrtuneError when one of the guests that an operator names does not run."""
+    missing = set(asked) - {g.ref for g in snapshot.guests}
+    if missing:
+        raise VsrtuneError(
+            "no such guest is running", where=min(missing), hint="`vsrtune show` lists them"
+        )
 
 
 def entries(journal: Path, root: Path | None) -> tuple[Entry, ...]:

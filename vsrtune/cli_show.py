@@ -10,6 +10,7 @@ import click
 
 from vsrtune.actions import Plan
 from vsrtune.cli_common import (
+    check_guests,
     entries,
     journal_option,
     json_option,
@@ -50,11 +51,7 @@ def show(
     snapshot = observe(root, uri, trace_seconds)
     changed = Plan() if as_json or root is not None else _plan(snapshot, policy_dirs, journal)
     if guests:
-        missing = set(guests) - {g.ref for g in snapshot.guests}
-        if missing:
-            raise VsrtuneError(
-                "no such guest is running", where=min(missing), hint="`vsrtune show` lists them"
-            )
+        check_guests(snapshot, guests)
         snapshot = replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in guests))
     if as_json:
         click.echo(snapshot.to_json())

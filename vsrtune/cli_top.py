@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli_common import (
+    check_guests,
     journal_option,
     json_option,
     options,
@@ -110,7 +111,7 @@ def _frames(
     from vsrtune.top_frame import make_frame
 
     before, taken = host.sample(), time.monotonic()
-    _check(before.snapshot, only)
+    check_guests(before.snapshot, only)
     if first:
         plan, notes = host.plan(before.snapshot)
         yield make_frame(before, before, plan, only, notes)
@@ -128,14 +129,6 @@ def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
     """Of these guests those that can be looked at by name."""
     wanted = frozenset(refs)
     return frozenset(g.name for g in snapshot.guests if g.source == "libvirt" and g.ref in wanted)
-
-
-def _check(snapshot: Snapshot, only: frozenset[str]) -> None:
-    missing = only - {g.ref for g in snapshot.guests}
-    if missing:
-        raise VsrtuneError(
-            "no such guest is running", where=min(missing), hint="`vsrtune show` lists them"
-        )
 
 
 def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json: bool) -> None:

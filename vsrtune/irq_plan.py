@@ -28,14 +28,12 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import MANAGED_HINT
 from vsrtune.irq_choice import lower_nics, queue_irqs
-from vsrtune.model import DATA_PLANE, Guest, Host, Irq, Nic, NicQueue, Snapshot
+from vsrtune.model import DATA_PLANE, IRQBALANCE, Guest, Host, Irq, Nic, NicQueue, Snapshot
 from vsrtune.nic_settings import changed, irq_target, queue_target, thread_target
 from vsrtune.plan_build import Phases
 from vsrtune.policy import Policy
 from vsrtune.policy_yaml import dotted
 from vsrtune.wishes import Context, Wishes
-
-IRQBALANCE = "irqbalance"
 
 
 def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]]) -> Host:

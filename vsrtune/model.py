@@ -332,6 +332,9 @@ class DeadlineCpu:
     fair_server: int = 0
 
 
+IRQBALANCE = "irqbalance"
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """Other software that changes the same settings (irqbalance, TuneD, stalld...).

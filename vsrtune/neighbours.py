@@ -6,11 +6,9 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from vsrtune.model import Neighbour
+from vsrtune.model import IRQBALANCE, Neighbour
 from vsrtune.proc import Daemon
 from vsrtune.rootfs import HostRoot
-
-IRQBALANCE = "irqbalance"
 
 _NOHZ_FULL = "/sys/devices/system/cpu/nohz_full"
 _TUNED_PROFILE = "/etc/tuned/active_profile"

@@ -15,7 +15,6 @@ from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import device_cpus, serving
 from vsrtune.load_windows import mean
 from vsrtune.model import (
-    DATA_PLANE,
     Guest,
     Interface,
     Role,
@@ -56,7 +55,6 @@ CPUS, ON_CPU, GUESTS, THREADS, INTERFACES, ROWS = 512, 16, 40, 40, 12, 100
 # The most characters of a text: a plain QEMU may be called anything.
 TEXT = 300
 
-_ROLES = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
 _ORDER = (DEGRADED, REFUSED, PENDING, TUNED, NO_POLICY)
 
 
@@ -140,7 +138,7 @@ def _cpus(snapshot: Snapshot, state: State) -> tuple[tuple[CpuView, ...], int]:
     views = []
     for cpu in snapshot.host.cpus[:CPUS]:
         here = on.get(cpu.id, {})
-        ordered = [pair for role in _ROLES for pair in here.get(role, ())]
+        ordered = [pair for role in report.ROLES for pair in here.get(role, ())]
         threads, left_out = _cut(ordered, ON_CPU, lambda pair: _on_cpu(*pair))
         views.append(
             CpuView(
@@ -200,9 +198,8 @@ def _guest(
     budgets: Mapping[ThreadKey, float],
     queue: QueueState | None,
 ) -> GuestView:
-    ordered = [t for role in _ROLES for t in guest.by_role(role)]
     threads, threads_left_out = _cut(
-        ordered,
+        report.in_order(guest),
         THREADS,
         lambda t: _thread(t, waits_for_domain(snapshot.host, t), budgets.get(t.key)),
     )

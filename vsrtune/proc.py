@@ -184,16 +184,23 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
             sched=sched,
             affinity=allowed,
             last_cpu=stat.processor,
-            cpu_ns=_cpu_ns(root, base, stat),
+            cpu_ns=cpu_ns(root, base, stat),
             cgroup=cgroup,
         )
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def _cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
+def run_ns(root: HostRoot, base: str) -> int:
+    """How long the thread of that directory of /proc ran, in nanoseconds. Raises OSError,
+    ValueError, and IndexError without CONFIG_SCHED_INFO."""
+    return int(root.read(f"{base}/schedstat").split()[0])
+
+
+def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
+    """The same, or what the ticks of its stat say where the kernel does not tell."""
     try:
-        return int(root.read(f"{base}/schedstat").split()[0])
+        return run_ns(root, base)
     except (PermissionError, FileNotFoundError, IndexError, ValueError):
         # Kernels without CONFIG_SCHED_INFO.
         return stat.cpu_ticks * (1_000_000_000 // CLOCK_TICKS)

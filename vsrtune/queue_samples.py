@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vsrtune.model import DATA_PLANE, Guest, SchedClass, Thread
 from vsrtune.net import CLASS
+from vsrtune.proc import run_ns
 from vsrtune.queue_windows import Crew, Sample
 from vsrtune.rootfs import HostRoot
 
@@ -73,11 +74,10 @@ class Sampler:
             received=sum(self._count(d, "rx_packets") for d in where.devices),
             dropped=self.drops(where),
             sent=sum(self._count(d, "tx_packets") for d in where.devices),
-            ran_ns=tuple((tid, self._ran(pid, tid)) for pid, tid in where.threads),
+            ran_ns=tuple(
+                (tid, run_ns(self._root, f"/proc/{pid}/task/{tid}")) for pid, tid in where.threads
+            ),
         )
 
     def _count(self, device: str, name: str) -> int:
         return int(self._root.read(f"{CLASS}/{device}/statistics/{name}"))
-
-    def _ran(self, pid: int, tid: int) -> int:
-        return int(self._root.read(f"/proc/{pid}/task/{tid}/schedstat").split()[0])

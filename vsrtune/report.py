@@ -31,6 +31,8 @@ from vsrtune.model import (
 NOTHING = "-"
 # A thread that uses so much of its budget is held up by it: ticks and scheduling take the rest.
 THROTTLED = 0.97
+# What a guest's threads do, in the order in which they are told.
+ROLES = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Table:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     tone: str = "plain"
+
+
+def in_order(guest: Guest) -> list[Thread]:
+    """A guest's threads as they are told everywhere: by ROLES, then as by_role() has them."""
+    return [thread for role in ROLES for thread in guest.by_role(role)]
 
 
 def thread_label(thread: Thread) -> str:
@@ -114,9 +121,7 @@ def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
             "name",
         ),
     )
-    order = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
-    for role in order:
-        threads.rows.extend(_thread_row(t, host) for t in guest.by_role(role))
+    threads.rows.extend(_thread_row(t, host) for t in in_order(guest))
     tables = [threads]
     if guest.interfaces:
         tables.append(

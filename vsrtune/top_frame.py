@@ -11,8 +11,8 @@ from vsrtune.deadline import used
 from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import interrupt_cpus, lower_nics, queue_irqs
 from vsrtune.load_windows import Reading
-from vsrtune.model import DATA_PLANE, Guest, Nic, Role, SchedClass, Snapshot, Thread, ThreadKey
-from vsrtune.report import NOTHING, THROTTLED, split_target, thread_label, value_text
+from vsrtune.model import DATA_PLANE, Guest, Nic, SchedClass, Snapshot, Thread, ThreadKey
+from vsrtune.report import NOTHING, THROTTLED, in_order, split_target, thread_label, value_text
 from vsrtune.top_model import (
     CpuRow,
     DriftRow,
@@ -26,7 +26,6 @@ from vsrtune.top_model import (
 
 # Other threads of a guest, and ksoftirqd, are shown from this share of a CPU on.
 WORTH_TELLING = 0.01
-_ORDER = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
 
 
 def make_frame(
@@ -72,7 +71,7 @@ def _load_of(rows: Iterable[ThreadRow]) -> float:
 
 def _threads(before: Sample, after: Sample, guest: Guest, serving: CpuSet) -> list[ThreadRow]:
     found = []
-    for thread in (t for role in _ORDER for t in guest.by_role(role)):
+    for thread in in_order(guest):
         row = _thread(before, after, guest.ref, thread, serving)
         if thread.role in DATA_PLANE or (row.load or 0.0) >= WORTH_TELLING:
             found.append(row)

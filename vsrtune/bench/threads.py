@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.model import Guest, Role, Snapshot, ThreadKey
-from vsrtune.proc import CLOCK_TICKS, parse_stat
+from vsrtune.proc import CLOCK_TICKS, cpu_ns, parse_stat
 from vsrtune.rootfs import HostRoot
 
 _ROLES = {
@@ -116,7 +116,7 @@ def _used(root: HostRoot, key: ThreadKey, role: str) -> Used | None:
         if stat.start_time != key.start_time:
             return None
         status = root.read(f"{base}/status")
-        seconds = _seconds(root, base, stat.cpu_ticks)
+        seconds = cpu_ns(root, base, stat) / 1e9
     except (FileNotFoundError, ProcessLookupError):
         return None
     try:
@@ -124,10 +124,3 @@ def _used(root: HostRoot, key: ThreadKey, role: str) -> Used | None:
     except OSError:  # a kernel without CONFIG_SCHED_DEBUG
         migrations = 0
     return Used(role, seconds, parse_switches(status), migrations)
-
-
-def _seconds(root: HostRoot, base: str, ticks: int) -> float:
-    try:
-        return int(root.read(f"{base}/schedstat").split()[0]) / 1e9
-    except (PermissionError, FileNotFoundError, IndexError, ValueError):
-        return ticks / CLOCK_TICKS
