@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from vsrtune.codec import decode
+from vsrtune.errors import VsrtuneError
 
 # libvirt takes no string beyond 4 MiB (VIR_NET_MESSAGE_STRING_MAX); a snapshot of a large
 # host is the largest JSON.
@@ -32,6 +35,29 @@ def json_value(text: str | bytes) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+class Kept(Protocol):
+    """What a file in /run holds: of one boot, in one version of the format."""
+
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+
+
+K = TypeVar("K", bound=Kept)
+
+
+def kept(empty: K, text: str) -> K:
+    """What the text of such a file holds; ``empty`` where it is damaged, of another version or
+    of another boot."""
+    try:
+        found = decode(type(empty), json_value(text))
+    except (ValueError, VsrtuneError):
+        return empty
+    usable = (found.boot_id, found.version) == (empty.boot_id, empty.version)
+    return found if usable else empty
 
 
 def _depth(text: str) -> int:

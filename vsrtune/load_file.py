@@ -9,10 +9,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vsrtune.bounded import json_value
-from vsrtune.codec import decode, encode
+from vsrtune.bounded import kept
+from vsrtune.codec import encode
 from vsrtune.durable import read_file, replace_volatile
-from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.errors import ObserveError
 from vsrtune.load_windows import measured
 from vsrtune.model import Snapshot, ThreadKey
 
@@ -51,12 +51,7 @@ class Loads:
 def parse(text: str, boot_id: str) -> Loads:
     """Read the file's text. Text that is damaged, of another version or of another boot counts
     as empty: it is measured again."""
-    try:
-        loads = decode(Loads, json_value(text))
-    except (ValueError, VsrtuneError):
-        return Loads(boot_id)
-    usable = loads.boot_id == boot_id and loads.version == _VERSION
-    return loads if usable else Loads(boot_id)
+    return kept(Loads(boot_id), text)
 
 
 def load(boot_id: str, path: Path = DEFAULT_PATH) -> Loads:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vsrtune.bounded import json_value
-from vsrtune.codec import decode, encode
+from vsrtune.bounded import kept
+from vsrtune.codec import encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.durable import replace_volatile
-from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.errors import ObserveError
 from vsrtune.model import ThreadKey
 
 DEFAULT_PATH = Path("/run/vsrtune/seen.json")
@@ -63,12 +63,7 @@ class Seen:
 def parse(text: str, boot_id: str) -> Seen:
     """Read the file's text. Text that is damaged, of another version or of another
     boot counts as empty: it can be traced again."""
-    try:
-        seen = decode(Seen, json_value(text))
-    except (ValueError, VsrtuneError):
-        return Seen(boot_id)
-    usable = seen.boot_id == boot_id and seen.version == _VERSION
-    return seen if usable else Seen(boot_id)
+    return kept(Seen(boot_id), text)
 
 
 class SeenMemory:
