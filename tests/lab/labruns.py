@@ -4,8 +4,8 @@ A lab's tests keep one core busy, not two: they wait for guests, timers and each
 labs on two cores that share their execution units took almost as long as one after the
 other, so one is the default. But the next one boots while the last tests of the one before
 run, and holds its own back until the file GO is on its share. Not earlier: a lab that waits
-takes half a core, for its routers' clocks tick. The output of the lab whose turn it is comes live, that of the
-others when theirs comes.
+takes half a core, for its routers' clocks tick. The output of the lab whose turn it is comes
+live, that of the others when theirs comes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ GO = "go"
 # Node ids of tests that need not run again, a line each; tests/lab/inside/conftest.py reads it.
 PASSED = "passed"
 _PAUSE = 0.2
-# So far have a lab's tests come, in percent, when the next one begins to boot.
+# The next lab begins to boot when these percent of a lab's tests are done, or when no more
+# than this many are left.
 _NEARLY_DONE = 85
+_FEW = 6
+_COLLECTED = re.compile(r"^collect\w+ .*?collected (\d+) items?", re.MULTILINE)
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
 _TAIL = 4096
 # As pytest -v tells it; the lab calls them by another directory than pytest's root.
@@ -44,15 +47,17 @@ def jobs() -> int:
     return max(1, int(os.environ.get("LAB_JOBS") or 1))
 
 
-def progress(log: Path) -> int:
-    """Percent of its tests that ``pytest -v`` has done, by the end of its output."""
+def nearly_done(log: Path) -> bool:
+    """Whether few of the tests are left to ``pytest -v``, by its output."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            found = _PERCENT.findall(file.read().decode(errors="replace"))
+        text = log.read_text(errors="replace")
     except OSError:
-        return 0
-    return int(found[-1]) if found else 0
+        return False
+    done, tests = _PERCENT.findall(text[-_TAIL:]), _COLLECTED.findall(text)
+    if not done:
+        return False
+    few = tests and round(int(tests[-1]) * (100 - int(done[-1])) / 100) <= _FEW
+    return bool(few) or int(done[-1]) >= _NEARLY_DONE
 
 
 def tests_passed(log: str) -> list[str]:
@@ -114,7 +119,7 @@ class LabRuns:
         return self._place / f"{name}.log"
 
     def _until_nearly_done(self, name: str) -> None:
-        while not self._runs[name].done() and progress(self._log(name)) < _NEARLY_DONE:
+        while not self._runs[name].done() and not nearly_done(self._log(name)):
             if self._closed.wait(5 * _PAUSE):
                 return
 

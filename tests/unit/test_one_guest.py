@@ -7,6 +7,7 @@ through the journal as the daemon does it.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import re
@@ -83,11 +84,14 @@ def instructions(work: Callable[[], object]) -> int:
         count += event == "opcode"
         return trace
 
+    gc.collect()
+    gc.disable()  # hypothesis times collections, with instructions of its own
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(None)
+        gc.enable()
     return count
 
 
@@ -141,7 +145,8 @@ def test_a_pass_for_one_guest_does_not_go_through_the_others(
         counts = few.changed(number, change), many.changed(number, change)
     (in_few, wrote_few), (in_many, wrote_many) = counts
     assert wrote_few == wrote_many == writes
-    # What is kept in an order takes a step or two more to find among ten times as many.
-    assert abs(in_many - in_few) < 100
+    # Going through the others takes more than two instructions for each. What is kept in an
+    # order takes a step or two more to find, and some files have a digit more to read.
+    assert in_many - in_few < 2 * (MANY - FEW)
     whole = Observer(few.root, TreeVirt(few.host, few.root)).observe()
     assert few.passes.state.snapshot == whole

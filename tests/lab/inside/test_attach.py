@@ -215,6 +215,7 @@ def test_a_guest_started_anew_finds_its_devices(guest: LabGuest) -> None:
     attach(BACK, guest)
 
 
+@labhelp.one_release("what the steps of a switch are")
 @pytest.mark.parametrize("to", labhelp.shared([FORTH, BACK]))
 def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
     if to == BACK:
@@ -239,6 +240,7 @@ def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
         forwards(guest)
 
 
+@labhelp.one_release("what libvirt forgets", "trixie")
 @pytest.mark.parametrize(
     ("to", "when"),
     labhelp.some(

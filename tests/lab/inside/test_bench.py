@@ -211,7 +211,7 @@ def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: Ledger) -
     assert "vcpu" not in trial.cpu_seconds
 
 
-@labhelp.one_release("processes and pipes of the bench")
+@labhelp.seldom("processes and pipes of the bench")
 def test_an_end_may_be_reached_over_ssh(
     spec: Spec, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +242,7 @@ def test_ready_says_whether_the_router_forwards(
         labhelp.wait_for(lambda: running.ready(libvirt_guest.ref), "it forwards again")
 
 
-@labhelp.one_release("what a specification may not say")
+@labhelp.seldom("what a specification may not say")
 def test_what_must_not_be_is_refused(spec: Spec, ledger: Ledger) -> None:
     name = spec.routers[0].name
     for left, what in (
@@ -339,7 +339,7 @@ def start_child(until: str) -> tuple[subprocess.Popen[str], dict[str, list[int]]
     return child, said
 
 
-@labhelp.one_release("the bench's own traffic")
+@labhelp.seldom("processes and pipes of the bench")
 @pytest.mark.parametrize(
     ("until", "delay"),
     labhelp.some([

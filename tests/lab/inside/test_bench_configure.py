@@ -126,7 +126,7 @@ def test_bridge(alone: None, configurator: Configurator, routers: list[LabGuest]
         assert forwarded(guest) > 500
 
 
-@labhelp.one_release("attachments of the bench", "trixie")
+@labhelp.seldom("attachments of the bench")
 def test_openvswitch(
     alone: None, openvswitch: None, configurator: Configurator, routers: list[LabGuest]
 ) -> None:
@@ -143,7 +143,7 @@ def test_openvswitch(
     assert labhelp.sh("ovs-vsctl", "show").stdout.count("Port") == 0
 
 
-@labhelp.one_release("attachments of the bench", "trixie")
+@labhelp.seldom("attachments of the bench")
 def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[LabGuest]) -> None:
     workers = {g.name: len(g.workers()) for g in routers}
     configurator.apply(Configuration("four", queues=4))
@@ -172,6 +172,7 @@ def test_a_queue_length_survives(configurator: Configurator, routers: list[LabGu
     length.write_text(before)
 
 
+@labhelp.one_release("attachments of the bench")
 def test_libvirt_pins(restored: None, configurator: Configurator, routers: list[LabGuest]) -> None:
     pins = Configuration("pins", Tuning.LIBVIRT_PINS, cpus="1")
     configurator.check([pins])
@@ -189,6 +190,7 @@ def test_libvirt_pins(restored: None, configurator: Configurator, routers: list[
     assert {t for g in routers for t in g.data_plane() if labhelp.mask(t) != others} == set()
 
 
+@labhelp.one_release("attachments of the bench")
 def test_policy(
     restored: None, configurator: Configurator, routers: list[LabGuest], irq_cpus: set[int]
 ) -> None:
@@ -206,7 +208,7 @@ def test_policy(
         assert "policy=0" in hoststate.sched(guest.workers()[0])
 
 
-@labhelp.one_release("attachments of the bench", "trixie")
+@labhelp.seldom("attachments of the bench")
 def test_policy_on_a_bridge(
     alone: None, configurator: Configurator, routers: list[LabGuest], tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def test_crash_after_a_write_then_undo(
     labhelp.vsrtune("undo")
 
 
+@labhelp.one_release("the journal", "trixie")
 @pytest.mark.parametrize("writes", [5])
 def test_crash_after_a_write_then_start(
     restored: None,

@@ -87,6 +87,7 @@ def test_budgets_of_vcpu_and_workers(
     labhelp.vsrtune("undo")
 
 
+@labhelp.one_release("the kernel that books a sleeping thread the longest")
 def test_twenty_cycles_leave_nothing_booked(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
 ) -> None:
@@ -112,6 +113,7 @@ def test_twenty_cycles_leave_nothing_booked(
     deadlinehelp.forwards(libvirt_guest)
 
 
+@labhelp.one_release("where a partition is made", "trixie")
 def test_vcpu_and_workers_share_a_cpu(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
 ) -> None:
@@ -137,6 +139,7 @@ def test_vcpu_and_workers_share_a_cpu(
     assert refusal.reason.endswith(f"the kernel admits {most}")
 
 
+@labhelp.one_release("when a thread is asked again")
 def test_a_sleeping_thread_is_pending_until_it_has_run(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
 ) -> None:
@@ -207,6 +210,7 @@ def test_a_partition_taken_away_is_made_anew(
         assert state.strip() == "root"
 
 
+@labhelp.one_release("how errors are told")
 def test_what_the_kernel_refuses_is_told(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
 ) -> None:
@@ -259,6 +263,7 @@ def test_what_the_kernel_refuses_is_told(
     (libvirts / "emulator" / "cpuset.cpus").write_text(f"0-{labhelp.lab_cpus() - 1}\n")
 
 
+@labhelp.one_release("when a thread is asked again", "trixie")
 def test_the_daemon_retries_pending_threads_and_restores_on_stop(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
@@ -288,6 +293,7 @@ def test_killed_between_the_class_and_the_root_domain(
     assert deadlinehelp.nothing_booked(), deadlinehelp.books()
 
 
+@labhelp.one_release("where a partition is made", "trixie")
 def test_two_guests_share_a_cpu(
     unbooked: None, guests: list[LabGuest], irq_cpus: set[int], engine: Engine
 ) -> None:

@@ -9,6 +9,7 @@ import labhelp
 from labhelp import LabGuest
 
 
+@labhelp.one_release("events of libvirt, as of a NIC that is plugged", "trixie")
 def test_guest_started_later_is_tuned_and_forgotten_when_destroyed(
     libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:

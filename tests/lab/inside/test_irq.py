@@ -151,6 +151,7 @@ def about_irqbalance() -> list[str]:
     return [text for text in plan["warnings"] if "irqbalance" in text]
 
 
+@labhelp.one_release("a program that both releases have", "trixie")
 def test_irqbalance_is_named_until_it_leaves_the_interrupts_alone(
     elsewhere: None, guests: list[LabGuest], irqbalance: Callable[[str], None]
 ) -> None:

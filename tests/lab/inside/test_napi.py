@@ -124,6 +124,7 @@ def test_the_device_and_its_lower_are_shown(kept: LabGuest) -> None:
     assert "napi_macvtap" in text and "counted by the module" in text
 
 
+@labhelp.one_release("a counter of the module")
 def test_the_worker_is_mapped_exactly_once_it_has_sent(kept: LabGuest) -> None:
     worker = worker_of_second_nic(kept)
     forward(kept)

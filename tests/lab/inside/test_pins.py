@@ -29,6 +29,7 @@ def but_for_virsh(before: dict[str, str]) -> list[str]:
     return [line for line in changed if "cpuset.cpus:" not in line]
 
 
+@labhelp.one_release("what operators ask of libvirt", "trixie")
 def test_emulatorpin_does_not_reach_the_workers(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:

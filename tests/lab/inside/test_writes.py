@@ -205,6 +205,7 @@ def test_settings_of_an_operator_come_back(expendable: LabGuest, tmp_path: Path)
     same_as(before, guest)
 
 
+@labhelp.one_release("the journal")
 def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> None:
     """Even counts are taken back after recovery, odd ones finished first."""
     before = hoststate.capture()
@@ -235,6 +236,7 @@ def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> Non
     assert count >= len(plan.actions) // STRIDE
 
 
+@labhelp.one_release("the journal", "trixie")
 def test_killed_after_any_write_of_undo(guest: LabGuest, tmp_path: Path) -> None:
     before = hoststate.capture()
     count = 0
@@ -294,7 +296,7 @@ def test_without_libvirtd_nothing_is_tuned_and_the_error_is_transient(
     same_as(before, libvirt_guest)
 
 
-@labhelp.one_release("what the journal forgets", "trixie")
+@labhelp.seldom("a guest that goes while it is tuned, as in test_follow")
 def test_a_destroyed_guest_leaves_nothing(libvirt_guest: LabGuest, tmp_path: Path) -> None:
     """Our cgroup does not keep libvirt from removing the guest's."""
     where = CGROUP / scope(libvirt_guest)
