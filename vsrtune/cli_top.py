@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -171,6 +172,10 @@ def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | No
     from vsrtune.top_keys import listening
     from vsrtune.top_view import view
 
+    def terminated(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)  # not at once: the terminal is given back first
+
+    signal.signal(signal.SIGTERM, terminated)
     console = Console(highlight=False)
     with listening() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         for number, frame in enumerate(_frames(host, only, interval, keys, first=True)):

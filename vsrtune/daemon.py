@@ -189,6 +189,8 @@ class Daemon:
             extra.append("the last reload failed, older policies are kept")
         elif not state.policies:
             extra.append("no policy")
+        if state.failure:
+            extra.append("the last pass failed, the log says why")
         return report.status_line(state.tuned, state.drift, extra)
 
     def _reload(self) -> None:

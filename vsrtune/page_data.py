@@ -75,7 +75,13 @@ def status_page(state: State) -> StatusPage:
     )
     if snapshot is None:
         return StatusPage(
-            __version__, "", state.last_pass, state.policies, state.reload_success, totals
+            vsrtune=__version__,
+            kernel="",
+            last_pass=state.last_pass,
+            policies=state.policies,
+            reload_success=state.reload_success,
+            totals=totals,
+            failure=_text(state.failure),
         )
     # By state, then most drift, then name.
     guests = sorted(
@@ -110,6 +116,7 @@ def status_page(state: State) -> StatusPage:
         drift_left_out=drift_left_out,
         problems=problems,
         problems_left_out=problems_left_out,
+        failure=_text(state.failure),
     )
 
 

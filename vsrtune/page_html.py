@@ -78,6 +78,9 @@ def _top(page: StatusPage) -> Markup:
     if not page.reload_success:
         text = "The policy files are wrong: older policies stay in force. The journal says why."
         rows.append(element("p", text, class_="bad", role="alert"))
+    if page.failure:
+        text = f"The last pass failed, what is told here is older: {page.failure}"
+        rows.append(element("p", text, class_="bad", role="alert"))
     if page.last_pass:
         when = datetime.fromtimestamp(page.last_pass, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         told = f"Seen at {when} on Linux {page.kernel}. vsrtune {page.vsrtune}. "

@@ -182,7 +182,8 @@ class Totals:
 class StatusPage:
     """Everything. ``last_pass`` in seconds since the epoch, 0 before the first one.
     ``reload_success`` is False while wrong policy files are ignored and older policies in
-    force."""
+    force. ``failure``: why the last pass came to nothing, "" when it did not; what is told
+    is then of an earlier one."""
 
     vsrtune: str
     kernel: str
@@ -199,4 +200,5 @@ class StatusPage:
     drift_left_out: int = 0
     problems: tuple[ProblemView, ...] = ()
     problems_left_out: int = 0
+    failure: str = ""
     version: int = PAGE_VERSION

@@ -141,15 +141,16 @@ class Reconciler(Adjusting):
             self._backoff.clear()
             self._results.clear()
             self._drift.clear()
-        wrote = False
+        wrote, failure = False, ""
         try:
             wrote = self._run(FULL if settle or reassert else look, settle, reassert)
         except VsrtuneError as error:
+            failure = str(error)
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
         self._said.end_of_pass(whole=self._guests is None)
-        self._time(self._clock() - begin)
+        self._time(self._clock() - begin, failure)
         return wrote
 
     def stop(self) -> bool:
@@ -379,9 +380,9 @@ class Reconciler(Adjusting):
         values = {name: getattr(totals, name) + n for name, n in increments.items()}
         self.state = replace(self.state, totals=replace(totals, **values))
 
-    def _time(self, seconds: float) -> None:
+    def _time(self, seconds: float, failure: str) -> None:
         timed = self.state.totals.timed(seconds)
-        self.state = replace(self.state, totals=timed, last_pass=time.time())
+        self.state = replace(self.state, totals=timed, last_pass=time.time(), failure=failure)
 
     def _log_result(self, result: Result, why: str) -> None:
         self._results.log(result, why)

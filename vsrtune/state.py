@@ -77,6 +77,7 @@ class State:
     policies: int = 0
     reload_success: bool = True
     last_pass: float = 0.0  # seconds since the epoch
+    failure: str = ""  # why the last pass came to nothing; "" when it did not
     # Of DEADLINE threads: the share of their budgets used since the pass before.
     budgets: tuple[tuple[ThreadKey, float], ...] = ()
     # What somebody has changed, and what is done about it.

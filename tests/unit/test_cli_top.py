@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import re
 import select
 import sys
@@ -136,6 +137,14 @@ def test_a_key_ends_it_and_the_terminal_is_as_it_was(terminal: Terminal, key: by
     assert b"\x1b[?1049h" in terminal.shown
     assert terminal.shown.rstrip().endswith(b"\x1b[?1049l")
     assert terminal.close() == 0
+
+
+def test_when_it_is_terminated_the_terminal_is_as_it_was(terminal: Terminal) -> None:
+    terminal.until(b"vcpu 0")
+    os.kill(terminal.pid, signal.SIGTERM)
+    terminal.until(b"")
+    assert terminal.shown.rstrip().endswith(b"\x1b[?1049l")
+    assert terminal.close() == 128 + signal.SIGTERM
 
 
 def test_a_number_of_frames_ends_it() -> None:

@@ -337,8 +337,10 @@ class TestPass:
         passes.run()
         assert passes.state.totals.pass_errors == 2
         assert len([r for r in caplog.records if "no luck" in r.message]) == 1
+        assert "no luck" in passes.state.failure
         host.fail_observe = None
         assert passes.run()
+        assert passes.state.failure == ""
 
     def test_traces_only_while_that_can_teach_something(
         self, host: FakeHost, passes: Reconciler

@@ -193,6 +193,13 @@ def test_budget_load_and_adaptive_queue() -> None:
     assert "tracefs is not mounted" in text
 
 
+def test_a_pass_that_failed_says_why() -> None:
+    for snapshot in (None, samples.snapshot()):
+        page = status_page(State(snapshot=snapshot, failure="libvirtd does not answer"))
+        assert "libvirtd does not answer" in Outline(html(page)).text
+        assert page.failure == "libvirtd does not answer"
+
+
 def test_before_the_first_pass() -> None:
     text = Outline(html(status_page(State()))).text
     assert "No pass has ended yet." in text
