@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
-import signal
 import re
 import select
+import signal
 import sys
 import time
 import xml.etree.ElementTree as ET
