@@ -18,6 +18,7 @@ static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 	[NMV_RX_FORWARDED]		= "rx_forwarded",
 	[NMV_RX_BROADCAST]		= "rx_broadcast",
 	[NMV_RX_COPIED]			= "rx_copied",
+	[NMV_RX_DIVERTED]		= "rx_diverted",
 	[NMV_TX_LOWER]			= "tx_packets_lower",
 	[NMV_TX_SIBLING]		= "tx_to_sibling",
 	[NMV_TX_DROPPED]		= "tx_dropped",
@@ -29,7 +30,7 @@ static const char nmv_queue_names[][ETH_GSTRING_LEN] = {
 
 static const char * const nmv_tapq_names[] = {
 	"received", "delivered", "dropped_ring_full", "ring_high_water",
-	"tx_packets", "worker_tid",
+	"tx_packets", "worker_tid", "stalled",
 };
 
 static const char nmv_flag_names[][ETH_GSTRING_LEN] = {
@@ -77,8 +78,8 @@ static void nmv_get_strings(struct net_device *dev, u32 sset, u8 *data)
 		}
 }
 
-/* Of one queue, in the order of nmv_tapq_names. */
-static void nmv_tapq_values(const struct nmv_tapq *slot, u64 *v)
+/* Of one open queue, in the order of nmv_tapq_names. */
+static void nmv_tapq_values(struct nmv_tapq *slot, u64 *v)
 {
 	u64 received = READ_ONCE(slot->received);
 	u64 dropped = READ_ONCE(slot->dropped) +
@@ -90,6 +91,9 @@ static void nmv_tapq_values(const struct nmv_tapq *slot, u64 *v)
 	v[3] = READ_ONCE(slot->ring_high_water);
 	v[4] = atomic64_read(&slot->tx_packets);
 	v[5] = READ_ONCE(slot->tid);
+	local_bh_disable();
+	v[6] = nmv_tap_stalled(slot);
+	local_bh_enable();
 }
 
 /*
@@ -107,7 +111,7 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 			  u64 *data)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
-	const struct nmv_tapq *slot;
+	struct nmv_tapq *slot;
 	u64 sum[NMV_STATS];
 	int i, n;
 

@@ -21,6 +21,8 @@
 #define NMV_QUEUE_LEN		1000	/* frames, default of the own queue */
 #define NMV_QUEUE_LEN_MAX	32767
 #define NMV_TAP_QUEUE_LEN	500	/* frames, default of a tap ring */
+/* For so long frames may wait in a ring that nobody takes one from. */
+#define NMV_TAP_PATIENCE	(HZ / 4)
 
 /* What "ethtool -S" shows of every device, in this order. */
 enum nmv_stat {
@@ -36,6 +38,7 @@ enum nmv_stat {
 	NMV_RX_FORWARDED,
 	NMV_RX_BROADCAST,
 	NMV_RX_COPIED,
+	NMV_RX_DIVERTED,
 	NMV_TX_LOWER,
 	NMV_TX_SIBLING,
 	NMV_TX_DROPPED,
@@ -74,10 +77,13 @@ struct nmv_queue {
  * @list: in nmv_tap.known, under RTNL
  * @q: tap.ko's queue; a key, not to be followed except under the rules of
  *	tapq.c
- * @received: frames directed to it; with @dropped, @ring_high_water under the
- *	producer lock of its ring
+ * @received: frames directed to it; with @dropped, @ring_high_water, @read_to
+ *	and @read_at under the producer lock of its ring
  * @dropped: frames found too many for the ring
  * @ring_high_water: most frames that waited in the ring
+ * @read_to: the place in the ring from which the next frame is taken, as last
+ *	looked at
+ * @read_at: jiffies when that was new, or the ring empty
  * @late_dropped: frames that tap.ko found too many after we let them pass
  * @tx_packets: frames sent through it
  * @tid: of the task that sent last, in the initial pid namespace
@@ -90,6 +96,8 @@ struct nmv_tapq {
 	u64			received;
 	u64			dropped;
 	u32			ring_high_water;
+	u32			read_to;
+	unsigned long		read_at;
 	atomic64_t		late_dropped;
 	atomic64_t		tx_packets;
 	pid_t			tid;
@@ -222,6 +230,7 @@ void nmv_tap_rx_dropped(struct tap_dev *tap);
 bool nmv_is_discovery(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb);
+bool nmv_tap_stalled(struct nmv_tapq *slot);
 
 /* tapq.c */
 void nmv_tapq_init(struct nmv_tap *t);

@@ -138,6 +138,7 @@ void nmv_tapq_scan(struct nmv_tap *t)
 			if (!slot)
 				continue;
 			slot->q = q;
+			slot->read_at = jiffies;
 			INIT_LIST_HEAD(&slot->list);
 			nmv_tapq_hook(q);
 		}

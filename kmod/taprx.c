@@ -6,7 +6,8 @@
  * Several guests may be one router (Parallel Virtual Routers): each has opened
  * one queue of the device and all have its MAC. What they have to learn of
  * their neighbours must reach each of them, and the flow hash gives it to one.
- * So with the private flag "every-queue" such frames go to every queue.
+ * So with the private flag "every-queue" such frames go to every queue, and
+ * what is for a queue that nobody reads goes to one that somebody does.
  */
 #include <linux/icmpv6.h>
 #include <linux/if_tun.h>
@@ -60,6 +61,54 @@ static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
 	return max_t(u32, skb_shinfo(skb)->gso_segs, 1);
 }
 
+/*
+ * How many frames wait in a ring, roughly, and from where the next is taken;
+ * under the producer lock.
+ */
+static u32 nmv_ring_used(const struct ptr_ring *r, u32 *head)
+{
+	u32 at = r->producer, size = r->size;
+
+	*head = READ_ONCE(r->consumer_head);
+	if (!size)
+		return 0;
+	if (at == *head)
+		return READ_ONCE(r->queue[at]) ? size : 0;
+	return at > *head ? at - *head : at + size - *head;
+}
+
+/* Note whether somebody reads a ring; under its producer lock. */
+static void nmv_tapq_look(struct nmv_tapq *slot, u32 used, u32 head)
+{
+	if (used && head == slot->read_to)
+		return;
+	slot->read_to = head;
+	slot->read_at = jiffies;
+}
+
+/**
+ * nmv_tap_stalled() - do frames wait in a queue that nobody reads
+ * @slot: counters of an open queue
+ *
+ * A guest that hangs, or has not set up its interface yet, leaves them there.
+ *
+ * Context: bottom halves off; RCU read side, or RTNL.
+ * Return: true if so, for NMV_TAP_PATIENCE
+ */
+bool nmv_tap_stalled(struct nmv_tapq *slot)
+{
+	struct ptr_ring *r = &slot->q->ring;
+	u32 used, head;
+	bool stalled;
+
+	spin_lock(&r->producer_lock);
+	used = nmv_ring_used(r, &head);
+	nmv_tapq_look(slot, used, head);
+	stalled = time_after(jiffies, slot->read_at + NMV_TAP_PATIENCE);
+	spin_unlock(&r->producer_lock);
+	return stalled;
+}
+
 /**
  * nmv_ring_room() - is there room in a ring, and note it
  * @r: ring
@@ -76,23 +125,22 @@ static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
 static bool nmv_ring_room(struct ptr_ring *r, u32 places,
 			  struct nmv_tapq *slot, bool early)
 {
-	u32 at, last, size, head, used = 0;
+	u32 at, last, size, head, used;
 	bool room = false;
 
 	spin_lock(&r->producer_lock);
 	at = r->producer;
 	size = r->size;
+	used = nmv_ring_used(r, &head);
 	if (size) {
 		places = min(places, size);
 		last = at + places - 1;
 		if (last >= size)
 			last -= size;
-		head = READ_ONCE(r->consumer_head);
-		used = at >= head ? at - head : at + size - head;
-		if (!used && READ_ONCE(r->queue[at]))
-			used = size;
 		room = !READ_ONCE(r->queue[at]) && !READ_ONCE(r->queue[last]);
 	}
+	if (slot)
+		nmv_tapq_look(slot, used, head);
 	if (slot && !(early && room)) {
 		slot->received++;
 		if (room)
@@ -263,6 +311,37 @@ static void nmv_tap_put_all(struct nmv_dev *nd, struct sk_buff *skb)
 	nmv_tap_put(nd, last, skb);
 }
 
+/*
+ * Of several guests that are one router, one may not read: its frames go to
+ * the others, by what is left of the hash, and are its own again when it does.
+ * When nobody reads, they are lost where they belong.
+ */
+static struct tap_queue *nmv_tap_reader(struct nmv_dev *nd,
+					struct tap_queue *q,
+					struct sk_buff *skb)
+{
+	struct nmv_tapq *slot = nmv_tap_slot(nd->tap, q);
+	struct tap_dev *tap = &nd->tap->tap;
+	u32 n = READ_ONCE(tap->numvtaps), at = READ_ONCE(q->queue_index);
+	u32 i, first, other_at;
+	struct tap_queue *other;
+
+	if (!slot || n < 2 || n > MAX_TAP_QUEUES || !nmv_tap_stalled(slot))
+		return q;
+	first = skb_get_hash(skb) / n;
+	for (i = 0; i < n - 1; i++) {
+		other_at = (at + 1 + (first + i) % (n - 1)) % n;
+		other = rcu_dereference(tap->taps[other_at]);
+		slot = other ? nmv_tap_slot(nd->tap, other) : NULL;
+		if (!slot || nmv_tap_stalled(slot))
+			continue;
+		nmv_count(nd, NMV_RX_DIVERTED, 1);
+		__skb_set_sw_hash(skb, n + other_at, false);
+		return other;
+	}
+	return q;
+}
+
 /**
  * nmv_tap_receive() - receive handler of our own device: into the ring
  * @pskb: frame; the data begin after the Ethernet header
@@ -294,6 +373,8 @@ rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
 		kfree_skb(skb);
 		return RX_HANDLER_CONSUMED;
 	}
+	if (nmv_tap_shared(nd->tap))
+		q = nmv_tap_reader(nd, q, skb);
 	nmv_tap_put(nd, q, skb);
 	return RX_HANDLER_CONSUMED;
 }

@@ -15,8 +15,9 @@ from vsrtune.tap_counters import QueueCounters
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One member on one device of its group. ``state`` is plugged, drained or stopped.
-    ``queue`` is what its queue of the device counts, None until its worker has sent."""
+    """One member on one device of its group. ``state`` is plugged, stalled (plugged, but it
+    takes no frames), drained or stopped. ``queue`` is what its queue of the device counts,
+    None until its worker has sent."""
 
     group: str
     member: str
@@ -38,6 +39,8 @@ def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tu
             there = on_device(guest.live, device.name) is not None
             state = "plugged" if there else "drained"
         queue = _queue(observed.get(origin.uuid), device.name) if state == "plugged" else None
+        if queue is not None and queue.stalled:
+            state = "stalled"
         found.append(Place(origin.group, origin.guest, device.name, device.lower, state, queue))
     return tuple(found)
 

@@ -21,7 +21,7 @@ _ORIGINS = ("nic", "forwarded", "broadcast", "copied")
 class QueueCounters:
     """One open tap queue. ``ring_high_water``: most frames that waited in its ring.
     ``worker_tid``: the task (initial pid namespace) that transmitted last through it,
-    0 before any."""
+    0 before any. ``stalled``: 1 when frames wait in its ring and nobody takes them."""
 
     queue: int
     received: int | None = None
@@ -30,6 +30,7 @@ class QueueCounters:
     ring_high_water: int | None = None
     tx_packets: int | None = None
     worker_tid: int | None = None
+    stalled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class TapCounters:
     open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
     ``rx_forwarded``, ``rx_broadcast`` and ``rx_copied`` are the received ones by origin: the
     NIC, a sibling, broadcast and multicast, and copies for all queues but one where several
-    guests share the device. ``queue_high_water``: most frames that waited in
-    the own queue. ``napi_thread_tid``: kernel thread of the own NAPI, 0 when it is not
-    threaded.
+    guests share the device. ``rx_diverted``: received for a stalled queue and given to
+    another. ``queue_high_water``: most frames that waited in the own queue.
+    ``napi_thread_tid``: kernel thread of the own NAPI, 0 when it is not threaded.
     """
 
     rx_received: int | None = None
@@ -57,6 +58,7 @@ class TapCounters:
     rx_forwarded: int | None = None
     rx_broadcast: int | None = None
     rx_copied: int | None = None
+    rx_diverted: int | None = None
     queue_high_water: int | None = None
     tx_packets_lower: int | None = None
     tx_to_sibling: int | None = None

@@ -26,6 +26,12 @@ FAMILIES = (
         (*_DEVICE, "origin"),
         "The same by origin: nic, forwarded (by another guest), broadcast (and multicast), copied.",
     ),
+    (
+        "tap_diverted",
+        "counter",
+        _DEVICE,
+        "Frames that another member of the group got because theirs did not read.",
+    ),
     ("tap_delivered", "counter", _DEVICE, "Frames put into a ring of the guest."),
     (
         "tap_dropped",
@@ -68,6 +74,12 @@ FAMILIES = (
         _QUEUE,
         "Thread that last sent through the tap queue, 0 before any did.",
     ),
+    (
+        "tap_queue_stalled",
+        "gauge",
+        _QUEUE,
+        "1 when frames wait in the ring of the tap queue and nobody takes them.",
+    ),
 )
 
 
@@ -84,6 +96,7 @@ def add(out: dict[str, Any], labels: list[str], interface: Interface) -> None:
             out[family].add_metric([*labels, *more], value)
 
     one("tap_received", counters.rx_received)
+    one("tap_diverted", counters.rx_diverted)
     one("tap_delivered", counters.rx_delivered)
     one("tap_own_queue_high_water", counters.queue_high_water)
     one("tap_sent", counters.tx_packets_lower, "lower")
@@ -101,3 +114,4 @@ def add(out: dict[str, Any], labels: list[str], interface: Interface) -> None:
         one("tap_queue_ring_high_water", queue.ring_high_water, number)
         one("tap_queue_sent", queue.tx_packets, number)
         one("tap_queue_worker_tid", queue.worker_tid, number)
+        one("tap_queue_stalled", queue.stalled, number)

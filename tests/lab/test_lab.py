@@ -19,7 +19,9 @@ from labtool.session import CRASHED
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
-PASSED_ON = ("LAB_STRIDE", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_SEED")
+PASSED_ON = (
+    "LAB_STRIDE", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_SEED", "LAB_NEIGHBOURS",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

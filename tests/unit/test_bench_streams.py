@@ -154,7 +154,7 @@ Params: count 4000  min_pkt_size: 60  max_pkt_size: 60
      frags: 0  delay: 125000  clone_skb: 0  ifname: g0@0
 Current:
      pkts-sofar: 3990  errors: 10
-     started: 1us  stopped: 2us idle: 17us
+     started: 7000000us  stopped: 7500123us idle: 17us
 Result: OK: 500123(c482123+d18000) usec, 4000 (60byte,0frags)
   7998pps 3Mb/sec (3839040bps) errors: 10
 """
@@ -165,13 +165,24 @@ def test_refused_frames_were_offered() -> None:
     assert (sent.frames, sent.seconds) == (4000, 0.500123)
 
 
-def test_a_generator_that_did_not_run_is_an_error() -> None:
+def test_what_is_written_after_a_stream_ended_hides_nothing() -> None:
+    """A burst's pause may come right after the last frame."""
+    head = PKTGEN_AFTER_A_RUN.partition("Result:")[0]
+    sent = parse_result("vr1/forth", f"{head}Result: OK: delay=20000000\n")
+    assert (sent.frames, sent.seconds) == (4000, 0.500123)
+
+
+@pytest.mark.parametrize("times", ["", "started: 0us  stopped: 0us", "started: 5us  stopped: 0us"])
+def test_a_generator_that_did_not_run_is_an_error(times: str) -> None:
+    text = f"Params: count 1\nCurrent:\n  pkts-sofar: 0  errors: 0\n{times}\nResult: Idle\n"
     with pytest.raises(VsrtuneError, match="did not run"):
-        parse_result("vr1/forth", "Params: count 1\nCurrent:\nResult: Idle\n")
+        parse_result("vr1/forth", text)
 
 
 def test_devices_of_a_pktgen_thread() -> None:
-    assert parse_thread("Running: \nStopped: g0@0 g0@1 \nResult: NA\n") == ["g0@0", "g0@1"]
+    text = "Running: g0@2 \nStopped: g0@0 g0@1 \nResult: NA\n"
+    assert parse_thread(text) == ["g0@2", "g0@0", "g0@1"]
+    assert parse_thread(text, ("Running:",)) == ["g0@2"]
 
 
 def test_the_table_dies_with_its_owner_and_touches_the_named_device_alone() -> None:

@@ -29,6 +29,8 @@ tapq0_dropped_ring_full: 10
 tapq0_ring_high_water: 500
 tapq0_tx_packets: 540
 tapq0_worker_tid: 1234
+tapq0_stalled: 1
+rx_diverted: 44
 """
 
 
@@ -51,10 +53,11 @@ def test_every_counter() -> None:
     )
     assert counters.origins == (("nic", 600), ("forwarded", 300), ("broadcast", 100))
     assert (counters.queue_high_water, counters.napi_thread_tid) == (77, 4711)
+    assert counters.rx_diverted == 44
     sent = (counters.tx_packets_lower, counters.tx_to_sibling, counters.tx_dropped)
     assert sent == (500, 40, 1)
     assert counters.queues == (
-        QueueCounters(0, 600, 590, 10, 500, 540, 1234),
+        QueueCounters(0, 600, 590, 10, 500, 540, 1234, stalled=1),
         QueueCounters(1, received=400, worker_tid=0),
     )
 

@@ -33,7 +33,9 @@ _LATE, _LOOK = 1.0, 0.05
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
-_RESULT = re.compile(r"Result: OK: (\d+)\(")
+# Microseconds; 0 before. Not of "Result:", which any later command overwrites, be it a delay
+# for a stream that has just ended.
+_TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
 _NO_DELAY_LIMIT = 0x7FFFFFFF - 1
 
 
@@ -134,7 +136,10 @@ class Pktgen:
                 return
 
     def _ended(self) -> bool:
-        return all(_RESULT.search(self._text(name)) for name in self._streams)
+        running = {n for stream in self._streams.values() for n in _running(stream.cpu)}
+        return all(
+            name not in running and _seconds(self._text(name)) is not None for name in self._streams
+        )
 
     def _text(self, name: str) -> str:
         with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
@@ -214,10 +219,18 @@ def parse_result(key: str, text: str) -> Sent:
     as sent or as an error depends on the kernel; it was offered in both cases.
     """
     sofar = _SOFAR.search(text)
-    spent = _RESULT.search(text)
-    if sofar is None or spent is None:
+    seconds = _seconds(text)
+    if sofar is None or seconds is None:
         raise VsrtuneError("the packet generator did not run", where=key, hint=text.strip())
-    return Sent(key, int(sofar[1]) + int(sofar[2]), int(spent[1]) / 1e6)
+    return Sent(key, int(sofar[1]) + int(sofar[2]), seconds)
+
+
+def _seconds(text: str) -> float | None:
+    """How long a stream ran, or runs by now; None when it has not begun."""
+    times = _TIMES.search(text)
+    if times is None or not int(times[1]) or int(times[2]) < int(times[1]):
+        return None
+    return (int(times[2]) - int(times[1])) / 1e6
 
 
 def threads() -> tuple[int, ...]:
@@ -231,11 +244,11 @@ def threads() -> tuple[int, ...]:
     return tuple(sorted(int(m[1]) for name in names if (m := _THREAD.fullmatch(name))))
 
 
-def parse_thread(text: str) -> list[str]:
+def parse_thread(text: str, labels: Sequence[str] = ("Running:", "Stopped:")) -> list[str]:
     """The devices that a thread's file lists."""
     found: list[str] = []
     for line in text.splitlines():
-        for label in ("Running:", "Stopped:"):
+        for label in labels:
             if line.startswith(label):
                 found += line.removeprefix(label).split()
     return found
@@ -249,6 +262,11 @@ def base(name: str) -> str:
 def _listed(cpu: int) -> list[str]:
     with open(_thread(cpu), encoding="ascii") as file:
         return parse_thread(file.read())
+
+
+def _running(cpu: int) -> list[str]:
+    with open(_thread(cpu), encoding="ascii") as file:
+        return parse_thread(file.read(), ("Running:",))
 
 
 def _thread(cpu: int) -> str:

@@ -11,7 +11,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import labhelp
@@ -154,6 +154,15 @@ def send(
         if data is None:
             data = frame(to, source or mac_of(device))
         for _ in range(count):
+            sock.send(data)
+
+
+def send_each(device: str, frames: Sequence[bytes]) -> None:
+    """The same for frames that differ, one after the other."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+        sock.setsockopt(263, 20, 1)  # PACKET_QDISC_BYPASS, as above
+        sock.bind((device, 0))
+        for data in frames:
             sock.send(data)
 
 

@@ -18,17 +18,21 @@ PORT = 7777
 # Sends COUNT datagrams at RATE: each between two random neighbours, from a random port. A
 # line for each: number, seconds, destination. Sockets are made before, so that rates hold.
 SENDER = """
-import random, socket, struct, sys, time
+import random, resource, socket, struct, sys, time
 net, far, first, many, port, count, rate, seed = sys.argv[1:9]
 first, many, port, count, rate = map(int, (first, many, port, count, rate))
 rng = random.Random(int(seed))
 flows = []
-ports = rng.sample(range(20000, 60000), 400)
-for number in range(min(count, 400)):
+# So many of each neighbour that none of a few members has none of them.
+most = max(400, 25 * many)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most + 100,) * 2)
+ports = rng.sample(range(20000, 60000), most)
+for number in range(min(count, most)):
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     # Every neighbour has its turn on either side; the ports are random.
     sock.bind((f"{net}.{first + number % many}", ports[number]))
-    flows.append((sock, f"{far}.{first + number // many % many}"))
+    to = (number + 5 * (number // many)) % many
+    flows.append((sock, f"{far}.{first + to}"))
 begin = time.monotonic()
 out = []
 for number in range(count):

@@ -21,6 +21,7 @@ from kmodhelp import (
     link,
     new_mac,
     send,
+    send_each,
     settle,
     up,
 )
@@ -224,6 +225,64 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
                 for n in range(len(queues))
             ]
             assert lost == [0, 10]
+
+
+def udp(to: str, source: str, port: int) -> bytes:
+    """A frame of a flow of its own."""
+    head = bytes.fromhex((to + source).replace(":", "")) + b"\x08\x00"
+    packet = bytes.fromhex("4500002e00004000401100000a0a01020a140102")
+    return head + packet + port.to_bytes(2) + bytes.fromhex("1e61001a0000") + bytes(18)
+
+
+def test_flows_go_around_a_queue_that_nobody_reads(wire: tuple[str, str]) -> None:
+    (far, near) = wire
+    link("nt", near, "napi_macvtap")
+    up("nt")
+    flows = [udp(kmodhelp.mac_of("nt"), kmodhelp.mac_of(far), 20000 + n) for n in range(40)]
+
+    def stalled() -> list[int]:
+        found = counters("nt")
+        return [found[f"tapq{number}_stalled"] for number in (0, 1)]
+
+    with tap_queue("nt") as first, tap_queue("nt") as second:
+        sent = 0
+
+        def deliver() -> tuple[int, int]:
+            """A frame of each flow: how many the first got, and how many went elsewhere."""
+            nonlocal sent
+            before = counters("nt")["rx_diverted"]
+            send_each(far, flows)
+            sent += len(flows)
+            found = settle("nt", sent)
+            check_sum(found)
+            assert not drops(found)
+            return kmodhelp.read_all(first), found["rx_diverted"] - before
+
+        assert stalled() == [0, 0]
+        assert flags("nt", on=True)
+        own, _ = deliver()
+        assert 0 < own < len(flows), "each queue has its share"
+        labhelp.wait_for(lambda: stalled() == [0, 1], "nobody reads the second", 20)
+        assert deliver() == (len(flows), len(flows) - own)
+        assert kmodhelp.read_all(second) == len(flows) - own
+        assert stalled() == [0, 0]
+        again, _ = deliver()
+        assert 0 < again < len(flows), "read again, it has its share again"
+        assert kmodhelp.read_all(second) == len(flows) - again
+        # Without the flag the queues are one guest's, and stay its own business.
+        assert flags("nt", on=False)
+        deliver()
+        labhelp.wait_for(lambda: stalled() == [0, 1], "nobody reads the second", 20)
+        assert deliver() == (own, 0)
+        kmodhelp.read_all(second)
+        # Nobody reads: each waits where it belongs.
+        assert flags("nt", on=True)
+        send_each(far, flows)
+        labhelp.wait_for(lambda: stalled() == [1, 1], "nobody reads any", 20)
+        before = counters("nt")["rx_diverted"]
+        send_each(far, flows)
+        assert settle("nt", sent + 2 * len(flows))["rx_diverted"] == before
+        assert kmodhelp.read_all(first) + kmodhelp.read_all(second) == 2 * len(flows)
 
 
 def test_the_worker_of_a_queue_is_who_sends(wire: tuple[str, str]) -> None:
