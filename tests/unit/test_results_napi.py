@@ -58,13 +58,13 @@ def loads(run: Run) -> dict[str, dict[str, float]]:
 
 
 def store(raw: Path, shares: dict[str, float]) -> None:
-    """Every run; ``shares`` says by kind what it forwards where B is not alone."""
+    """Every run; ``shares`` says by kind what it forwards in overload."""
     for key, run in runs():
         planned = loads(run)
         trials = [
             trial(
                 turn, c["name"], load, rates or {"a": 1000.0},
-                1.0 if load == "alone" else shares[c["name"]],
+                1.0 if load in ("alone", "both") else shares[c["name"]],
             )
             for turn in range(run.pairs)
             for load, rates in planned.items()

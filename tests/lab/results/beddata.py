@@ -27,8 +27,8 @@ class BedRun:
 
     @property
     def loads(self) -> list[str]:
-        """In the order in which they were planned."""
-        return list(self.head["loads"])
+        """From the least of them to the most."""
+        return sorted(self.head["loads"], key=self.rate)
 
     def rate(self, load: str) -> float:
         """Frames per second that a load consists of."""
