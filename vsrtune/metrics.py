@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from vsrtune import __version__, tap_metrics
 from vsrtune.deadline import UNIT
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.load_windows import mean
-from vsrtune.model import Guest, SchedClass, Thread
+from vsrtune.model import Guest, Host, SchedClass, Thread, ThreadKey
 from vsrtune.queue_control import Phase
 from vsrtune.state import BUCKETS, State
 
@@ -260,8 +260,10 @@ def families(state: State) -> list[Any]:
     out = {name: _empty(family) for name, family in FAMILIES.items()}
     out["build"].add_metric([], {"version": __version__})
     if state.snapshot is not None:
+        sharing = tap_metrics.Sharing(state.snapshot.guests)
+        budgets = dict(state.budgets)
         for guest in state.snapshot.guests:
-            _add_guest(out, guest, state)
+            _add_guest(out, guest, state.snapshot.host, sharing, budgets)
         for domain in books(state.snapshot):
             values = [str(domain.cpus), domain.made_by]
             out["root_domain_deadline_booked_ratio"].add_metric(values, domain.booked / UNIT)
@@ -313,10 +315,11 @@ def _empty(family: Family) -> Any:
     return make(f"vsrtune_{family.name}", family.help, labels=labels)
 
 
-def _add_budget(out: dict[str, Any], values: list[str], thread: Thread, state: State) -> None:
+def _add_budget(
+    out: dict[str, Any], values: list[str], thread: Thread, host: Host, used: float | None
+) -> None:
     sched = thread.sched
-    pending = state.snapshot is not None and waits_for_domain(state.snapshot.host, thread)
-    if pending:
+    if waits_for_domain(host, thread):
         out["thread_deadline_pending"].add_metric(values, 1)
     if sched.cls is not SchedClass.DEADLINE:
         return
@@ -324,12 +327,17 @@ def _add_budget(out: dict[str, Any], values: list[str], thread: Thread, state: S
     for name in ("runtime", "period", "deadline"):
         seconds = getattr(sched, f"{name}_ns") / 1e9
         out[f"thread_deadline_{name}_seconds"].add_metric(values, seconds)
-    used = dict(state.budgets).get(thread.key)
     if used is not None:
         out["thread_deadline_used_ratio"].add_metric(values, used)
 
 
-def _add_guest(out: dict[str, Any], guest: Guest, state: State) -> None:
+def _add_guest(
+    out: dict[str, Any],
+    guest: Guest,
+    host: Host,
+    sharing: tap_metrics.Sharing,
+    budgets: Mapping[ThreadKey, float],
+) -> None:
     domain = _label(guest.ref)
     for thread in guest.threads:
         values = _thread_labels(domain, thread)
@@ -338,7 +346,7 @@ def _add_guest(out: dict[str, Any], guest: Guest, state: State) -> None:
         out["thread_scheduling_priority"].add_metric(
             values, thread.sched.priority if real_time else 0
         )
-        _add_budget(out, values, thread, state)
+        _add_budget(out, values, thread, host, budgets.get(thread.key))
         if thread.load:
             out["thread_load_ratio"].add_metric(values, mean(thread.load))
         out["thread_allowed_cpus"].add_metric(values, len(thread.affinity))
@@ -355,8 +363,9 @@ def _add_guest(out: dict[str, Any], guest: Guest, state: State) -> None:
     for interface in guest.interfaces:
         values = [domain, _label(interface.target)]
         out["interface_queue_length"].add_metric(values, interface.txqueuelen)
-        out["interface_ring_drops"].add_metric(values, interface.ring_drops)
-        tap_metrics.add(out, values, interface)
+        if sharing.of_device(guest, interface):
+            out["interface_ring_drops"].add_metric(values, interface.ring_drops)
+        tap_metrics.add(out, values, guest, interface, sharing)
         out["interface"].add_metric(
             [],
             {

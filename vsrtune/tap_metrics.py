@@ -1,13 +1,16 @@
 """Metrics of the devices of our kernel module: what they count, as samples.
 
-A counter that the loaded module does not have makes no sample.
+A counter that the loaded module does not have makes no sample. What several guests share is
+told once, so that sums hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from vsrtune.model import Interface
+from vsrtune.model import Guest, Interface
+from vsrtune.tap_counters import QueueCounters
 
 _DEVICE = ("domain", "target_device")
 _QUEUE = (*_DEVICE, "queue")
@@ -83,8 +86,49 @@ FAMILIES = (
 )
 
 
-def add(out: dict[str, Any], labels: list[str], interface: Interface) -> None:
+class Sharing:
+    """Which guest tells what of a device that several are plugged into, as the members of a
+    group are: a queue's numbers whose worker it is, all else the first guest."""
+
+    def __init__(self, guests: Iterable[Guest]) -> None:
+        self._first: dict[tuple[str, int, str], str] = {}
+        self._owner: dict[int, str] = {}
+        shared = set()
+        sharing = tuple(g for g in guests if any(i.counters is not None for i in g.interfaces))
+        for guest in sharing:
+            for interface in guest.interfaces:
+                if self._first.setdefault(_device(interface), guest.ref) != guest.ref:
+                    shared.add(_device(interface))
+        if not shared:
+            return
+        for guest in sharing:
+            if any(_device(i) in shared for i in guest.interfaces):
+                self._owner.update((thread.key.tid, guest.ref) for thread in guest.threads)
+
+    def of_device(self, guest: Guest, interface: Interface) -> bool:
+        """Whether this guest tells the device's numbers."""
+        return self._first.get(_device(interface), guest.ref) == guest.ref
+
+    def of_queue(self, guest: Guest, interface: Interface, queue: QueueCounters) -> bool:
+        """Whether this guest tells the queue's numbers."""
+        owner = self._owner.get(queue.worker_tid or 0)
+        return self.of_device(guest, interface) if owner is None else owner == guest.ref
+
+
+def _device(interface: Interface) -> tuple[str, int, str]:
+    # Devices of two network namespaces may have one name, or one number.
+    return (interface.target, interface.ifindex, interface.mac)
+
+
+def add(
+    out: dict[str, Any], labels: list[str], guest: Guest, interface: Interface, sharing: Sharing
+) -> None:
     """Add the samples of one interface; ``labels`` are its domain and device."""
+    for queue in interface.counters.queues if interface.counters is not None else ():
+        if sharing.of_queue(guest, interface, queue):
+            _add_queue(out, labels, queue)
+    if not sharing.of_device(guest, interface):
+        return
     if interface.threaded is not None:
         out["tap_threaded"].add_metric(labels, float(interface.threaded != 0))
     counters = interface.counters
@@ -92,8 +136,7 @@ def add(out: dict[str, Any], labels: list[str], interface: Interface) -> None:
         return
 
     def one(family: str, value: int | None, *more: str) -> None:
-        if value is not None:
-            out[family].add_metric([*labels, *more], value)
+        _add_one(out, family, labels, value, *more)
 
     one("tap_received", counters.rx_received)
     one("tap_diverted", counters.rx_diverted)
@@ -106,12 +149,24 @@ def add(out: dict[str, Any], labels: list[str], interface: Interface) -> None:
         one("tap_received_by_origin", value, origin)
     for place, value in counters.dropped:
         one("tap_dropped", value, place)
-    for queue in counters.queues:
-        number = str(queue.queue)
-        one("tap_queue_received", queue.received, number)
-        one("tap_queue_delivered", queue.delivered, number)
-        one("tap_queue_ring_full", queue.dropped_ring_full, number)
-        one("tap_queue_ring_high_water", queue.ring_high_water, number)
-        one("tap_queue_sent", queue.tx_packets, number)
-        one("tap_queue_worker_tid", queue.worker_tid, number)
-        one("tap_queue_stalled", queue.stalled, number)
+
+
+def _add_queue(out: dict[str, Any], labels: list[str], queue: QueueCounters) -> None:
+    values = {
+        "received": queue.received,
+        "delivered": queue.delivered,
+        "ring_full": queue.dropped_ring_full,
+        "ring_high_water": queue.ring_high_water,
+        "sent": queue.tx_packets,
+        "worker_tid": queue.worker_tid,
+        "stalled": queue.stalled,
+    }
+    for name, value in values.items():
+        _add_one(out, f"tap_queue_{name}", labels, value, str(queue.queue))
+
+
+def _add_one(
+    out: dict[str, Any], family: str, labels: list[str], value: int | None, *more: str
+) -> None:
+    if value is not None:
+        out[family].add_metric([*labels, *more], value)

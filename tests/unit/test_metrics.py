@@ -111,6 +111,28 @@ def test_what_the_module_counts() -> None:
     assert cpu == 1.5
 
 
+def test_what_guests_share_is_told_once() -> None:
+    """Each member of a group tells of its own queue, the first of the device."""
+    first = samples.napi_guest()
+    second = replace(first, name="vr2", threads=tuple(
+        replace(t, key=replace(t.key, tid=t.key.tid + 1000)) for t in first.threads
+    ))  # fmt: skip
+    (interface,) = first.interfaces
+    assert interface.counters is not None
+    own, silent = interface.counters.queues
+    theirs = replace(own, queue=2, worker_tid=1102)
+    counters = replace(interface.counters, queues=(own, silent, theirs))
+    shared = (replace(interface, counters=counters),)
+    guests = (replace(first, interfaces=shared), replace(second, interfaces=shared))
+    state = replace(tuned_state(), snapshot=samples.snapshot(*guests))
+    told = {
+        (dict(labels)["domain"], dict(labels).get("queue"))
+        for name, labels in samples_of(state)
+        if name.startswith("vsrtune_tap_") or name == "vsrtune_interface_ring_drops_total"
+    }
+    assert told == {("vr1", None), ("vr1", "0"), ("vr1", "1"), ("vr2", "2")}
+
+
 def test_what_the_loaded_module_does_not_count_makes_no_sample() -> None:
     state = replace(tuned_state(), snapshot=samples.snapshot(samples.napi_guest()))
     names = {name for name, labels in samples_of(state) if ("queue", "1") in labels}
