@@ -283,7 +283,7 @@ def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Led
     measure(spec, ledger, Load({spec.routers[0].name: SLOW}, 0.5))
 
 
-@labhelp.one_release("processes and pipes of the bench")
+@labhelp.seldom("processes and pipes of the bench")
 def test_an_interrupted_trial_leaves_the_tester_usable(
     spec: Spec, ledger: Ledger, libvirt_guest: LabGuest
 ) -> None:
@@ -363,7 +363,7 @@ def test_a_killed_bench_leaves_nothing(until: str, delay: float) -> None:
     assert not flowing()
 
 
-@labhelp.one_release("processes and pipes of the bench")
+@labhelp.seldom("processes and pipes of the bench")
 def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: Spec) -> None:
     (child, said) = start_child("trial")
     time.sleep(1.5)

@@ -184,7 +184,7 @@ def everything_tuned(guests: list[LabGuest], irq_cpus: set[int]) -> None:
     )
 
 
-@labhelp.one_release("what happens in months")
+@labhelp.living("what happens in months")
 def test_random_changes_end_in_what_the_policies_say_and_then_in_what_was(
     libvirt_guest: LabGuest, guests: list[LabGuest], irq_cpus: set[int]
 ) -> None:

@@ -83,7 +83,7 @@ def test_what_the_documents_say_can_be_typed(libvirt_guest: LabGuest, tmp_path: 
     assert wrong == []
 
 
-@labhelp.one_release("what a starting policy is", "trixie")
+@labhelp.seldom("what a starting policy is")
 @pytest.mark.usefixtures("restored")
 def test_starting_policies_tune_every_guest(guests: list[LabGuest]) -> None:
     for number, guest in enumerate(guests):
