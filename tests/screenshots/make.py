@@ -9,7 +9,7 @@ import importlib
 import sys
 from pathlib import Path
 
-PICTURES = {"top": "top_picture", "page": "page"}
+PICTURES = {"top": "top_picture", "page": "page", "dashboard": "dashboard"}
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 

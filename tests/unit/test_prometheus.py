@@ -10,41 +10,17 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import recorded_state
+from monitored_state import state
 from prometheus_tools import program
 
 from vsrtune import web
 from vsrtune.metrics import Metrics
-from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
-from vsrtune.state import State
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs/monitoring"
-BUDGET = Sched(
-    SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=10_000_000, period_ns=10_000_000
-)
-
-
-def state() -> State:
-    """A recorded host with a device of the kernel module, tuned, a queue changed since, and a
-    vcpu with a budget: so it has every kind of series that the dashboard shows."""
-    with recorded_state.passes("trixie-napi") as (host, passes):
-        passes.run(settle=True)
-        recorded_state.set_queue(host, 0, 77)
-        passes.run()
-        seen = passes.state
-    assert seen.snapshot is not None
-    (guest,) = seen.snapshot.guests
-    (vcpu, *_) = guest.by_role(Role.VCPU)
-    threads = tuple(replace(t, sched=BUDGET) if t is vcpu else t for t in guest.threads)
-    booked = tuple(DeadlineCpu(c.id, 209715) for c in seen.snapshot.host.cpus)
-    host_seen = replace(seen.snapshot.host, deadline=booked)
-    snapshot = replace(seen.snapshot, host=host_seen, guests=(replace(guest, threads=threads),))
-    return replace(seen, snapshot=snapshot, budgets=((vcpu.key, 0.5),))
 
 
 def free_port() -> int:

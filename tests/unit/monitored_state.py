@@ -1,0 +1,32 @@
+"""A recorded host with every kind of series that the rules and the dashboard ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import recorded_state
+
+from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
+from vsrtune.state import State
+
+BUDGET = Sched(
+    SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=10_000_000, period_ns=10_000_000
+)
+
+
+def state() -> State:
+    """A recorded host with a device of the kernel module, tuned, a queue changed since, and a
+    vcpu with a budget."""
+    with recorded_state.passes("trixie-napi") as (host, passes):
+        passes.run(settle=True)
+        recorded_state.set_queue(host, 0, 77)
+        passes.run()
+        seen = passes.state
+    assert seen.snapshot is not None
+    (guest,) = seen.snapshot.guests
+    (vcpu, *_) = guest.by_role(Role.VCPU)
+    threads = tuple(replace(t, sched=BUDGET) if t is vcpu else t for t in guest.threads)
+    booked = tuple(DeadlineCpu(c.id, 209715) for c in seen.snapshot.host.cpus)
+    host_seen = replace(seen.snapshot.host, deadline=booked)
+    snapshot = replace(seen.snapshot, host=host_seen, guests=(replace(guest, threads=threads),))
+    return replace(seen, snapshot=snapshot, budgets=((vcpu.key, 0.5),))
