@@ -46,11 +46,17 @@ class AttachLedger(Ledger):
 
 
 class SwitchError(VsrtuneError):
-    """A switch that failed. ``put_back`` tells whether the guests have what they had."""
+    """A switch that failed. ``put_back`` tells whether the guests have what they had,
+    ``started`` are those that had to be started for that."""
 
-    def __init__(self, error: VsrtuneError, left: list[VsrtuneError]) -> None:
+    def __init__(
+        self, error: VsrtuneError, left: list[VsrtuneError], started: tuple[str, ...] = ()
+    ) -> None:
         hint = error.hint
         what = f"{error.what}; everything is as it was before"
+        if started:
+            what += f", but {' '.join(started)} was ended by libvirt and has been started anew"
+            hint = "the log of libvirtd says why it could not take the guest over when it came back"
         if left:
             more = "; ".join(str(e) for e in left)
             what = f"{error.what}; not everything could be put back: {more}"
@@ -108,9 +114,22 @@ class Switcher:
             except VsrtuneError as error:
                 if isinstance(step, steps.Unplug) and isinstance(error, RefusedError):
                     self._ledger.done(entry)  # the guests have not heard of it
-                raise SwitchError(error, self.recover()) from error
+                left = self.recover()
+                raise SwitchError(error, left, self._start_ended(switch, left)) from error
         self._ledger.done(*(entry.id for entry in self._of(STEP)))
         return self.sweep()
+
+    def _start_ended(self, switch: Switch, left: list[VsrtuneError]) -> tuple[str, ...]:
+        """Start the guests that ran and that libvirt ended meanwhile; their names. What
+        keeps one from it is added to ``left``."""
+        started = []
+        for name, uuid in sorted({(m.guest, m.uuid) for m in switch.moves if m.live[0]}):
+            try:
+                if self._patiently(lambda uuid=uuid: self._host.start_ended(uuid)):  # type: ignore[misc]
+                    started.append(name)
+            except VsrtuneError as error:
+                left.append(error)
+        return tuple(started)
 
     def recover(self) -> list[VsrtuneError]:
         """Take back what an unfinished switch has done; what could not be. May be called

@@ -96,6 +96,10 @@ class AttachHost(Protocol):
         """Replace a persistent definition."""
         ...
 
+    def start_ended(self, uuid: str) -> bool:
+        """Start a guest that libvirt itself has ended; whether it had."""
+        ...
+
     def sleep(self, seconds: float) -> None:
         """Wait."""
         ...
@@ -186,6 +190,9 @@ class LiveHost:
         self._before(libvirt=True)
         self._domains.define(xml, where)
         self._after()
+
+    def start_ended(self, uuid: str) -> bool:
+        return self._domains.start_ended(uuid)
 
     def sleep(self, seconds: float) -> None:
         self._pulse()

@@ -166,6 +166,21 @@ class LiveDomains:
         except libvirt.libvirtError as error:
             self._refused(error, f"domain {uuid}")
 
+    def start_ended(self, uuid: str) -> bool:
+        """Start the guest if libvirt itself has ended it; whether it had. A libvirtd that
+        comes back and cannot take a running guest over ends it (qemuProcessReconnect), for
+        example when it died right after QEMU had removed a device."""
+        libvirt = _library()
+        domain = self._domain(uuid)
+        ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
+        try:
+            if list(domain.state()) != ended:
+                return False
+            domain.create()
+        except libvirt.libvirtError as error:
+            self._refused(error, f"domain {uuid}")
+        return True
+
     def define(self, xml: str, where: str) -> None:
         """Replace the persistent definition of the domain that the XML names."""
         libvirt = _library()

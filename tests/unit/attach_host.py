@@ -67,6 +67,7 @@ class FakeAttachHost:
         self.fakes: dict[str, FakeGuest] = {}
         self.releasing: dict[tuple[str, str], float] = {}
         self.flagged: set[int] = set()
+        self.ended: set[str] = set()
         self.old_module = False
         self.stubborn = False
         self.no_cdev = False
@@ -216,6 +217,14 @@ class FakeAttachHost:
             self._answer()
             name = ET.fromstring(xml).findtext("name")
             next(g for g in self.fakes.values() if g.name == name).config = xml
+
+    def start_ended(self, uuid: str) -> bool:
+        self._answer()
+        if uuid not in self.ended:
+            return False
+        self.ended.discard(uuid)
+        self.start(self.fakes[uuid])
+        return True
 
     # -- time
 

@@ -282,6 +282,25 @@ def test_a_guest_that_stops_meanwhile(host: FakeAttachHost, path: Path) -> None:
     assert host.problems() == []
 
 
+def test_a_guest_that_libvirt_ends_is_started_anew(host: FakeAttachHost, path: Path) -> None:
+    """A libvirtd that died at the wrong moment ends the guest when it comes again."""
+
+    def end(n: int) -> None:
+        if n == 5:
+            host.stop(host.fakes["uuid-a"])
+            host.ended.add("uuid-a")
+
+    before = host.picture()
+    host.before = end
+    with pytest.raises(SwitchError, match="but a was ended by libvirt and has been started anew"):
+        switch(host, path, FORTH)
+    assert host.problems() == []
+    assert kinds(host) == {"macvtap"}
+    index = next(k.index for k in host.table.values() if k.mac == A0)
+    host.set_queue(index, 123)  # a start gives the usual one
+    assert host.picture() == before
+
+
 def test_after_a_reboot_the_devices_come_before_the_guests(
     host: FakeAttachHost, path: Path
 ) -> None:
