@@ -24,9 +24,9 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path += [str(REPO / "tests/unit")]
 
 import matplotlib  # noqa: E402
+import picture  # noqa: E402
 from monitored_state import state  # noqa: E402
-from prometheus_tools import program  # noqa: E402
-from test_prometheus import Api, dashboard, free_port, wait_for  # noqa: E402
+from prometheus_tools import Api, asked, dashboard, program, running  # noqa: E402
 
 from vsrtune.log import LOGGER  # noqa: E402
 from vsrtune.metrics import exposition  # noqa: E402
@@ -37,7 +37,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 PICTURE = REPO / "docs/images/dashboard.png"
-MOST = 200_000
 STEP, STEPS = 15, 120
 _ROWS, _COLUMNS, _TABLE_ROWS = 46, 24, 8
 _TABLE = ("domain", "role", "vcpu", "target_device", "class", "cpus")
@@ -99,33 +98,10 @@ def history(first: State, end: float) -> str:
 def prometheus(text: str, place: Path) -> Iterator[Api]:
     """A server that knows this history."""
     (place / "history").write_text(text)
-    data, log = place / "data", place / "log"
-    words = ("tsdb", "create-blocks-from", "openmetrics", str(place / "history"), str(data))
-    subprocess.run([program("promtool"), *words], check=True, capture_output=True)
-    (place / "prometheus.yml").write_text("{}")
-    port = free_port()
-    with log.open("wb") as out:
-        running = subprocess.Popen(
-            [
-                program("prometheus"),
-                f"--config.file={place}/prometheus.yml",
-                f"--storage.tsdb.path={data}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            cwd=place, stdout=out, stderr=out,
-        )  # fmt: skip
-    try:
-        api = Api(port)
-        wait_for("it is ready", api.ready, log)
+    words = ("tsdb", "create-blocks-from", "openmetrics", "history", "data")
+    subprocess.run([program("promtool"), *words], cwd=place, check=True, capture_output=True)
+    with running(place, {}) as (api, _):
         yield api
-    finally:
-        running.terminate()
-        running.wait(20)
-
-
-def asked(expression: str) -> str:
-    """With what Grafana puts in the place of its variables."""
-    return expression.replace("$domain", ".*").replace("$__rate_interval", "1m")
 
 
 def legend(template: str, labels: dict[str, str]) -> str:
@@ -190,10 +166,7 @@ def main() -> None:
             if "targets" in panel:
                 draw(figure.add_axes(place_of(panel)), panel, api, end)
     figure.savefig(PICTURE, dpi=90, metadata={"Software": None})
-    size = PICTURE.stat().st_size
-    if size > MOST:
-        raise SystemExit(f"{PICTURE.name} has {size} bytes, more than {MOST}")
-    print(f"{PICTURE.relative_to(REPO)}: {size} bytes")
+    picture.check(PICTURE)
 
 
 if __name__ == "__main__":

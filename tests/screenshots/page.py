@@ -10,12 +10,11 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path += [str(REPO / "tests/browser")]
 
 import chromium  # noqa: E402
+import picture  # noqa: E402
 import served  # noqa: E402
 
 PICTURE = REPO / "docs/images/status-page.png"
 WIDTH, HEIGHT = 1040, 1500
-# More than this would weigh on every clone.
-MOST = 200_000
 
 
 def main() -> None:
@@ -30,10 +29,7 @@ def main() -> None:
         tab.go(url)
         PICTURE.parent.mkdir(exist_ok=True)
         tab.picture(PICTURE)
-    size = PICTURE.stat().st_size
-    if size > MOST:
-        raise SystemExit(f"{PICTURE.name} has {size} bytes, more than {MOST}")
-    print(f"{PICTURE.relative_to(REPO)}: {size} bytes")
+    picture.check(PICTURE)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
 # Microseconds; 0 before. Not of "Result:", which any later command overwrites, be it a delay
 # for a stream that has just ended.
 _TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
+_RUNNING = ("Running:",)
+_LABELS = (*_RUNNING, "Stopped:")
 _NO_DELAY_LIMIT = 0x7FFFFFFF - 1
 
 
@@ -136,7 +138,8 @@ class Pktgen:
                 return
 
     def _ended(self) -> bool:
-        running = {n for stream in self._streams.values() for n in _running(stream.cpu)}
+        cpus = {stream.cpu for stream in self._streams.values()}
+        running = {name for cpu in cpus for name in _listed(cpu, _RUNNING)}
         return all(
             name not in running and _seconds(self._text(name)) is not None for name in self._streams
         )
@@ -244,7 +247,7 @@ def threads() -> tuple[int, ...]:
     return tuple(sorted(int(m[1]) for name in names if (m := _THREAD.fullmatch(name))))
 
 
-def parse_thread(text: str, labels: Sequence[str] = ("Running:", "Stopped:")) -> list[str]:
+def parse_thread(text: str, labels: Sequence[str] = _LABELS) -> list[str]:
     """The devices that a thread's file lists."""
     found: list[str] = []
     for line in text.splitlines():
@@ -259,14 +262,9 @@ def base(name: str) -> str:
     return name.partition("@")[0]
 
 
-def _listed(cpu: int) -> list[str]:
+def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
     with open(_thread(cpu), encoding="ascii") as file:
-        return parse_thread(file.read())
-
-
-def _running(cpu: int) -> list[str]:
-    with open(_thread(cpu), encoding="ascii") as file:
-        return parse_thread(file.read(), ("Running:",))
+        return parse_thread(file.read(), labels)
 
 
 def _thread(cpu: int) -> str:

@@ -11,7 +11,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import labhelp
@@ -145,22 +145,18 @@ def frame(to: str, source: str, size: int = 60) -> bytes:
 def send(
     device: str, to: str, count: int, source: str | None = None, data: bytes | None = None
 ) -> None:
-    """Send frames from a device of this namespace, past its queueing discipline, so that
-    none is lost before the device has it: ``data``, or frames that nobody answers."""
+    """Send frames from a device of this namespace: ``data``, or frames that nobody answers."""
+    if data is None:
+        data = frame(to, source or mac_of(device))
+    send_each(device, itertools.repeat(data, count))
+
+
+def send_each(device: str, frames: Iterable[bytes]) -> None:
+    """Send these, past the device's queueing discipline, so that none is lost before the device
+    has it."""
     bypass = 20  # PACKET_QDISC_BYPASS, linux/if_packet.h
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
         sock.setsockopt(263, bypass, 1)
-        sock.bind((device, 0))
-        if data is None:
-            data = frame(to, source or mac_of(device))
-        for _ in range(count):
-            sock.send(data)
-
-
-def send_each(device: str, frames: Sequence[bytes]) -> None:
-    """The same for frames that differ, one after the other."""
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
-        sock.setsockopt(263, 20, 1)  # PACKET_QDISC_BYPASS, as above
         sock.bind((device, 0))
         for data in frames:
             sock.send(data)
