@@ -290,8 +290,9 @@ def lost_nothing(first: LabGuest) -> bool:
 def test_drain_and_scale_under_load(edge: list[LabGuest]) -> None:
     first, second = edge[:2]
     assert lost_nothing(first)
-    every = str(len(edge))
-    for words in (("drain", "edge", second.name), ("scale", "edge", every), ("scale", "edge", "1")):
+    # 2 is every one of them in most labs.
+    counts = dict.fromkeys(("2", str(len(edge)), "1"))
+    for words in (("drain", "edge", second.name), *(("scale", "edge", n) for n in counts)):
         flows = pvrhelp.Flows(first.index, NEIGHBOURS, count=9000, rate=400, seed=31)
         time.sleep(2)
         begin = time.monotonic()
