@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vsrtune.balancing import balance
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import bandwidth
-from vsrtune.irq_choice import lower_nics
+from vsrtune.irq_choice import inner_links, lower_nics
 from vsrtune.model import Snapshot, ThreadKey
 from vsrtune.placement import Chosen, Occupant, Seat, place
 from vsrtune.policy import AUTO
@@ -39,7 +39,7 @@ def choose(
                 # One of auto that floats in its root domain reserves none of it: the threads
                 # beside it would leave, and the domain grow after them, plan by plan.
                 floats = cpus_for(wish.policy, pin.thread.role) is AUTO
-                occupants.append(_fixed(wish, pin, pin.cpus, reserves=not floats))
+                occupants.append(_fixed(context, wish, pin, pin.cpus, reserves=not floats))
     spare = _spare(context, by_hand, occupants)
     by_load: list[Seat] = []
     for wish in asked:
@@ -50,7 +50,14 @@ def choose(
     placed = place(seats, occupants, cpus)
     # Those placed by their number do not know of loads; those placed by load come to them.
     beside = [
-        Occupant(s.guest, s.role, CpuSet.single(placed[s.thread].cpu), load=s.load, booked=s.booked)
+        Occupant(
+            s.guest,
+            s.role,
+            CpuSet.single(placed[s.thread].cpu),
+            load=s.load,
+            booked=s.booked,
+            links=s.links,
+        )
         for s in seats
     ]
     placed |= balance(context.host, context.irq, by_load, [*occupants, *beside])
@@ -71,7 +78,7 @@ def _occupants(context: Context, snapshot: Snapshot, asked: Sequence[Wishes]) ->
     out = [o for w in asked for o in w.occupants]
     for guest in snapshot.guests:
         if (guest.pid, guest.start_time) not in planned:
-            out += settled(guest, iter(guest.threads), context.online)
+            out += settled(context.host, guest, guest.threads, context.online)
     return out
 
 
@@ -107,12 +114,22 @@ def _seat(
         f"{wish.guest.ref} {label(pin.thread)}",
         pin.thread.load,
         _booked(wish, pin),
+        inner_links(context.host, wish.guest),
     )
 
 
-def _fixed(wish: Wishes, pin: PinWish, cpus: CpuSet, *, reserves: bool) -> Occupant:
-    booked = _booked(wish, pin)
-    return Occupant(wish.guest.ref, pin.thread.role, cpus, reserves, pin.thread.load, booked)
+def _fixed(
+    context: Context, wish: Wishes, pin: PinWish, cpus: CpuSet, *, reserves: bool
+) -> Occupant:
+    return Occupant(
+        wish.guest.ref,
+        pin.thread.role,
+        cpus,
+        reserves,
+        pin.thread.load,
+        _booked(wish, pin),
+        inner_links(context.host, wish.guest),
+    )
 
 
 def _booked(wish: Wishes, pin: PinWish) -> int:

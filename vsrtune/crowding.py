@@ -7,6 +7,8 @@ once for ``a * b`` of the time, and cost as much. ``pair`` and ``own`` weigh tha
 - another guest's thread on the same CPU: 1 (``OTHERS``)
 - its own guest's: a worker beside its vcpu ``HAND_OVER``, two workers ``WORKERS``, two vcpus
   ``VCPUS``
+- one of a guest to which its own hands frames over a link between guests: two workers
+  ``WORKERS``, two vcpus ``STAGES``
 - a busy SMT sibling: ``SMT``; interrupts served there count as a busy half
 - more demand than a CPU has: ``OVER`` for what is too much, besides
 - not on the NUMA node of the guest's NICs: ``REMOTE`` of its demand
@@ -32,6 +34,7 @@ OTHERS = 1.0
 HAND_OVER = 0.8
 WORKERS = 0.7
 VCPUS = 1.5
+STAGES = 0.9
 SMT = 0.85
 OVER = 2.0
 REMOTE = 0.3
@@ -73,6 +76,7 @@ class Asking:
     demand: float
     booked: int = 0
     cpus: CpuSet = field(default_factory=CpuSet)
+    links: frozenset[str] = frozenset()
 
     def weight(self, other: Asking) -> float:
         """What a moment in which both want their CPU costs."""
@@ -81,10 +85,12 @@ class Asking:
             self.guest != other.guest or Role.NAPI in (self.role, other.role)
         ):
             extra = MIXED / max(self.demand * other.demand, IDLE * IDLE)
-        if self.guest != other.guest:
-            return OTHERS + extra
         vcpus = (self.role is Role.VCPU) + (other.role is Role.VCPU)
-        return (WORKERS, HAND_OVER, VCPUS)[vcpus] + extra
+        if self.guest == other.guest:
+            return (WORKERS, HAND_OVER, VCPUS)[vcpus] + extra
+        if self.links.isdisjoint(other.links):
+            return OTHERS + extra
+        return (WORKERS, OTHERS, STAGES)[vcpus] + extra
 
     def fed_by(self, other: Asking) -> bool:
         """Whether frames go from one to the other."""
@@ -107,8 +113,10 @@ class Costs:
         """``window`` takes the demands of one window instead of their mean."""
         self.seats = seats
         self.asking = [
-            Asking(s.guest, s.role, _at(s.load, s.booked, window), s.booked) for s in seats
+            Asking(s.guest, s.role, _at(s.load, s.booked, window), s.booked, links=s.links)
+            for s in seats
         ]
+        self.near = _near(self.asking)
         self.cpus = sorted({c for s in seats for c in s.allowed})
         self.position = {cpu: p for p, cpu in enumerate(self.cpus)}
         self._info = {c.id: c for c in host.cpus}
@@ -206,4 +214,19 @@ def _at(load: Sequence[float], booked: int, window: int | None) -> float:
 def _fixed(occupant: Occupant, window: int | None) -> Asking:
     # A CPU written by hand is meant to be had alone.
     asks = 1.0 if occupant.reserves else _at(occupant.load, occupant.booked, window)
-    return Asking(occupant.guest, occupant.role, asks, occupant.booked, occupant.cpus)
+    return Asking(
+        occupant.guest, occupant.role, asks, occupant.booked, occupant.cpus, occupant.links
+    )
+
+
+def _near(asking: Sequence[Asking]) -> dict[str, tuple[str, ...]]:
+    """Of each guest, itself and those with which it has a link."""
+    links = {a.guest: a.links for a in asking}
+    on: dict[str, set[str]] = {}
+    for guest, names in links.items():
+        for name in names:
+            on.setdefault(name, set()).add(guest)
+    return {
+        guest: (guest, *sorted(set().union(*(on[n] for n in names)) - {guest}))
+        for guest, names in links.items()
+    }

@@ -54,6 +54,12 @@ def lower_nics(host: Host, guest: Guest) -> tuple[Nic, ...]:
     return tuple(nic for nic in map(host.nic, names) if nic is not None)
 
 
+def inner_links(host: Host, guest: Guest) -> frozenset[str]:
+    """Devices over which the guest hands frames to other guests and to nobody else."""
+    ends = ((i.lower[0], host.nic(i.lower[-1])) for i in guest.interfaces if i.lower)
+    return frozenset(name for name, end in ends if end is not None and end.inner)
+
+
 def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
     """The interrupts that bring or take frames: all, unless some are known by name
     to be for control and others remain."""

@@ -297,7 +297,8 @@ class NicThread:
 @dataclass(frozen=True, slots=True)
 class Nic:
     """A lower device. ``rps_cpus`` are those of all its receive queues, ``rx_cpus`` the
-    CPUs on which its receive SoftIRQ was seen to run, None when nothing was seen."""
+    CPUs on which its receive SoftIRQ was seen to run, None when nothing was seen. ``inner``:
+    nothing is behind it (a dummy), so that frames pass between the guests on it alone."""
 
     name: str
     ifindex: int
@@ -310,6 +311,7 @@ class Nic:
     rx_cpus: CpuSet | None = None
     queues: tuple[NicQueue, ...] = ()
     napi: tuple[NicThread, ...] = ()
+    inner: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,9 +258,17 @@ class NetReader:
                 irqs=read_irqs(self._root, numbers, irq_names()) if numbers else (),
                 rx_cpus=rx_cpus(name, device.ifindex),
                 queues=queues,
+                inner=self._inner(device),
             )
         except FileNotFoundError:
             return None
+
+    def _inner(self, device: Device) -> bool:
+        """Whether it is a dummy or the like, of which sysfs tells no kind: virtual, and
+        linked to no other device, as a veth is to its peer."""
+        if device.hardware is not None or device.devtype or device.lowers or device.tun:
+            return False
+        return self._number(f"{device.path}/iflink") == device.ifindex
 
     def _driver(self, device: Device, hardware: str | None) -> str:
         """Driver of the hardware, else the kind of virtual device ("" for veth,

@@ -32,7 +32,8 @@ Rank = tuple[int, int, int, int, int, int, int, int, int]
 class Occupant:
     """A vcpu, vhost or NAPI thread whose CPUs are settled: asked for by hand (``reserves``
     them), held by an operator, or of a guest that is not managed. ``load`` as in
-    model.Thread, ``booked`` its DEADLINE bandwidth (deadline.UNIT)."""
+    model.Thread, ``booked`` its DEADLINE bandwidth (deadline.UNIT), ``links`` the inner
+    links of its guest."""
 
     guest: str
     role: Role
@@ -40,6 +41,7 @@ class Occupant:
     reserves: bool = False
     load: tuple[float, ...] = ()
     booked: int = 0
+    links: frozenset[str] = frozenset()
 
     @property
     def tight(self) -> bool:
@@ -53,7 +55,8 @@ class Seat:
     ``allowed`` is not empty, ``previous`` the CPU it was pinned to, ``nodes`` the
     NUMA nodes of the guest's NICs (empty when unknown). ``label`` is what messages call
     it, ``load`` as in model.Thread, ``booked`` the bandwidth that its policy asks for in
-    class deadline (deadline.UNIT)."""
+    class deadline (deadline.UNIT). ``links`` are devices over which its guest hands frames
+    to other guests and to nobody else (model.Nic.inner)."""
 
     thread: ThreadKey
     guest: str
@@ -65,6 +68,7 @@ class Seat:
     label: str = ""
     load: tuple[float, ...] = ()
     booked: int = 0
+    links: frozenset[str] = frozenset()
 
     @property
     def order(self) -> tuple[int, int, str, ThreadKey]:

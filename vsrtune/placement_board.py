@@ -52,7 +52,8 @@ class Board:
             # They weigh other than by demand.
             return price + sum(costs.pair(seat, at, o, p) for o, p in self.placed.items())
         others, beside = load, sum(self._load[s] for s in costs.siblings[at])
-        for other in sorted(self._members.get(one.guest, ())):
+        near = (s for g in costs.near[one.guest] for s in self._members.get(g, ()))
+        for other in sorted(near):
             there = self.placed[other]
             price += costs.pair(seat, at, other, there)
             asks = costs.asking[other].demand

@@ -6,7 +6,7 @@ vcpus and interfaces the guest has, threads that are held or must be left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from vsrtune.actions import (
 )
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import bandwidth
+from vsrtune.irq_choice import inner_links
 from vsrtune.model import (
     DATA_PLANE,
     Guest,
@@ -171,11 +172,19 @@ def main_thread(guest: Guest) -> Thread | None:
     return next((t for t in found if t.key.tid == guest.pid), found[0] if found else None)
 
 
-def settled(guest: Guest, threads: Iterator[Thread], online: CpuSet) -> list[Occupant]:
+def settled(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet) -> list[Occupant]:
     """Occupants for threads that stay where they are; one that may run everywhere
     occupies nothing."""
+    links = inner_links(host, guest)
     return [
-        Occupant(guest.ref, t.role, t.affinity & online, load=t.load, booked=bandwidth(t.sched))
+        Occupant(
+            guest.ref,
+            t.role,
+            t.affinity & online,
+            load=t.load,
+            booked=bandwidth(t.sched),
+            links=links,
+        )
         for t in threads
         if t.role in DATA_PLANE and not online <= t.affinity
     ]
@@ -324,7 +333,7 @@ def _thread(
     choice, keys = _asked(out.policy, thread, named)
     wish = _wish(context, out, thread, choice, keys, number, subject)
     if wish is None:
-        out.occupants += settled(out.guest, iter([thread]), context.online)
+        out.occupants += settled(context.host, out.guest, [thread], context.online)
     else:
         out.pins.append(wish)
 

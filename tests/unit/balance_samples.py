@@ -50,11 +50,16 @@ def machines(draw: st.DrawFn, most: int = 4) -> Host:
     return replace(built, cpus=tuple(replace(c, isolated=c.id in isolated) for c in built.cpus))
 
 
+# What the guests hand frames over: a and b to one another, b and c over another link.
+LINKS = {"a": frozenset({"d0"}), "b": frozenset({"d0", "d1"}), "c": frozenset({"d1"})}
+
+
 @st.composite
 def seats(
     draw: st.DrawFn, on: Host, least: int = 1, most: int = 8, budgets: bool = True
 ) -> list[Seat]:
     every = [c.id for c in on.cpus]
+    links = draw(st.sampled_from(({}, LINKS)))
     found = []
     for tid in range(1, draw(st.integers(least, most)) + 1):
         guest = draw(st.sampled_from("abc"))
@@ -73,6 +78,7 @@ def seats(
                 f"{guest} thread {tid}",
                 draw(LOADS),
                 int(share * UNIT),
+                links.get(guest, frozenset()),
             )
         )
     return found
@@ -83,7 +89,12 @@ def occupants(draw: st.DrawFn, on: Host) -> list[Occupant]:
     some = st.sets(st.sampled_from([c.id for c in on.cpus]), min_size=1).map(CpuSet)
     return [
         Occupant(
-            draw(st.sampled_from("abcd")), draw(ROLES), draw(some), draw(st.booleans()), draw(LOADS)
+            guest := draw(st.sampled_from("abcd")),
+            draw(ROLES),
+            draw(some),
+            draw(st.booleans()),
+            draw(LOADS),
+            links=draw(st.sampled_from((frozenset(), LINKS.get(guest, frozenset())))),
         )
         for _ in range(draw(st.integers(0, 3)))
     ]

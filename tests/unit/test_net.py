@@ -171,3 +171,19 @@ def test_virtual_lower_device_has_no_interrupts_but_may_have_been_seen(tmp_path:
     assert nic is not None
     assert (nic.irqs, nic.driver, nic.node, nic.threaded_napi) == ((), "", -1, False)
     assert nic.rx_cpus == CpuSet([2, 5])
+
+
+def test_a_dummy_has_nothing_behind_it(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.device("d0", 3)
+    tree.device("p0", 5)
+    tree.device("d0.101", 6, devtype="vlan", has="lower_d0")
+    tree.device("eth0", 2, pci=PCI)
+    for name, link in (("d0", 3), ("p0", 2), ("d0.101", 3)):
+        tree.file(f"/sys/devices/virtual/net/{name}/iflink", f"{link}\n")
+    found = {}
+    for name in ("d0", "p0", "d0.101", "eth0"):
+        nic = reader(tree).nic(name, dict, lambda name, ifindex: None)
+        assert nic is not None
+        found[name] = nic.inner
+    assert found == {"d0": True, "p0": False, "d0.101": False, "eth0": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 from balance_samples import cheapest, machine, machines, occupants, seats
@@ -118,3 +119,50 @@ def test_time_is_bounded_with_very_many() -> None:
     found = search(costs, {}, range(600))
     assert len(found) == 600
     assert time.process_time() - begin < 60
+
+
+# -- the multistage router of five threads (Abeni et al., section 5 and Fig. 21): a balancer with a
+# vcpu and two workers, a router with a vcpu and one
+
+
+def five(loads: Sequence[float], cpus: CpuSet) -> list[Seat]:
+    roles = [
+        ("lb", Role.VCPU),
+        ("lb", Role.VHOST),
+        ("lb", Role.VHOST),
+        ("br", Role.VCPU),
+        ("br", Role.VHOST),
+    ]
+    return [
+        Seat(
+            ThreadKey(1, n, n), guest, role, n, cpus,
+            load=(load,) * WINDOWS, links=frozenset({"edge-in"}),
+        )
+        for n, ((guest, role), load) in enumerate(zip(roles, loads, strict=True))
+    ]  # fmt: skip
+
+
+@bounded(60)
+@given(
+    st.lists(st.integers(0, 100).map(lambda n: n / 100), min_size=5, max_size=5), st.integers(2, 4)
+)
+def test_the_papers_five_threads(loads: list[float], count: int) -> None:
+    seats = five(loads, CpuSet(range(1, count + 1)))
+    assert_close_to_best(Costs(machine(count + 1), CpuSet([0]), seats, []))
+
+
+def test_the_papers_five_threads_at_the_rate_where_it_matters() -> None:
+    """Two CPUs, all threads alike: its case A, vcpus on one and workers on the other, forwarded
+    most; case B, the balancer's workers beside the router's vcpu, less."""
+    costs = Costs(machine(3), CpuSet([0]), five([0.4] * 5, CpuSet([1, 2])), [])
+    found = search(costs, {}, range(5))
+    assert found[0] == found[3] != found[1] == found[2] == found[4]
+    case_a, case_b = {0: 0, 3: 0, 1: 1, 2: 1, 4: 1}, {1: 0, 2: 0, 3: 0, 0: 1, 4: 1}
+    assert costs.total(case_a) < costs.total(case_b)
+
+
+def test_workers_that_overload_a_cpu_do_not_stay_together() -> None:
+    """In overload case A lost: three workers on one CPU, and time left on the other."""
+    costs = Costs(machine(3), CpuSet([0]), five([0.5, 0.8, 0.8, 0.3, 0.8], CpuSet([1, 2])), [])
+    found = search(costs, {}, range(5))
+    assert len({found[n] for n in (1, 2, 4)}) == 2
