@@ -223,7 +223,7 @@ def test_drain_and_scale_under_load(double: Stage, links: str) -> None:
     second = double.routers[1].name
 
     def lose(*words: str) -> None:
-        double.load("--routers", "1")
+        double.load("--without", second)
         group(*words)
 
     def gain() -> None:
