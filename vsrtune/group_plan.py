@@ -130,7 +130,7 @@ def delete(name: str, host: Host) -> Switch:
 def drain(name: str, member: str, host: Host) -> Switch:
     """Take one running member's interfaces off the devices. Raises VsrtuneError."""
     origins = of_group(name, host)
-    members = list(dict.fromkeys(o.guest for o in origins))
+    members = _members(origins)
     if member not in members:
         raise VsrtuneError(
             f"it is no member of the group {name}", where=member,
@@ -142,7 +142,7 @@ def drain(name: str, member: str, host: Host) -> Switch:
 def scale(name: str, count: int, host: Host) -> Switch:
     """Keep the first ``count`` members plugged in, and no other. Raises VsrtuneError."""
     origins = of_group(name, host)
-    members = list(dict.fromkeys(o.guest for o in origins))
+    members = _members(origins)
     if not 1 <= count <= len(members):
         raise VsrtuneError(
             f"it has {len(members)} members, so not {count} of them can be plugged in",
@@ -161,6 +161,16 @@ def of_group(name: str, host: Host) -> tuple[Origin, ...]:
             "there is no such group on this host", where=name, hint=f"created groups: {known}"
         )
     return tuple(host.groups[name])
+
+
+def members(name: str, host: Host) -> list[str]:
+    """The members of a group, in order. Raises VsrtuneError when there is none."""
+    return _members(of_group(name, host))
+
+
+def plugged(name: str, host: Host) -> list[str]:
+    """Those of them that are plugged in. Raises VsrtuneError when there is no such group."""
+    return _plugged(of_group(name, host), host)
 
 
 def on_device(nics: Iterable[Nic], device: str) -> Nic | None:
@@ -202,6 +212,10 @@ def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
     if go:
         steps.append(Unplug(tuple(_card(m, 0, m.device.queue) for m in go)))
     return Switch(_TO, (*come, *go), tuple(steps), notes=tuple(dict.fromkeys(notes)))
+
+
+def _members(origins: Iterable[Origin]) -> list[str]:
+    return list(dict.fromkeys(o.guest for o in origins))
 
 
 def _plugged(origins: tuple[Origin, ...], host: Host) -> list[str]:
