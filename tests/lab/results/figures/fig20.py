@@ -38,7 +38,9 @@ def name(members: int, binding: str) -> str:
 def _configuration(members: int, binding: str) -> Mapping[str, Any]:
     scale = {"scale": {"edge": members}}
     if binding == _BOUND:
-        return policy(name(members, binding), fifo(10, 10), **scale)
+        # Of those that are plugged in: the others have nothing to be kept apart from.
+        text = fifo(10, 10, guest=f"vr[1-{members}]")
+        return policy(name(members, binding), text, **scale)
     return untuned(name(members, binding), **scale)
 
 
