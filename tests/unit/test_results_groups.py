@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 from results import inlab, page
 from results.figures import FIGURES, fairness, fig20
 from results.plan import Run
+from results.sized import SIZES
 from test_results_pages import answers, store
 
 from vsrtune.bench.model import Configuration, Load, Outcome, Trial
@@ -29,8 +30,8 @@ LAB = """\
 left: {device: g0, namespace: gen}
 right: {device: s0, namespace: sink}
 routers:
-  - {guest: vr1, forth: {mac: "02:00:00:00:01:00"}, back: {}}
-  - {guest: vr2, forth: {mac: "02:00:00:00:02:00"}, back: {}}
+  - {guest: vr1, forth: {mac: "02:00:00:00:01:00", source: 10.10.1.2}, back: {}}
+  - {guest: vr2, forth: {mac: "02:00:00:00:02:00", source: 10.10.2.2}, back: {}}
 """
 
 
@@ -55,7 +56,7 @@ class TestFig20:
         for turn in range(ROUNDS):
             for members in fig20.MEMBERS:
                 for binding in ("unbound", "bound"):
-                    for size in fig20.SIZES:
+                    for size in SIZES:
                         one = samples.trial(
                             fig20.name(members, binding), 48000,
                             rate(members, binding, size) * (1 + 0.02 * turn),
@@ -74,9 +75,9 @@ class TestFig20:
         assert set(self.made(tmp_path, rate).values()) == {"agrees"}
         page.write(FIGURES, tmp_path)
         text = (tmp_path / "paper.md").read_text()
-        assert "| 3 | bound | 18,900 (18,000..19,800) | 18,900" in text
+        assert "| 3 members, bound | 18,900 (18,000..19,800) | 18,900" in text
         # 0.8 + 1.0 s of threads and 0.5 s of SoftIRQ for 6 x 29,400 frames in the mean.
-        assert "| 1 | bound | 61.2 / 17.0 / 2 % |" in text
+        assert "| 1 member, bound | 61.2 / 17.0 / 2 % |" in text
         assert (tmp_path / "png" / "fig20-cpu.png").stat().st_size > 5000
 
     def test_members_that_only_cost(self, tmp_path: Path) -> None:
@@ -166,9 +167,16 @@ class TestInLab:
         (run,) = fig20.FIGURE.runs
         (router,) = inlab.routers(self.todo(run))
         assert router == {
-            "guests": ["vr1", "vr2", "vr3", "vr4"], "forth": {"mac": "02:00:00:00:01:00"}
+            "guests": ["vr1", "vr2", "vr3", "vr4"], "forth": {"source": "10.10.1.2"}
         }  # fmt: skip
         assert inlab.method(self.todo(run), 1)["sizes"] == [60, 508, 1496]
+
+    def test_a_guest_may_be_in_a_group_with_another(self) -> None:
+        own = ["quiet", "nic=B0,10.10.2.1/24,G,10.10.2.2", "nic=B1,10.20.2.1/24,S,10.20.2.2"]
+        theirs = ["nic=A0,10.10.1.1/24,G,10.10.1.2", "nic=A1,10.20.1.1/24,S,10.20.1.2", "quiet"]
+        assert inlab.alike(own, theirs) == [
+            *theirs[:2], "nic=B0,10.10.1.1/24,G,10.10.1.2", "nic=B1,10.20.1.1/24,S,10.20.1.2"
+        ]  # fmt: skip
 
     def test_routers_together_and_the_peak_of_the_better(self, tmp_path: Path) -> None:
         together, half = fairness.FIGURE.runs[0], fairness.FIGURE.runs[2]

@@ -123,6 +123,17 @@ def routes_archive(index: int, count: int) -> Path:
     return archive
 
 
+def alike(own: list[str], theirs: list[str]) -> list[str]:
+    """What another router is told to be, for a router to be it too: on interfaces with the
+    other's MACs, and on its own ones."""
+    roles = [[word for word in words if word.startswith("nic=")] for words in (own, theirs)]
+    also = []
+    for mine, other in zip(*roles, strict=True):
+        mac = mine.removeprefix("nic=").partition(",")[0]
+        also.append(f"nic={mac},{other.partition(',')[2]}")
+    return roles[1] + also
+
+
 def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
     """Define the lab's router anew as the matrix wants it, and wait until it forwards."""
     if wanted == {"vcpus": 1, "queues": 1, "routes": None, "like": None}:
@@ -143,8 +154,7 @@ def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
             element.text = str(archive)
     if wanted["like"] is not None:
         other = ET.fromstring(command("virsh", "dumpxml", "--inactive", f"vr{wanted['like']}"))
-        theirs = other.findtext("os/cmdline", "").split()
-        words = [word for word in theirs if word.startswith("nic=")] + words
+        words = alike(words, other.findtext("os/cmdline", "").split()) + words
     element = system.find("cmdline")
     assert element is not None
     element.text = " ".join(words)
@@ -184,11 +194,9 @@ def routers(run: dict[str, Any]) -> list[dict[str, Any]]:
     native = run["router"] == "native"
     base = read_yaml("/run/lab/bench-native.yaml" if native else "/run/lab/bench.yaml")
     names = list(run["by_router"]) or list(run["together"]) or [run["router"]]
-    if run["guests"]:
-        names = [run["guests"][0]]
     found = [r for r in base["routers"] if native or r.get("guest") in names]
     if run["guests"]:
-        del found[0]["guest"]
+        del found[0]["guest"], found[0]["forth"]["mac"]
         found[0]["guests"] = list(run["guests"])
     if not run["traffic"].get("bidirectional"):
         for router in found:
@@ -284,18 +292,27 @@ def words_for(run: dict[str, Any], fresh: Path) -> list[str]:
 
 @contextlib.contextmanager
 def grouped(wanted: dict[str, Any]) -> Iterator[None]:
-    """The group that a run wants, if it wants one."""
+    """The group that a run wants, if it wants one; its balancers have their rules."""
     if not wanted:
         yield
         return
     GROUPS.mkdir(parents=True, exist_ok=True)
     path = GROUPS / f"{wanted['name']}.yaml"
     path.write_text(json.dumps({"group": wanted}))
-    command("vsrtune", "group", "create", str(path))
-    try:
+    sides = list(wanted["lower"])
+    with contextlib.ExitStack() as stack:
+        for name, served in wanted.get("balancers", {}).items():
+            number = name.removeprefix("lb")
+            command("lab-balancer", "start", number, *(str(sides.index(s)) for s in served))
+            stack.callback(command, "lab-balancer", "stop", number)
+            # It answers once its kernel runs, and only then are interfaces plugged in.
+            command("lab-balancer", "run", number, input="true")
+        command("vsrtune", "group", "create", str(path))
+        stack.callback(command, "vsrtune", "group", "delete", wanted["name"])
+        for name in wanted.get("balancers", {}):
+            rules = command("vsrtune", "group", "rules", wanted["name"], name)
+            command("lab-balancer", "load", name.removeprefix("lb"), input=rules)
         yield
-    finally:
-        command("vsrtune", "group", "delete", wanted["name"])
 
 
 def measure(run: dict[str, Any]) -> None:

@@ -29,7 +29,8 @@ class Guest:
     """How a router of a lab differs from the lab's usual one. ``routes`` is None for a
     routing table as it is, else how many prefixes (a power of two) below 10.128.0.0/9 it
     is given beside that one, which all lead to the sink. ``like`` is the number of a router
-    as which it configures interfaces with that one's MACs, as a member of a group."""
+    whose addresses it has too, on interfaces with that one's MACs and on its own: it may be
+    in a group with it."""
 
     vcpus: int = 1
     queues: int = 1
@@ -64,7 +65,8 @@ class Run:
     loaded alike with ``rates``. With ``sizes`` each rate is tried with each.
 
     With a ``group``, what a group's file says below `group:`, that is made before and ended
-    after, and all its ``guests`` are the router, addressed as the first of them.
+    after, its balancers too, and all its ``guests`` are the router, addressed as the first of
+    them. ``router`` is then the one whose addresses it has.
 
     With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
     topology and method it describes; a configuration then names a kind of virtual device.
@@ -216,3 +218,5 @@ THREE = Boot("three", cpus=3)
 PAIR = Boot("pair", guests=(Guest(), Guest()))
 # Four that can be one router.
 GROUP = Boot("group", guests=(Guest(), Guest(like=1), Guest(like=1), Guest(like=1)))
+# Two that can be routers of one multistage router.
+PAIR_ALIKE = Boot("pair-alike", guests=(Guest(), Guest(like=1)))
