@@ -78,7 +78,9 @@ WITH_ATTACH = tuple(
     for name in (*BENCHED, *ATTACH)
 )
 # Guests that are one router: two, of one queue, and no other.
-GROUPS = ("test_pvr.py",)
+GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py")
+# A balancer in front of one router, and little more, which a lab with one guest can have.
+ONE_EACH = () if EVERYTHING else ("test_msr.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
 ELSEWHERE = (*ALONE, *GROUPS, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
@@ -88,7 +90,7 @@ MATRIX = [
     Boot("bookworm", "e1000e", E1000E, REAL_NIC),
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, WITH_ATTACH),
-    Boot("trixie", "bench", BENCH, WITH_ATTACH),
+    Boot("trixie", "bench", BENCH, (*WITH_ATTACH, *ONE_EACH)),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vsrtune import group_plan
+from vsrtune import group_scale
 from vsrtune.attach import AttachLedger, Switcher
 from vsrtune.attach_host import LiveHost
 from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.errors import VsrtuneError
+from vsrtune.group_members import members_of, of_group
 from vsrtune.journal import DEFAULT_PATH as JOURNAL
 from vsrtune.rootfs import boot_id
 
@@ -33,7 +34,7 @@ def check(wanted: Members, uri: str) -> None:
     if wanted:
         with _opened(uri) as (_, host):
             for name, count in wanted.items():
-                group_plan.scale(name, count, host)
+                group_scale.scale(name, count, host)
 
 
 def present(names: Mapping[str, Any], uri: str) -> dict[str, int]:
@@ -47,7 +48,7 @@ def scale(wanted: Members, uri: str) -> None:
     """Plug in so many members of each group. Raises VsrtuneError, with a group as it was."""
     with _opened(uri) as (switcher, host):
         for name, count in wanted.items():
-            switch = group_plan.scale(name, count, host)
+            switch = group_scale.scale(name, count, host)
             if not switch.steps:
                 continue
             failed = switcher.carry_out(switch).failed
@@ -65,8 +66,8 @@ def put_back(data: Mapping[str, Any]) -> None:
 
 
 def _first_ones(name: str, host: Host) -> int:
-    plugged = group_plan.plugged(name, host)
-    members = group_plan.members(name, host)
+    origins = members_of(of_group(name, host))
+    plugged, members = group_scale.plugged(origins, host), group_scale.names(origins)
     if plugged != members[: len(plugged)]:
         raise VsrtuneError(
             f"{', '.join(plugged) or 'no member'} of {', '.join(members)} is plugged in, and a "

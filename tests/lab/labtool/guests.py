@@ -1,4 +1,4 @@
-"""The routers of a lab: addresses, libvirt domains, the plain QEMU unit."""
+"""The guests of a lab: addresses, libvirt domains, the plain QEMU unit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,24 @@ PORT_MACS = ("52:54:00:1a:b0:01", "52:54:00:1a:b0:02")
 NATIVE_INDEX = 250
 # The plain one comes after any libvirt guest.
 _PLAIN_INDEX = 200
+# Balancers are no routers, and in no list of these.
+_BALANCERS = 220
 MAX_GUESTS = 100
 MEMORY_MIB = 256
 
 _KERNEL = "/boot/router-vmlinux"
 _INITRD = "/run/lab/router.cpio"
+# Made in the lab by the first balancer that starts (bin/lab-balancer).
+BALANCER_INITRD = "/run/lab/balancer.cpio"
+# The host's end of the port through which a balancer takes its rules, and its name inside.
+BALANCER_PORT = "lab.rules"
+
+# What makes an emulated boot short.
+_QUICK = (
+    "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 ipv6.disable=1"
+    " tsc=reliable no_timer_check nokaslr net.ifnames=0 8250.nr_uarts=1"
+    " i8042.noaux i8042.nokbd random.trust_cpu=on cryptomgr.notests"
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Guest:
     queues: int
 
     def mac(self, nic: int) -> str:
-        return f"02:76:72:00:{self.index:02x}:{nic:02x}"
+        return _mac(self.index, nic)
 
     @property
     def kernel_arguments(self) -> str:
@@ -50,9 +63,7 @@ class Guest:
         return (
             f"nic={self.mac(0)},10.10.{i}.1/24,{GEN_MAC},10.10.{i}.2,10.10.{i}.96/27"
             f" nic={self.mac(1)},10.20.{i}.1/24,{SINK_MAC},10.20.{i}.2,10.20.{i}.96/27"
-            " console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 ipv6.disable=1"
-            " tsc=reliable no_timer_check nokaslr net.ifnames=0 8250.nr_uarts=1"
-            " i8042.noaux i8042.nokbd random.trust_cpu=on cryptomgr.notests"
+            f" {_QUICK}"
         )
 
     def row(self) -> str:
@@ -113,37 +124,64 @@ def _bench_router(who: str, i: int, left_mac: str, right_mac: str) -> str:
 """
 
 
+def _mac(index: int, nic: int) -> str:
+    return f"02:76:72:00:{index:02x}:{nic:02x}"
+
+
 def domain(guest: Guest) -> str:
     queues = f" queues='{guest.queues}'" if guest.queues > 1 else ""
-    interfaces = "\n".join(
-        f"""\
+    interfaces = "\n".join(_interface(guest.mac(nic), nic, queues) for nic in (0, 1))
+    return _domain(
+        guest.name, guest.index, guest.vcpus, _INITRD, guest.kernel_arguments, interfaces
+    )
+
+
+def balancer(number: int, nics: tuple[int, ...]) -> str:
+    """Balancer lb`number`, with a macvtap on each of these lower devices and no address."""
+    devices = [_interface(balancer_mac(number, nic), nic) for nic in nics]
+    devices.append(f"""\
+    <channel type='unix'>
+      <source mode='bind' path='/run/lab/lb{number}.rules'/>
+      <target type='virtio' name='{BALANCER_PORT}'/>
+    </channel>""")
+    index = _BALANCERS + number
+    return _domain(f"lb{number}", index, 1, BALANCER_INITRD, _QUICK, "\n".join(devices))
+
+
+def balancer_mac(number: int, nic: int) -> str:
+    return _mac(_BALANCERS + number, nic)
+
+
+def _interface(mac: str, nic: int, queues: str = "") -> str:
+    return f"""\
     <interface type='direct'>
-      <mac address='{guest.mac(nic)}'/>
+      <mac address='{mac}'/>
       <source dev='p{nic}' mode='bridge'/>
       <model type='virtio'/>
       <driver name='vhost'{queues}/>
       <rom enabled='no'/>
     </interface>"""
-        for nic in (0, 1)
-    )
+
+
+def _domain(name: str, index: int, vcpus: int, initrd: str, arguments: str, devices: str) -> str:
     return f"""\
 <domain type='kvm'>
-  <name>{escape(guest.name)}</name>
+  <name>{escape(name)}</name>
   <memory unit='MiB'>{MEMORY_MIB}</memory>
-  <vcpu>{guest.vcpus}</vcpu>
+  <vcpu>{vcpus}</vcpu>
   <os>
     <type arch='x86_64' machine='pc'>hvm</type>
     <kernel>{_KERNEL}</kernel>
-    <initrd>{_INITRD}</initrd>
-    <cmdline>{escape(guest.kernel_arguments)}</cmdline>
+    <initrd>{initrd}</initrd>
+    <cmdline>{escape(arguments)}</cmdline>
   </os>
   <features><acpi/><apic/></features>
   <cpu mode='host-passthrough'/>
   <on_crash>destroy</on_crash>
   <devices>
     <controller type='usb' model='none'/>
-{interfaces}
-    <serial type='file'><source path='/var/log/libvirt/qemu/router{guest.index}.log'/></serial>
+{devices}
+    <serial type='file'><source path='/var/log/libvirt/qemu/router{index}.log'/></serial>
     <memballoon model='none'/>
   </devices>
 </domain>

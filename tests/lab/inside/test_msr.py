@@ -1,0 +1,279 @@
+"""A multistage router: guests that balance in front of guests that route, as one router.
+
+            10.10.1.10..25                                  10.20.1.10..25
+    gen g0 = p0 - ext [lb1] int - bridge, hubs or VLANs - eth0 [vr1] eth1 - ... - [lb1] - p1 = s0 sink
+                                          '- - - - - - -  eth0 [vr2] eth1 - ... - [lb2] - p1
+
+With one router in the lab it is one balancer, for both sides, and one router; with two it is also
+a balancer for each side and two routers. The routers' addresses are the same, their MACs not,
+and neighbours have to ask for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import labhelp
+import msrhelp
+import pvrhelp
+import pytest
+from labhelp import LabGuest
+from test_attach import LEDGER, kinds
+from test_pvr import GROUPS, NEIGHBOURS, define, few_lost, group, pictures, roles
+
+from vsrtune.ledger import read_pending
+
+LINKS = ("bridge", "hub", "vlan")
+SELDOM = labhelp.seldom("one way to link balancers and routers is tried in every run")
+EACH_LINK = [pytest.param(links, marks=[] if links == "bridge" else [SELDOM]) for links in LINKS]
+GROUP = """\
+group:
+  name: edge
+  kind: msr
+  lower: {{in: p0, out: p1}}
+  balancers: {{{balancers}}}
+  routers: [{routers}]
+  links: {links}
+"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The guests of a multistage router. ``outside`` is the balancer of each side, by number."""
+
+    balancers: tuple[int, ...]
+    outside: tuple[int, int]
+    routers: tuple[LabGuest, ...]
+
+    @property
+    def index(self) -> int:
+        """Of the router that neighbours see."""
+        return self.routers[0].index
+
+    @property
+    def guests(self) -> list[LabGuest]:
+        return [*map(msrhelp.balancer, self.balancers), *self.routers]
+
+    @property
+    def macs(self) -> tuple[str, str]:
+        """Of the router that neighbours see."""
+        left, right = (msrhelp.balancer(n).macs[side] for side, n in enumerate(self.outside))
+        return left, right
+
+    def write(self, links: str) -> None:
+        served = {
+            n: [s for s, by in zip(("in", "out"), self.outside, strict=True) if by == n]
+            for n in self.balancers
+        }
+        balancers = ", ".join(f"lb{n}: [{', '.join(sides)}]" for n, sides in served.items())
+        routers = ", ".join(guest.name for guest in self.routers)
+        GROUPS.mkdir(parents=True, exist_ok=True)
+        text = GROUP.format(balancers=balancers, routers=routers, links=links)
+        (GROUPS / "edge.yaml").write_text(text)
+
+    def load(self, *more: str) -> None:
+        """Have every balancer load the rules that vsrtune gives for it."""
+        for number in self.balancers:
+            rules = group("rules", "edge", f"lb{number}", *more)
+            msrhelp.ask(number, "load", rules)
+
+
+@pytest.fixture(scope="module")
+def single(guests: list[LabGuest]) -> Iterator[Stage]:
+    """One balancer for both sides, and one router; the neighbours are there."""
+    if any(g.kind != "libvirt" for g in guests):
+        pytest.skip("a plain QEMU guest keeps its macvtaps on the lower devices")
+    if labhelp.sh("modprobe", "-n", "napi_macvlan", check=False).returncode != 0:
+        pytest.skip("this lab has no module napi_macvlan")
+    pvrhelp.add_neighbours(guests[0].index, NEIGHBOURS)
+    begin = time.monotonic()
+    msrhelp.start(1, 0, 1)
+    print(f"lb1 runs after {time.monotonic() - begin:.0f} s")
+    yield Stage((1,), (1, 1), (guests[0],))
+    msrhelp.stop(1)
+    pvrhelp.drop_neighbours(guests[0].index, NEIGHBOURS)
+
+
+@pytest.fixture(scope="module")
+def double(
+    single: Stage, guests: list[LabGuest], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """A balancer for each side, and all routers, which have the first one's addresses too."""
+    if len(guests) < 2:
+        pytest.skip("needs two routers")
+    path = tmp_path_factory.mktemp("msr") / "domain.xml"
+    first, *others = guests
+    theirs = roles(labhelp.sh("virsh", "dumpxml", "--inactive", first.name).stdout)
+    definitions = {g: labhelp.sh("virsh", "dumpxml", "--inactive", g.name).stdout for g in others}
+    for guest, definition in definitions.items():
+        alike = " ".join(theirs)
+        for mac, own in zip(first.macs, guest.macs, strict=True):
+            alike = alike.replace(mac, own)
+        labhelp.stop_guest(guest)
+        define(definition.replace("<cmdline>", f"<cmdline>{alike} "), path)
+    msrhelp.unplug(1, side=1)
+    msrhelp.start(2, 1)
+    for guest in others:
+        labhelp.start_guest(guest)
+    yield Stage((1, 2), (1, 2), tuple(guests))
+    msrhelp.stop(2)
+    for guest, definition in definitions.items():
+        labhelp.stop_guest(guest)
+        define(definition, path)
+        labhelp.start_guest(guest)
+
+
+@contextmanager
+def made(stage: Stage, links: str) -> Iterator[None]:
+    """The guests as one router that forwards; afterwards all is as it was before."""
+    before = pictures(stage.guests)
+    stage.write(links)
+    with ExitStack() as stack:
+        stack.callback(restored, stage, before)
+        stack.enter_context(msrhelp.unknown(stage.routers[0]))
+        begin = time.monotonic()
+        group("create", "edge")
+        created = time.monotonic() - begin
+        stage.load()
+        loaded = time.monotonic() - begin
+        msrhelp.forwards(stage.index)
+        ready = time.monotonic() - begin
+        print(f"{links}: created in {created:.1f} s, rules {loaded:.1f} s, forwards {ready:.1f} s")
+        yield
+
+
+def restored(stage: Stage, before: list[str]) -> None:
+    """End the group and look whether anything of it is left."""
+    if LEDGER.exists() and LEDGER.stat().st_size:
+        labhelp.vsrtune("attach", "--recover", check=False)
+        told = labhelp.vsrtune("group", "delete", "edge", check=False)
+        print(told.stdout, told.stderr)
+    (GROUPS / "edge.yaml").unlink()
+    for guest in stage.routers:
+        labhelp.sh("lab-wait-forward", guest.name, "60")
+    assert pictures(stage.guests) == before
+    assert read_pending(LEDGER) == []
+    assert "napi_macvtap" not in kinds()
+    left = [e.name for e in Path("/sys/class/net").iterdir() if e.name.startswith("edge")]
+    assert left == []
+
+
+def forwards_everything(stage: Stage) -> None:
+    """Between all neighbours, both ways, each frame once, by every router, and out of the
+    balancers alone."""
+    took = msrhelp.taken(stage.routers)
+    with msrhelp.watched(stage.macs):
+        cold = pvrhelp.both_ways(stage.index, NEIGHBOURS, count=1600, rate=400, seed=1)
+        cost = msrhelp.cpu_seconds(stage.guests)
+        warm = pvrhelp.both_ways(stage.index, NEIGHBOURS, count=1600, rate=400, seed=1)
+        after = msrhelp.cpu_seconds(stage.guests)
+        frames = msrhelp.arrived()
+    for way, first, then in zip(("in to out", "out to in"), cold, warm, strict=True):
+        print(f"{way}: first {first}, then {then}")
+        assert few_lost(first)
+        assert (first.doubled, first.strange) == ([], [])
+        assert (then.lost, then.doubled, then.strange) == ([], [], [])
+    print("frames outside, of them from a strange MAC:", *frames)
+    for count, strange in frames:
+        assert count > 3000
+        assert strange == 0
+    assert msrhelp.known_as(stage.routers[0]) == list(stage.macs)
+    for name, now in msrhelp.taken(stage.routers).items():
+        shares = [b - a for a, b in zip(took[name], now, strict=True)]
+        print(f"{name} received {shares} of 3,200 on each side")
+        # 400 flows by hash: at least half of an even share.
+        assert all(share > 1600 / len(stage.routers) for share in shares)
+    for name, (vcpus, workers) in after.items():
+        print(f"{name}: vcpu {vcpus - cost[name][0]:.2f} s, vhost {workers - cost[name][1]:.2f} s")
+
+
+def lost_nothing(stage: Stage) -> bool:
+    """Whether all find all, and lose nothing once they have."""
+    cold, warm = (
+        pvrhelp.both_ways(stage.index, NEIGHBOURS, count=800, rate=400, seed=21) for _ in range(2)
+    )
+    print("first:", *cold, "then:", *warm)
+    return all(map(few_lost, cold)) and not any(result.lost for result in warm)
+
+
+@pytest.mark.parametrize("links", EACH_LINK)
+def test_one_balancer_in_front_of_one_router(single: Stage, links: str) -> None:
+    with made(single, links):
+        forwards_everything(single)
+        group("delete", "edge")
+
+
+@SELDOM
+@pytest.mark.parametrize("links", LINKS)
+def test_two_balancers_in_front_of_two_routers(double: Stage, links: str) -> None:
+    with made(double, links):
+        forwards_everything(double)
+        group("delete", "edge")
+
+
+@SELDOM
+@pytest.mark.parametrize("links", ["bridge", "vlan"])
+def test_drain_and_scale_under_load(double: Stage, links: str) -> None:
+    """A router that is to go gets no frames any more before it goes, and one that comes gets
+    none before it is there."""
+    second = double.routers[1].name
+
+    def lose(*words: str) -> None:
+        double.load("--without", second)
+        group(*words)
+
+    def gain() -> None:
+        group("scale", "edge", "2")
+        time.sleep(8)  # the guest configures what it was given; nobody outside can see that
+        double.load()
+
+    steps = (
+        ("scale edge 1", lambda: lose("scale", "edge", "1"), 1),
+        ("scale edge 2", gain, 2),
+        (f"drain edge {second}", lambda: lose("drain", "edge", second), 1),
+        ("scale edge 2", gain, 2),
+    )
+    with made(double, links):
+        assert lost_nothing(double)
+        for name, change, many in steps:
+            flows = pvrhelp.Flows(double.index, NEIGHBOURS, count=12000, rate=400, seed=31)
+            time.sleep(2)
+            begin = time.monotonic()
+            change()
+            seconds = time.monotonic() - begin
+            result = flows.wait()
+            print(f"{name}: took {seconds:.1f} s; {result}")
+            assert seconds < 28, "the flows ended before"
+            # Only frames that wait for a neighbour to be resolved may be lost, as anywhere.
+            assert few_lost(result)
+            assert (result.doubled, result.strange) == ([], [])
+            states = [p["state"] for p in pvrhelp.places() if p["member"] == second]
+            assert set(states) == {"plugged" if many == 2 else "drained"}
+            assert lost_nothing(double)
+        group("delete", "edge")
+
+
+@SELDOM
+def test_the_daemon_tunes_balancers_and_routers(double: Stage, irq_cpus: set[int]) -> None:
+    with made(double, "bridge"):
+        labhelp.write_policies("auto")
+        labhelp.start()
+
+        def untuned() -> list[str]:
+            return [
+                f"{guest.name} {tid}: {how}"
+                for guest in double.guests
+                for tid, how in msrhelp.data_plane(guest).items()
+                if labhelp.mask(tid) & irq_cpus or not how.startswith(labhelp.realtime_start())
+            ]
+
+        labhelp.wait_for(lambda: untuned() == [], "all threads are tuned", 90)
+        workers = [len(guest.workers()) for guest in double.guests]
+        assert workers == [2, 2, 2, 2]
+        assert lost_nothing(double)
+        labhelp.stop()
+        group("delete", "edge")
