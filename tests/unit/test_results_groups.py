@@ -95,6 +95,39 @@ class TestFig20:
         )
 
 
+class TestFig21:
+    def made(self, docs: Path, rates: Mapping[tuple[str, str], float]) -> dict[str, str]:
+        for stage in ("1+1", "2+2"):
+            trials = [
+                replace(one, load=replace(one.load, size=size))
+                for turn in range(ROUNDS)
+                for binding in ("unbound", "bound")
+                for size in SIZES
+                for one in [
+                    samples.trial(binding, 48000, rates[stage, binding] * (1 + 0.02 * turn))
+                ]
+            ]
+            store(docs / "raw", f"fig21/{stage}", compared(trials))
+        TestFig20().made(docs, lambda *_: 10000)
+        return answers(docs, "fig21")
+
+    def test_what_the_papers_say(self, tmp_path: Path) -> None:
+        found = self.made(
+            tmp_path,
+            {("1+1", "unbound"): 5000, ("1+1", "bound"): 8000,
+             ("2+2", "unbound"): 3000, ("2+2", "bound"): 4000},
+        )  # fmt: skip
+        assert set(found.values()) == {"agrees"}
+        page.write(FIGURES, tmp_path)
+        text = (tmp_path / "paper.md").read_text()
+        assert "| 2+2, bound | 4,200 (4,000..4,400) | 4,200" in text
+
+    def test_runs_that_overlap_show_nothing(self, tmp_path: Path) -> None:
+        stages = [(stage, binding) for stage in ("1+1", "2+2") for binding in ("unbound", "bound")]
+        found = self.made(tmp_path, dict.fromkeys(stages, 10000))
+        assert set(found.values()) == {"open"}
+
+
 class TestFairness:
     def made(self, docs: Path, kept: Callable[[float, float], float]) -> dict[str, str]:
         """``kept`` of a flow with this share at this load, for either configuration."""

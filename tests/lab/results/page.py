@@ -60,7 +60,6 @@ claimed only where that interval excludes 1.
 _WAITS = """\
 ## What is missing here
 
-- Figs. 18, 19 and 21 are about the multistage router, which is not measured yet.
 - Fig. 14 is about netmap, which is in neither Debian nor the kernel.
 """
 
