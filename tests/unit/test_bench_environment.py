@@ -84,6 +84,17 @@ class TestMacs:
         assert router.back is not None
         assert [router.forth.mac, router.back.mac] == [i.mac for i in guest.interfaces[:2]]
 
+    def test_of_several_guests_the_first_ones(self) -> None:
+        guest = self.snapshot.guests[0]
+        others = tuple(g.ref for g in self.snapshot.guests[1:])
+        spec = self.spec("all")
+        many = replace(spec.routers[0], members=(guest.ref, *others))
+        (router,) = with_macs(replace(spec, routers=(many,)), self.snapshot).routers
+        assert router.forth.mac == guest.interfaces[0].mac
+        ghost = replace(many, members=(guest.ref, "ghost"))
+        with pytest.raises(VsrtuneError, match="ghost"):
+            with_macs(replace(spec, routers=(ghost,)), self.snapshot)
+
     def test_what_is_written_stays(self) -> None:
         spec = self.spec(self.snapshot.guests[0].ref, "02:00:00:00:00:01")
         assert with_macs(spec, self.snapshot) == spec

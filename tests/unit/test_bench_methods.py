@@ -53,6 +53,23 @@ class TestSweep:
         assert found["points"][2]["sent_pps"]["median"] == 5000
 
 
+class TestSizes:
+    of = spec(Method("sweep", (1000, 4000), repeats=2, sizes=(60, 1496)))
+
+    def test_each_rate_is_tried_with_each_size(self) -> None:
+        router = FakeRouter(3000)
+        found, _ = measure(self.of, router)
+        assert methods.estimate(self.of).trials == len(router.loads) == 8
+        for first in (0, 4):
+            turn = {(load.total, load.size) for load in router.loads[first : first + 4]}
+            assert turn == {(1000, 60), (1000, 1496), (4000, 60), (4000, 1496)}
+        told = [(p["offered"], p["size"], p["pps"]["count"]) for p in found["points"]]
+        assert told == [(1000, 60, 2), (1000, 1496, 2), (4000, 60, 2), (4000, 1496, 2)]
+
+    def test_overload_of_one_size_says_nothing_of_another(self) -> None:
+        assert measure(self.of, FakeRouter(3000))[0]["at_highest"] is None
+
+
 class TestSearch:
     of = spec(Method("ndr", high=200_000, precision=0.02, trials=2, latency=True))
 

@@ -51,6 +51,13 @@ class TestPoints:
         assert last.migrations_per_second() == pytest.approx(5.0)
         assert last.cpu_share("vcpu") == pytest.approx(0.4)
 
+    def test_sizes_are_told_apart(self) -> None:
+        made = samples.trial("untuned", 8000, 8000)
+        sizes = ["imix", 1496, None, 60]
+        found = points([replace(made, load=replace(made.load, size=s)) for s in sizes])
+        assert [p.size for p in found] == [None, 60, 1496, "imix"]
+        assert [tables.load_text(p) for p in found[:2]] == ["8,000", "8,000 of 60"]
+
     def test_nothing_forwarded_has_no_cost(self) -> None:
         (dead,) = points([samples.trial("untuned", 8000, 0)])
         assert dead.cpu_per_million("vhost") is None
@@ -203,6 +210,19 @@ class TestHtml:
 
 
 class TestPlots:
+    def test_sizes_have_lines_and_columns_of_their_own(self) -> None:
+        several = [
+            replace(t, load=replace(t.load, size=size))
+            for t in samples.trials("untuned", 20000)
+            for size in (60, 1496)
+        ]
+        made = plots.of_outcome(replace(samples.outcome(), trials=tuple(several)), "note")
+        (lines,) = [figure for caption, figure in made if caption.startswith("Forwarded")]
+        labels = [text.get_text() for text in lines.axes[0].get_legend().get_texts()]
+        assert {"untuned, 60", "untuned, 1496"} <= set(labels)
+        captions = [caption for caption, _ in made if caption.startswith("Every trial")]
+        assert "Every trial at 8,000 pps of 60 offered; the bar is the median." in captions
+
     pytest.importorskip("matplotlib")
 
     def test_svg_is_well_formed_and_references_resolve(self) -> None:

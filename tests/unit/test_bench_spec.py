@@ -135,8 +135,8 @@ MISTAKES = [
     (SMALL + "traffic: {bidirectional: 1}\n", "x.yaml:7: traffic.bidirectional: 1 stands where true or false is expected; write true or false"),
     (SMALL + "traffic: {bidirectional: true}\n", "x.yaml:4: routers.0: traffic goes both ways, and this router has no way back; add back: {source: .., destination: ..}, or write bidirectional: false"),
     (changed("guest: vr1", "native: vr1"), "x.yaml:5: routers.0.forth: the key 'mac' is missing; add it: no guest's XML tells it here"),
-    (changed("guest: vr1", "guest: vr1\n    native: vr1"), "x.yaml:4: routers.0: a router is either a guest or native; write one of the two"),
-    (changed("  - guest: vr1\n  ", "  -"), "x.yaml:4: routers.0: a router is either a guest or native; write one of the two"),
+    (changed("guest: vr1", "guest: vr1\n    native: vr1"), "x.yaml:4: routers.0: a router is a guest, guests or native; write one of the three"),
+    (changed("  - guest: vr1\n  ", "  -"), "x.yaml:4: routers.0: a router is a guest, guests or native; write one of the three"),
     (changed("10.10.1.2", "10.10.1.256"), "x.yaml:5: routers.0.forth.source: this is not an IPv4 address; write it as 10.10.1.2"),
     (changed("10.20.1.100", "224.0.0.1"), "x.yaml:5: routers.0.forth.destination: 224.0.0.1 cannot be routed; write a unicast address"),
     (changed("{source", '{mac: "ff:ff:ff:ff:ff:ff", source'), "x.yaml:5: routers.0.forth.mac: ff:ff:ff:ff:ff:ff is a group address; write the address of the router's own interface"),
@@ -156,6 +156,15 @@ MISTAKES = [
     (SMALL + "configuration: {tuning: libvirt-pins, cpus: 3-}\n", "x.yaml:7: configuration.cpus: "),
     (SMALL + "configuration: {tuning: command, apply: [a]}\n", "x.yaml:7: configuration: tuning command needs the key 'revert'; add it, or write another tuning"),
     (SMALL + "configuration: {revert: [a]}\n", "x.yaml:7: configuration.revert: revert needs the key 'apply' beside it; add it: what is changed for a measurement is taken back"),
+    (changed("[4000]", "[4000], sizes: [60, 60]"), "x.yaml:6: method.sizes: a size stands here twice; use repeats instead"),
+    (changed("[4000]", "[4000], sizes: [59]"), "x.yaml:6: method.sizes.0: 59 is below 60; write imix, or a number of bytes from 60 to 1514"),
+    (changed("kind: sweep, rates: [4000]", "kind: ndr, high: 9, sizes: [60]"), "x.yaml:6: method.sizes: ndr has no use for this key; remove it"),
+    (changed("guest: vr1", "guests: []"), "x.yaml:4: routers.0.guests: the value is empty; write a list of guests such as [vr1, vr2]"),
+    (changed("guest: vr1", "guests: [vr1, vr1]"), "x.yaml:4: routers.0: router vr1 stands here twice; keep one of the two"),
+    (changed("guest: vr1", "guest: vr1\n    guests: [vr2, vr3]"), "x.yaml:4: routers.0: a router is a guest, guests or native; write one of the three"),
+    (changed(ROUTER, ROUTER + "  - guests: [vr2, vr1]\n" + ROUTER), "x.yaml:6: routers.1: router vr1 stands here twice; keep one of the two"),
+    (changed("guest: vr1", "guests: [a, b]") + "configuration: {attachment: macvtap}\n", "x.yaml:7: configuration.attachment: the interfaces of a+b are those of a group, and stay as they are; remove it, or measure a router of one guest"),
+    (SMALL + "configuration: {scale: {edge: 0}}\n", "x.yaml:7: configuration.scale.edge: 0 is below 1; write a whole number from 1 to 256"),
     (SMALL + "configuration: {ring: 300}\n", "x.yaml:7: configuration.ring: 300 is no size of a ring; write 256, 512 or 1024"),
 ]  # fmt: skip
 
@@ -168,6 +177,26 @@ def test_mistake(text: str, message: str) -> None:
     assert all(e.what and e.where and e.hint for e in caught.value.errors)
     assert str(caught.value).startswith(message)
     assert len(caught.value.errors) == 1
+
+
+def test_a_router_of_several_guests() -> None:
+    text = changed("guest: vr1", "guests: [vr1, vr2]").replace(
+        "[4000]", "[4000], sizes: [60, imix]"
+    )
+    spec = load_text(text + "configuration: {scale: {edge: 2}}\n", "x.yaml")
+    (router,) = spec.routers
+    assert router.name == "vr1+vr2"
+    assert router.guests == ("vr1", "vr2")
+    assert not router.native
+    assert spec.method.sizes == (60, "imix")
+    assert spec.configuration.scale == {"edge": 2}
+    # A comparison's later file is laid over this.
+    data = to_data(spec)
+    assert data["routers"][0]["guests"] == ["vr1", "vr2"]
+    assert load_data(data, "x.yaml").routers == spec.routers
+    later = load_text("configuration: {scale: {edge: 1}}\n", "y.yaml", spec)
+    assert (later.routers, later.method) == (spec.routers, spec.method)
+    assert later.configuration.scale == {"edge": 1}
 
 
 def test_every_mistake_is_told_by_line() -> None:

@@ -54,6 +54,14 @@ def test_a_million_flows_are_exact() -> None:
     assert first * second == 1_000_000
 
 
+def test_a_load_may_have_a_size_of_its_own() -> None:
+    sizes = [
+        streams(spec(size=60), Load({"vr1": 10.0}, 1.0, size=size))[0].size
+        for size in (None, 1496, "imix")
+    ]
+    assert sizes == [60, 1496, 0]
+
+
 def test_destinations_that_divide_the_flows_make_no_more_of_them() -> None:
     (stream,) = streams(spec(flows=1000, destinations=100), Load({"vr1": 10.0}, 1.0))
     assert stream.last_destination == "10.20.1.199"

@@ -34,7 +34,7 @@ BENCH_PURE = {
 BENCH_READERS = {"counters", "devices", "environment", "threads"}
 BENCH_WRITERS = {
     "agent", "attach", "bridges", "cleaners", "commands", "edge_cleaners", "guard", "ledger",
-    "netns", "pktgen", "probe", "put_back", "remote", "sink", "tester",
+    "netns", "pktgen", "probe", "put_back", "remote", "scaling", "sink", "tester",
 }  # fmt: skip
 PURE |= {f"bench.{name}" for name in BENCH_PURE}
 READERS |= {f"bench.{name}" for name in BENCH_READERS}

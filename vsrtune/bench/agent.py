@@ -116,13 +116,20 @@ class Agent:
         }
 
     def probe(
-        self, device: str, legs: list[dict[str, str]], run: int, count: int, rate: float
+        self,
+        device: str,
+        legs: list[dict[str, str]],
+        run: int,
+        count: int,
+        rate: float,
+        flows: int = 1,
     ) -> list[tuple[int, int]]:
         """Send a few probes now."""
         self._check([device])
         with probe.Sender(device) as sender:
             ways = [ProbeLeg(**leg) for leg in legs]
-            times = probe.send_at_rate(sender, ways, run, rate, count, threading.Event())
+            stop = threading.Event()
+            times = probe.send_at_rate(sender, ways, run, rate, count, stop, flows)
         return sorted(times.items())
 
     def probed(self, device: str, run: int, count: int, wait: float) -> list[tuple[int, int]]:

@@ -27,10 +27,13 @@ def even_load(spec: Spec, rate: float, seconds: float, **more: Any) -> Load:
 
 
 def point(trials: Sequence[Trial]) -> dict[str, Any]:
-    """The trials of one load, at least one: offered (pps asked for), sent_pps, pps and loss
-    (spreads), generator_limited (the generator fell short in most of the trials)."""
+    """The trials of one load, at least one: offered (pps asked for), size (of frames, where
+    it is the load's own), sent_pps, pps and loss (spreads), generator_limited (the
+    generator fell short in most of the trials)."""
+    size = trials[0].load.size
     return {
         "offered": trials[0].load.total,
+        **({} if size is None else {"size": size}),
         "sent_pps": spread_of(t.sent_pps for t in trials),
         "pps": spread_of(t.pps for t in trials),
         "loss": spread_of(t.loss for t in trials),

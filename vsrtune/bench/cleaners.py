@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vsrtune.bench import attach, put_back
+from vsrtune.bench import attach, put_back, scaling
 
 CLEANERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     attach.KIND: attach.put_back,
     put_back.TUNING: put_back.undo_journal,
     put_back.COMMAND: put_back.revert_command,
+    scaling.KIND: scaling.put_back,
 }

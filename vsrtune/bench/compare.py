@@ -5,7 +5,8 @@ the pps of each load point are compared, ``pairs`` times instead of the method's
 of a search (ndr, pdr, back-to-back) its answers, one search per pair.
 
 Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95), what ("pps",
-or "frames" of bursts); points: one for each load with offered (None of a search) and
+or "frames" of bursts); points: one for each load with offered (None of a search), size
+(of frames, where it is the load's own) and
 configurations: one for each, in their order, with
 
     name, values (by round), median, low, high (the least and greatest), loss and sent_pps
@@ -14,7 +15,7 @@ configurations: one for each, in their order, with
     verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
 
 kept: by configuration name, the median over the rounds of the pps at the highest load as
-a share of the most at any load, with two loads or more; notes: sentences.
+a share of the most at any load, with two loads or more of one size; notes: sentences.
 
 Each interval holds its own true ratio with 95 %. So that not one of several load points
 is claimed to differ by chance, a point's verdict also needs the points of its
@@ -72,13 +73,15 @@ def _loads(
     summary = _summary(spec, configurations, values, seed)
     for at, found in enumerate(summary["points"]):
         found["offered"] = loads[at].total
+        if loads[at].size is not None:
+            found["size"] = loads[at].size
         for index, one in enumerate(found["configurations"]):
             told = point(made[at][index])
             one["loss"] = told["loss"]["median"]
             one["sent_pps"] = told["sent_pps"]["median"]
             one["generator_limited"] = told["generator_limited"]
     summary["notes"] += _short_notes(summary["points"])
-    if len(loads) > 1:
+    if len(loads) > 1 and len({load.size for load in loads}) == 1:
         summary["kept"] = {
             one.name: _kept([at[index] for at in values])
             for index, one in enumerate(configurations)

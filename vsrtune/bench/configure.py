@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from vsrtune.bench import attach, put_back
+from vsrtune.bench import attach, put_back, scaling
 from vsrtune.bench.attach import Attachments, Wanted
 from vsrtune.bench.commands import run
 from vsrtune.bench.model import Configuration, Spec, Tuning
@@ -44,9 +44,9 @@ class Configurator(Closing):
     again; it raises VsrtuneError when one does not in time.
 
     The ledger has an entry for what is attached from before the first move until the
-    originals are back, and after it one for the present tuning and one for a command
-    beside it: taken back latest first, the threads are untuned before they go with
-    their interfaces.
+    originals are back, likewise for the members of groups, and after it one for the
+    present tuning and one for a command beside it: taken back latest first, the threads
+    are untuned before they go with their interfaces.
     """
 
     def __init__(
@@ -71,6 +71,10 @@ class Configurator(Closing):
         # Entries of the ledger: id, and for a tuning what takes it back.
         self._attached: Any = None
         self._original: dict[str, Any] = {}
+        self._scaled: Any = None
+        # Members of groups plugged in on entry, and now.
+        self._before: dict[str, int] = {}
+        self._members: dict[str, int] = {}
         self._tuned: list[tuple[Any, Callable[[], object]]] = []
 
     def __enter__(self) -> Self:
@@ -102,8 +106,12 @@ class Configurator(Closing):
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
+        groups = {name: count for c in configurations for name, count in c.scale.items()}
+        if groups:
+            self._before = self._members = scaling.present(groups, self._uri)
         for configuration in configurations:
             self._attachments.check(Wanted.of(configuration))
+            scaling.check(configuration.scale, self._uri)
             self._entered().check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
@@ -118,6 +126,7 @@ class Configurator(Closing):
         self._present = None
         self._untune()
         self._attach(Wanted.of(configuration))
+        self._scale(configuration.scale)
         self._notes = self._tune(configuration)
         self._present = configuration
         return self._notes
@@ -125,10 +134,10 @@ class Configurator(Closing):
     def restore(self) -> None:
         """Everything as it was on entry. May be called again after it raised."""
         self._present = None
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._detach)
+            stack.callback(self._unscale)
             self._untune()
-        finally:
-            self._detach()
 
     def _attach(self, wanted: Wanted) -> None:
         if not self._attachments.differ(wanted):
@@ -150,6 +159,28 @@ class Configurator(Closing):
         self._attachments.back_to_original()
         self._ledger.done(self._attached)
         self._attached = None
+
+    def _scale(self, asked: Mapping[str, int]) -> None:
+        """Groups that this configuration does not name are as they were on entry."""
+        wanted = {**self._before, **asked}
+        if wanted == self._members:
+            return
+        if self._scaled is None:
+            data = {"uri": self._uri, "members": self._before}
+            self._scaled = self._ledger.add(scaling.KIND, data)
+        self._members = {}
+        scaling.scale(wanted, self._uri)
+        self._members = wanted
+        if self._ready is not None:
+            self._ready()
+
+    def _unscale(self) -> None:
+        if self._scaled is None:
+            return
+        scaling.put_back({"uri": self._uri, "members": self._before})
+        self._members = self._before
+        self._ledger.done(self._scaled)
+        self._scaled = None
 
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
         tuner = self._entered()
@@ -205,5 +236,5 @@ class Configurator(Closing):
 
     def _make_tuner(self, journal: Journal) -> Tuner:
         left = self._spec.left
-        guests = [router.name for router in self._spec.routers if not router.native]
+        guests = [name for router in self._spec.routers for name in router.guests]
         return Tuner(journal, guests, left.cpu if left.host is None else None, self._uri)

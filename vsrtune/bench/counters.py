@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.bench.model import Router
@@ -40,18 +40,20 @@ class Losses:
     ring: int = 0
 
 
-def guest_of(router: Router, snapshot: Snapshot) -> Guest | None:
-    """The running guest that is the router; None for a native one. Raises
-    VsrtuneError when it does not run."""
-    if router.native:
-        return None
-    found = [g for g in snapshot.guests if router.name in (g.ref, g.name)]
-    exact = [g for g in found if g.ref == router.name] or found
+def guests_of(router: Router, snapshot: Snapshot) -> tuple[Guest, ...]:
+    """The running guests that are the router; none for a native one. Raises
+    VsrtuneError when one does not run."""
+    return tuple(_guest(name, snapshot) for name in router.guests)
+
+
+def _guest(name: str, snapshot: Snapshot) -> Guest:
+    found = [g for g in snapshot.guests if name in (g.ref, g.name)]
+    exact = [g for g in found if g.ref == name] or found
     if len(exact) != 1:
         names = ", ".join(g.ref for g in snapshot.guests) or "none"
         raise VsrtuneError(
             "this router does not run" if not exact else "several guests have this name",
-            where=router.name,
+            where=name,
             hint=f"guests that run: {names}",
             lasting=Lasting.TRANSIENT,
         )
@@ -63,18 +65,39 @@ def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Pla
     lowers: set[str] = set()
     rings: set[str] = set()
     for router in routers:
-        guest = guest_of(router, snapshot)
-        if guest is None:
+        if router.native:
             macs = {leg.mac.lower() for leg in (router.forth, router.back) if leg is not None}
             lowers |= {name for name in _names(root) if _text(root, name, "address") in macs}
             continue
-        for interface in guest.interfaces:
+        guests = guests_of(router, snapshot)
+        # Members of a group name the same devices, each of which counts once.
+        for interface in (i for guest in guests for i in guest.interfaces):
             lowers.update(interface.lower)
             # A macvtap receives what goes to its guest; a tun device sends it.
             tun = root.exists(f"{CLASS}/{interface.target}/tun_flags")
             counter = "tx_dropped" if tun else "rx_dropped"
             rings.add(f"{CLASS}/{interface.target}/statistics/{counter}")
     return Places(tuple(sorted(lowers)), tuple(sorted(rings)))
+
+
+def queues(router: Router, snapshot: Snapshot) -> dict[tuple[str, int], int]:
+    """Frames that each queue of the router's devices received so far, by device and number,
+    where the device tells."""
+    found = {}
+    for interface in (i for guest in guests_of(router, snapshot) for i in guest.interfaces):
+        for queue in interface.counters.queues if interface.counters is not None else ():
+            found[interface.target, queue.queue] = queue.received or 0
+    return found
+
+
+def all_took(
+    before: Mapping[tuple[str, int], int], after: Mapping[tuple[str, int], int], ways: int
+) -> bool:
+    """Whether all queues received frames on as many devices as frames were sent to. True
+    where no device tells."""
+    devices = {device for device, _ in after}
+    idle = {key[0] for key, count in after.items() if count <= before.get(key, 0)}
+    return len(devices - idle) >= min(ways, len(devices))
 
 
 def read_losses(root: HostRoot, where: Places) -> Losses:

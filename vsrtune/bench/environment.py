@@ -53,7 +53,7 @@ def environment(
     root = LiveRoot() if root is None else root
     run = run_command if run is None else run
     devices = {str(end): _device(end, run) for end in (spec.left, spec.right)}
-    names = {router.name for router in spec.routers if not router.native}
+    names = {name for router in spec.routers for name in router.guests}
     guests = [g for g in snapshot.guests if g.ref in names]
     return {
         "label": label(spec, [d.get("driver", "") for d in devices.values()]),

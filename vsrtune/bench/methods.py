@@ -65,7 +65,11 @@ def loads(spec: Spec) -> list[Load]:
         return []
     if method.kind == "fairness":
         return fairness.loads(spec)
-    return [even_load(spec, r, method.seconds, latency=method.latency) for r in method.rates]
+    return [
+        even_load(spec, rate, method.seconds, latency=method.latency, size=size)
+        for size in method.sizes or (None,)
+        for rate in method.rates
+    ]
 
 
 def estimate(spec: Spec) -> Estimate:
@@ -74,7 +78,7 @@ def estimate(spec: Spec) -> Estimate:
     if method.kind in SEARCHES:
         trials, seconds = rate_search.expected(spec)
         return Estimate(trials, seconds, exact=False)
-    count = len(method.rates) * method.repeats
+    count = len(loads(spec)) * method.repeats
     if method.kind == "soak":
         count = _soak_trials(spec)
     return Estimate(count, count * method.seconds)
@@ -82,19 +86,23 @@ def estimate(spec: Spec) -> Estimate:
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:
     made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
+    # Of each size by itself: the sort keeps the order of sizes at a rate.
     return sweep_summary(sorted(made, key=lambda trials: trials[0].load.total))
 
 
 def sweep_summary(by_load: Sequence[Sequence[Trial]]) -> dict[str, Any]:
-    """The summary of trials by load, in rising order of load."""
+    """The summary of trials by load, in rising order of load. ``at_highest`` is None of
+    frames of several sizes."""
     points = [point(trials) for trials in by_load]
+    several = len({trials[0].load.size for trials in by_load}) > 1
     best = max(points, key=lambda p: float(p["pps"]["median"]))
     peak = float(best["pps"]["median"])
+    last = float(points[-1]["pps"]["median"])
     return {
         "kind": "sweep",
         "points": points,
         "peak": {"offered": best["offered"], "pps": peak},
-        "at_highest": float(points[-1]["pps"]["median"]) / peak if peak > 0 else None,
+        "at_highest": last / peak if peak > 0 and not several else None,
     }
 
 

@@ -46,12 +46,20 @@ class Leg:
 @dataclass(frozen=True, slots=True)
 class Router:
     """A router under test. ``name`` is the guest's, or any name when ``native`` (this
-    host itself forwards). ``back`` is the leg from right to left, None without one."""
+    host itself forwards). ``back`` is the leg from right to left, None without one.
+    ``members`` are the guests of a router that is a group of them, whose name is theirs
+    with a + between."""
 
     name: str
     forth: Leg
     back: Leg | None = None
     native: bool = False
+    members: tuple[str, ...] = ()
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """The guests that it is, none when this host itself forwards."""
+        return () if self.native else self.members or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,8 @@ class Configuration:
     (argv): all there is to Tuning.COMMAND (a peer such as TuneD is measured so), and
     carried out after any other tuning (a setting that no policy has). ``vhost``,
     ``queues``, ``ring`` (slots of a receive ring) and ``mergeable`` (receive buffers) of
-    None leave the guest's interfaces as they are.
+    None leave the guest's interfaces as they are. ``scale`` is how many members of a group
+    (docs/groups.md) are plugged in, by the group's name; others stay as they are.
     """
 
     name: str
@@ -108,6 +117,7 @@ class Configuration:
     queues: int | None = None
     ring: int | None = None
     mergeable: bool | None = None
+    scale: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,8 @@ class Method:
     (share, 0 for ndr), ``precision`` (share of the rate), ``trials`` per rate, the
     worst deciding. back-to-back: ``low``..``high`` frames at ``high`` rate (``rates[0]``),
     RFC 9004, ``repeats``. fairness: ``rates[0]`` to each router, or flow. soak:
-    ``rates[0]`` in trials of ``seconds`` for ``duration``.
+    ``rates[0]`` in trials of ``seconds`` for ``duration``. With ``sizes`` a sweep tries
+    each rate with frames of each of these instead of ``Traffic.size``.
     """
 
     kind: str = "sweep"
@@ -142,6 +153,7 @@ class Method:
     # fairness: pps by router name, where they are not equal.
     by_router: Mapping[str, int] = field(default_factory=dict)
     latency: bool = False
+    sizes: tuple[int | Literal["imix"], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +175,14 @@ class Spec:
 @dataclass(frozen=True, slots=True)
 class Load:
     """One trial's order: pps to each router by name (sum of both directions), for
-    ``seconds``. ``frames`` instead asks for that many at the rate (a burst)."""
+    ``seconds``. ``frames`` instead asks for that many at the rate (a burst). ``size`` is
+    of the frames, None for that of the spec."""
 
     pps: Mapping[str, float]
     seconds: float
     frames: int | None = None
     latency: bool = False
+    size: int | Literal["imix"] | None = None
 
     @property
     def total(self) -> float:

@@ -170,17 +170,16 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
         figure = throughput(lines, title, note=note, x_label="seconds", ideal=False)
         figures.append(("Forwarded rate over time.", figure))
     elif len({p.offered for p in everything}) > 1:
-        lines = [curve(name, group) for name, group in found.items() if group]
+        lines = [curve(name, group) for name, group in _by_size(found)]
         caption = "Forwarded against offered rate: median, and the lowest and highest trial."
         figures.append((caption, throughput(lines, title, note=note)))
-    for offered in sorted({p.offered for p in everything}):
-        here = [p for p in everything if p.offered == offered]
+    for offered, here in _by_load(everything):
         if max(len(p.trials) for p in here) < 2 or outcome.method == "soak":
             continue
         columns = [p.configuration for p in here]
         values = [[t.pps for t in p.trials] for p in here]
-        caption = f"Every trial at {offered:,.0f} frames per second offered; the bar is the median."
-        name = f"{title} at {offered:,.0f} pps"
+        caption = f"Every trial at {offered} offered; the bar is the median."
+        name = f"{title} at {offered}"
         figures.append((caption, scatter(columns, values, name, "forwarded pps", note=note)))
     roles = tuple(r for r in used(everything, ROLES, "cpu_seconds") if r != "idle")
     if roles:
@@ -190,6 +189,24 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
         caption = "CPU seconds for each million frames forwarded, by thread role and load."
         figures.append((caption, bars(names, series, title, "CPU s per million", note=note)))
     return figures
+
+
+def _by_size(found: Mapping[str, Sequence[Point]]) -> list[tuple[str, list[Point]]]:
+    """A line of a plot for each configuration, and each size where there are several."""
+    lines: dict[str, list[Point]] = {}
+    for name, group in found.items():
+        for p in group:
+            lines.setdefault(name if p.size is None else f"{name}, {p.size}", []).append(p)
+    return list(lines.items())
+
+
+def _by_load(everything: Sequence[Point]) -> list[tuple[str, list[Point]]]:
+    """What was offered, and the points of it, in rising order."""
+    loads: dict[str, list[Point]] = {}
+    for p in sorted(everything, key=lambda p: p.offered):
+        size = "" if p.size is None else f" of {p.size}"
+        loads.setdefault(f"{p.offered:,.0f} pps{size}", []).append(p)
+    return list(loads.items())
 
 
 def svg(figure: Figure, key: str) -> str:

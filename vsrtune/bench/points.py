@@ -21,13 +21,14 @@ class Point:
     """All trials of one configuration at one load.
 
     ``offered`` is pps asked for over all routers; ``frames`` the length of the burst,
-    None for a load that lasts a time.
+    None for a load that lasts a time; ``size`` that of the frames, None for the spec's.
     """
 
     configuration: str
     offered: float
     frames: int | None
     trials: tuple[Trial, ...]
+    size: int | str | None = None
 
     @property
     def pps(self) -> float:
@@ -88,16 +89,21 @@ def _per(amount: float, trials: Iterable[Trial], frames: int) -> float | None:
 
 
 def points(trials: Iterable[Trial]) -> list[Point]:
-    """Points in order of first appearance of their configuration, then by load."""
-    groups: dict[tuple[str, float, int | None], list[Trial]] = {}
+    """Points in order of first appearance of their configuration, then by size and load."""
+    groups: dict[tuple[str, str | int | None, float, int | None], list[Trial]] = {}
     order: dict[str, int] = {}
     for trial in trials:
         order.setdefault(trial.configuration, len(order))
-        key = (trial.configuration, round(trial.load.total, 3), trial.load.frames)
+        load = trial.load
+        key = (trial.configuration, load.size, round(load.total, 3), load.frames)
         groups.setdefault(key, []).append(trial)
-    keys = sorted(groups, key=lambda k: (order[k[0]], k[1], k[2] or 0))
+    # IMIX comes after the sizes that are numbers.
+    keys = sorted(
+        groups, key=lambda k: (order[k[0]], isinstance(k[1], str), k[1] or 0, k[2], k[3] or 0)
+    )
     return [
-        Point(name, pps, frames, tuple(groups[name, pps, frames])) for name, pps, frames in keys
+        Point(name, pps, frames, tuple(groups[name, size, pps, frames]), size)
+        for name, size, pps, frames in keys
     ]
 
 

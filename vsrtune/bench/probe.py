@@ -47,11 +47,12 @@ class ProbeLeg:
     destination: str
 
 
-def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int) -> bytes:
-    """A probe: Ethernet, IPv4, UDP, and our mark with the run and the number."""
+def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> bytes:
+    """A probe: Ethernet, IPv4, UDP, and our mark with the run and the number. Flows differ
+    by their source ports."""
     data = _MAGIC + struct.pack("!II", run, number)
     data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
-    udp = struct.pack("!HHHH", _SOURCE_PORT, PORT, 8 + len(data), 0)
+    udp = struct.pack("!HHHH", _SOURCE_PORT - flow, PORT, 8 + len(data), 0)
     head = struct.pack(
         "!BBHHHBBH4s4s", 0x45, 0, 28 + len(data), 0, 0, 64, socket.IPPROTO_UDP, 0,
         ipaddress.IPv4Address(leg.source).packed, ipaddress.IPv4Address(leg.destination).packed,
@@ -123,10 +124,10 @@ class Sender(_Packets):
         self._mac: bytes = self.socket.getsockname()[4]
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE)
 
-    def send(self, leg: ProbeLeg, run: int, number: int) -> int | None:
+    def send(self, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> int | None:
         """Send one; the time just before, in nanoseconds, or None when the device
         did not take it."""
-        data = frame(self._mac, leg, run, number)
+        data = frame(self._mac, leg, run, number, flow)
         now = time.clock_gettime_ns(time.CLOCK_REALTIME)
         try:
             self.socket.send(data)
@@ -141,16 +142,22 @@ class Sender(_Packets):
 
 
 def send_at_rate(
-    sender: Sender, legs: Sequence[ProbeLeg], run: int, rate: float, count: int, stop: Any
+    sender: Sender,
+    legs: Sequence[ProbeLeg],
+    run: int,
+    rate: float,
+    count: int,
+    stop: Any,
+    flows: int = 1,
 ) -> dict[int, int]:
-    """Send ``count`` probes over the legs in turn, ``rate`` a second, until the Event
-    ``stop`` is set. Returns when each left, in nanoseconds."""
+    """Send ``count`` probes over the legs in turn, of so many flows in turn, ``rate`` a
+    second, until the Event ``stop`` is set. Returns when each left, in nanoseconds."""
     times: dict[int, int] = {}
     begin = time.monotonic()
     for number in range(count):
         if stop.wait(max(0.0, begin + number / rate - time.monotonic())):
             break
-        now = sender.send(legs[number % len(legs)], run, number)
+        now = sender.send(legs[number % len(legs)], run, number, number % flows)
         if now is not None:
             times[number] = now
         times.update(sender.sent(run))

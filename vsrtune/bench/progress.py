@@ -77,8 +77,9 @@ class Watch(Closing):
 
 def describe(trial: Trial) -> str:
     """One trial on one line."""
+    size = "" if trial.load.size is None else f" of {trial.load.size}"
     return (
-        f"{trial.configuration}, {trial.load.total:,.0f} pps offered, "
+        f"{trial.configuration}, {trial.load.total:,.0f} pps{size} offered, "
         f"{trial.pps:,.0f} forwarded, {100 * trial.loss:.1f} % lost"
     )
 

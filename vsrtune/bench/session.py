@@ -87,21 +87,22 @@ def clean() -> list[str]:
 
 
 def with_macs(spec: Spec, snapshot: Snapshot) -> Spec:
-    """The specification with the MACs that it leaves to the guests: of a guest's first
-    interface for ``forth``, of its second for ``back``. Raises VsrtuneError for a guest
-    that does not run or has too few interfaces."""
+    """The specification with the MACs that it leaves to the guests: of a guest's (of
+    several, the first one's) first interface for ``forth``, of its second for ``back``.
+    Raises VsrtuneError for a guest that does not run or has too few interfaces."""
     return replace(spec, routers=tuple(_router(r, snapshot) for r in spec.routers))
 
 
 def _router(router: Router, snapshot: Snapshot) -> Router:
     if router.native:
         return router
-    guest = next((g for g in snapshot.guests if g.ref == router.name), None)
-    if guest is None:
-        raise VsrtuneError(
-            "no such guest is running", where=router.name, hint="`vsrtune show` lists them"
-        )
-    macs = [interface.mac for interface in guest.interfaces]
+    running = {g.ref: g for g in snapshot.guests}
+    for name in router.guests:
+        if name not in running:
+            raise VsrtuneError(
+                "no such guest is running", where=name, hint="`vsrtune show` lists them"
+            )
+    macs = [interface.mac for interface in running[router.guests[0]].interfaces]
 
     def known(leg: Leg, index: int) -> Leg:
         if leg.mac:

@@ -112,7 +112,10 @@ def _stated(value: Any) -> dict[str, Any]:
 
 def _router_data(router: Router) -> dict[str, Any]:
     legs = {"forth": router.forth, "back": router.back}
-    return {"native" if router.native else "guest": router.name} | {
+    who: dict[str, Any] = {"native" if router.native else "guest": router.name}
+    if router.members:
+        who = {"guests": list(router.members)}
+    return who | {
         key: {name: text for name, text in dataclasses.asdict(leg).items() if text}
         for key, leg in legs.items()
         if leg is not None
@@ -207,7 +210,8 @@ def _seconds(data: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 def _method(data: dict[str, Any]) -> Method:
     values = _seconds(data, "seconds", "duration")
-    values["rates"] = tuple(values.get("rates", ()))
+    for key in ("rates", "sizes"):
+        values[key] = tuple(values.get(key, ()))
     if values["kind"] == "pdr":
         values.setdefault("loss", PDR_LOSS)
     return Method(**values)
@@ -216,12 +220,15 @@ def _method(data: dict[str, Any]) -> Method:
 def _router(data: dict[str, Any]) -> Router:
     native = data.get("native")
     back = data.get("back")
+    members = tuple(data.get("guests", ()))
+    guest = data.get("guest", "+".join(members))
     return Router(
-        # Both or neither of the two is an error that the checks tell.
-        name=data.get("guest", native or ""),
+        # More or fewer than one of the three is an error that the checks tell.
+        name=guest or native or "",
         forth=_leg(data["forth"]),
         back=None if back is None else _leg(back),
-        native=native is not None and "guest" not in data,
+        native=native is not None and not guest,
+        members=members,
     )
 
 

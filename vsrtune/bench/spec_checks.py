@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from vsrtune.bench.model import Leg, Method, Spec, Tuning
+from vsrtune.bench.model import Configuration, Leg, Method, Spec, Tuning
 from vsrtune.bench.spec_schema import MAX_PPS
 from vsrtune.bench.streams import COUNTED_FLOWS
 from vsrtune.cpuset import CpuSet
@@ -15,7 +15,7 @@ from vsrtune.policy_yaml import KeyPath, dotted
 
 # The keys of a method that each kind uses, and what of these it cannot do without.
 USES = {
-    "sweep": {"rates", "seconds", "repeats", "latency"},
+    "sweep": {"rates", "seconds", "repeats", "latency", "sizes"},
     "ndr": {"low", "high", "seconds", "precision", "trials", "latency"},
     "pdr": {"low", "high", "seconds", "precision", "trials", "latency", "loss"},
     "back-to-back": {"rates", "low", "high", "seconds", "precision", "repeats"},
@@ -109,12 +109,14 @@ class Checker:
         names: set[str] = set()
         for number, router in enumerate(spec.routers):
             here = ("routers", str(number))
-            kinds = [k for k in ("guest", "native") if (*here, k) in self.lines]
+            kinds = [k for k in ("guest", "guests", "native") if (*here, k) in self.lines]
             if not router.name or len(kinds) > 1:
-                self.fail(here, "a router is either a guest or native", "write one of the two")
-            elif router.name in names:
-                self.fail(here, f"router {router.name} stands here twice", "keep one of the two")
-            names.add(router.name)
+                self.fail(here, "a router is a guest, guests or native", "write one of the three")
+            else:
+                for name in router.guests or (router.name,):
+                    if name in names:
+                        self.fail(here, f"router {name} stands here twice", "keep one of the two")
+                    names.add(name)
             legs = {"forth": router.forth} | ({"back": router.back} if router.back else {})
             for name, leg in legs.items():
                 self.leg((*here, name), leg, router.native, spec.traffic.destinations)
@@ -160,7 +162,7 @@ class Checker:
                 )
         default = Method(kind=method.kind)
         for key in ("rates", "repeats", "low", "high", "loss", "precision", "trials", "duration",
-                    "by_router", "latency"):  # fmt: skip
+                    "by_router", "latency", "sizes"):  # fmt: skip
             if key not in USES[method.kind] and getattr(method, key) != getattr(default, key):
                 self.fail(("method", key), f"{method.kind} has no use for this key", "remove it")
         self.method_values(spec)
@@ -170,8 +172,10 @@ class Checker:
         method = spec.method
         if method.seconds <= 0:
             self.fail(("method", "seconds"), "a trial takes time", "write seconds: 2")
-        if len(set(method.rates)) != len(method.rates):
-            self.fail(("method", "rates"), "a rate stands here twice", "use repeats instead")
+        for key, what in (("rates", "rate"), ("sizes", "size")):
+            values = getattr(method, key)
+            if len(set(values)) != len(values):
+                self.fail(("method", key), f"a {what} stands here twice", "use repeats instead")
         if method.kind in ("back-to-back", "soak") and len(method.rates) > 1:
             self.fail(("method", "rates"), f"{method.kind} has one rate", "keep one of them")
         if method.high and method.low >= method.high:
@@ -249,6 +253,15 @@ class Checker:
                 f"{present} needs the key {missing!r} beside it",
                 "add it: what is changed for a measurement is taken back",
             )
+        several = next((r.name for r in spec.routers if r.members), None)
+        if several is not None:
+            for key in ("attachment", "vhost", "queues", "ring", "mergeable"):
+                if getattr(configuration, key) != getattr(Configuration(""), key):
+                    self.fail(
+                        ("configuration", key),
+                        f"the interfaces of {several} are those of a group, and stay as they are",
+                        "remove it, or measure a router of one guest",
+                    )
         if configuration.ring not in (None, 256, 512, 1024):
             self.fail(
                 ("configuration", "ring"),

@@ -21,6 +21,7 @@ MAX_DESTINATIONS = 65536
 # What a 100 Gbit/s line carries of the smallest frames; a typing error is above it.
 MAX_PPS = 150_000_000
 MAX_QUEUES = 256
+MAX_MEMBERS = 256
 KINDS = ("sweep", "ndr", "pdr", "back-to-back", "fairness", "soak")
 DURATION_PATTERN = r"^\s*([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(ms|s|min)\s*$"
 
@@ -147,11 +148,32 @@ def _argv(description: str) -> dict[str, Any]:
     }
 
 
+_SIZE = {
+    "description": "Bytes of a frame without its check sequence (60 is a 64-byte frame on "
+    "the wire), or imix: 7 of 60, 4 of 566, 1 of 1514.",
+    "type": ["integer", "string"],
+    "minimum": MIN_SIZE,
+    "maximum": MAX_SIZE,
+    "pattern": "^imix$",
+    "x-pattern": "a frame size",
+    "x-expects": f"imix, or a number of bytes from {MIN_SIZE} to {MAX_SIZE}",
+}
+
 _ROUTER = _mapping(
     "A router under test.",
     "a mapping with the keys guest and forth",
     {
         "guest": _text("Name of the guest.", "the guest's name"),
+        "guests": {
+            "description": "Names of the guests that are one router together (a group). Frames "
+            "go to the MAC of the first unless mac says otherwise; the threads and counters of "
+            "all are the router's.",
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_MEMBERS,
+            "items": _text("Name of a guest.", "the guest's name as text"),
+            "x-expects": "a list of guests such as [vr1, vr2]",
+        },
         "native": _text("This host itself forwards; any name for it.", "any name"),
         "forth": _leg("Frames from left to right."),
         "back": _leg("Frames from right to left, for traffic both ways."),
@@ -165,16 +187,7 @@ _TRAFFIC = _mapping(
     "What the frames are like.",
     "keys such as size: 60",
     {
-        "size": {
-            "description": "Bytes of a frame without its check sequence (60 is a 64-byte frame on "
-            "the wire), or imix: 7 of 60, 4 of 566, 1 of 1514.",
-            "type": ["integer", "string"],
-            "minimum": MIN_SIZE,
-            "maximum": MAX_SIZE,
-            "pattern": "^imix$",
-            "x-pattern": "a frame size",
-            "x-expects": f"imix, or a number of bytes from {MIN_SIZE} to {MAX_SIZE}",
-        },
+        "size": _SIZE,
         "flows": _number("Flows of each router and direction.", 1, MAX_FLOWS),
         "destinations": _number(
             "Destination addresses of each leg, sent to in turn; flows should be a multiple of it.",
@@ -237,6 +250,14 @@ _METHOD = _mapping(
             "x-expects": "rates by router name such as {vr1: 8000}",
         },
         "latency": _flag("Send time-stamped probes beside the load."),
+        "sizes": {
+            "description": "sweep: try each rate with frames of each of these sizes, instead of "
+            "traffic.size.",
+            "type": "array",
+            "minItems": 1,
+            "items": _SIZE,
+            "x-expects": "a list of sizes such as [60, 508, 1496]",
+        },
     },
     ("kind",),
 )
@@ -275,6 +296,13 @@ _CONFIGURATION = _mapping(
             "Mergeable receive buffers; off, a guest also gets no frame above its MTU. As they are "
             "when left out."
         ),
+        "scale": {
+            "description": "How many members of these groups (vsrtune group) are plugged in; as "
+            "they are when left out.",
+            "type": "object",
+            "additionalProperties": _number("Members, the first ones.", 1, MAX_MEMBERS),
+            "x-expects": "a number of members by the group's name, such as {edge: 2}",
+        },
     },
 )
 

@@ -112,6 +112,7 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
         if name not in names or pps < 0:
             raise VsrtuneError(f"cannot send {pps:g} frames per second to {name!r}")
     every = legs(spec)
+    size = spec.traffic.size if load.size is None else load.size
     shares = {r.name: sum(1 for other, _, _ in every if other is r) for r in spec.routers}
     rates = [load.pps.get(router.name, 0.0) / shares[router.name] for router, _, _ in every]
     counts = _counts(rates, load)
@@ -130,7 +131,7 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
                 source=leg.source,
                 destination=leg.destination,
                 destinations=spec.traffic.destinations,
-                size=0 if spec.traffic.size == "imix" else spec.traffic.size,
+                size=0 if size == "imix" else size,
                 source_ports=source_ports,
                 destination_port=FIRST_DESTINATION_PORT + PORT_BLOCK * number,
                 destination_ports=destination_ports,

@@ -187,6 +187,7 @@ def _compare(s: Summary) -> list[Table]:
     found = []
     for p in s["points"]:
         at = "" if p.get("offered") is None else f" at {number(p['offered'])} pps offered"
+        at += f" of {p['size']}" if "size" in p else ""
         table = Table(
             f"Compared with {s['baseline']}{at}, {s['pairs']} pairs",
             ("configuration", f"median {unit}", "lowest..highest", "verdict"),

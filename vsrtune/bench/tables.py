@@ -45,7 +45,9 @@ def label(outcome: Outcome) -> str:
 def header(outcome: Outcome) -> Table:
     """What was measured, how, when."""
     spec, traffic = outcome.spec, outcome.spec.traffic
-    size = "IMIX" if traffic.size == "imix" else f"{traffic.size} bytes without FCS"
+    sizes = spec.method.sizes or (traffic.size,)
+    size = " / ".join("IMIX" if s == "imix" else str(s) for s in sizes)
+    size += "" if sizes == ("imix",) else " bytes without FCS"
     both = "both directions" if traffic.bidirectional else "left to right"
     bursts = f", in bursts of {1000 * traffic.burst:g} ms" if traffic.burst else ""
     rows = [
@@ -99,6 +101,11 @@ def method_text(outcome: Outcome) -> str:
     return text
 
 
+def load_text(p: Point) -> str:
+    """What was offered at a point: pps, and the size of the frames where it varies."""
+    return number(p.offered) + ("" if p.size is None else f" of {p.size}")
+
+
 def throughput_table(found: Sequence[Point]) -> Table:
     """A row for each configuration and load: rates, loss, and where frames were lost."""
     places = used(found, DROPS, "drops")
@@ -108,7 +115,7 @@ def throughput_table(found: Sequence[Point]) -> Table:
         (*columns, "trials", "lost %", *(_DROP_HEADS[p] for p in places)),
     )
     for p in found:
-        offered = number(p.offered) + (f" x {p.frames:,}" if p.frames is not None else "")
+        offered = load_text(p) + (f" x {p.frames:,}" if p.frames is not None else "")
         table.rows.append(
             (
                 p.configuration,
@@ -143,7 +150,7 @@ def cost_table(found: Sequence[Point]) -> Table:
         table.rows.append(
             (
                 p.configuration,
-                number(p.offered),
+                load_text(p),
                 *(number(p.cpu_per_million(role)) for role in roles),
                 number(p.switches_per_thousand()),
                 number(p.migrations_per_second()),
@@ -165,7 +172,7 @@ def latency_tables(found: Sequence[Point]) -> list[Table]:
             late = trial.latency
             values = (late.p50, late.p90, late.p99)
             shown = [number(v * 1e6) if v == v else NOTHING for v in values]  # NaN: no probe came
-            row = (p.configuration, number(p.offered), *shown, str(late.sent), str(late.lost))
+            row = (p.configuration, load_text(p), *shown, str(late.sent), str(late.lost))
             table.rows.append(row)
     return [table]
 

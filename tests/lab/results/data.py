@@ -77,20 +77,27 @@ class Data:
     def loads(self, run: str) -> list[float]:
         return sorted({t.load.total for t in self.outcome(run).trials})
 
-    def at(self, run: str, configuration: str | None, load: float) -> Point:
+    def at(
+        self, run: str, configuration: str | None, load: float, size: int | None = None
+    ) -> Point:
+        """``size`` of the frames, for a run of several."""
         for point in self.points(run, configuration):
-            if abs(point.offered - load) < 1:
+            if abs(point.offered - load) < 1 and point.size == size:
                 return point
         raise Missing(f"{run}: {configuration} at {load:g}")
 
-    def trials(self, run: str, configuration: str, load: float) -> list[Trial]:
+    def trials(
+        self, run: str, configuration: str, load: float, size: int | None = None
+    ) -> list[Trial]:
         """In the order in which they were made: the nth belongs to the nth round."""
-        return list(self.at(run, configuration, load).trials)
+        return list(self.at(run, configuration, load, size).trials)
 
-    def ratio(self, run: str, ours: str, theirs: str, load: float) -> Ratio:
+    def ratio(
+        self, run: str, ours: str, theirs: str, load: float, size: int | None = None
+    ) -> Ratio:
         """Paired by round: forwarded by ``ours`` over ``theirs``."""
-        a = [t.pps for t in self.trials(run, ours, load)]
-        b = [t.pps for t in self.trials(run, theirs, load)]
+        a = [t.pps for t in self.trials(run, ours, load, size)]
+        b = [t.pps for t in self.trials(run, theirs, load, size)]
         count = min(len(a), len(b))
         return paired_ratio(a[:count], b[:count])
 

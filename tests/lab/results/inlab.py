@@ -8,6 +8,7 @@ goes on with the next run. Exits 0 when all is done, 75 when the time was up bef
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +25,7 @@ SHARE = Path("/mnt/share")
 # Where the package nslab is.
 HERE = Path(__file__).resolve().parent
 SPECS = Path("/run/results")
+GROUPS = Path("/etc/vsrtune/groups")
 TIME_UP = 75
 # Many routes lie below this one, and so do the destinations of many flows.
 PREFIX = "10.128.0.0/9"
@@ -120,9 +123,20 @@ def routes_archive(index: int, count: int) -> Path:
     return archive
 
 
+def alike(own: list[str], theirs: list[str]) -> list[str]:
+    """What another router is told to be, for a router to be it too: on interfaces with the
+    other's MACs, and on its own ones."""
+    roles = [[word for word in words if word.startswith("nic=")] for words in (own, theirs)]
+    also = []
+    for mine, other in zip(*roles, strict=True):
+        mac = mine.removeprefix("nic=").partition(",")[0]
+        also.append(f"nic={mac},{other.partition(',')[2]}")
+    return roles[1] + also
+
+
 def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
     """Define the lab's router anew as the matrix wants it, and wait until it forwards."""
-    if wanted == {"vcpus": 1, "queues": 1, "routes": None}:
+    if wanted == {"vcpus": 1, "queues": 1, "routes": None, "like": None}:
         return
     say(f"{name}: {wanted}")
     domain = ET.fromstring(command("virsh", "dumpxml", "--inactive", name))
@@ -138,6 +152,9 @@ def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
             element = system.find("initrd")
             assert element is not None
             element.text = str(archive)
+    if wanted["like"] is not None:
+        other = ET.fromstring(command("virsh", "dumpxml", "--inactive", f"vr{wanted['like']}"))
+        words = alike(words, other.findtext("os/cmdline", "").split()) + words
     element = system.find("cmdline")
     assert element is not None
     element.text = " ".join(words)
@@ -176,8 +193,11 @@ def routers(run: dict[str, Any]) -> list[dict[str, Any]]:
     """The routers of the run as the lab describes them, maybe with another destination."""
     native = run["router"] == "native"
     base = read_yaml("/run/lab/bench-native.yaml" if native else "/run/lab/bench.yaml")
-    names = list(run["by_router"]) or [run["router"]]
+    names = list(run["by_router"]) or list(run["together"]) or [run["router"]]
     found = [r for r in base["routers"] if native or r.get("guest") in names]
+    if run["guests"]:
+        del found[0]["guest"], found[0]["forth"]["mac"]
+        found[0]["guests"] = list(run["guests"])
     if not run["traffic"].get("bidirectional"):
         for router in found:
             router.pop("back", None)
@@ -200,12 +220,13 @@ def hundreds(rate: float) -> int:
 
 
 def peak(run: dict[str, Any]) -> float:
-    """The highest median rate forwarded in the run that scales this one."""
+    """The highest median rate forwarded in the run that scales this one, by any of its
+    configurations."""
     source, _ = run["scaled"]
     result = json.loads((SHARE / "raw" / f"{source}.json").read_text())
-    by_load: dict[float, list[float]] = {}
+    by_load: dict[tuple[str, float], list[float]] = {}
     for trial in result["trials"]:
-        load = sum(trial["load"]["pps"].values())
+        load = (trial["configuration"], sum(trial["load"]["pps"].values()))
         by_load.setdefault(load, []).append(trial["forwarded"] / trial["seconds"])
     highest = max(median(found) for found in by_load.values())
     say(f"{run['key']}: the peak of {source} is {highest:.0f} pps")
@@ -216,7 +237,8 @@ def method(run: dict[str, Any], repeats: int) -> dict[str, Any]:
     """A sweep, or with loads of their own for several routers a test of fairness."""
     common = {"seconds": run["seconds"], "repeats": repeats}
     if not run["by_router"]:
-        return {"kind": "sweep", "rates": rates(run), **common}
+        sizes = {"sizes": list(run["sizes"])} if run["sizes"] else {}
+        return {"kind": "sweep", "rates": rates(run), **sizes, **common}
     highest = peak(run)
     loads = {name: hundreds(highest * factor) for name, factor in run["by_router"].items()}
     # The one rate stands for routers without a load of their own, of which there are none.
@@ -268,6 +290,31 @@ def words_for(run: dict[str, Any], fresh: Path) -> list[str]:
     return [*words, "--seed", str(run["seed"]), "--json", str(fresh), *paths]
 
 
+@contextlib.contextmanager
+def grouped(wanted: dict[str, Any]) -> Iterator[None]:
+    """The group that a run wants, if it wants one; its balancers have their rules."""
+    if not wanted:
+        yield
+        return
+    GROUPS.mkdir(parents=True, exist_ok=True)
+    path = GROUPS / f"{wanted['name']}.yaml"
+    path.write_text(json.dumps({"group": wanted}))
+    sides = list(wanted["lower"])
+    with contextlib.ExitStack() as stack:
+        for name, served in wanted.get("balancers", {}).items():
+            number = name.removeprefix("lb")
+            command("lab-balancer", "start", number, *(str(sides.index(s)) for s in served))
+            stack.callback(command, "lab-balancer", "stop", number)
+            # It answers once its kernel runs, and only then are interfaces plugged in.
+            command("lab-balancer", "run", number, input="true")
+        command("vsrtune", "group", "create", str(path))
+        stack.callback(command, "vsrtune", "group", "delete", wanted["name"])
+        for name in wanted.get("balancers", {}):
+            rules = command("vsrtune", "group", "rules", wanted["name"], name)
+            command("lab-balancer", "load", name.removeprefix("lb"), input=rules)
+        yield
+
+
 def measure(run: dict[str, Any]) -> None:
     """One run; its result lands in the share, whole or not at all."""
     target = SHARE / "raw" / f"{run['key']}.json"
@@ -279,7 +326,7 @@ def measure(run: dict[str, Any]) -> None:
     for before in run["before"]:
         command(*before)
     try:
-        with log.open("w") as output:
+        with grouped(run["group"]), log.open("w") as output:
             code = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False)
     finally:
         for after in run["after"]:

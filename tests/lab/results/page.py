@@ -60,7 +60,6 @@ claimed only where that interval excludes 1.
 _WAITS = """\
 ## What is missing here
 
-- Figs. 18 to 21 are about several guests behind one address, which are measured elsewhere.
 - Fig. 14 is about netmap, which is in neither Debian nor the kernel.
 """
 

@@ -28,11 +28,14 @@ NATIVE = "native"
 class Guest:
     """How a router of a lab differs from the lab's usual one. ``routes`` is None for a
     routing table as it is, else how many prefixes (a power of two) below 10.128.0.0/9 it
-    is given beside that one, which all lead to the sink."""
+    is given beside that one, which all lead to the sink. ``like`` is the number of a router
+    whose addresses it has too, on interfaces with that one's MACs and on its own: it may be
+    in a group with it."""
 
     vcpus: int = 1
     queues: int = 1
     routes: int | None = None
+    like: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,12 @@ class Run:
     its policy under ``policy``. ``scaled`` takes the rates from another run: the highest
     median rate forwarded there, times each factor, rounded to hundreds. With ``by_router``
     several routers are loaded at once, each with its own factor of that rate; ``router``
-    and the factors of ``scaled`` then say nothing.
+    and the factors of ``scaled`` then say nothing. The routers of ``together`` are instead
+    loaded alike with ``rates``. With ``sizes`` each rate is tried with each.
+
+    With a ``group``, what a group's file says below `group:`, that is made before and ended
+    after, its balancers too, and all its ``guests`` are the router, addressed as the first of
+    them. ``router`` is then the one whose addresses it has.
 
     With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
     topology and method it describes; a configuration then names a kind of virtual device.
@@ -71,7 +79,11 @@ class Run:
     scaled: tuple[str, tuple[float, ...]] | None = None
     router: str = "vr1"
     by_router: Mapping[str, float] = field(default_factory=dict)
+    together: tuple[str, ...] = ()
+    group: Mapping[str, Any] = field(default_factory=dict)
+    guests: tuple[str, ...] = ()
     destination: str | None = None
+    sizes: tuple[int, ...] = ()
     traffic: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 1.5
     pairs: int = PAIRS
@@ -89,7 +101,7 @@ class Run:
         count = len(self.rates) if self.scaled is None else len(self.scaled[1])
         if self.by_router:
             count = 1
-        return count * self.pairs * len(self.configurations)
+        return count * max(1, len(self.sizes)) * self.pairs * len(self.configurations)
 
     @property
     def expected_seconds(self) -> float:
@@ -97,8 +109,9 @@ class Run:
         if self.bed is not None:
             return 15 + self.trials * (self.seconds + 0.7)
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
-        slow = any("attachment" in c for c in self.configurations)
-        return 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)
+        slow = any("attachment" in c or "scale" in c for c in self.configurations)
+        made = 60 if self.group else 0
+        return made + 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)
 
 
 @dataclass(frozen=True)
@@ -203,3 +216,7 @@ FOUR = Boot("four", cpus=4)
 # A CPU each for the vcpu and for vhost, beside the one of interrupts and generator.
 THREE = Boot("three", cpus=3)
 PAIR = Boot("pair", guests=(Guest(), Guest()))
+# Four that can be one router.
+GROUP = Boot("group", guests=(Guest(), Guest(like=1), Guest(like=1), Guest(like=1)))
+# Two that can be routers of one multistage router.
+PAIR_ALIKE = Boot("pair-alike", guests=(Guest(), Guest(like=1)))

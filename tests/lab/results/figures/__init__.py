@@ -6,6 +6,7 @@ from results.plan import Figure
 
 from . import (
     budgets,
+    fairness,
     fig02,
     fig03,
     fig07,
@@ -15,6 +16,8 @@ from . import (
     fig13,
     fig15,
     fig16,
+    fig20,
+    fig21,
     isolation,
     levers,
     napi_forward,
@@ -44,6 +47,9 @@ FIGURES: tuple[Figure, ...] = (
     isolation.FIGURE,
     fig13.FIGURE,
     fig09.FIGURE,
+    fairness.FIGURE,
+    fig20.FIGURE,
+    fig21.FIGURE,
     seed002.FIGURE,
     fig07.FIGURE,
     fig08.FIGURE,

@@ -1,0 +1,155 @@
+"""Runs that try one load with frames of several sizes: judged and shown for all of them.
+
+A place is a run and one of its configurations, as in ``judge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from vsrtune.bench.points import Point
+from vsrtune.stats import Ratio
+
+from .data import Data
+from .judge import Judge, Place, change, ranged, top
+from .plan import Boot, Verdict
+
+# Without the check sequence: 64, 512 and 1500 bytes with it.
+SIZES = (60, 508, 1496)
+# Less than this, beside the figure it is compared with, is not "at least as much".
+AS_MUCH = 0.95
+_THREADS = ("vcpu", "vhost", "emulator", "other", "napi")
+
+
+def wire(size: int) -> str:
+    return f"{size + 4} bytes"
+
+
+def point(data: Data, place: Place, size: int) -> Point:
+    """In overload."""
+    run, configuration = place
+    return data.at(run, configuration, top(data, run), size)
+
+
+def _judged(
+    run: str,
+    ours: str,
+    theirs: str,
+    agrees: Callable[[Sequence[Ratio]], bool],
+    differs: Callable[[Sequence[Ratio]], bool],
+) -> Judge:
+    def judge(data: Data) -> Verdict:
+        at = top(data, run)
+        ratios = {size: data.ratio(run, ours, theirs, at, size) for size in SIZES}
+        each = "; ".join(f"{wire(size)} {ratio}" for size, ratio in ratios.items())
+        found = list(ratios.values())
+        answer = "agrees" if agrees(found) else "differs" if differs(found) else "open"
+        return Verdict(answer, f"{ours} / {theirs}: {each}")
+
+    return judge
+
+
+def _any_less(ratios: Sequence[Ratio]) -> bool:
+    return any(r.high < 1 for r in ratios)
+
+
+def as_much(run: str, ours: str, theirs: str) -> Judge:
+    """Agrees when no size forwards less, within a margin, and differs when one is shown to."""
+    return _judged(run, ours, theirs, lambda rs: all(r.low >= AS_MUCH for r in rs), _any_less)
+
+
+def more(run: str, ours: str, theirs: str) -> Judge:
+    """Agrees when every size is shown to forward more, and differs when one is shown to
+    forward less."""
+    return _judged(run, ours, theirs, lambda rs: all(r.low > 1 for r in rs), _any_less)
+
+
+def same(run: str, ours: str, theirs: str) -> Judge:
+    """Agrees when no size shows a difference."""
+    return _judged(
+        run, ours, theirs, lambda rs: not any(r.shown for r in rs),
+        lambda rs: any(r.shown for r in rs),
+    )  # fmt: skip
+
+
+def apart(ours: Place, theirs: Place) -> Judge:
+    """Agrees when, at every size, no trial of theirs reaches any of ours, and differs when
+    it is so the other way at one. For runs that are not interleaved."""
+
+    def judge(data: Data) -> Verdict:
+        became, texts = [], []
+        for size in SIZES:
+            a, b = ([t.pps for t in point(data, p, size).trials] for p in (ours, theirs))
+            became.append(change(b, a))
+            texts.append(f"{wire(size)} {ranged(a)} and {ranged(b)}")
+        text = f"{' '.join(ours)} and {' '.join(theirs)}: {'; '.join(texts)}"
+        if all(one == "more" for one in became):
+            return Verdict("agrees", text)
+        return Verdict("differs" if "less" in became else "open", text)
+
+    return judge
+
+
+def idle_share(found: Point, boot: Boot) -> float:
+    """Of the time of all the lab's CPUs."""
+    return found.cpu_share("idle") / boot.cpus
+
+
+def threads_per_million(found: Point) -> float:
+    """CPU seconds of all threads of all guests of the router for a million frames."""
+    return sum(found.cpu_per_million(role) or 0.0 for role in _THREADS)
+
+
+def tables(data: Data, rows: Mapping[str, Place], boot: Boot) -> list[str]:
+    """What was forwarded, and what that cost. ``rows`` are by label."""
+
+    def table(cell: Callable[[Point], str]) -> list[str]:
+        lines = ["| | " + " | ".join(map(wire, SIZES)) + " |", "|---|" + "---|" * len(SIZES)]
+        for label, place in rows.items():
+            cells = [cell(point(data, place, size)) for size in SIZES]
+            lines.append(f"| {' | '.join([label, *cells])} |")
+        return lines
+
+    def cost(p: Point) -> str:
+        softirq = p.cpu_per_million("softirq") or 0.0
+        return f"{threads_per_million(p):.1f} / {softirq:.1f} / {100 * idle_share(p, boot):.0f} %"
+
+    any_point = point(data, next(iter(rows.values())), SIZES[0])
+    rates = (
+        f"Frames per second forwarded of {any_point.offered:,.0f} offered, median "
+        f"(lowest..highest of {len(any_point.trials)} rounds):"
+    )
+    costs = (
+        "CPU seconds for a million frames forwarded: of all threads of all guests of the router, "
+        "with the SoftIRQ work that ran on them / SoftIRQ of the whole host, the generator's and "
+        "the sink's side included / and how much of the host's CPU time was idle:"
+    )
+    return [
+        rates,
+        "",
+        *table(lambda p: f"{p.pps:,.0f} ({p.low:,.0f}..{p.high:,.0f})"),
+        "",
+        costs,
+        "",
+        *table(cost),
+    ]
+
+
+def curves(
+    data: Data, xs: Sequence[float], lines: Iterable[tuple[str, Sequence[Place], bool]]
+) -> tuple[list[Any], list[Any]]:
+    """Lines of two plots, rates and CPU seconds, over ``xs``: of each size, for each of
+    ``lines`` (label, places, whether dashed)."""
+    from vsrtune.bench import plots
+
+    rates, costs = [], []
+    for label, places, dashed in lines:
+        for size in SIZES:
+            found = [point(data, place, size) for place in places]
+            name = f"{wire(size)}, {label}"
+            spread = ([p.low for p in found], [p.high for p in found])
+            rates.append(plots.Curve(name, xs, [p.pps for p in found], *spread, dashed=dashed))
+            paid = [threads_per_million(p) for p in found]
+            costs.append(plots.Curve(name, xs, paid, dashed=dashed))
+    return rates, costs
