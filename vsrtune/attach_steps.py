@@ -11,6 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vsrtune.clone_model import Clone
+from vsrtune.clone_steps import CloneStep
 from vsrtune.codec import decode, encode
 
 NAPI_KIND = "napi_macvtap"
@@ -163,7 +165,7 @@ class Define:
         return f"define {self.guest}: interface {self.mac} in the persistent definition"
 
 
-Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define
+Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define | CloneStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class Origin:
     queue: int | None = None
 
 
-def to_data(value: Step | Origin) -> dict[str, Any]:
+def to_data(value: Step | Origin | Clone) -> dict[str, Any]:
     """For the ledger."""
     data: dict[str, Any] = encode(value)
     return data
@@ -199,6 +201,11 @@ def step_from(data: Any) -> Step:
 def origin_from(data: Any) -> Origin:
     """An Origin of ``to_data``. Raises VsrtuneError."""
     return decode(Origin, data)
+
+
+def clone_from(data: Any) -> Clone:
+    """A Clone of ``to_data``. Raises VsrtuneError."""
+    return decode(Clone, data)
 
 
 def _cards(cards: tuple[Card, ...]) -> str:

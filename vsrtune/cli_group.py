@@ -70,6 +70,8 @@ def plan(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) 
 def create(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) -> int:
     """Put the running guests of GROUP on shared devices, one on each side.
 
+    Members that are not there are made from the group's template, and started.
+
     The guests' interfaces are unplugged and plugged in again with the MACs of the first
     member; all of them must be configured as one router. The router is interrupted
     meanwhile. A step that fails, or an interruption, is taken back.
@@ -161,10 +163,20 @@ def drain(
 
 @group.command()
 @click.argument("name", metavar="GROUP")
+@click.option(
+    "--keep-clones",
+    is_flag=True,
+    help="Leave members that `create` made as guests of their own, with MACs of their own.",
+)
 @_dry_run_option
 @_places
-def delete(name: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: str) -> int:
+def delete(
+    name: str, keep_clones: bool, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
+) -> int:
     """Give every member of GROUP what it had before, and remove the devices.
+
+    Members that `create` made are ended and undefined, and the files that it made for them
+    are removed.
 
     \b
     Exit codes: 0 done, 1 refused or failed.
@@ -173,7 +185,11 @@ def delete(name: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: st
 
     own = group_files.name(name)
     return _carry_out(
-        lambda host: group_plan.delete(own, host), attach_ledger, journal, uri, dry_run
+        lambda host: group_plan.delete(own, host, keep_clones=keep_clones),
+        attach_ledger,
+        journal,
+        uri,
+        dry_run,
     )
 
 
@@ -183,15 +199,24 @@ def _create(
     from vsrtune import group_files, group_plan
 
     wanted = group_files.load(name, groups)
-    return _carry_out(lambda host: group_plan.create(wanted, host), ledger, journal, uri, dry_run)
+    return _carry_out(
+        lambda host: group_plan.create(wanted, host), ledger, journal, uri, dry_run,
+        wanted.template,
+    )  # fmt: skip
 
 
 def _carry_out(
-    choose: Callable[[Host], Switch], path: Path, journal: Path, uri: str, dry_run: bool
+    choose: Callable[[Host], Switch],
+    path: Path,
+    journal: Path,
+    uri: str,
+    dry_run: bool,
+    template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
     from vsrtune import cli_switch
     from vsrtune.attach_survey import survey
+    from vsrtune.clone_survey import cloning
 
     with _opened(path, uri) as (switcher, live):
         if switcher.unfinished():
@@ -199,11 +224,16 @@ def _carry_out(
                 click.echo("A switch was interrupted: the next one takes it back first.")
             elif code := cli_switch.recover(switcher):
                 return code
-        switch = choose(survey(live, switcher.origins(), journal))
+        source = cloning(live, template) if template else None
+        host = survey(live, switcher.origins(), journal, switcher.clones(), source)
+        switch = choose(host)
         cli_switch.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves):
-            failed = switcher.carry_out(switch).failed
+            swept = switcher.carry_out(switch)
+            for text in swept.did if switch.ended else ():
+                click.echo(text)
+            failed = swept.failed
     return cli_switch.complain(failed)
 
 

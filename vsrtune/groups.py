@@ -20,6 +20,26 @@ PVR = "pvr"
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,8}$"
 SIDE_PATTERN = r"^[a-z][a-z0-9]{0,4}$"
 
+# Of every kind whose members can be made from a definition.
+CLONING: dict[str, Any] = {
+    "template": {
+        "description": "A libvirt guest that is shut off; members that are not there are made "
+        "from its definition, with overlays of its disks.",
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 255,
+        "x-expects": "the name of a libvirt guest that is shut off",
+    },
+    "overlays": {
+        "description": "The directory of the overlays; beside the template's disks when it is "
+        "not given.",
+        "type": "string",
+        "pattern": "^/",
+        "x-pattern": "an absolute path",
+        "x-expects": "an absolute path such as /var/lib/libvirt/images",
+    },
+}
+
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "$id": "https://vsrtune.invalid/schema/group.json",
@@ -51,7 +71,7 @@ SCHEMA: dict[str, Any] = {
                 },
                 "members": {
                     "description": "libvirt guests, by name. The MACs of the first are those of "
-                    "the group.",
+                    "the group, the template's when it is made from one.",
                     "type": "array",
                     "minItems": 1,
                     "maxItems": 256,
@@ -63,6 +83,7 @@ SCHEMA: dict[str, Any] = {
                         "x-expects": "the guest's name as text",
                     },
                 },
+                **CLONING,
                 "lower": {
                     "description": "The device below each side of the router.",
                     "type": "object",
@@ -89,7 +110,9 @@ SCHEMA: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class Group:
     """One group file. ``members`` are libvirt names in the order in which they are plugged
-    in, ``lowers`` pairs of a side's name and the device below it."""
+    in, ``lowers`` pairs of a side's name and the device below it. Members that are not there
+    are made from ``template``, their overlays in the directory ``overlays``, "" for beside
+    the template's disks."""
 
     path: str
     name: str
@@ -97,6 +120,8 @@ class Group:
     lowers: tuple[tuple[str, str], ...]
     kind: str = PVR
     lines: tuple[tuple[KeyPath, int], ...] = ()
+    template: str = ""
+    overlays: str = ""
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written."""
@@ -138,6 +163,9 @@ def parse(text: str, path: str) -> Group:
         if member.startswith("qemu:"):
             what = "plain QEMU cannot be given other interfaces"
             errors.append(error(here, what, "name libvirt guests"))
+    if inside.get("template") in members:  # type: ignore[union-attr]
+        what = "the template cannot be a member, for it may not run beside its clones"
+        errors.append(error(("group", "template"), what, "name another guest"))
     for number, (side, lower) in enumerate(lowers):
         if lower in [other for _, other in lowers[:number]]:
             what = f"{lower} is the device of another side too"
@@ -145,4 +173,5 @@ def parse(text: str, path: str) -> Group:
     if errors:
         raise PolicyErrors(errors)
     lines = tuple(document.lines.items())
-    return Group(path, inside["name"], members, lowers, inside["kind"], lines)  # type: ignore[index]
+    cloning = (inside.get("template", ""), inside.get("overlays", ""))  # type: ignore[union-attr]
+    return Group(path, inside["name"], members, lowers, inside["kind"], lines, *cloning)  # type: ignore[index]
