@@ -35,9 +35,12 @@ static const char * const nmv_tapq_names[] = {
 
 static const char nmv_flag_names[][ETH_GSTRING_LEN] = {
 	"every-queue",
+	"uplink",
 };
 
-#define NMV_FLAG_EVERY_QUEUE	BIT(0)	/* by place in nmv_flag_names */
+/* By place in nmv_flag_names. */
+#define NMV_FLAG_EVERY_QUEUE	BIT(0)
+#define NMV_FLAG_UPLINK		BIT(1)
 
 /* Queues to show: the open ones, by number. */
 static int nmv_shown_queues(struct nmv_dev *nd)
@@ -136,18 +139,27 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 static u32 nmv_get_priv_flags(struct net_device *dev)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
+	u32 flags = 0;
 
-	return nd->tap && nd->tap->every_queue ? NMV_FLAG_EVERY_QUEUE : 0;
+	if (nd->tap && nd->tap->every_queue)
+		flags |= NMV_FLAG_EVERY_QUEUE;
+	if (nd->uplink)
+		flags |= NMV_FLAG_UPLINK;
+	return flags;
 }
 
 static int nmv_set_priv_flags(struct net_device *dev, u32 flags)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
+	int err;
 
 	if (!nd->tap)
 		return -EOPNOTSUPP;
-	if (flags & ~NMV_FLAG_EVERY_QUEUE)
+	if (flags & ~(NMV_FLAG_EVERY_QUEUE | NMV_FLAG_UPLINK))
 		return -EINVAL;
+	err = nmv_port_set_uplink(nd, flags & NMV_FLAG_UPLINK);
+	if (err)
+		return err;
 	WRITE_ONCE(nd->tap->every_queue, flags & NMV_FLAG_EVERY_QUEUE);
 	return 0;
 }

@@ -130,6 +130,7 @@ struct nmv_tap {
  * @hash: devices by MAC
  * @devs: the same devices, in the order of coming up
  * @count: how many
+ * @uplink: of those, the one with the flag uplink, or NULL
  * @passthru: the one device takes every frame
  * @perm_addr: MAC that @lower had before a passthru device came up
  * @rcu: to free it
@@ -139,6 +140,7 @@ struct nmv_port {
 	struct hlist_head	hash[NMV_HASH_SIZE];
 	struct list_head	devs;
 	unsigned int		count;
+	struct nmv_dev __rcu	*uplink;
 	bool			passthru;
 	u8			perm_addr[ETH_ALEN];
 	struct rcu_head		rcu;
@@ -154,6 +156,8 @@ struct nmv_port {
  * @in_hash: in nmv_port.hash, while up
  * @in_port: in nmv_port.devs, while up
  * @all: in the list of all devices, under RTNL
+ * @uplink: gets what siblings send to addresses that none of them has; under
+ *	RTNL
  * @mc_filter: multicast addresses it listens to, hashed
  * @stats: counters
  * @queue: the own queue
@@ -168,6 +172,7 @@ struct nmv_dev {
 	struct hlist_node	in_hash;
 	struct list_head	in_port;
 	struct list_head	all;
+	bool			uplink;
 	DECLARE_BITMAP(mc_filter, NMV_MC_BITS);
 	struct nmv_pcpu __percpu *stats;
 	struct nmv_queue	queue;
@@ -200,6 +205,7 @@ void nmv_port_leave(struct nmv_dev *nd);
 void nmv_port_rehash(struct nmv_dev *nd, const u8 *addr);
 struct nmv_dev *nmv_port_find(const struct nmv_port *port, const u8 *addr);
 bool nmv_port_taken(const struct nmv_dev *nd, const u8 *addr);
+int nmv_port_set_uplink(struct nmv_dev *nd, bool on);
 
 /* rx.c */
 rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb);

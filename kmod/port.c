@@ -127,6 +127,36 @@ int nmv_port_join(struct nmv_dev *nd)
 	list_add_tail_rcu(&nd->in_port, &port->devs);
 	hlist_add_head_rcu(&nd->in_hash,
 			   &port->hash[nmv_hash_mac(nd->dev->dev_addr)]);
+	if (nd->uplink)
+		rcu_assign_pointer(port->uplink, nd);
+	return 0;
+}
+
+/**
+ * nmv_port_set_uplink() - the flag uplink of a device
+ * @nd: device, up or down
+ * @on: set it, or clear it
+ *
+ * The device keeps it while it is down; the port then has none. A frame that
+ * is on its way when the flag is cleared may still come.
+ *
+ * Context: RTNL.
+ * Return: 0; -EBUSY if another device on the lower device has it.
+ */
+int nmv_port_set_uplink(struct nmv_dev *nd, bool on)
+{
+	struct nmv_port *port = rtnl_dereference(nd->port);
+	const struct nmv_dev *other;
+
+	if (on == nd->uplink)
+		return 0;
+	if (on)
+		list_for_each_entry(other, &nmv_all, all)
+			if (other->lower == nd->lower && other->uplink)
+				return -EBUSY;
+	nd->uplink = on;
+	if (port)
+		rcu_assign_pointer(port->uplink, on ? nd : NULL);
 	return 0;
 }
 
@@ -142,6 +172,8 @@ void nmv_port_leave(struct nmv_dev *nd)
 {
 	struct nmv_port *port = rtnl_dereference(nd->port);
 
+	if (rtnl_dereference(port->uplink) == nd)
+		RCU_INIT_POINTER(port->uplink, NULL);
 	hlist_del_rcu(&nd->in_hash);
 	list_del_rcu(&nd->in_port);
 	RCU_INIT_POINTER(nd->port, NULL);

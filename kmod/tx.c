@@ -37,6 +37,8 @@ netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev)
 				nmv_queue_offer_copy(to, skb, true);
 	} else {
 		to = nmv_port_find(port, eth_hdr(skb)->h_dest);
+		if (!to)
+			to = rcu_dereference_bh(port->uplink);
 		if (to && to != nd &&
 		    nmv_hears_sibling(mode, READ_ONCE(to->mode))) {
 			nmv_queue_offer(to, skb);

@@ -12,14 +12,13 @@ nobody names any more goes.
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from vsrtune import attach_steps as steps
 from vsrtune.attach_devices import Devices
+from vsrtune.attach_errors import SwitchError, translated
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_model import GuestNics, Switch
 from vsrtune.attach_steps import Card, Device, Origin, Step
@@ -27,7 +26,7 @@ from vsrtune.clone_model import Clone
 from vsrtune.clone_steps import MakeFiles, StartGuest
 from vsrtune.clone_switch import Clones
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.interface_xml import Nic, differences, nic, nics, replaced
+from vsrtune.interface_xml import Nic, added, differences, nic, nics, replaced
 from vsrtune.ledger import Entry, Ledger
 from vsrtune.live_domains import AwayError, RefusedError, unplug
 
@@ -46,26 +45,6 @@ class AttachLedger(Ledger):
 
     busy = ("another switch is under way, or is being recovered", "wait for its end")
     unusable = ("the ledger of attachments cannot be used", "run as root")
-
-
-class SwitchError(VsrtuneError):
-    """A switch that failed. ``put_back`` tells whether the guests have what they had,
-    ``started`` are those that had to be started for that."""
-
-    def __init__(
-        self, error: VsrtuneError, left: list[VsrtuneError], started: tuple[str, ...] = ()
-    ) -> None:
-        hint = error.hint
-        what = f"{error.what}; everything is as it was before"
-        if started:
-            what += f", but {' '.join(started)} was ended by libvirt and has been started anew"
-            hint = "the log of libvirtd says why it could not take the guest over when it came back"
-        if left:
-            more = "; ".join(str(e) for e in left)
-            what = f"{error.what}; not everything could be put back: {more}"
-            hint = "`vsrtune attach --recover` tries again"
-        super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
-        self.put_back = not left
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +96,7 @@ class Switcher:
             entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
             self._before(step)
             try:
-                with _translated():
+                with translated():
                     self._do(step)
             except VsrtuneError as error:
                 if isinstance(step, (steps.Unplug, MakeFiles)) and isinstance(error, RefusedError):
@@ -136,7 +115,7 @@ class Switcher:
         """Start the guests that ran and that libvirt ended meanwhile; their names. What
         keeps one from it is added to ``left``."""
         started = []
-        for name, uuid in sorted({(m.guest, m.uuid) for m in switch.moves if m.live[0]}):
+        for name, uuid in sorted({(m.guest, m.uuid) for m in switch.moves if any(m.live)}):
             try:
                 if self._patiently(lambda uuid=uuid: self._host.start_ended(uuid)):  # type: ignore[misc]
                     started.append(name)
@@ -158,7 +137,7 @@ class Switcher:
             failures = []
             for entry in reversed(self._of(STEP)):
                 try:
-                    with _translated():
+                    with translated():
                         self._take_back(entry)
                     self._ledger.done(entry.id)
                 except VsrtuneError as error:
@@ -197,7 +176,7 @@ class Switcher:
         for entry in self._of(ENDED):
             clone = steps.clone_from(entry.data)
             try:
-                with _translated():
+                with translated():
                     did += self._patiently(lambda clone=clone: self._clones.end(clone))  # type: ignore[misc]
             except VsrtuneError as error:
                 failed.append(error)
@@ -207,36 +186,47 @@ class Switcher:
         return Swept(tuple(did), tuple(failed))
 
     def _keep_all(self, guests: tuple[GuestNics, ...] | None) -> Swept:
-        entries = self._of(ORIGIN)
+        origins = [(entry, steps.origin_from(entry.data)) for entry in self._of(ORIGIN)]
+        named = _named([origin.device for _, origin in origins], guests)
         did: list[str] = []
         failed: list[VsrtuneError] = []
-        for entry in entries:
-            origin = steps.origin_from(entry.data)
+
+        def guarded(work: Callable[[], None]) -> None:
             try:
-                with _translated():
-                    self._keep(origin, entry, guests, did)
+                with translated():
+                    work()
             except VsrtuneError as error:
                 failed.append(error)
+
+        for _, origin in origins:
+            live, config = named[origin.device.name]
+            if live or config:
+                guarded(lambda origin=origin, live=live: self._keep(origin, did, live=live))  # type: ignore[misc]
+        # A device goes before what it stands on, which was made before it.
+        for entry, origin in reversed(origins):
+            if not any(named[origin.device.name]):
+                guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
         return Swept(tuple(did), tuple(failed))
 
-    def _keep(
-        self, origin: Origin, entry: Entry, guests: tuple[GuestNics, ...] | None, did: list[str]
-    ) -> None:
+    def _drop(self, origin: Origin, entry: Entry, did: list[str]) -> None:
         device = origin.device
-        live, config = _names(device, guests)
+        if self._devices.find(device) is not None:
+            self._devices.remove(device)
+            did.append(f"removed {device.name}, no guest names it any more")
+        self._ledger.done(entry.id)
+
+    def _keep(self, origin: Origin, did: list[str], *, live: bool) -> None:
+        device = origin.device
         link = self._devices.find(device)
-        if not (live or config):
-            if link is not None:
-                self._devices.remove(device)
-                did.append(f"removed {device.name}, no guest names it any more")
-            self._ledger.done(entry.id)
-            return
         if link is None:
             self._devices.make(device)
             link = self._devices.find(device)
-            did.append(f"made {device.name} on {device.lower}, {origin.guest} names it")
-        elif self._devices.share(device):
-            did.append(f"set every-queue of {device.name}, which several guests share")
+            who = f"{origin.guest} names it" if origin.guest else f"{origin.group} stands on it"
+            on = f" on {device.lower}" if device.lower else ""
+            did.append(f"made {device.name}{on}, {who}")
+        else:
+            flags = self._devices.flag(device)
+            did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
         if link is not None and not link.up:
             try:
                 self._host.set_up(link.index, True)
@@ -349,21 +339,33 @@ class Switcher:
     def _define(self, step: steps.Define) -> None:
         where = f"{step.guest}: interface {step.mac} of the definition"
         text = self._host.definition(step.uuid)
-        macs = (nic(step.before).mac, nic(step.after).mac)
+        macs = [nic(xml).mac for xml in (step.before, step.after) if xml]
         now = _first(text, *macs)
-        changed = replaced(text, now.mac if now is not None else step.mac, step.after)
-        if now is None or not differences(step.after, now.xml):
+        if (now is None) if not step.after else (now and not differences(step.after, now.xml)):
             return
+        if step.before:
+            changed = replaced(text, now.mac if now is not None else step.mac, step.after)
+        elif now is None:
+            changed = added(text, step.after)
+        else:
+            raise WriteError("there is another one of that MAC", where=where)
         self._host.define(changed, where)
-        now = _first(self._host.definition(step.uuid), macs[1])
-        other = differences(step.after, now.xml if now is not None else "<interface/>")
+        now = _first(self._host.definition(step.uuid), macs[-1])
+        if not step.after:
+            other: tuple[str, ...] = ("is there still",) if now is not None else ()
+        else:
+            other = differences(step.after, now.xml if now is not None else "<interface/>")
         if other:
             raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
 
     def _undefine(self, inverse: steps.Define) -> None:
         """Unless somebody else has changed or removed the interface since."""
-        mac = nic(inverse.before).mac
         present = nics(self._host.definition(inverse.uuid))
+        if not inverse.before:
+            if not any(now.mac == nic(inverse.after).mac for now in present):
+                self._define(inverse)
+            return
+        mac = nic(inverse.before).mac
         for now in (n for n in present if n.mac == mac):
             if not differences(inverse.before, now.xml):
                 self._define(inverse)
@@ -391,35 +393,18 @@ def _first(domain: str, *macs: str) -> Nic | None:
     return next((by_mac[mac] for mac in macs if mac in by_mac), None)
 
 
-def _names(device: Device, guests: tuple[GuestNics, ...] | None) -> tuple[bool, bool]:
-    """Whether a running guest, or a definition, names the device; when libvirt does not
-    answer, a definition may."""
+def _named(
+    devices: Sequence[Device], guests: tuple[GuestNics, ...] | None
+) -> dict[str, tuple[bool, bool]]:
+    """Of each device by name, whether a running guest, or a definition, names it or one that
+    stands on it; when libvirt does not answer, a definition may. A device comes after the one
+    below it."""
     if guests is None:
-        return False, True
-    return tuple(  # type: ignore[return-value]
-        any(n.device == device.name for g in guests for n in getattr(g, side) or ())
-        for side in ("live", "config")
-    )
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """OSError of a link request as an error for people."""
-    try:
-        yield
-    except OSError as error:
-        raise _error(error) from error
-
-
-def _error(error: OSError) -> VsrtuneError:
-    hints = {
-        errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
-        errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
-        errno.EPERM: "run as root",
-    }
-    code = error.errno or 0
-    return WriteError(
-        f"the kernel refused: {error.strerror or os.strerror(code)}",
-        where="network device",
-        hint=hints.get(code, "see: dmesg"),
-    )
+        return {device.name: (False, True) for device in devices}
+    live = {n.device for g in guests for n in g.live or ()}
+    config = {n.device for g in guests for n in g.config or ()}
+    for device in reversed(devices):
+        for names in (live, config):
+            if device.name in names:
+                names.add(device.lower)
+    return {device.name: (device.name in live, device.name in config) for device in devices}

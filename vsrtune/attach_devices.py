@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from vsrtune.attach_host import AttachHost
-from vsrtune.attach_steps import Device
+from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, UPLINK, Device
 from vsrtune.errors import WriteError
 from vsrtune.rtnl_model import Link
 
@@ -17,6 +17,24 @@ _CDEV_SECONDS = 10.0
 # libvirt removes a macvtap an instant after it forgets the interface.
 _BUSY_SECONDS = 5.0
 _PAUSE = 0.05
+
+# The module of a kind, where it is called otherwise.
+_MODULES = {"vlan": "8021q"}
+# What happens without a flag.
+_WITHOUT = {
+    EVERY_QUEUE: "guests that share a device do not all find their neighbours",
+    UPLINK: "a balancer does not hear what routers send to their neighbours",
+}
+_FLAG_ERRORS = {
+    errno.EOPNOTSUPP: (
+        "the loaded module napi_macvlan has no flag {flag}, without which {why}",
+        "load the module of this version: `vsrtune doctor` says which is loaded",
+    ),
+    errno.EBUSY: (
+        "another device on the same lower device has the flag {flag}, and one can have it",
+        "ethtool --show-priv-flags tells which; set it off there",
+    ),
+}
 
 
 class Devices:
@@ -26,22 +44,16 @@ class Devices:
         self._host = host
 
     def make(self, device: Device) -> None:
-        """Make it, down, and wait for its /dev/tapN."""
+        """Make it, down, and wait for its /dev/tapN if it has one."""
         link = self.find(device)
         if link is None:
-            lower = self._host.links().get(device.lower)
-            if lower is None:
-                raise WriteError(
-                    f"there is no device {device.lower} for it", where=device.name,
-                    hint="see: ip link",
-                )  # fmt: skip
-            self._host.make(device, lower.index)
+            self._make(device)
             link = self.find(device)
         if link is None:
             raise WriteError("is gone again", where=device.name)
-        self.share(device)
+        self.flag(device)
         end = self._host.clock() + _CDEV_SECONDS
-        while not self._host.has_cdev(link.index):
+        while device.kind == NAPI_KIND and not self._host.has_cdev(link.index):
             if self._host.clock() > end:
                 raise WriteError(
                     f"its /dev/tap{link.index} did not appear in {_CDEV_SECONDS:g} s",
@@ -50,23 +62,36 @@ class Devices:
                 )
             self._host.sleep(_PAUSE)
 
-    def share(self, device: Device) -> bool:
-        """Set the flag of one that several guests share; False when there is nothing to
-        set."""
-        if not device.every_queue or self._host.every_queue(device.name):
-            return False
+    def _make(self, device: Device) -> None:
+        lower = self._host.links().get(device.lower)
+        if device.lower and lower is None:
+            raise WriteError(
+                f"there is no device {device.lower} for it", where=device.name, hint="see: ip link"
+            )
         try:
-            self._host.set_every_queue(device.name)
+            self._host.make(device, lower.index if lower is not None else 0)
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
+            if error.errno != errno.EOPNOTSUPP or device.kind == NAPI_KIND:
                 raise
             raise WriteError(
-                "the loaded module napi_macvlan has no flag every-queue, without which guests "
-                "that share a device do not all find their neighbours",
-                where=device.name,
-                hint="load the module of this version: `vsrtune doctor` says which is loaded",
-            ) from error
-        return True
+                f"this kernel has no devices of kind {device.kind}", where=device.name,
+                hint=f"modprobe {_MODULES.get(device.kind, device.kind)}",
+            ) from error  # fmt: skip
+
+    def flag(self, device: Device) -> tuple[str, ...]:
+        """Set the private flags that it must have; those that were not set."""
+        missing = [f for f in device.flags if not self._host.flag(device.name, f)]
+        for name in missing:
+            try:
+                self._host.set_flag(device.name, name)
+            except OSError as error:
+                if error.errno not in _FLAG_ERRORS:
+                    raise
+                what, hint = _FLAG_ERRORS[error.errno]
+                raise WriteError(
+                    what.format(flag=name, why=_WITHOUT[name]), where=device.name, hint=hint
+                ) from error
+        return tuple(missing)
 
     def remove(self, device: Device) -> None:
         """Remove it, if it is there."""

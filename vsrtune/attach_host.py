@@ -32,9 +32,6 @@ from vsrtune.interface_xml import Nic, nics
 from vsrtune.live_domains import RefusedError
 from vsrtune.rtnl_model import Link
 
-# docs/kmod.md
-EVERY_QUEUE = "every-queue"
-
 FAULT = "VSRTUNE_ATTACH_FAULT"
 FAULT_COMMAND = "VSRTUNE_ATTACH_FAULT_COMMAND"
 
@@ -51,7 +48,7 @@ class AttachHost(Protocol):
         ...
 
     def make(self, device: Device, lower: int) -> None:
-        """Make a device, down."""
+        """Make a device, down; ``lower`` is 0 when it stands on none."""
         ...
 
     def remove(self, index: int) -> None:
@@ -66,11 +63,11 @@ class AttachHost(Protocol):
         """Set txqueuelen."""
         ...
 
-    def every_queue(self, name: str) -> bool:
-        """Whether the private flag every-queue is on."""
+    def flag(self, name: str, flag: str) -> bool:
+        """Whether a private flag of a device is on."""
         ...
 
-    def set_every_queue(self, name: str) -> None:
+    def set_flag(self, name: str, flag: str) -> None:
         """Set it; EOPNOTSUPP when the loaded module does not have it."""
         ...
 
@@ -159,7 +156,7 @@ class LiveHost:
     def make(self, device: Device, lower: int) -> None:
         self._before()
         d = device
-        link_writes.make(d.kind, d.name, lower, d.mac, d.mode, d.mtu, d.queue)
+        link_writes.make(d.kind, d.name, lower, d.mac, d.mode, d.mtu, d.queue, d.vlan)
         self._after()
 
     def remove(self, index: int) -> None:
@@ -177,12 +174,12 @@ class LiveHost:
         link_writes.set_queue(index, queue)
         self._after()
 
-    def every_queue(self, name: str) -> bool:
-        return private_flags(name).get(EVERY_QUEUE, False)
+    def flag(self, name: str, flag: str) -> bool:
+        return private_flags(name).get(flag, False)
 
-    def set_every_queue(self, name: str) -> None:
+    def set_flag(self, name: str, flag: str) -> None:
         self._before()
-        set_private_flag(name, EVERY_QUEUE, on=True)
+        set_private_flag(name, flag, on=True)
         self._after()
 
     def guests(self) -> tuple[GuestNics, ...]:

@@ -16,6 +16,8 @@ from vsrtune.clone_steps import CloneStep
 from vsrtune.codec import decode, encode
 
 NAPI_KIND = "napi_macvtap"
+# Its private flags.
+EVERY_QUEUE, UPLINK = "every-queue", "uplink"
 
 
 class Attachment(enum.StrEnum):
@@ -27,10 +29,12 @@ class Attachment(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that vsrtune makes for one interface of a guest, on the device named
-    ``lower``. ``mode`` as in rtnl_model.MODES, ``mtu`` in bytes, ``queue`` its txqueuelen.
-    With ``every_queue`` several guests share it, and what all of them must hear of their
-    neighbours goes to each (docs/groups.md)."""
+    """A device that vsrtune makes for one interface of a guest, or for others of ours to
+    stand on, on the device named ``lower`` ("" for none). ``mode`` as in rtnl_model.MODES (0
+    for kinds without), ``mtu`` in bytes, ``queue`` its txqueuelen, ``vlan`` the tag of a VLAN
+    device. With ``every_queue`` several guests share it, and what all of them must hear of
+    their neighbours goes to each; with ``uplink`` it gets what its siblings send to
+    addresses that none of them has (docs/groups.md)."""
 
     name: str
     lower: str
@@ -40,6 +44,14 @@ class Device:
     queue: int
     kind: str = NAPI_KIND
     every_queue: bool = False
+    uplink: bool = False
+    vlan: int = 0
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its private flags that are on, as ethtool calls them (docs/kmod.md)."""
+        flags = ((EVERY_QUEUE, self.every_queue), (UPLINK, self.uplink))
+        return tuple(name for name, on in flags if on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class MakeDevice:
-    """Make the device, down, and wait for its /dev/tapN."""
+    """Make the device, down, and wait for its /dev/tapN if it has one."""
 
     device: Device
     kind: ClassVar[str] = "make-device"
@@ -71,8 +83,12 @@ class MakeDevice:
 
     def __str__(self) -> str:
         d = self.device
-        shared = ", every-queue on" if d.every_queue else ""
-        return f"make {d.kind} {d.name} on {d.lower} (MAC {d.mac}, txqueuelen {d.queue}{shared})"
+        on = f" on {d.lower}" if d.lower else ""
+        words = [f"MAC {d.mac}"]
+        words += [f"txqueuelen {d.queue}"] if d.kind == NAPI_KIND else []
+        words += [f"id {d.vlan}"] if d.vlan else []
+        words += [f"{flag} on" for flag in d.flags]
+        return f"make {d.kind} {d.name}{on} ({', '.join(words)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +165,7 @@ class Lower:
 @dataclass(frozen=True, slots=True)
 class Define:
     """Put the interface ``after`` in the place of ``before`` in the guest's persistent
-    definition."""
+    definition; with ``before`` "" add it, with ``after`` "" take it out."""
 
     guest: str
     uuid: str
@@ -162,10 +178,31 @@ class Define:
         return Define(self.guest, self.uuid, self.mac, self.after, self.before)
 
     def __str__(self) -> str:
-        return f"define {self.guest}: interface {self.mac} in the persistent definition"
+        change = "" if self.before and self.after else "no " if self.before else "another "
+        return f"define {self.guest}: {change}interface {self.mac} in the persistent definition"
 
 
 Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define | CloneStep
+
+
+class Role(enum.StrEnum):
+    """What a device of a multistage router is for."""
+
+    LINK = "link"
+    BALANCER = "balancer"
+    ROUTER = "router"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where in a multistage router a device is: on the side of that name, which lies on
+    the device ``outside``. ``router`` is the one that a balancer's device leads to, "" when
+    it leads to all."""
+
+    role: Role
+    side: str
+    outside: str
+    router: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +211,9 @@ class Origin:
     ``config`` are the interface's XML in the running guest and in its persistent
     definition, "" where it had none. ``by_policy`` tells what a policy asked for from what
     an operator did by hand. ``group`` names the group whose device it is; there is one
-    Origin for each member then, and ``queue`` is the txqueuelen of what this one had."""
+    Origin for each member then, and ``queue`` is the txqueuelen of what this one had.
+    Devices of a multistage router have a ``stage``; one that others of ours stand on has
+    no guest (""), and stays while one of those does."""
 
     device: Device
     guest: str
@@ -184,6 +223,12 @@ class Origin:
     by_policy: bool = False
     group: str = ""
     queue: int | None = None
+    stage: Stage | None = None
+
+    @property
+    def outside(self) -> str:
+        """The device that the interface stood on."""
+        return self.stage.outside if self.stage is not None else self.device.lower
 
 
 def to_data(value: Step | Origin | Clone) -> dict[str, Any]:

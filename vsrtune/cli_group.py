@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vsrtune.attach import Switcher
     from vsrtune.attach_model import Host, Switch
     from vsrtune.errors import VsrtuneError
+    from vsrtune.groups import Group
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,10 +44,11 @@ def _places(function: F) -> F:
 
 @click.group()
 def group() -> None:
-    """Make several guests one router (Parallel Virtual Routers), and guests again.
+    """Make several guests one router, and guests again.
 
-    GROUP is a file, or the name of one in /etc/vsrtune/groups without its .yaml; for a
-    group that is there, its name alone does.
+    Of two kinds: Parallel Virtual Routers (pvr), and the multistage router (msr), which has
+    balancers in front. GROUP is a file, or the name of one in /etc/vsrtune/groups without
+    its .yaml; for a group that is there, its name alone does.
     """
 
 
@@ -68,13 +70,14 @@ def plan(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) 
 @_groups_option
 @_places
 def create(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) -> int:
-    """Put the running guests of GROUP on shared devices, one on each side.
+    """Make the running guests of GROUP one router.
 
-    Members that are not there are made from the group's template, and started.
-
-    The guests' interfaces are unplugged and plugged in again with the MACs of the first
-    member; all of them must be configured as one router. The router is interrupted
-    meanwhile. A step that fails, or an interruption, is taken back.
+    Of kind pvr: all get the same two devices, one on each side. Their interfaces are
+    unplugged and plugged in again with the MACs of the first member. Members that are not
+    there are made from the group's template, and started. Of kind msr: routers are
+    unplugged and plugged in again behind the balancers, which get interfaces to them and
+    must then load what `rules` prints. All routers must be configured as one. The router is
+    interrupted meanwhile. A step that fails, or an interruption, is taken back.
 
     \b
     Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
@@ -94,7 +97,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     """
     import json
 
-    from vsrtune import group_files, group_plan, group_status, render
+    from vsrtune import group_files, group_members, group_status, render
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_survey import known_origins, survey
     from vsrtune.cli_common import observe
@@ -103,7 +106,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
     names = [group_files.name(name)] if name is not None else sorted(host.groups)
-    members = {n: group_plan.of_group(n, host) for n in names}
+    members = {n: group_members.of_group(n, host) for n in names}
     guests = observe(None, uri, 0).guests if members else ()
     found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
     if as_json:
@@ -117,6 +120,49 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
 
 @group.command()
 @click.argument("name", metavar="GROUP")
+@click.argument("balancer", metavar="BALANCER", required=False)
+@click.option(
+    "--routers",
+    "count",
+    metavar="N",
+    type=click.IntRange(1, 99),
+    help="For the first N routers, not for those that are plugged in now.",
+)
+@click.option("--without", metavar="ROUTER", multiple=True, help="For the others only.")
+@_groups_option
+@_places
+def rules(
+    name: str,
+    balancer: str | None,
+    count: int | None,
+    without: tuple[str, ...],
+    groups: Path,
+    attach_ledger: Path,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Print the nftables rules for a BALANCER of GROUP (kind msr), for nft -f in its guest.
+
+    At their head the guest's devices are named, with their MACs. Without --routers they
+    are for those that are plugged in now, and for all as long as GROUP is not created.
+
+    \b
+    Exit codes: 0 printed, 1 refused, 2 the file is not good.
+    """
+    from vsrtune import group_files, group_rulebook
+    from vsrtune.attach_host import LiveHost
+    from vsrtune.attach_survey import known_origins, survey
+
+    with contextlib.closing(LiveHost(uri)) as live:
+        host = survey(live, known_origins(attach_ledger), journal)
+    own = group_files.name(name)
+    wanted = None if own in host.groups else group_files.load(name, groups)
+    click.echo(group_rulebook.of_group(own, wanted, host).text(balancer, count, without), nl=False)
+    return 0
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
 @click.argument("count", metavar="N", type=click.IntRange(1, 256))
 @_dry_run_option
 @_places
@@ -125,16 +171,18 @@ def scale(
 ) -> int:
     """Keep the first N members of GROUP plugged in, and take the others off.
 
-    Running guests only: a member that is started anew joins.
+    Running guests only: a member that is started anew joins. The members of an msr are its
+    routers, and its balancers must load what `rules` prints: after routers came, and
+    before any go.
 
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune import group_files, group_plan
+    from vsrtune import group_files, group_scale
 
     own = group_files.name(name)
     return _carry_out(
-        lambda host: group_plan.scale(own, count, host), attach_ledger, journal, uri, dry_run
+        lambda host: group_scale.scale(own, count, host), attach_ledger, journal, uri, dry_run
     )
 
 
@@ -148,16 +196,17 @@ def drain(
 ) -> int:
     """Take MEMBER's interfaces off; the others of GROUP get its flows.
 
-    It joins again with `scale`, or when it is started anew.
+    Of an msr, once the balancers have loaded what `rules --without MEMBER` prints. It joins
+    again with `scale`, or when it is started anew.
 
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune import group_files, group_plan
+    from vsrtune import group_files, group_scale
 
     own = group_files.name(name)
     return _carry_out(
-        lambda host: group_plan.drain(own, member, host), attach_ledger, journal, uri, dry_run
+        lambda host: group_scale.drain(own, member, host), attach_ledger, journal, uri, dry_run
     )
 
 
@@ -173,7 +222,7 @@ def drain(
 def delete(
     name: str, keep_clones: bool, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
 ) -> int:
-    """Give every member of GROUP what it had before, and remove the devices.
+    """Give every guest of GROUP what it had before, and remove the devices.
 
     Members that `create` made are ended and undefined, and the files that it made for them
     are removed.
@@ -181,28 +230,30 @@ def delete(
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune import group_files, group_plan
+    from vsrtune import group_files, group_msr, group_plan
 
     own = group_files.name(name)
-    return _carry_out(
-        lambda host: group_plan.delete(own, host, keep_clones=keep_clones),
-        attach_ledger,
-        journal,
-        uri,
-        dry_run,
-    )
+
+    def choose(host: Host) -> Switch:
+        staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
+        if staged:
+            return group_msr.delete(own, host)
+        return group_plan.delete(own, host, keep_clones=keep_clones)
+
+    return _carry_out(choose, attach_ledger, journal, uri, dry_run)
 
 
 def _create(
     name: str, groups: Path, ledger: Path, journal: Path, uri: str, *, dry_run: bool
 ) -> int:
-    from vsrtune import group_files, group_plan
+    from vsrtune import group_files, group_msr, group_plan, group_schema
 
     wanted = group_files.load(name, groups)
+    create_: Callable[[Group, Host], Switch]
+    create_ = group_msr.create if wanted.kind == group_schema.MSR else group_plan.create
     return _carry_out(
-        lambda host: group_plan.create(wanted, host), ledger, journal, uri, dry_run,
-        wanted.template,
-    )  # fmt: skip
+        lambda host: create_(wanted, host), ledger, journal, uri, dry_run, wanted.template
+    )
 
 
 def _carry_out(
@@ -225,8 +276,7 @@ def _carry_out(
             elif code := cli_switch.recover(switcher):
                 return code
         source = cloning(live, template) if template else None
-        host = survey(live, switcher.origins(), journal, switcher.clones(), source)
-        switch = choose(host)
+        switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
         cli_switch.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves):

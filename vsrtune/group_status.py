@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin
-from vsrtune.group_plan import on_device
+from vsrtune.group_members import on_device
 from vsrtune.model import Guest
 from vsrtune.report import NOTHING, Table
 from vsrtune.tap_counters import QueueCounters
@@ -17,7 +17,8 @@ from vsrtune.tap_counters import QueueCounters
 class Place:
     """One member on one device of its group. ``state`` is plugged, stalled (plugged, but it
     takes no frames), drained or stopped. ``queue`` is what its queue of the device counts,
-    None until its worker has sent."""
+    None until its worker has sent. ``role`` is member, or in a multistage router balancer or
+    router; ``side`` is what the group file calls it."""
 
     group: str
     member: str
@@ -25,6 +26,8 @@ class Place:
     lower: str
     state: str
     queue: QueueCounters | None = None
+    role: str = "member"
+    side: str = ""
 
 
 def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tuple[Place, ...]:
@@ -32,7 +35,9 @@ def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tu
     observed = {g.uuid: g for g in guests}
     found = []
     for origin in origins:
-        device = origin.device
+        device, stage = origin.device, origin.stage
+        if not origin.guest:
+            continue  # others stand on it
         guest = host.by_uuid.get(origin.uuid)
         state = "stopped"
         if guest is not None and guest.live is not None:
@@ -41,7 +46,11 @@ def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tu
         queue = _queue(observed.get(origin.uuid), device.name) if state == "plugged" else None
         if queue is not None and queue.stalled:
             state = "stalled"
-        found.append(Place(origin.group, origin.guest, device.name, device.lower, state, queue))
+        role = str(stage.role) if stage is not None else "member"
+        side = stage.side if stage is not None else device.name.removeprefix(f"{origin.group}-")
+        found.append(
+            Place(origin.group, origin.guest, device.name, device.lower, state, queue, role, side)
+        )
     return tuple(found)
 
 
@@ -58,7 +67,18 @@ def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
 
 def table(group: str, found: Sequence[Place]) -> Table:
     """For people."""
-    columns = ("member", "device", "on", "state", "queue", "received", "dropped", "sent")
+    columns = (
+        "member",
+        "role",
+        "side",
+        "device",
+        "on",
+        "state",
+        "queue",
+        "received",
+        "dropped",
+        "sent",
+    )
     rows: list[tuple[str, ...]] = []
     for place in found:
         q = place.queue
@@ -66,5 +86,6 @@ def table(group: str, found: Sequence[Place]) -> Table:
         if q is not None:
             counts = (q.queue, q.received, q.dropped_ring_full, q.tx_packets)
         texts = (NOTHING if n is None else str(n) for n in counts)
-        rows.append((place.member, place.device, place.lower, place.state, *texts))
+        who = (place.member, place.role, place.side)
+        rows.append((*who, place.device, place.lower, place.state, *texts))
     return Table(f"Group {group}", columns, rows)

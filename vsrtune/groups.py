@@ -1,118 +1,32 @@
 """Group files: YAML text to a frozen Group, every error with its line.
 
 A group is several guests that are one router. What depends on the host (guests that run,
-devices that exist) is ``group_plan``'s to judge.
+devices that exist) is for ``group_plan`` and ``group_msr`` to judge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.errors import PolicyError
+from vsrtune.group_schema import BRIDGE, KINDS, MSR, PVR, schema
 from vsrtune.policy import PolicyErrors
 from vsrtune.policy_messages import line_of, structural
-from vsrtune.policy_schema import DEVICE_PATTERN
 from vsrtune.policy_yaml import KeyPath, dotted, read
 
-PVR = "pvr"
-# With a dash between them a device's name, of which the kernel takes 15 characters.
-NAME_PATTERN = r"^[a-z][a-z0-9_]{0,8}$"
-SIDE_PATTERN = r"^[a-z][a-z0-9]{0,4}$"
-
-# Of every kind whose members can be made from a definition.
-CLONING: dict[str, Any] = {
-    "template": {
-        "description": "A libvirt guest that is shut off; members that are not there are made "
-        "from its definition, with overlays of its disks.",
-        "type": "string",
-        "minLength": 1,
-        "maxLength": 255,
-        "x-expects": "the name of a libvirt guest that is shut off",
-    },
-    "overlays": {
-        "description": "The directory of the overlays; beside the template's disks when it is "
-        "not given.",
-        "type": "string",
-        "pattern": "^/",
-        "x-pattern": "an absolute path",
-        "x-expects": "an absolute path such as /var/lib/libvirt/images",
-    },
-}
-
-SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "$id": "https://vsrtune.invalid/schema/group.json",
-    "title": "vsrtune group",
-    "type": "object",
-    "required": ["group"],
-    "additionalProperties": False,
-    "x-expects": "group: with the keys name, kind, members and lower below it",
-    "properties": {
-        "group": {
-            "description": "Guests that are one router together.",
-            "type": "object",
-            "required": ["name", "kind", "members", "lower"],
-            "additionalProperties": False,
-            "x-expects": "the keys name, kind, members and lower",
-            "properties": {
-                "name": {
-                    "description": "The group's name; its devices are called NAME-SIDE.",
-                    "type": "string",
-                    "pattern": NAME_PATTERN,
-                    "x-pattern": "a name of a group",
-                    "x-expects": "a small letter, then up to 8 small letters, digits or _",
-                },
-                "kind": {
-                    "description": "pvr: Parallel Virtual Routers, which share one "
-                    "napi_macvtap device on each side.",
-                    "enum": [PVR],
-                    "x-expects": PVR,
-                },
-                "members": {
-                    "description": "libvirt guests, by name. The MACs of the first are those of "
-                    "the group, the template's when it is made from one.",
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": 256,
-                    "x-expects": "guests such as [vr1, vr2]",
-                    "items": {
-                        "type": "string",
-                        "minLength": 1,
-                        "maxLength": 255,
-                        "x-expects": "the guest's name as text",
-                    },
-                },
-                **CLONING,
-                "lower": {
-                    "description": "The device below each side of the router.",
-                    "type": "object",
-                    "minProperties": 1,
-                    "patternProperties": {
-                        SIDE_PATTERN: {
-                            "type": "string",
-                            "pattern": DEVICE_PATTERN,
-                            "x-pattern": "a name of a device",
-                            "x-expects": "a device of this host, such as eth0",
-                        }
-                    },
-                    "additionalProperties": False,
-                    "x-keys": "names of sides, up to 5 small letters or digits, such as "
-                    "{in: eth0, out: eth1}",
-                    "x-expects": "a mapping such as {in: eth0, out: eth1}",
-                },
-            },
-        }
-    },
-}
+_Error = Callable[[KeyPath, str, str], PolicyError]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """One group file. ``members`` are libvirt names in the order in which they are plugged
-    in, ``lowers`` pairs of a side's name and the device below it. Members that are not there
-    are made from ``template``, their overlays in the directory ``overlays``, "" for beside
-    the template's disks."""
+    in (of a multistage router its routers), ``lowers`` pairs of a side's name and the device
+    below it, ``balancers`` pairs of a libvirt name and the sides that it serves, ``links``
+    what is between balancers and routers (group_schema.LINKS). Members that are not there are
+    made from ``template``, their overlays in the directory ``overlays``, "" for beside the
+    template's disks."""
 
     path: str
     name: str
@@ -120,6 +34,8 @@ class Group:
     lowers: tuple[tuple[str, str], ...]
     kind: str = PVR
     lines: tuple[tuple[KeyPath, int], ...] = ()
+    balancers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    links: str = ""
     template: str = ""
     overlays: str = ""
 
@@ -127,9 +43,17 @@ class Group:
         """``file:line`` of a key, or of the nearest key above it that is written."""
         return f"{self.path}:{line_of(dict(self.lines), keys)}"
 
+    def at_member(self, number: int) -> str:
+        """``file:line`` of a member."""
+        return self.at("group", "routers" if self.kind == MSR else "members", str(number))
+
     def device(self, side: str) -> str:
-        """The name of the device of a side."""
+        """The name of the device of a side that all members of a pvr share."""
         return f"{self.name}-{side}"
+
+    def balancer(self, side: str) -> str:
+        """The balancer that serves a side of a multistage router."""
+        return next(name for name, sides in self.balancers if side in sides)
 
 
 def parse(text: str, path: str) -> Group:
@@ -147,31 +71,85 @@ def parse(text: str, path: str) -> Group:
     if not isinstance(data, dict):
         what, hint = "the file holds no group", "write group: and its keys below (docs/groups.md)"
         raise PolicyErrors([PolicyError(what, where=f"{path}:1", hint=hint)])
-    inside = data.get("group")
-    if isinstance(inside, dict) and inside.get("kind") == "msr":
-        # Its other keys are not known yet, so nothing is said of them.
-        what = "the multistage router (msr) is not supported yet"
-        raise PolicyErrors([error(("group", "kind"), what, f"write {PVR}, or wait")])
-    errors = [problem for _, problem in structural(document, path, SCHEMA)]
+    inside: Any = data.get("group")
+    kind = _kind(inside)
+    errors = [problem for _, problem in structural(document, path, schema(kind))]
     if errors:
         raise PolicyErrors(errors)
-    members, lowers = tuple(inside["members"]), tuple(inside["lower"].items())  # type: ignore[index]
-    for number, member in enumerate(members):
-        here = ("group", "members", str(number))
-        if member in members[:number]:
-            errors.append(error(here, f"{member!r} stands here twice", "name each guest once"))
-        if member.startswith("qemu:"):
-            what = "plain QEMU cannot be given other interfaces"
-            errors.append(error(here, what, "name libvirt guests"))
-    if inside.get("template") in members:  # type: ignore[union-attr]
+    key = "routers" if kind == MSR else "members"
+    members, lowers = tuple(inside[key]), tuple(inside["lower"].items())
+    errors = [*_guests(key, members, error), *_lowers(lowers, error)]
+    balancers = tuple((name, tuple(sides)) for name, sides in inside.get("balancers", {}).items())
+    if kind == MSR:
+        errors += _balancers(balancers, members, lowers, error)
+    template = inside.get("template", "")
+    if template in members:
         what = "the template cannot be a member, for it may not run beside its clones"
         errors.append(error(("group", "template"), what, "name another guest"))
+    if errors:
+        raise PolicyErrors(errors)
+    links = inside.get("links", BRIDGE) if kind == MSR else ""
+    lines = tuple(document.lines.items())
+    return Group(
+        path, inside["name"], members, lowers, kind, lines, balancers, links,
+        template, inside.get("overlays", ""),
+    )  # fmt: skip
+
+
+def _kind(inside: object) -> str:
+    """Whose keys the others are checked against, also when no known kind is written."""
+    if not isinstance(inside, dict):
+        return PVR
+    if inside.get("kind") in KINDS:
+        return str(inside["kind"])
+    return MSR if {"balancers", "routers", "links"} & set(inside) else PVR
+
+
+def _guests(key: str, names: tuple[str, ...], error: _Error) -> Iterator[PolicyError]:
+    for number, name in enumerate(names):
+        here = ("group", key, str(number))
+        if name in names[:number]:
+            yield error(here, f"{name!r} stands here twice", "name each guest once")
+        yield from _libvirt(here, name, error)
+
+
+def _libvirt(here: KeyPath, name: str, error: _Error) -> Iterator[PolicyError]:
+    if name.startswith("qemu:"):
+        yield error(here, "plain QEMU cannot be given other interfaces", "name libvirt guests")
+
+
+def _lowers(lowers: tuple[tuple[str, str], ...], error: _Error) -> Iterator[PolicyError]:
     for number, (side, lower) in enumerate(lowers):
         if lower in [other for _, other in lowers[:number]]:
             what = f"{lower} is the device of another side too"
-            errors.append(error(("group", "lower", side), what, "a device for each side"))
-    if errors:
-        raise PolicyErrors(errors)
-    lines = tuple(document.lines.items())
-    cloning = (inside.get("template", ""), inside.get("overlays", ""))  # type: ignore[union-attr]
-    return Group(path, inside["name"], members, lowers, inside["kind"], lines, *cloning)  # type: ignore[index]
+            yield error(("group", "lower", side), what, "a device for each side")
+
+
+def _balancers(
+    balancers: tuple[tuple[str, tuple[str, ...]], ...],
+    routers: tuple[str, ...],
+    lowers: tuple[tuple[str, str], ...],
+    error: _Error,
+) -> Iterator[PolicyError]:
+    """Every side has exactly one balancer, which is no router."""
+    known = [side for side, _ in lowers]
+    served: dict[str, str] = {}
+    for name, sides in balancers:
+        here = ("group", "balancers", name)
+        yield from _libvirt(here, name, error)
+        if name in routers:
+            yield error(here, f"{name!r} is a router of the group too", "two guests are needed")
+        for number, side in enumerate(sides):
+            place = (*here, str(number))
+            if side not in known:
+                what = f"there is no side {side!r} under lower"
+                yield error(place, what, f"the sides are {', '.join(known)}")
+            elif side in served:
+                what = f"the side {side!r} is served by {served[side]!r} already"
+                yield error(place, what, "one balancer for each side")
+            served.setdefault(side, name)
+    for side in known:
+        if side not in served:
+            what = f"no balancer serves the side {side!r}"
+            hint = "name it once, as in {lb1: [in, out]}"
+            yield error(("group", "balancers"), what, hint)

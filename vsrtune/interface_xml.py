@@ -22,6 +22,9 @@ _GENERATED = {
     _ALIAS: re.compile(r"net\d+"),
 }
 
+# What libvirt adds to an interface that comes without.
+_CHOSEN = ("/interface/address", "/interface/alias")
+
 # libvirt indents, escapes every < in text and attributes, and nests no interface.
 _INTERFACE = re.compile(r"<interface [^>]*>.*?</interface>", re.DOTALL)
 
@@ -67,6 +70,20 @@ def on_device(original: Nic, device: str) -> str:
     element.attrib.pop("trustGuestRxFilters", None)
     element.set("type", "ethernet")
     ET.SubElement(element, "target", {"dev": device, "managed": "no"})
+    return ET.tostring(element, encoding="unicode")
+
+
+def another(like: Nic, mac: str, device: str) -> str:
+    """The XML with which to give the guest of ``like`` one interface more, of one queue, on
+    a device that is there already; libvirt chooses its PCI address."""
+    element = ET.Element("interface", {"type": "ethernet"})
+    ET.SubElement(element, "mac", {"address": mac})
+    ET.SubElement(element, "target", {"dev": device, "managed": "no"})
+    for name in ("model", "driver", "mtu"):
+        for part in _element(like.xml).findall(name):
+            part.attrib.pop("queues", None)
+            part.tail = None
+            element.append(part)
     return ET.tostring(element, encoding="unicode")
 
 
@@ -120,9 +137,17 @@ def as_direct(found: Nic, lower: str, mode: str) -> str:
     return ET.tostring(element, encoding="unicode")
 
 
+def added(domain: str, interface: str) -> str:
+    """A domain's XML with one interface more, after its others, and every other letter as
+    it was."""
+    found = list(_INTERFACE.finditer(domain))
+    at = found[-1].end() if found else domain.rindex("</devices>")
+    return f"{domain[:at]}{interface}{domain[at:]}"
+
+
 def replaced(domain: str, mac: str, interface: str) -> str:
-    """A domain's XML with another interface in the place of the one with that MAC, and
-    every other letter as it was. Raises VsrtuneError unless there is exactly one."""
+    """A domain's XML with another interface ("" for none) in the place of the one with that
+    MAC, and every other letter as it was. Raises VsrtuneError unless there is exactly one."""
     found = [match for match in _INTERFACE.finditer(domain) if nic(match.group()).mac == mac]
     if len(found) != 1:
         raise VsrtuneError(
@@ -138,9 +163,13 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     """Paths in which two interfaces' XML differ, with both values, for people.
 
     A name of the host's device, or an alias, that libvirt made up is none: it counts on,
-    and gives no such name a second time, even when asked for it. A definition has neither.
+    and gives no such name a second time, even when asked for it, and a definition has none.
+    Neither are an address and an alias that libvirt chose because ``before`` has none.
     """
     old, new = _flat(_element(before)), _flat(_element(after))
+    for chosen in _CHOSEN:
+        if not any(_within(path, chosen) for path in old):
+            new = {path: value for path, value in new.items() if not _within(path, chosen)}
     for path, generated in _GENERATED.items():
         made_up = [generated.fullmatch(found.get(path, "")) is not None for found in (old, new)]
         if all(made_up):
@@ -178,6 +207,10 @@ def _nic(element: ET.Element) -> Nic:
 def _attribute(element: ET.Element, child: str, name: str) -> str:
     found = element.find(child)
     return found.get(name, "") if found is not None else ""
+
+
+def _within(path: str, part: str) -> bool:
+    return path == part or path.startswith(f"{part}/")
 
 
 def _flat(element: ET.Element, path: str = "") -> dict[str, str]:

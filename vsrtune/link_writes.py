@@ -1,4 +1,4 @@
-"""Makes and removes macvlan-like devices, and brings devices up and down."""
+"""Makes and removes devices, and brings them up and down."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from vsrtune import rtnl
 from vsrtune.rtnl import attribute, link_message, nested, request
 
 
-def make(kind: str, name: str, lower: int, mac: str, mode: int, mtu: int, queue: int) -> None:
-    """A device of ``kind`` (its module is loaded by the kernel) on the device of index
-    ``lower``, down. ``mode`` as in rtnl_model.MODES, ``queue`` its txqueuelen. Raises
-    OSError."""
-    data = nested(rtnl.INFO_DATA, attribute(rtnl.MACVLAN_MODE, _u32(mode)))
-    parts = (
+def make(
+    kind: str, name: str, lower: int, mac: str, mode: int, mtu: int, queue: int, vlan: int = 0
+) -> None:
+    """A device of ``kind`` (its module is loaded by the kernel), down, on the device of index
+    ``lower``, 0 for none. ``mode`` as in rtnl_model.MODES, 0 for kinds without, ``queue`` its
+    txqueuelen, ``vlan`` the id of one of kind vlan. Raises OSError."""
+    parts = [
         attribute(rtnl.IFNAME, name.encode() + b"\0"),
-        attribute(rtnl.LINK, _u32(lower)),
         attribute(rtnl.ADDRESS, bytes.fromhex(mac.replace(":", ""))),
         attribute(rtnl.MTU, _u32(mtu)),
         attribute(rtnl.TXQLEN, _u32(queue)),
-        nested(rtnl.LINKINFO, attribute(rtnl.INFO_KIND, kind.encode() + b"\0"), data),
-    )
+    ]
+    if lower:
+        parts.append(attribute(rtnl.LINK, _u32(lower)))
+    info = [attribute(rtnl.INFO_KIND, kind.encode() + b"\0")]
+    if mode:
+        info.append(nested(rtnl.INFO_DATA, attribute(rtnl.MACVLAN_MODE, _u32(mode))))
+    elif vlan:
+        info.append(nested(rtnl.INFO_DATA, attribute(rtnl.VLAN_ID, struct.pack("=H", vlan))))
+    parts.append(nested(rtnl.LINKINFO, *info))
     request(rtnl.NEWLINK, rtnl.CREATE | rtnl.EXCL, link_message() + b"".join(parts))
 
 

@@ -202,6 +202,34 @@ test_ring() {
 	balance host t0
 }
 
+test_uplink() {
+	local before
+	ip -n nmv-a neigh replace 10.66.0.77 lladdr 02:00:00:00:77:77 dev a0
+	before=$(stat host t0 rx_received)
+	in_ns a $frames send 10.66.0.77 7000 50
+	# Others may have asked for an address meanwhile.
+	expect "frames to nobody without an uplink" $(($(stat host t0 rx_received) - before)) -lt 10
+	in_ns host ethtool --set-priv-flags t0 uplink on || die "uplink cannot be set"
+	before=$(stat host t0 rx_forwarded)
+	in_ns a $frames send 10.66.0.77 7000 50
+	expect "frames to nobody that the uplink got" $(($(stat host t0 rx_forwarded) - before)) -ge 50
+	ip -n nmv-host link add t1 link l0 type napi_macvtap
+	in_ns host ethtool --set-priv-flags t1 uplink on 2>/dev/null && die "two uplinks on one device"
+	ip -n nmv-host link del t1
+	# Cleared and set while frames are on their way; the last word is off.
+	start a $frames flood 10.66.0.77 7001
+	for _ in 1 2 3 4 5 6 7 8; do
+		in_ns host ethtool --set-priv-flags t0 uplink off
+		in_ns host ethtool --set-priv-flags t0 uplink on
+		ip -n nmv-host link set t0 down; ip -n nmv-host link set t0 up
+	done
+	in_ns host ethtool --set-priv-flags t0 uplink off
+	stop_all
+	ip -n nmv-a neigh del 10.66.0.77 dev a0
+	carries a b 10.66.0.2 100
+	balance host t0
+}
+
 test_busy() {
 	ip -n nmv-host link add e1 type veth peer name e2
 	ip -n nmv-host link set e1 up; ip -n nmv-host link set e2 up
@@ -310,7 +338,7 @@ marker="netns.sh $$ begins"
 echo "$marker" >/dev/kmsg
 lsmod | grep -q '^napi_macvlan ' || load
 topology
-for step in traffic threaded modes ring busy changes cycles deletion unload; do
+for step in traffic threaded modes ring uplink busy changes cycles deletion unload; do
 	say "$step"
 	"test_$step"
 	splats && die "$step: the kernel complained, above"

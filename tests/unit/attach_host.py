@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vsrtune.attach_model import GuestNics
-from vsrtune.attach_steps import NAPI_KIND, Device
+from vsrtune.attach_steps import NAPI_KIND, UPLINK, Device
 from vsrtune.clone_model import File
 from vsrtune.errors import VanishedError
 from vsrtune.interface_xml import Nic, nic, nics
@@ -67,7 +67,7 @@ class FakeAttachHost:
         }
         self.fakes: dict[str, FakeGuest] = {}
         self.releasing: dict[tuple[str, str], float] = {}
-        self.flagged: set[int] = set()
+        self.flagged: set[tuple[int, str]] = set()
         self.ended: set[str] = set()
         self.files: dict[str, File] = {}
         self.old_module = False
@@ -110,7 +110,8 @@ class FakeAttachHost:
             for text in guest.live or ():
                 card = nic(text)
                 link = self.links().get(card.device)
-                if link is None or not link.up or link.mac != card.mac:
+                below = self.table.get(link.lower) if link is not None else None
+                if link is None or not link.up or link.mac != card.mac or not (below and below.up):
                     found.append(f"{guest.name} {card.mac}: its device is {link}")
         for lower in {link.lower for link in self.table.values()} - {0}:
             kinds = {k.kind for k in self.table.values() if k.lower == lower and k.up}
@@ -153,29 +154,35 @@ class FakeAttachHost:
         with self._change(f"remove {index}"):
             if index not in self.table:
                 raise _os(errno.ENODEV)
-            del self.table[index]
-            self.flagged.discard(index)
+            self._forget(index)
 
     def set_up(self, index: int, up: bool) -> None:
         with self._change(f"set {index} {'up' if up else 'down'}"):
             if index not in self.table:
                 raise _os(errno.ENODEV)
-            if up and self._on(self.table[index].lower, "macvtap"):
+            lower = self.table[index].lower
+            if up and self._on(lower, "macvtap"):
                 raise _os(errno.EBUSY)
+            if up and lower and not self.table[lower].up:
+                raise _os(errno.ENETDOWN)
             self.table[index] = replace(self.table[index], up=up)
 
     def set_queue(self, index: int, queue: int) -> None:
         with self._change(f"queue {index} {queue}"):
             self.table[index] = replace(self.table[index], queue=queue)
 
-    def every_queue(self, name: str) -> bool:
-        return self.index(name) in self.flagged
+    def flag(self, name: str, flag: str) -> bool:
+        return (self.index(name), flag) in self.flagged
 
-    def set_every_queue(self, name: str) -> None:
-        with self._change(f"every-queue {name}"):
+    def set_flag(self, name: str, flag: str) -> None:
+        with self._change(f"{flag} {name}"):
             if self.old_module:
                 raise _os(errno.EOPNOTSUPP)
-            self.flagged.add(self.index(name))
+            lower = self.links()[name].lower
+            others = {i for i, other in self.flagged if other == flag == UPLINK}
+            if any(self.table[i].lower == lower for i in others):
+                raise _os(errno.EBUSY)
+            self.flagged.add((self.index(name), flag))
 
     # -- libvirt
 
@@ -222,6 +229,10 @@ class FakeAttachHost:
             root = ET.fromstring(xml)
             name, uuid = root.findtext("name", ""), root.findtext("uuid", "")
             found = [g for g in self.fakes.values() if g.name == name]
+            used = {_slot(n.xml) for n in nics(xml)}
+            for element in root.iterfind("./devices/interface"):
+                _place(element, used)
+            xml = ET.tostring(root, encoding="unicode")
             if not found:
                 self.fakes[uuid] = FakeGuest(name, uuid, None, xml)
             elif uuid not in ("", found[0].uuid):
@@ -311,7 +322,7 @@ class FakeAttachHost:
         for guest in self.fakes.values():
             guest.live = None
         self.releasing.clear()
-        self.table = {i: k for i, k in self.table.items() if not k.lower}
+        self.table = {i: k for i, k in self.table.items() if k.kind == "veth"}
         self.flagged.clear()
 
     # -- inside
@@ -331,9 +342,10 @@ class FakeAttachHost:
         assert live is not None
         card = nic(xml)
         element = ET.fromstring(xml)
-        slot = _slot(xml)
-        if slot in {_slot(x) for x in live}:
-            raise RefusedError(f"PCI slot {slot} is in use")
+        used = {_slot(x) for x in live}
+        if _slot(xml) in used:
+            raise RefusedError(f"PCI slot {_slot(xml)} is in use")
+        _place(element, used)
         if card.kind == "ethernet":
             link = self.links().get(card.device)
             if link is None or not self.has_cdev(link.index) or link.mac != card.mac:
@@ -360,6 +372,13 @@ class FakeAttachHost:
             live.remove(text)
             if nic(text).kind == "direct":
                 del self.table[self.index(nic(text).device)]
+
+    def _forget(self, index: int) -> None:
+        """What stands on a device goes with it."""
+        self.table.pop(index, None)
+        self.flagged = {one for one in self.flagged if one[0] != index}
+        for upper in [i for i, link in self.table.items() if link.lower == index]:
+            self._forget(upper)
 
     def _on(self, lower: int, kind: str) -> bool:
         return any(k.lower == lower and k.kind == kind for k in self.table.values())
@@ -394,6 +413,15 @@ def _domain(name: str, interfaces: str) -> str:
 def _slot(xml: str) -> str | None:
     address = ET.fromstring(xml).find("address")
     return address.get("slot") if address is not None else None
+
+
+def _place(element: ET.Element, used: set[str | None]) -> None:
+    """Give an interface that has no PCI address a free one."""
+    if element.find("address") is None:
+        slot = next(s for s in (f"0x{n:02x}" for n in range(2, 32)) if s not in used)
+        used.add(slot)
+        words = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": slot, "function": "0x0"}
+        ET.SubElement(element, "address", words)
 
 
 def _plain(xml: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from attach_host import BOOT, FakeAttachHost, Killed
 from clone_samples import DISK, MACHINE, MACS, UUID, definition, nic
 from golden import matches
 
-from vsrtune import domain_clone, group_plan
+from vsrtune import domain_clone, group_plan, group_scale
 from vsrtune.attach import AttachLedger, Switcher, SwitchError
 from vsrtune.attach_model import Host, Switch
 from vsrtune.clone_model import Cloning, File, Template
@@ -20,7 +20,7 @@ from vsrtune.interface_xml import nic as read
 from vsrtune.live_domains import RefusedError
 from vsrtune.rtnl_model import Link
 
-GOLDEN = Path(__file__).parent / "golden_groups"
+GOLDEN = Path(__file__).parent / "golden_group"
 IMAGES = "/var/lib/libvirt/images"
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
 TEXT = "group: {name: edge, kind: pvr, members: [%s], lower: {in: p0, out: p1}, template: router}"
@@ -118,9 +118,9 @@ def test_a_group_of_clones_alone(host: FakeAttachHost, path: Path) -> None:
         host.start(host.fakes[UUID])
     host.fakes[UUID].live = None
     # A member like any other.
-    do(host, path, lambda h: group_plan.drain("edge", "vr2", h))
+    do(host, path, lambda h: group_scale.drain("edge", "vr2", h))
     assert live(host, "vr2") == []
-    do(host, path, lambda h: group_plan.scale("edge", 2, h))
+    do(host, path, lambda h: group_scale.scale("edge", 2, h))
     assert live(host, "vr2") == SHARED
     switch = do(host, path, delete)
     matches(GOLDEN / "clones-deleted.txt", told(switch))
@@ -133,7 +133,7 @@ def test_clones_beside_a_running_guest(host: FakeAttachHost, path: Path) -> None
     host.start(host.fakes["uuid-a"])
     before = host.picture()
     switch = do(host, path, create("a", "vr2"))
-    matches(GOLDEN / "mixed.txt", told(switch))
+    matches(GOLDEN / "clones-mixed.txt", told(switch))
     assert live(host, "a") == live(host, "vr2") == [(A0, "edge-in"), (A1, "edge-out")]
     assert host.problems() == []
     do(host, path, delete)
@@ -142,7 +142,7 @@ def test_clones_beside_a_running_guest(host: FakeAttachHost, path: Path) -> None
 
 def test_kept_clones_are_guests_of_their_own(host: FakeAttachHost, path: Path) -> None:
     do(host, path, create("vr1", "vr2"))
-    do(host, path, lambda h: group_plan.drain("edge", "vr2", h))
+    do(host, path, lambda h: group_scale.drain("edge", "vr2", h))
     do(host, path, keep)
     assert host.problems() == []
     assert len(host.files) == 2
@@ -319,7 +319,7 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
         host, path, create("vr1", text=TEXT.replace("router", "core"))
     )
     plain = TEXT.replace(", template: router", "")
-    assert "a template: makes members" in refused(host, path, create("vr1", text=plain))
+    assert "can be made from a template:" in refused(host, path, create("vr1", text=plain))
     text, router.config = router.config, definition(DISK + nic(MACS[0], "p0", 2))
     assert "vr1: p1: it has no interface on this device" in refused(host, path, both)
     router.config = text.replace("type='file' device", "type='network' device")

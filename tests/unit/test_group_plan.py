@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune import group_plan
+from vsrtune import group_plan, group_scale
 from vsrtune.attach import AttachLedger, Switcher, SwitchError
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
-from vsrtune.attach_steps import NAPI_KIND, Attachment
+from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, Attachment
 from vsrtune.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.interface_xml import nic
@@ -89,7 +89,7 @@ def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) 
         "edge-in": (A0, 1500, 500, True),
         "edge-out": (A1, 9000, 500, True),
     }
-    assert all(host.every_queue(name) for name in devices)
+    assert all(host.flag(name, EVERY_QUEUE) for name in devices)
     # One order on all sides, so that a queue's number is one member.
     plugs = [entry for entry in host.log if entry.startswith("plug")]
     assert plugs == [f"plug {A0}", f"plug {A1}"] * 2
@@ -108,17 +108,17 @@ def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) 
 def test_drain_and_scale(host: FakeAttachHost, path: Path) -> None:
     before = host.picture()
     do(host, path, create)
-    do(host, path, lambda h: group_plan.drain("edge", "a", h))
+    do(host, path, lambda h: group_scale.drain("edge", "a", h))
     assert live(host, "a") == []
     assert live(host, "b") == [(A0, "edge-in"), (A1, "edge-out")]
     with pytest.raises(VsrtuneError, match="no running member would be left"):
-        do(host, path, lambda h: group_plan.drain("edge", "b", h))
+        do(host, path, lambda h: group_scale.drain("edge", "b", h))
     # The first members stay: those who come are plugged in before the others go.
-    switch = do(host, path, lambda h: group_plan.scale("edge", 1, h))
+    switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
     assert [type(step).__name__ for step in switch.steps] == ["Plug", "Unplug"]
     assert live(host, "a") == [(A0, "edge-in"), (A1, "edge-out")]
     assert live(host, "b") == []
-    assert do(host, path, lambda h: group_plan.scale("edge", 1, h)).steps == ()
+    assert do(host, path, lambda h: group_scale.scale("edge", 1, h)).steps == ()
     # From half a group back to two guests.
     do(host, path, delete)
     assert host.problems() == []
@@ -129,7 +129,7 @@ def test_a_member_that_died_is_no_obstacle(host: FakeAttachHost, path: Path) -> 
     do(host, path, create)
     guest = host.fakes["uuid-b"]
     host.stop(guest)
-    switch = do(host, path, lambda h: group_plan.scale("edge", 2, h))
+    switch = do(host, path, lambda h: group_scale.scale("edge", 2, h))
     assert switch.steps == ()
     assert switch.notes == ("b does not run; it joins when it is started",)
     do(host, path, delete)
@@ -144,8 +144,8 @@ def test_devices_come_again_with_their_flag(host: FakeAttachHost, path: Path) ->
     with AttachLedger.open(path) as ledger:
         did = Switcher(host, ledger, BOOT).boot_devices()
     assert did.failed == ()
-    assert host.every_queue("edge-in")
-    assert host.every_queue("edge-out")
+    assert host.flag("edge-in", EVERY_QUEUE)
+    assert host.flag("edge-out", EVERY_QUEUE)
     for guest in host.fakes.values():
         host.start(guest)
     assert host.problems() == []
@@ -153,7 +153,7 @@ def test_devices_come_again_with_their_flag(host: FakeAttachHost, path: Path) ->
     with AttachLedger.open(path) as ledger:
         did = Switcher(host, ledger, BOOT).sweep()
     assert did.did == tuple(
-        f"set every-queue of {name}, which several guests share" for name in ("edge-in", "edge-out")
+        f"set every-queue of {name}, which needs it" for name in ("edge-in", "edge-out")
     )
 
 
@@ -161,13 +161,13 @@ STARTS: dict[str, tuple[Choose, ...]] = {
     "create": (),
     "delete": (create,),
     "drain": (create,),
-    "scale": (create, lambda h: group_plan.drain("edge", "a", h)),
+    "scale": (create, lambda h: group_scale.drain("edge", "a", h)),
 }
 CHOICES: dict[str, Choose] = {
     "create": create,
     "delete": delete,
-    "drain": lambda h: group_plan.drain("edge", "b", h),
-    "scale": lambda h: group_plan.scale("edge", 1, h),
+    "drain": lambda h: group_scale.drain("edge", "b", h),
+    "scale": lambda h: group_scale.scale("edge", 1, h),
 }
 
 
@@ -255,9 +255,9 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     host.old_module = False
     do(host, path, create)
     assert "already" in refused(host, path)
-    assert "its members: a, b" in refused(host, path, lambda h: group_plan.drain("edge", "c", h))
+    assert "its members: a, b" in refused(host, path, lambda h: group_scale.drain("edge", "c", h))
     assert "created groups: edge" in refused(host, path, lambda h: group_plan.delete("core", h))
-    assert "from 1 to 2" in refused(host, path, lambda h: group_plan.scale("edge", 3, h))
+    assert "from 1 to 2" in refused(host, path, lambda h: group_scale.scale("edge", 3, h))
 
 
 def test_a_member_of_several_queues_would_hear_twice(path: Path) -> None:

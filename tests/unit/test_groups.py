@@ -29,11 +29,61 @@ def test_a_group() -> None:
     assert group.at("group", "lower") == "edge.yaml:5"
 
 
+STAGED = """\
+group:
+  name: edge
+  kind: msr
+  lower: {in: p0, out: p1}
+  balancers: {lb1: [in], lb2: [out]}
+  routers: [vr1, vr2]
+"""
+
+
+def test_a_multistage_router() -> None:
+    group = parse(STAGED, "edge.yaml")
+    assert group.balancers == (("lb1", ("in",)), ("lb2", ("out",)))
+    assert (group.balancer("in"), group.balancer("out")) == ("lb1", "lb2")
+    assert (group.members, group.links) == (("vr1", "vr2"), "bridge")
+    assert group.at_member(1) == "edge.yaml:6"
+    assert parse(f"{STAGED}  links: vlan\n", "edge.yaml").links == "vlan"
+
+
+SIDES = ", ".join(f"s{n}: p{n}" for n in range(10))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("kind: pvr", "kind: msr", "g:3: group.kind: the multistage router (msr) is not supported"),
-        ("kind: pvr", "kind: hub", "g:3: group.kind: 'hub' is not accepted; write pvr"),
+        ("kind: msr", "kind: hub", "g:3: group.kind: 'hub' is not accepted; write pvr or msr"),
+        ("  kind: msr\n", "", "g:1: group: the key 'kind' is missing; add it: pvr or msr"),
+        ("routers", "members", "g:6: group.members: unknown key; the keys here are name, kind,"),
+        ("lb2: [out]", "lb2: [in]", "g:5: group.balancers.lb2.0: the side 'in' is served by 'lb1'"),
+        ("lb2: [out]", "lb2: [in]", "g:5: group.balancers: no balancer serves the side 'out'"),
+        (
+            "lb2: [out]",
+            "lb2: [up]",
+            "g:5: group.balancers.lb2.0: there is no side 'up' under lower",
+        ),
+        ("lb2: [out]", "lb2: [o-t]", "g:5: group.balancers.lb2.0: 'o-t' is not a name of a side"),
+        ("lb2: [out]", "lb2: out", "g:5: group.balancers.lb2: 'out' stands where a list is"),
+        ("lb2: [out]", "vr2: [out]", "g:5: group.balancers.vr2: 'vr2' is a router of the group"),
+        ("lb2:", "'qemu:a':", "g:5: group.balancers.'qemu:a': plain QEMU cannot be given other"),
+        ("vr1, vr2", "vr1, vr1", "g:6: group.routers.1: 'vr1' stands here twice"),
+        ("in: p0, out: p1", SIDES, "g:4: group.lower: a mapping is not accepted; write up to 9"),
+        ("  kind", "  links: star\n  kind", "g:3: group.links: 'star' is not accepted; write"),
+    ],
+)
+def test_errors_of_a_multistage_router(old: str, new: str, said: str) -> None:
+    with pytest.raises(PolicyErrors) as caught:
+        parse(STAGED.replace(old, new), "g")
+    assert any(str(error).startswith(said) for error in caught.value.errors), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("kind: pvr", "kind: hub", "g:3: group.kind: 'hub' is not accepted; write pvr or msr"),
+        ("kind: pvr", "kind: msr", "g:1: group: the key 'balancers' is missing"),
         ("  kind: pvr\n", "", "g:1: group: the key 'kind' is missing"),
         ("name: edge", "name: Edge", "g:2: group.name: 'Edge' is not a name of a group"),
         ("name: edge", "name: verylongname", "g:2: group.name: 'verylongname' is not a name"),

@@ -146,10 +146,15 @@ def ip6(following: int) -> bytes:
     return b"\x60\0\0\0" + bytes([0, 32, following, 255]) + bytes(15) + b"\1" + bytes(15) + b"\2"
 
 
-def flags(name: str, on: bool) -> bool:
-    """Set the private flag; whether that was accepted."""
-    words = ("ethtool", "--set-priv-flags", name, "every-queue", "on" if on else "off")
+def flags(name: str, on: bool, flag: str = "every-queue") -> bool:
+    """Set a private flag; whether that was accepted."""
+    words = ("ethtool", "--set-priv-flags", name, flag, "on" if on else "off")
     return labhelp.sh(*words, check=False).returncode == 0
+
+
+def shown_flags(name: str) -> list[str]:
+    """What ethtool says of the private flags."""
+    return labhelp.sh("ethtool", "--show-priv-flags", name).stdout.split(":", 1)[1].split()
 
 
 def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> None:
@@ -159,8 +164,7 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
         up(name)
     assert not flags("na", on=True), "a device without queues has no such flag"
     to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of(far)
-    shown = labhelp.sh("ethtool", "--show-priv-flags", "nt").stdout
-    assert shown.split() == ["Private", "flags", "for", "nt:", "every-queue:", "off"]
+    assert shown_flags("nt") == ["every-queue:", "off", "uplink:", "off"]
     special = discovery(to, source)
     with tap_queue("nt") as first:
         assert flags("nt", on=True)
@@ -225,6 +229,91 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
                 for n in range(len(queues))
             ]
             assert lost == [0, 10]
+
+
+def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # noqa: F811
+    for name, kind in (("na", "napi_macvlan"), ("nt", "napi_macvtap"), ("nu", "napi_macvtap")):
+        link(name, lower, kind)
+    assert not flags("na", on=True, flag="uplink"), "only a napi_macvtap can be one"
+    assert flags("nu", on=True, flag="uplink"), "also while it is down"
+    assert flags("nu", on=True, flag="uplink")
+    assert shown_flags("nu") == ["every-queue:", "off", "uplink:", "on"]
+    busy = labhelp.sh("ethtool", "--set-priv-flags", "nt", "uplink", "on", check=False)
+    assert busy.returncode != 0
+    assert "busy" in busy.stderr
+    assert shown_flags("nt") == ["every-queue:", "off", "uplink:", "off"]
+    up("na", "nt")
+    nobody, total = "02:00:00:00:fe:01", 0
+
+    def reach(count: int) -> None:
+        """So many more frames have come to the uplink, and all are accounted for."""
+        nonlocal total
+        total += count
+        found = settle("nu", total)
+        check_sum(found)
+        assert found["rx_received"] == found["rx_forwarded"] + found["rx_broadcast"] == total
+
+    def leaves(count: int) -> None:
+        """So many frames to nobody leave through the lower device."""
+        before = counters("na")["tx_packets_lower"]
+        send("na", nobody, count)
+        assert counters("na")["tx_packets_lower"] - before == count
+        assert settle("nu", total)["rx_received"] == total
+
+    leaves(20)  # it is down
+    up("nu")
+    with tap_queue("nu") as queue, tap_queue("nt") as other:
+        before = counters("na")["tx_to_sibling"]
+        send("na", nobody, 100)
+        reach(100)
+        assert counters("na")["tx_to_sibling"] - before == 100
+        assert kmodhelp.read_all(queue) == 100
+        # What has a place goes there, and to nobody else.
+        send("na", kmodhelp.mac_of("nt"), 30)
+        assert settle("nt", 30)["rx_received"] == 30
+        assert kmodhelp.read_all(other) == 30
+        send("na", BROADCAST, 10)
+        reach(10)
+        assert kmodhelp.read_all(queue) == 10
+        # What the uplink itself sends to nobody leaves.
+        before = counters("nu")["tx_packets_lower"]
+        send("nu", nobody, 15)
+        assert counters("nu")["tx_packets_lower"] - before == 15
+        reach(0)
+        # Only siblings in bridge mode hear one another.
+        for name, kind in (("na", "napi_macvlan"), ("nu", "napi_macvtap")):
+            link(name, lower, kind, mode=kmodhelp.PRIVATE, change=True)
+            leaves(5)
+            link(name, lower, kind, mode=kmodhelp.BRIDGE, change=True)
+        send("na", nobody, 5)
+        reach(5)
+        assert flags("nu", on=False, flag="uplink")
+        leaves(5)
+        assert flags("nt", on=True, flag="uplink")
+        send("na", nobody, 5)
+        assert settle("nt", 45)["rx_received"] == 45
+        assert flags("nt", on=False, flag="uplink")
+        assert flags("nu", on=True, flag="uplink")
+        send("na", nobody, 5)
+        reach(5)
+        assert kmodhelp.read_all(queue) == 10
+    # Down it is none, up again it is; gone, another can be.
+    ip("link", "set", "nu", "down")
+    leaves(5)
+    up("nu")
+    send("na", nobody, 5)
+    reach(5)
+    delete("nu")
+    assert flags("nt", on=True, flag="uplink")
+    before = settle("nt")["rx_received"]
+    send("na", nobody, 5)
+    assert settle("nt", before + 5)["rx_received"] == before + 5
+    # Another lower device has its own.
+    ip("link", "add", "nl1", "type", "dummy")
+    up("nl1")
+    link("nv", "nl1", "napi_macvtap")
+    assert flags("nv", on=True, flag="uplink")
+    delete("nl1")
 
 
 def udp(to: str, source: str, port: int) -> bytes:

@@ -321,8 +321,8 @@ def test_plan_changes_nothing_and_bad_input_neither(members: list[LabGuest]) -> 
     path.write_text(GROUP.format(members=members[0].name))
     text = group("create", str(path), check=False)
     assert f"{members[1].name} has a macvtap on it" in text
-    path.write_text(GROUP.format(members=members[0].name).replace("pvr", "msr"))
-    assert f"{path}:3: group.kind: the multistage router" in group("create", str(path), check=False)
+    path.write_text(GROUP.format(members=members[0].name).replace("pvr", "hub"))
+    assert f"{path}:3: group.kind: 'hub' is not accepted" in group("create", str(path), check=False)
     path.unlink()
     assert pictures(members) == before
     assert not LEDGER.exists() or not LEDGER.stat().st_size

@@ -1,0 +1,400 @@
+"""Balancers come in front of routers and go again: done whole, or taken back whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import golden
+import pytest
+from attach_host import BOOT, FakeAttachHost, Killed
+
+from vsrtune import group_msr, group_rulebook, group_scale
+from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach_model import Asked, Host, Switch
+from vsrtune.attach_plan import plan as attach_plan
+from vsrtune.attach_steps import NAPI_KIND, UPLINK, Attachment
+from vsrtune.errors import VsrtuneError
+from vsrtune.group_links import FIRST_VLAN, mac, side_links
+from vsrtune.group_schema import LINKS
+from vsrtune.group_status import places
+from vsrtune.groups import Group, parse
+from vsrtune.interface_xml import nic
+from vsrtune.live_domains import RefusedError
+
+GOLDEN = Path(__file__).parent / "golden_group"
+A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
+B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"
+L0, M1 = "02:00:00:00:01:00", "02:00:00:00:02:01"
+FILE = """\
+group:
+  name: edge
+  kind: msr
+  lower: {in: p0, out: p1}
+  balancers: {lb1: [in], lb2: [out]}
+  routers: [a, b]
+"""
+
+Choose = Callable[[Host], Switch]
+
+
+def edge(links: str = "bridge", text: str = FILE) -> Group:
+    return parse(f"{text}  links: {links}\n", "edge.yaml")
+
+
+def create(host: Host, links: str = "bridge") -> Switch:
+    return group_msr.create(edge(links), host)
+
+
+def delete(host: Host) -> Switch:
+    return group_msr.delete("edge", host)
+
+
+def fresh() -> FakeAttachHost:
+    """A balancer on p0, another on p1, two routers on both; the queue of one macvtap is not
+    the usual one."""
+    fake = FakeAttachHost()
+    fake.add("lb1", (L0, "p0"), queues=1)
+    fake.add("lb2", (M1, "p1"), queues=1)
+    fake.add("a", (A0, "p0"), (A1, "p1"), queues=1)
+    fake.add("b", (B0, "p0"), (B1, "p1"), queues=1)
+    fake.set_queue(next(k.index for k in fake.table.values() if k.mac == B1), 123)
+    fake.changes = 0
+    return fake
+
+
+@pytest.fixture
+def host() -> FakeAttachHost:
+    return fresh()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attach.jsonl"
+
+
+def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
+    origins = Switcher(host, ledger, BOOT).origins()
+    return Host(host.guests(), host.links().values(), origins)
+
+
+def do(host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
+    with AttachLedger.open(path) as ledger:
+        switch = choose(seen(host, ledger))
+        assert Switcher(host, ledger, BOOT).carry_out(switch).failed == ()
+    return switch
+
+
+def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
+    """Host device and MAC of each interface of a running guest."""
+    return sorted((n.device, n.mac) for n in map(nic, host.fakes[f"uuid-{name}"].live or ()))
+
+
+def book(host: FakeAttachHost, path: Path, wanted: Group | None = None) -> str:
+    """What all balancers are told."""
+    with AttachLedger.open(path) as ledger:
+        found = group_rulebook.of_group("edge", wanted, seen(host, ledger))
+    return "".join(found.text(name) for name in ("lb1", "lb2"))
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path, links: str) -> None:
+    before = host.picture()
+    ahead = book(host, path, edge(links))
+    switch = do(host, path, functools.partial(create, links=links))
+    golden.matches(
+        GOLDEN / f"create-{links}.txt",
+        "\n".join([*map(str, switch.steps), *(f"note: {n}" for n in switch.notes), ""]),
+    )
+    assert host.problems() == []
+    assert [m for _, m in live(host, "a")] == [A0, A1]
+    assert [d for d, _ in live(host, "a")] == ["edge-1r1", "edge-2r1"]
+    assert [d for d, _ in live(host, "b")] == ["edge-1r2", "edge-2r2"]
+    ends = ["edge-1b"] if links == "bridge" else ["edge-1b1", "edge-1b2"]
+    assert [d for d, _ in live(host, "lb1")] == [*ends, "macvtap0"]
+    table = host.links()
+    below = {name: host.table[link.lower].name for name, link in table.items() if link.lower}
+    for number, end in enumerate(ends, 1):
+        assert below[end] == below[f"edge-1r{number}"]
+        assert host.flag(end, UPLINK)
+    assert len({below["edge-1r1"], below["edge-1r2"]}) == len(ends)
+    assert table["edge-2r2"].queue == 123
+    assert table["edge-2r2"].mtu == 9000
+    # Rules ahead of time and now are the same, whatever was made meanwhile.
+    assert book(host, path) == ahead
+    golden.matches(GOLDEN / f"rules-{links}.nft", ahead)
+    # All who start anew come back to their places.
+    for guest in host.fakes.values():
+        host.stop(guest)
+        host.start(guest)
+    assert host.problems() == []
+    assert book(host, path) == ahead
+    do(host, path, delete)
+    assert host.problems() == []
+    assert host.picture() == before
+    assert [k.name for k in host.table.values() if k.kind != "macvtap"] == ["p0", "p1"]
+    with AttachLedger.open(path) as ledger:
+        assert ledger.pending() == []
+
+
+def test_one_balancer_for_both_sides(path: Path) -> None:
+    host = FakeAttachHost()
+    host.add("lb1", (L0, "p0"), (M1, "p1"), queues=4)
+    host.add("a", (A0, "p0"), (A1, "p1"))
+    before = host.picture()
+    text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [in, out]").replace("a, b", "a")
+    do(host, path, lambda h: group_msr.create(edge("hub", text), h))
+    assert [d for d, _ in live(host, "lb1")] == ["edge-1b1", "edge-2b1", "macvtap0", "macvtap1"]
+    inner = [x for x in host.fakes["uuid-lb1"].live or () if "edge-" in x]
+    assert all("queues" not in x for x in inner)
+    with AttachLedger.open(path) as ledger:
+        rules = group_rulebook.of_group("edge", None, seen(host, ledger))
+    golden.matches(GOLDEN / "rules-one.nft", rules.text())
+    do(host, path, delete)
+    assert host.picture() == before
+
+
+def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> None:
+    before = host.picture()
+    do(host, path, create)
+    both = book(host, path)
+    with AttachLedger.open(path) as ledger:
+        rules = group_rulebook.of_group("edge", None, seen(host, ledger))
+    switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
+    assert "frames for b are lost until the balancers have loaded" in switch.notes[0]
+    assert live(host, "b") == []
+    one = book(host, path)
+    assert one == "".join(rules.text(name, 1) for name in ("lb1", "lb2"))
+    assert one == "".join(rules.text(name, None, ["b"]) for name in ("lb1", "lb2"))
+    assert B0 not in one
+    assert "mod" not in one
+    for what, said in (
+        (lambda: rules.text(), "it has several balancers; name one: lb1, lb2"),
+        (lambda: rules.text("a"), "it is no balancer of the group edge"),
+        (lambda: rules.text("lb1", 3), "it has 2 routers, not 3"),
+        (lambda: rules.text("lb1", 1, ["a"]), "no router would be left"),
+        (lambda: rules.text("lb1", 1, ["c"]), "its routers: a, b"),
+    ):
+        with pytest.raises(VsrtuneError) as caught:
+            what()
+        assert said in str(caught.value)
+    with pytest.raises(VsrtuneError, match="no running member would be left"):
+        do(host, path, lambda h: group_scale.drain("edge", "a", h))
+    with pytest.raises(VsrtuneError, match="its members: a, b"):
+        do(host, path, lambda h: group_scale.drain("edge", "lb1", h))
+    switch = do(host, path, lambda h: group_scale.scale("edge", 2, h))
+    assert "b gets frames when the balancers have loaded" in switch.notes[0]
+    assert book(host, path) == both
+    do(host, path, lambda h: group_scale.drain("edge", "a", h))
+    do(host, path, delete)
+    assert host.problems() == []
+    assert host.picture() == before
+
+
+def test_who_stands_where(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, lambda h: create(h, "vlan"))
+    do(host, path, lambda h: group_scale.drain("edge", "a", h))
+    host.stop(host.fakes["uuid-lb2"])
+    with AttachLedger.open(path) as ledger:
+        read = seen(host, ledger)
+    found = [(p.member, p.role, p.side, p.device, p.lower, p.state) for p in
+             places(read.groups["edge"], read, ())]  # fmt: skip
+    assert found == [
+        ("lb1", "balancer", "in", "edge-1b1", "edge-1l1", "plugged"),
+        ("lb1", "balancer", "in", "edge-1b2", "edge-1l2", "plugged"),
+        ("lb2", "balancer", "out", "edge-2b1", "edge-2l1", "stopped"),
+        ("lb2", "balancer", "out", "edge-2b2", "edge-2l2", "stopped"),
+        ("a", "router", "in", "edge-1r1", "edge-1l1", "drained"),
+        ("a", "router", "out", "edge-2r1", "edge-2l1", "drained"),
+        ("b", "router", "in", "edge-1r2", "edge-1l2", "plugged"),
+        ("b", "router", "out", "edge-2r2", "edge-2l2", "plugged"),
+    ]
+
+
+def test_devices_come_again_in_their_order(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, lambda h: create(h, "vlan"))
+    host.reboot()
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).boot_devices()
+    assert did.failed == ()
+    assert did.did[:2] == ("made edge-1l, edge stands on it", "brought edge-1l up")
+    for guest in host.fakes.values():
+        host.start(guest)
+    assert host.problems() == []
+    # Somebody clears a flag, and removes a link with all that stands on it.
+    host.flagged.discard((host.index("edge-1b1"), UPLINK))
+    host.remove(host.index("edge-2l2"))
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).sweep()
+    assert did.failed == ()
+    assert "set uplink of edge-1b1, which needs it" in did.did
+    assert "made edge-2l2 on edge-2l, edge stands on it" in did.did
+    assert host.flag("edge-1b1", UPLINK)
+    # Stopped and undefined, nobody names a device any more.
+    for guest in host.fakes.values():
+        host.stop(guest)
+        guest.config = guest.config.replace("edge-", "other-")
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).sweep()
+        assert did.failed == ()
+        assert ledger.pending() == []
+    assert not [name for name in host.links() if name.startswith("edge-")]
+
+
+STARTS: dict[str, tuple[Choose, ...]] = {
+    "create": (),
+    "create vlan": (),
+    "delete": (create,),
+    "delete vlan": (lambda h: create(h, "vlan"),),
+    "scale": (create, lambda h: group_scale.drain("edge", "a", h)),
+}
+CHOICES: dict[str, Choose] = {
+    "create": create,
+    "create vlan": lambda h: create(h, "vlan"),
+    "delete": delete,
+    "delete vlan": delete,
+    "scale": lambda h: group_scale.scale("edge", 1, h),
+}
+
+
+def ready(what: str, path: Path) -> FakeAttachHost:
+    host = fresh()
+    for choose in STARTS[what]:
+        do(host, path, choose)
+    host.changes = 0
+    return host
+
+
+def changes(what: str, path: Path) -> tuple[int, int]:
+    """How many changes of the host it takes, and how many of them come after its end."""
+    host = ready(what, path)
+    leaves = do(host, path, CHOICES[what]).leaves
+    return host.changes, len(leaves)
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
+    total, after = changes(what, tmp_path / "0")
+    for n in range(1, total - after + 1):
+        path = tmp_path / f"{n}"
+        host = ready(what, path)
+        before = host.picture()
+
+        def fail(number: int, n: int = n, host: FakeAttachHost = host) -> None:
+            if number == n:
+                raise RefusedError("refused") if "plug" in host.log[-1] else OSError(5, "no")
+
+        host.before = fail
+        with AttachLedger.open(path) as ledger:
+            switch = CHOICES[what](seen(host, ledger))
+            with pytest.raises(SwitchError) as caught:
+                Switcher(host, ledger, BOOT).carry_out(switch)
+            assert caught.value.put_back, (n, host.log)
+        assert host.picture() == before, (n, host.log)
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
+    total, after = changes(what, tmp_path / "0")
+    for n in range(1, total + 1):
+        path = tmp_path / f"{n}"
+        host = ready(what, path)
+        before = host.picture()
+
+        def kill(number: int, n: int = n) -> None:
+            if number == n:
+                raise Killed
+
+        host.after = kill
+        with AttachLedger.open(path) as ledger:
+            switch = CHOICES[what](seen(host, ledger))
+            with pytest.raises(Killed):
+                Switcher(host, ledger, BOOT).carry_out(switch)
+        host.after = lambda n: None
+        with AttachLedger.open(path) as ledger:
+            assert Switcher(host, ledger, BOOT).recover() == []
+            assert not Switcher(host, ledger, BOOT).unfinished()
+            if "create" in what and n <= total - after:
+                assert ledger.pending() == []
+        if n <= total - after:
+            assert host.picture() == before, (n, host.log)
+            do(host, path, CHOICES[what])
+        if what != "scale":
+            assert host.problems() == [], (n, host.log)
+
+
+def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
+    before = host.picture()
+    with pytest.raises(VsrtuneError) as caught:
+        do(host, path, choose)
+    assert host.picture() == before
+    with AttachLedger.open(path) as ledger:
+        assert not Switcher(host, ledger, BOOT).unfinished()
+    return str(caught.value)
+
+
+def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
+    # Others may stay on the lower devices, which carry macvtaps before and after.
+    host.add("c", ("02:00:00:00:0c:00", "p0"))
+    host.stop(host.fakes["uuid-lb2"])
+    assert "edge.yaml:5: lb2 does not run" in refused(host, path)
+    host.start(host.fakes["uuid-lb2"])
+    host.stop(host.fakes["uuid-b"])
+    assert "edge.yaml:6: b does not run" in refused(host, path)
+    host.start(host.fakes["uuid-b"])
+    text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [out], lb2: [in]")
+    assert "lb2: p0: it has no interface on this device" in refused(
+        host, path, lambda h: group_msr.create(edge("hub", text), h)
+    )
+    text = FILE.replace("p0", "p7")
+    assert "edge.yaml:4: there is no such device" in refused(
+        host, path, lambda h: group_msr.create(edge("hub", text), h)
+    )
+    host.old_module = True
+    assert "no flag uplink" in refused(host, path)
+    host.old_module = False
+    do(host, path, create)
+    assert "already" in refused(host, path)
+    assert "already" in refused(host, path, lambda h: create(h, "vlan"))
+    other = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
+    assert "a is a member of the group edge" in refused(
+        host, path, lambda h: group_msr.create(other, h)
+    )
+    assert "created groups: edge" in refused(host, path, lambda h: group_msr.delete("core", h))
+    asked = Asked(Attachment.MACVTAP, ("a",), all_of_lower=True)
+    assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
+
+
+def test_routers_of_one_mac_are_refused(path: Path) -> None:
+    host = FakeAttachHost()
+    host.add("lb1", (L0, "p0"))
+    host.add("lb2", (M1, "p1"))
+    host.add("a", (A0, "p0"), (A1, "p1"))
+    host.add("b", (A0, "p0"), (B1, "p1"))
+    assert "b: its MAC 02:00:00:00:0a:00 is that of a too" in refused(host, path)
+
+
+def test_an_interface_that_somebody_took_out_is_no_obstacle(
+    host: FakeAttachHost, path: Path
+) -> None:
+    guest = host.fakes["uuid-lb1"]
+    definition = guest.config
+    do(host, path, create)
+    host._detach(guest.uuid, next(m for d, m in live(host, "lb1") if d == "edge-1b"))
+    guest.config = definition
+    do(host, path, delete)
+    assert not [name for name in host.links() if name.startswith("edge-")]
+
+
+def test_names_fit_and_macs_are_nobodys() -> None:
+    links = side_links("abcdefghi", 9, "vlan", 99, 1500, ())
+    devices = [*links.links, *links.balancer]
+    assert max(len(d.name) for d in devices) <= 15
+    assert links.links[-1].vlan == FIRST_VLAN + 99
+    macs = [d.mac for d in devices]
+    assert len(set(macs)) == len(devices) == 1 + 2 * 99
+    assert all(int(one[:2], 16) & 3 == 2 for one in macs)
+    assert mac("x", ()) == mac("x", ["02:00:00:00:00:00"])
+    assert mac("x", [mac("x", ())]) != mac("x", ())
+    assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in links.balancer)

@@ -1,0 +1,97 @@
+"""Names, MACs and devices of what is between balancers and routers of a group: pure.
+
+A name is that of the group, a dash, the number of the side (1 is the first under
+``lower``), a letter, and the number of the router where one is meant:
+
+    edge-1l    what the devices of side 1 stand on (l: link): the dummy of a bridge, or
+               the one that carries the VLANs
+    edge-1l2   the hub, or the VLAN, of router 2
+    edge-1b    the balancer's device on a bridge, edge-1b2 the one that leads to router 2
+    edge-1r2   the device of router 2
+
+Devices of a pvr have a letter after the dash (groups), so no two groups can mean one
+name. MACs are locally administered and follow from the same words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from vsrtune.attach_steps import Device
+from vsrtune.group_schema import BRIDGE, VLAN
+from vsrtune.rtnl_model import MODES
+
+LINK, BALANCER, ROUTER = "l", "b", "r"
+DUMMY_KIND, VLAN_KIND = "dummy", "vlan"
+# The VLAN of router 1 is 101.
+FIRST_VLAN = 100
+# Nothing waits in a link: its devices have no queueing discipline.
+_QUEUE = 1000
+_TAP_QUEUE = 500
+
+
+def name(group: str, side: int, letter: str, router: int = 0) -> str:
+    """A device's name; ``side`` and ``router`` count from 1, 0 means all routers."""
+    return f"{group}-{side}{letter}{router or ''}"
+
+
+def mac(words: str, taken: Collection[str]) -> str:
+    """A locally administered MAC that follows from the words and is none of ``taken``."""
+    for salt in range(1000):
+        digest = hashlib.sha256(f"{words}/{salt}".encode()).digest()
+        found = (b"\x02" + digest[:5]).hex(":")
+        if found not in taken:
+            return found
+    raise ValueError(f"no MAC is left for {words}")  # of 2^40
+
+
+@dataclass(frozen=True, slots=True)
+class SideLinks:
+    """Our devices of one side. ``links`` are those to stand on, each after the one below
+    it, ``balancer`` the balancer's, in the order of the routers, ``of_router`` the names on
+    which the routers' own stand, in the same order."""
+
+    links: tuple[Device, ...]
+    balancer: tuple[Device, ...]
+    of_router: tuple[str, ...]
+
+
+def side_links(
+    group: str, side: int, kind: str, routers: int, mtu: int, taken: Collection[str]
+) -> SideLinks:
+    """What to make for a side with that many routers; ``kind`` is one of group_schema.LINKS,
+    ``taken`` the MACs that others have."""
+    have = set(taken)
+
+    def mac_of(device: str) -> str:
+        found = mac(device, have)
+        have.add(found)
+        return found
+
+    def link(number: int, kind: str, lower: str = "", vlan: int = 0) -> Device:
+        own = name(group, side, LINK, number)
+        return Device(own, lower, mac_of(own), 0, mtu, _QUEUE, kind, vlan=vlan)
+
+    numbers = range(1, routers + 1)
+    if kind == BRIDGE:
+        links = [link(0, DUMMY_KIND)]
+        below = [links[0].name] * routers
+        ends: Iterator[tuple[int, str]] = iter([(0, links[0].name)])
+    else:
+        if kind == VLAN:
+            trunk = link(0, DUMMY_KIND)
+            links = [link(n, VLAN_KIND, trunk.name, FIRST_VLAN + n) for n in numbers]
+            below = [one.name for one in links]
+            links = [trunk, *links]
+        else:
+            links = [link(n, DUMMY_KIND) for n in numbers]
+            below = [one.name for one in links]
+        ends = zip(numbers, below, strict=True)
+    balancer = []
+    for number, lower in ends:
+        own = name(group, side, BALANCER, number)
+        mode = MODES["bridge"]
+        balancer.append(Device(own, lower, mac_of(own), mode, mtu, _TAP_QUEUE, uplink=True))
+    return SideLinks(tuple(links), tuple(balancer), tuple(below))

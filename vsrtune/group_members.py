@@ -1,0 +1,182 @@
+"""Guests of a group and their interfaces, found and judged: what every kind of group
+needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vsrtune import interface_xml
+from vsrtune.attach_model import GuestNics, Host, Move
+from vsrtune.attach_plan import no_others
+from vsrtune.attach_steps import Card, Device, Origin, Role
+from vsrtune.errors import VsrtuneError
+from vsrtune.groups import Group
+from vsrtune.interface_xml import Nic
+from vsrtune.rtnl_model import mode_name
+
+
+def of_group(name: str, host: Host) -> tuple[Origin, ...]:
+    """The Origins of a group that was created, by member, then side. Raises VsrtuneError
+    when there is none."""
+    if name not in host.groups:
+        known = ", ".join(sorted(host.groups)) or "none"
+        raise VsrtuneError(
+            "there is no such group on this host", where=name, hint=f"created groups: {known}"
+        )
+    return tuple(host.groups[name])
+
+
+def on_device(nics: Iterable[Nic], device: str) -> Nic | None:
+    """A guest's interface on a host device."""
+    return next((n for n in nics if n.device == device), None)
+
+
+def members_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """Those of the guests that come and go: the members of a pvr, the routers of an msr."""
+    return tuple(o for o in origins if o.stage is None or o.stage.role is Role.ROUTER)
+
+
+def new(group: Group, host: Host) -> None:
+    """Refuse a group that was created already."""
+    if group.name in host.groups:
+        raise VsrtuneError(
+            "a group of that name is there already",
+            where=group.at("group", "name"),
+            hint=f"`vsrtune group status {group.name}` shows it, `vsrtune group delete "
+            f"{group.name}` ends it",
+        )
+
+
+def free_name(name: str, host: Host) -> None:
+    """Refuse a name that a device has."""
+    if name in host.links or name in host.origins:
+        raise VsrtuneError(
+            "a device of that name is there already", where=name,
+            hint=f"another name for the group, or, if nothing needs it: ip link delete {name}",
+        )  # fmt: skip
+
+
+def running(name: str, where: str, host: Host) -> GuestNics:
+    """A guest that runs and is in no other group; ``where`` names it."""
+    guest = next((g for g in host.guests if g.name == name), None)
+    if guest is None:
+        raise VsrtuneError(
+            f"there is no libvirt guest {name}",
+            where=where,
+            hint="see: virsh list --all; members of a pvr that are not there can be made from a "
+            "template:",
+        )
+    if guest.live is None:
+        raise VsrtuneError(f"{name} does not run", where=where, hint=f"virsh start {name}")
+    for other, origins in host.groups.items():
+        if any(o.uuid == guest.uuid for o in origins):
+            raise VsrtuneError(
+                f"{name} is a member of the group {other}", where=where,
+                hint=f"vsrtune group delete {other}",
+            )  # fmt: skip
+    return guest
+
+
+def one_on(group: str, guest: GuestNics, lower: str, host: Host) -> Nic:
+    """The one interface of a guest on a lower device."""
+    nics = guest.live if guest.live is not None else guest.config
+    found = [n for n in nics or () if host.lower(n) == lower]
+    if len(found) != 1:
+        many = f"{len(found)} interfaces" if found else "no interface"
+        raise VsrtuneError(
+            f"it has {many} on this device, and a member of {group} has one",
+            where=f"{guest.name}: {lower}",
+            hint="see: virsh domiflist " + guest.name,
+        )
+    return found[0]
+
+
+def on_lower(
+    group: str, guest: GuestNics, lower: str, host: Host, *, one_queue: bool = True
+) -> Nic:
+    """The one interface of a guest on a lower device, if it can be moved."""
+    nic = one_on(group, guest, lower, host)
+    where = f"{guest.name}: {lower}"
+    if host.ours(nic):
+        raise VsrtuneError(
+            "the interface is on NAPI-macvlan already, by itself", where=where,
+            hint=f"vsrtune attach --to macvtap {guest.name}",
+        )  # fmt: skip
+    reason = interface_xml.unsupported(nic)
+    if not reason and one_queue and interface_xml.queues(nic) > 1:
+        reason = (
+            f"it has {interface_xml.queues(nic)} queue pairs, and would hear each broadcast "
+            "as often"
+        )
+    if reason:
+        kind = "macvtap of one queue" if one_queue else "macvtap"
+        raise VsrtuneError(reason, where=where, hint=f"give the guest a {kind} there (virsh edit)")
+    return nic
+
+
+def defined(guest: GuestNics, nic: Nic, lower: str, notes: list[str]) -> Nic | None:
+    """The interface in the persistent definition, which changes with the running one."""
+    kept = next((n for n in guest.config or () if n.mac == nic.mac), None)
+    if kept is not None and kept.kind == "direct" and kept.lower == lower:
+        return kept
+    if guest.config is not None:
+        notes.append(
+            f"{guest.name} {nic.mac}: its definition has no macvtap on {lower} and is left alone"
+        )
+    return None
+
+
+def moved(nic: Nic, device: Device) -> str:
+    """The interface on a device of ours."""
+    return interface_xml.with_mac(interface_xml.on_device(nic, device.name), device.mac)
+
+
+def back(origin: Origin, guest: GuestNics) -> Move:
+    """How the interface of a member comes to what it was."""
+    before = interface_xml.nic(origin.live or origin.config)
+    live = config = ("", "")
+    if guest.live is not None:
+        now = on_device(guest.live, origin.device.name)
+        if now is not None:
+            live = (now.xml, _was(origin, now, origin.live))
+        elif origin.live and not any(n.mac == before.mac for n in guest.live):
+            live = ("", origin.live)  # drained
+    if guest.config is not None:
+        kept = on_device(guest.config, origin.device.name)
+        if kept is not None:
+            config = (kept.xml, _was(origin, kept, origin.config))
+    return Move(origin.guest, origin.uuid, before.mac, origin.device, live, config, origin.queue)
+
+
+def _was(origin: Origin, now: Nic, before: str) -> str:
+    """What an interface was, unless somebody has changed it since: then the like of what it
+    is, with its old MAC."""
+    was = interface_xml.nic(before or origin.live or origin.config)
+    if before and not interface_xml.differences(moved(was, origin.device), now.xml):
+        return before
+    direct = interface_xml.as_direct(now, origin.outside, mode_name(origin.device.mode))
+    return interface_xml.with_mac(direct, was.mac)
+
+
+def free_again(origins: Iterable[Origin], host: Host) -> None:
+    """Refuse when other NAPI-macvlan devices stand where macvtaps are to come back."""
+    members = members_of(origins)
+    devices = {o.device.name for o in members}
+    lowers = {o.outside for o in members}
+    no_others(host, lowers, forth=False)
+    for guest in host.guests:
+        for nic in guest.live or ():
+            lower = host.lower(nic)
+            if host.ours(nic) and lower in lowers and nic.device not in devices:
+                raise VsrtuneError(
+                    f"{guest.name} has {nic.device} on it, and the members' macvtaps cannot come "
+                    "back beside that",
+                    where=lower,
+                    hint=f"vsrtune attach --to macvtap {guest.name}",
+                )
+
+
+def card(move: Move, which: int, queue: int | None) -> Card:
+    """Of the interface as it is (0) or as it shall be (1)."""
+    xml = move.live[which]
+    return Card(move.guest, move.uuid, interface_xml.nic(xml).mac, xml, queue)

@@ -1,0 +1,129 @@
+"""The nftables rules of a balancer, as text for ``nft -f`` in its guest: pure.
+
+Frames never reach the guest's own stack. On the outside:
+- To all routers at once go broadcast and multicast, unchanged, and ARP to our MAC, which may
+  be the answer to any of them: to each with its own MAC, because a Linux guest that hears an
+  answer to somebody else takes it for a rumour and soon asks again.
+- IPv4 goes to one router, by a hash of addresses and, where a datagram is whole, ports. The
+  first side hashes what comes in as it is and the others turned around, with one seed, so a
+  flow between the first side and another meets one router both ways, also through two
+  balancers. The seed is the group's own: routers in a row must not all divide alike.
+On the inside everything that routers send leaves with our MAC, also in what ARP says.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from vsrtune.printable import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a multistage router: ``mac`` is the balancer's on the device ``lower``,
+    ``inner`` the MAC and the lower device of each of its internal interfaces: one for all
+    routers, or, when ``each``, one for every router; ``routers`` the routers' MACs there."""
+
+    name: str
+    lower: str
+    balancer: str
+    mac: str
+    inner: tuple[tuple[str, str], ...]
+    each: bool
+    routers: tuple[str, ...]
+
+
+def text(
+    group: str, balancer: str, sides: Sequence[Side], routers: Sequence[str], use: Collection[str]
+) -> str:
+    """The rules of one balancer. ``sides`` are all of the group in their order, ``routers``
+    the names of all, ``use`` those of the ones that get frames: one at least."""
+    own = [(number, side) for number, side in enumerate(sides) if side.balancer == balancer]
+    used = [n for n, router in enumerate(routers) if router in use]
+    names = ", ".join(routers[n] for n in used)
+    lines = [
+        f"# Balancer {printable(balancer)} of the group {group}: frames to {printable(names)}.",
+        "# Name the devices below as they are called in this guest (ip link), by their MACs, then",
+        "# load it: nft -f FILE. It replaces what it was before, at once. IPv4 only.",
+        *_defines([side for _, side in own]),
+        "",
+        # Replaced in one transaction, there or not.
+        f"table netdev vsrtune_{group}",
+        f"delete table netdev vsrtune_{group}",
+        f"table netdev vsrtune_{group} {{",
+    ]
+    seed = f"0x{zlib.crc32(group.encode()):08x}"
+    for number, side in own:
+        lines += _side(side, used, routers, seed, turned=number > 0)
+    return "\n".join([*lines, "}", ""])
+
+
+def _inside(side: Side, router: int) -> str:
+    """The variable of the internal interface that leads to a router."""
+    return f"int_{side.name}_{router + 1}" if side.each else f"int_{side.name}"
+
+
+def _defines(sides: Sequence[Side]) -> Iterator[str]:
+    wanted = [(f"ext_{side.name}", side.mac, side.lower) for side in sides]
+    for side in sides:
+        wanted += [(_inside(side, n), *inner) for n, inner in enumerate(side.inner)]
+    for number, (variable, mac, lower) in enumerate(wanted):
+        yield f"define {variable} = eth{number}    # {mac}   on {printable(lower)}"
+
+
+def _side(
+    side: Side, used: Sequence[int], routers: Sequence[str], seed: str, *, turned: bool
+) -> Iterator[str]:
+    ends = list(dict.fromkeys(_inside(side, n) for n in used))
+    yield "\t# What all routers must hear."
+    yield from _chain(f"to_{side.name}_all", _to_each([f"to ${end}" for end in ends]))
+    # The last word of each of these is the verdict, so its MAC is set for it alone.
+    each = [(side.routers[n], f"to ${_inside(side, n)}") for n in used]
+    told = [f"ether daddr set {mac} {way}" for (mac, _), way in
+            zip(each, _to_each([to for _, to in each]), strict=True)]  # fmt: skip
+    yield from _chain(f"to_{side.name}_each", told)
+    for n, (mac, to) in zip(used, each, strict=True):
+        yield f"\t# {printable(routers[n])}"
+        yield from _chain(f"to_{side.name}_{n + 1}", [f"ether daddr set {mac} fwd {to}"])
+    yield from _chain(f"ext_{side.name}", [
+        f"type filter hook ingress device $ext_{side.name} priority 0; policy drop;",
+        f"ether type {{ arp, ip }} meta pkttype {{ broadcast, multicast }} goto to_{side.name}_all",
+        f"ether daddr != {side.mac} drop",
+        f"ether type arp goto to_{side.name}_each",
+        *_spread(side.name, used, seed, turned=turned),
+    ])  # fmt: skip
+    inner = [_inside(side, n) for n in range(len(side.inner))]
+    devices = ", ".join(f"${end}" for end in inner)
+    leave = f"ether saddr set {side.mac} fwd to $ext_{side.name}"
+    yield from _chain(f"int_{side.name}", [
+        f"type filter hook ingress devices = {{ {devices} }} priority 0; policy drop;",
+        f"ether type arp arp saddr ether set {side.mac} {leave}",
+        f"ether type ip {leave}",
+    ])  # fmt: skip
+
+
+def _to_each(ways: Sequence[str]) -> list[str]:
+    """Copies for all but the last, which gets the frame itself."""
+    return [f"{'fwd' if n == len(ways) else 'dup'} {way}" for n, way in enumerate(ways, 1)]
+
+
+def _spread(side: str, used: Sequence[int], seed: str, *, turned: bool) -> Iterator[str]:
+    """IPv4 to one of the routers."""
+    if len(used) == 1:
+        yield f"ether type ip goto to_{side}_{used[0] + 1}"
+        return
+    pairs = [("ip saddr", "ip daddr"), ("th sport", "th dport")]
+    addresses, ports = (" . ".join(reversed(p) if turned else p) for p in pairs)
+    ways = ", ".join(f"{n} : goto to_{side}_{router + 1}" for n, router in enumerate(used))
+    choose = f"mod {len(used)} seed {seed} vmap {{ {ways} }}"
+    whole = "meta l4proto { tcp, udp } ip frag-off & 0x3fff == 0"
+    yield f"ether type ip {whole} jhash {addresses} . {ports} {choose}"
+    yield f"ether type ip jhash {addresses} {choose}"
+
+
+def _chain(name: str, rules: Sequence[str]) -> Iterator[str]:
+    yield f"\tchain {name} {{"
+    yield from (f"\t\t{rule}" for rule in rules)
+    yield "\t}"
