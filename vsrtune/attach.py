@@ -12,23 +12,25 @@ nobody names any more goes.
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from vsrtune import attach_steps as steps
 from vsrtune.attach_devices import Devices
+from vsrtune.attach_errors import SwitchError, translated
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_model import GuestNics, Switch
 from vsrtune.attach_steps import Card, Device, Origin, Step
+from vsrtune.clone_model import Clone
+from vsrtune.clone_steps import MakeFiles, StartGuest
+from vsrtune.clone_switch import Clones
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.interface_xml import Nic, added, differences, nic, nics, replaced
 from vsrtune.ledger import Entry, Ledger
 from vsrtune.live_domains import AwayError, RefusedError, unplug
 
-STEP, ORIGIN = "step", "origin"
+STEP, ORIGIN, CLONE, ENDED = "step", "origin", "clone", "ended"
 
 # libvirtd is started again by systemd, and reads all its guests then.
 _AWAY_SECONDS = 40.0
@@ -43,26 +45,6 @@ class AttachLedger(Ledger):
 
     busy = ("another switch is under way, or is being recovered", "wait for its end")
     unusable = ("the ledger of attachments cannot be used", "run as root")
-
-
-class SwitchError(VsrtuneError):
-    """A switch that failed. ``put_back`` tells whether the guests have what they had,
-    ``started`` are those that had to be started for that."""
-
-    def __init__(
-        self, error: VsrtuneError, left: list[VsrtuneError], started: tuple[str, ...] = ()
-    ) -> None:
-        hint = error.hint
-        what = f"{error.what}; everything is as it was before"
-        if started:
-            what += f", but {' '.join(started)} was ended by libvirt and has been started anew"
-            hint = "the log of libvirtd says why it could not take the guest over when it came back"
-        if left:
-            more = "; ".join(str(e) for e in left)
-            what = f"{error.what}; not everything could be put back: {more}"
-            hint = "`vsrtune attach --recover` tries again"
-        super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
-        self.put_back = not left
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +70,7 @@ class Switcher:
         self._patience = patience
         self._host = host
         self._devices = Devices(host)
+        self._clones = Clones(host)
         self._ledger = ledger
         self._boot = boot
         self._before = before
@@ -95,6 +78,10 @@ class Switcher:
     def origins(self) -> tuple[Origin, ...]:
         """Of every device that vsrtune made and has not removed."""
         return tuple(steps.origin_from(e.data) for e in self._of(ORIGIN))
+
+    def clones(self) -> tuple[Clone, ...]:
+        """Every guest that vsrtune made and has not ended."""
+        return tuple(steps.clone_from(e.data) for e in self._of(CLONE))
 
     def unfinished(self) -> bool:
         """Whether a switch was interrupted, so that ``recover`` must come first."""
@@ -109,14 +96,19 @@ class Switcher:
             entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
             self._before(step)
             try:
-                with _translated():
+                with translated():
                     self._do(step)
             except VsrtuneError as error:
-                if isinstance(step, steps.Unplug) and isinstance(error, RefusedError):
-                    self._ledger.done(entry)  # the guests have not heard of it
+                if isinstance(step, (steps.Unplug, MakeFiles)) and isinstance(error, RefusedError):
+                    self._ledger.done(entry)  # nothing was done, and a file there is not ours
                 left = self.recover()
                 raise SwitchError(error, left, self._start_ended(switch, left)) from error
-        self._ledger.done(*(entry.id for entry in self._of(STEP)))
+        # What becomes of clones is said before the steps are retired, and counts from then on.
+        for kind, clones in ((CLONE, switch.clones), (ENDED, switch.ended)):
+            for clone in clones:
+                self._ledger.add(kind, steps.to_data(clone))
+        kept = [e for e in self._of(CLONE) if steps.clone_from(e.data) in switch.kept]
+        self._ledger.done(*(entry.id for entry in (*self._of(STEP), *kept)))
         return self.sweep()
 
     def _start_ended(self, switch: Switch, left: list[VsrtuneError]) -> tuple[str, ...]:
@@ -135,6 +127,9 @@ class Switcher:
         """Take back what an unfinished switch has done; what could not be. May be called
         at any time."""
         failures: list[VsrtuneError] = []
+        begun = min((entry.id for entry in self._of(STEP)), default=0)
+        said = (*self._of(CLONE), *self._of(ENDED)) if begun else ()
+        self._ledger.done(*(entry.id for entry in said if entry.id > begun))
         for attempt in range(_TRIES):
             if attempt:
                 # libvirt may still be plugging an interface in for a caller that died.
@@ -142,7 +137,7 @@ class Switcher:
             failures = []
             for entry in reversed(self._of(STEP)):
                 try:
-                    with _translated():
+                    with translated():
                         self._take_back(entry)
                     self._ledger.done(entry.id)
                 except VsrtuneError as error:
@@ -165,12 +160,30 @@ class Switcher:
         """Make and bring up the devices that a guest's interface names, remove those that
         no guest names. Does nothing while a switch is unfinished, removes nothing while
         libvirt does not answer."""
-        if self.unfinished() or not self._of(ORIGIN):
+        if self.unfinished() or not (self._of(ORIGIN) or self._of(ENDED)):
             return Swept((), ())
+        ended = self._end_clones()
         try:
-            return self._keep_all(self._host.guests())
+            kept = self._keep_all(self._host.guests())
         except AwayError:
-            return self._keep_all(None)
+            kept = self._keep_all(None)
+        return Swept((*ended.did, *kept.did), (*ended.failed, *kept.failed))
+
+    def _end_clones(self) -> Swept:
+        """What a switch left to do after its end, for it cannot be taken back."""
+        did: list[str] = []
+        failed: list[VsrtuneError] = []
+        for entry in self._of(ENDED):
+            clone = steps.clone_from(entry.data)
+            try:
+                with translated():
+                    did += self._patiently(lambda clone=clone: self._clones.end(clone))  # type: ignore[misc]
+            except VsrtuneError as error:
+                failed.append(error)
+                continue
+            made = [e.id for e in self._of(CLONE) if steps.clone_from(e.data) == clone]
+            self._ledger.done(entry.id, *made)
+        return Swept(tuple(did), tuple(failed))
 
     def _keep_all(self, guests: tuple[GuestNics, ...] | None) -> Swept:
         origins = [(entry, steps.origin_from(entry.data)) for entry in self._of(ORIGIN)]
@@ -180,7 +193,7 @@ class Switcher:
 
         def guarded(work: Callable[[], None]) -> None:
             try:
-                with _translated():
+                with translated():
                     work()
             except VsrtuneError as error:
                 failed.append(error)
@@ -245,6 +258,8 @@ class Switcher:
                     self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
             case steps.Define():
                 self._patiently(lambda: self._define(step))
+            case _:
+                self._patiently(lambda: self._clones.do(step))
 
     def _take_back(self, entry: Entry) -> None:
         """The inverse of a step that was begun and may have been done in part."""
@@ -263,6 +278,9 @@ class Switcher:
                         )
             case steps.Define():
                 self._unless_gone(lambda: self._undefine(inverse))
+            case StartGuest():
+                if this_boot:
+                    self._unless_gone(lambda: self._clones.do(inverse))
             case steps.Raise():
                 # Its lower device may be gone together with it.
                 for device in inverse.devices:
@@ -390,26 +408,3 @@ def _named(
             if device.name in names:
                 names.add(device.lower)
     return {device.name: (device.name in live, device.name in config) for device in devices}
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """OSError of a link request as an error for people."""
-    try:
-        yield
-    except OSError as error:
-        raise _error(error) from error
-
-
-def _error(error: OSError) -> VsrtuneError:
-    hints = {
-        errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
-        errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
-        errno.EPERM: "run as root",
-    }
-    code = error.errno or 0
-    return WriteError(
-        f"the kernel refused: {error.strerror or os.strerror(code)}",
-        where="network device",
-        hint=hints.get(code, "see: dmesg"),
-    )

@@ -21,13 +21,15 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from vsrtune import link_writes, rtnl
+from vsrtune import link_writes, overlays, rtnl
 from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import Device
+from vsrtune.clone_model import File
+from vsrtune.domain_life import DomainLife
 from vsrtune.ethtool import private_flags
 from vsrtune.ethtool_flags import set_private_flag
 from vsrtune.interface_xml import Nic, nics
-from vsrtune.live_domains import LiveDomains, RefusedError
+from vsrtune.live_domains import RefusedError
 from vsrtune.rtnl_model import Link
 
 FAULT = "VSRTUNE_ATTACH_FAULT"
@@ -90,7 +92,31 @@ class AttachHost(Protocol):
         ...
 
     def define(self, xml: str, where: str) -> None:
-        """Replace a persistent definition."""
+        """Replace a persistent definition, or define a new guest."""
+        ...
+
+    def undefine_guest(self, uuid: str) -> None:
+        """Remove a persistent definition, if it is there."""
+        ...
+
+    def start_guest(self, uuid: str) -> None:
+        """Start a guest, unless it runs."""
+        ...
+
+    def stop_guest(self, uuid: str) -> None:
+        """End a guest at once, if it runs."""
+        ...
+
+    def file_there(self, path: str) -> bool:
+        """Whether there is a file of that name."""
+        ...
+
+    def make_file(self, file: File) -> None:
+        """Make a clone's file."""
+        ...
+
+    def remove_file(self, file: File) -> str:
+        """Remove it, if it is there; why it was left, "" when it is gone."""
         ...
 
     def start_ended(self, uuid: str) -> bool:
@@ -114,7 +140,7 @@ class LiveHost:
     ) -> None:
         """``pulse`` is called whenever this waits."""
         self._pulse = pulse
-        self._domains = LiveDomains(uri)
+        self._domains = DomainLife(uri)
         self._fault, _, count = os.environ.get(FAULT, "").partition(":")
         self._until = int(count or "0")
 
@@ -190,6 +216,39 @@ class LiveHost:
 
     def start_ended(self, uuid: str) -> bool:
         return self._domains.start_ended(uuid)
+
+    def undefine_guest(self, uuid: str) -> None:
+        self._before(libvirt=True)
+        self._domains.undefine(uuid)
+        self._after()
+
+    def start_guest(self, uuid: str) -> None:
+        self._before(libvirt=True)
+        self._domains.start(uuid)
+        self._after()
+
+    def stop_guest(self, uuid: str) -> None:
+        self._before(libvirt=True)
+        self._domains.stop(uuid)
+        self._after()
+
+    def saved(self, uuid: str) -> bool:
+        """Whether libvirt keeps the memory of a guest that does not run."""
+        return self._domains.saved(uuid)
+
+    def file_there(self, path: str) -> bool:
+        return overlays.there(path)
+
+    def make_file(self, file: File) -> None:
+        self._before()
+        overlays.make(file)
+        self._after()
+
+    def remove_file(self, file: File) -> str:
+        self._before()
+        left = overlays.remove(file)
+        self._after()
+        return left
 
     def sleep(self, seconds: float) -> None:
         self._pulse()

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from vsrtune.attach_steps import NAPI_KIND, Attachment, Device, Origin, Step
+from vsrtune.clone_model import Clone, Cloning
 from vsrtune.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
 from vsrtune.rtnl_model import Link
@@ -61,9 +62,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What would be done: no moves when all is as asked already. ``origins`` are written
+    """What would be done: no steps when all is as asked already. ``origins`` are written
     down before the first step, those of ``leaves`` are forgotten after the last, with
-    their devices."""
+    their devices. After the last step the ``clones`` are written down as vsrtune's, the
+    ``ended`` are undefined with all their files, the ``kept`` are the operator's."""
 
     to: Attachment
     moves: tuple[Move, ...]
@@ -71,6 +73,9 @@ class Switch:
     origins: tuple[Origin, ...] = ()
     leaves: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()
+    clones: tuple[Clone, ...] = ()
+    ended: tuple[Clone, ...] = ()
+    kept: tuple[Clone, ...] = ()
 
 
 class Host:
@@ -83,6 +88,8 @@ class Host:
         links: Collection[Link],
         origins: Collection[Origin],
         kept: Callable[[Link], int] = lambda link: link.queue,
+        clones: Mapping[Clone, str] | None = None,
+        cloning: Cloning | None = None,
     ) -> None:
         self.guests = sorted(guests, key=lambda g: g.name)
         self.by_uuid = {g.uuid: g for g in self.guests}
@@ -95,6 +102,10 @@ class Host:
             if origin.group:
                 self.groups.setdefault(origin.group, []).append(origin)
         self.kept = kept
+        # Those that vsrtune made, with their definition now; "" for one that has none.
+        self.clones = dict(clones or {})
+        # What members that are not there can be made from.
+        self.cloning = cloning
 
     def guest(self, name: str) -> GuestNics:
         """By name or UUID. Raises VsrtuneError."""

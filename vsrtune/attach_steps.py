@@ -11,6 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vsrtune.clone_model import Clone
+from vsrtune.clone_steps import CloneStep
 from vsrtune.codec import decode, encode
 
 NAPI_KIND = "napi_macvtap"
@@ -180,7 +182,7 @@ class Define:
         return f"define {self.guest}: {change}interface {self.mac} in the persistent definition"
 
 
-Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define
+Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define | CloneStep
 
 
 class Role(enum.StrEnum):
@@ -229,7 +231,7 @@ class Origin:
         return self.stage.outside if self.stage is not None else self.device.lower
 
 
-def to_data(value: Step | Origin) -> dict[str, Any]:
+def to_data(value: Step | Origin | Clone) -> dict[str, Any]:
     """For the ledger."""
     data: dict[str, Any] = encode(value)
     return data
@@ -244,6 +246,11 @@ def step_from(data: Any) -> Step:
 def origin_from(data: Any) -> Origin:
     """An Origin of ``to_data``. Raises VsrtuneError."""
     return decode(Origin, data)
+
+
+def clone_from(data: Any) -> Clone:
+    """A Clone of ``to_data``. Raises VsrtuneError."""
+    return decode(Clone, data)
 
 
 def _cards(cards: tuple[Card, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from vsrtune.actions import TxQueueLen
@@ -10,14 +10,21 @@ from vsrtune.attach import ORIGIN
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin, origin_from
-from vsrtune.errors import ObserveError
+from vsrtune.clone_model import Clone, Cloning
+from vsrtune.errors import ObserveError, VanishedError
 from vsrtune.journal import in_use, read_entries
 from vsrtune.ledger import read_pending
 from vsrtune.rootfs import boot_id
 from vsrtune.rtnl_model import Link
 
 
-def survey(host: AttachHost, origins: Collection[Origin], journal: Path) -> Host:
+def survey(
+    host: AttachHost,
+    origins: Collection[Origin],
+    journal: Path,
+    clones: Iterable[Clone] = (),
+    cloning: Cloning | None = None,
+) -> Host:
     """Read it. Raises VsrtuneError."""
     try:
         links = host.links().values()
@@ -25,12 +32,20 @@ def survey(host: AttachHost, origins: Collection[Origin], journal: Path) -> Host
         raise ObserveError(
             f"network devices cannot be read: {error.strerror}", hint="run as root"
         ) from error
-    return Host(host.guests(), links, origins, _kept(journal))
+    texts = {clone: _definition(host, clone) for clone in clones}
+    return Host(host.guests(), links, origins, _kept(journal), texts, cloning)
 
 
 def known_origins(ledger: Path) -> tuple[Origin, ...]:
     """What the ledger says of our devices, without its lock. Raises VsrtuneError."""
     return tuple(origin_from(e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
+
+
+def _definition(host: AttachHost, clone: Clone) -> str:
+    try:
+        return host.definition(clone.uuid)
+    except VanishedError:
+        return ""
 
 
 def _kept(journal: Path) -> Callable[[Link], int]:

@@ -73,7 +73,8 @@ def create(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str
     """Make the running guests of GROUP one router.
 
     Of kind pvr: all get the same two devices, one on each side. Their interfaces are
-    unplugged and plugged in again with the MACs of the first member. Of kind msr: routers are
+    unplugged and plugged in again with the MACs of the first member. Members that are not
+    there are made from the group's template, and started. Of kind msr: routers are
     unplugged and plugged in again behind the balancers, which get interfaces to them and
     must then load what `rules` prints. All routers must be configured as one. The router is
     interrupted meanwhile. A step that fails, or an interruption, is taken back.
@@ -211,10 +212,20 @@ def drain(
 
 @group.command()
 @click.argument("name", metavar="GROUP")
+@click.option(
+    "--keep-clones",
+    is_flag=True,
+    help="Leave members that `create` made as guests of their own, with MACs of their own.",
+)
 @_dry_run_option
 @_places
-def delete(name: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: str) -> int:
+def delete(
+    name: str, keep_clones: bool, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
+) -> int:
     """Give every guest of GROUP what it had before, and remove the devices.
+
+    Members that `create` made are ended and undefined, and the files that it made for them
+    are removed.
 
     \b
     Exit codes: 0 done, 1 refused or failed.
@@ -225,9 +236,9 @@ def delete(name: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: st
 
     def choose(host: Host) -> Switch:
         staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
-        delete_: Callable[[str, Host], Switch]
-        delete_ = group_msr.delete if staged else group_plan.delete
-        return delete_(own, host)
+        if staged:
+            return group_msr.delete(own, host)
+        return group_plan.delete(own, host, keep_clones=keep_clones)
 
     return _carry_out(choose, attach_ledger, journal, uri, dry_run)
 
@@ -240,15 +251,23 @@ def _create(
     wanted = group_files.load(name, groups)
     create_: Callable[[Group, Host], Switch]
     create_ = group_msr.create if wanted.kind == group_schema.MSR else group_plan.create
-    return _carry_out(lambda host: create_(wanted, host), ledger, journal, uri, dry_run)
+    return _carry_out(
+        lambda host: create_(wanted, host), ledger, journal, uri, dry_run, wanted.template
+    )
 
 
 def _carry_out(
-    choose: Callable[[Host], Switch], path: Path, journal: Path, uri: str, dry_run: bool
+    choose: Callable[[Host], Switch],
+    path: Path,
+    journal: Path,
+    uri: str,
+    dry_run: bool,
+    template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
     from vsrtune import cli_switch
     from vsrtune.attach_survey import survey
+    from vsrtune.clone_survey import cloning
 
     with _opened(path, uri) as (switcher, live):
         if switcher.unfinished():
@@ -256,11 +275,15 @@ def _carry_out(
                 click.echo("A switch was interrupted: the next one takes it back first.")
             elif code := cli_switch.recover(switcher):
                 return code
-        switch = choose(survey(live, switcher.origins(), journal))
+        source = cloning(live, template) if template else None
+        switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
         cli_switch.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves):
-            failed = switcher.carry_out(switch).failed
+            swept = switcher.carry_out(switch)
+            for text in swept.did if switch.ended else ():
+                click.echo(text)
+            failed = swept.failed
     return cli_switch.complain(failed)
 
 

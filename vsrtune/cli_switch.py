@@ -42,12 +42,16 @@ def complain(failures: Sequence[VsrtuneError]) -> int:
 
 def show(switch: Switch) -> None:
     """Print the steps and the notes."""
-    if not switch.moves:
+    if not (switch.moves or switch.steps):
         click.echo("Nothing to do.")
-    for number, step in enumerate(switch.steps, 1):
-        click.echo(f"{number}. {step}")
+    told = [str(step) for step in switch.steps]
+    told += [
+        " and remove ".join((f"undefine {clone.guest}", *(f.path for f in clone.files)))
+        for clone in switch.ended
+    ]
     if switch.leaves:
-        names = ", ".join(d.name for d in switch.leaves)
-        click.echo(f"{len(switch.steps) + 1}. remove {names}")
+        told.append(f"remove {', '.join(d.name for d in switch.leaves)}")
+    for number, text in enumerate(told, 1):
+        click.echo(f"{number}. {text}")
     for note in switch.notes:
         click.echo(f"note: {note}")

@@ -61,7 +61,10 @@ def running(name: str, where: str, host: Host) -> GuestNics:
     guest = next((g for g in host.guests if g.name == name), None)
     if guest is None:
         raise VsrtuneError(
-            f"there is no libvirt guest {name}", where=where, hint="see: virsh list --all"
+            f"there is no libvirt guest {name}",
+            where=where,
+            hint="see: virsh list --all; members of a pvr that are not there can be made from a "
+            "template:",
         )
     if guest.live is None:
         raise VsrtuneError(f"{name} does not run", where=where, hint=f"virsh start {name}")

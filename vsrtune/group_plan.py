@@ -5,12 +5,13 @@ Invariants, which hold before and after every switch of these:
   a member would hear every broadcast twice.
 - Members are plugged in in one order on all sides. The kernel numbers the queues of a
   device as they are opened, so a queue's number means the same member on each side.
-- What each member had before is in its Origins until the group is deleted.
+- What each member had before is in its Origins until the group is deleted. For one that
+  was made for the group (``clone_plan``) that is what it would have by itself.
 """
 
 from __future__ import annotations
 
-from vsrtune import interface_xml
+from vsrtune import clone_plan, interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_plan import device_like, no_others
 from vsrtune.attach_steps import (
@@ -48,22 +49,44 @@ def create(group: Group, host: Host) -> Switch:
     """Put running guests on the shared devices of a group. Raises VsrtuneError with what
     is in the way."""
     new(group, host)
-    guests = [running(m, group.at_member(n), host) for n, m in enumerate(group.members)]
+    absent = clone_plan.missing(group, host)
+    template = clone_plan.source(group, host) if absent else None
+    guests = [
+        clone_plan.stand_in(group, name, template, host)
+        if template is not None and name in absent
+        else running(name, group.at_member(number), host)
+        for number, name in enumerate(group.members)
+    ]
+    made_here = {g.uuid for g in guests if g.name in absent}
     found = {
         (guest.uuid, side): on_lower(group.name, guest, lower, host)
         for guest in guests
         for side, lower in group.lowers
     }
     _alone(group, guests, host)
-    devices = {side: _device(group, side, found[guests[0].uuid, side], host)
-               for side, _ in group.lowers}  # fmt: skip
+    devices = {}
+    for side, _ in group.lowers:
+        first = found[guests[0].uuid, side]
+        if template is not None and guests[0].uuid in made_here:
+            # It is the router that the template would be.
+            first = clone_plan.in_the_place(template, guests[0], first.mac)
+            _nobodys(first, template, host)
+        devices[side] = _device(group, side, first, host)
     notes: list[str] = []
     moves: list[Move] = []
     origins: list[Origin] = []
+    shared: dict[tuple[str, str], str] = {}
     for guest in guests:
         for side, lower in group.lowers:
             nic, device = found[guest.uuid, side], devices[side]
             notes += [f"{guest.name} {nic.mac}: {text}" for text in interface_xml.lost(nic)]
+            if guest.uuid in made_here:
+                shared[guest.uuid, nic.mac] = moved(nic, device)
+                moves.append(Move(guest.name, guest.uuid, nic.mac, device))
+                origins.append(
+                    Origin(device, guest.name, guest.uuid, nic.xml, nic.xml, group=group.name)
+                )
+                continue
             kept = defined(guest, nic, lower, notes)
             config = kept.xml if kept is not None else ""
             link = host.links.get(nic.device)
@@ -83,32 +106,55 @@ def create(group: Group, host: Host) -> Switch:
                        queue=moves[-1].queue)
             )  # fmt: skip
     made = tuple(devices.values())
+    adopted = [m for m in moves if m.uuid not in made_here]
     steps: list[Step] = [MakeDevice(device) for device in made]
-    steps.append(Unplug(tuple(card(m, 0, m.queue) for m in moves)))
+    clones: clone_plan.Made | None = None
+    if template is not None:
+        own = [g for g in guests if g.uuid in made_here]
+        clones = clone_plan.make(group, template, own, shared, host)
+        steps += clones.files
+        notes += clones.notes
+    if adopted:
+        steps.append(Unplug(tuple(card(m, 0, m.queue) for m in adopted)))
     steps.append(Raise(made))
-    steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in moves)))
-    steps += [Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0]]
-    return Switch(_TO, tuple(moves), tuple(steps), tuple(origins), (), tuple(notes))
+    if adopted:
+        steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in adopted)))
+    if clones is not None:
+        steps += clones.guests
+    steps += [Define(m.guest, m.uuid, m.mac, *m.config) for m in adopted if m.config[0]]
+    return Switch(
+        _TO, tuple(moves), tuple(steps), tuple(origins), (), tuple(notes),
+        clones=clones.clones if clones is not None else (),
+    )  # fmt: skip
 
 
-def delete(name: str, host: Host) -> Switch:
-    """Give every member what it had before. Raises VsrtuneError when there is no such
-    group."""
+def delete(name: str, host: Host, *, keep_clones: bool = False) -> Switch:
+    """Give every member what it had before, and end those that were made for the group; with
+    ``keep_clones`` they become guests like the others. Raises VsrtuneError when there is no
+    such group."""
     origins = of_group(name, host)
     free_again(origins, host)
+    clones = clone_plan.of_group(name, host)
+    ended = () if keep_clones else clones
+    ending, notes = clone_plan.end(ended, host)
+    gone = {clone.uuid for clone in ended}
     known = [(origin, host.by_uuid.get(origin.uuid)) for origin in origins]
-    moves = [back(origin, guest) for origin, guest in known if guest is not None]
+    moves = [back(o, guest) for o, guest in known if guest is not None and o.uuid not in gone]
     devices = tuple(dict.fromkeys(o.device for o in origins))
     steps: list[Step] = []
     off = tuple(card(m, 0, m.device.queue) for m in moves if m.live[0])
     home = tuple(card(m, 1, m.queue) for m in moves if m.live[1])
     if off:
         steps.append(Unplug(off))
+    steps += ending
     steps.append(Lower(devices))
     if home:
         steps.append(Plug(home))
     steps += [Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0]]
-    return Switch(Attachment.MACVTAP, tuple(moves), tuple(steps), (), devices)
+    return Switch(
+        Attachment.MACVTAP, tuple(moves), tuple(steps), (), devices, tuple(notes),
+        ended=ended, kept=clones if keep_clones else (),
+    )  # fmt: skip
 
 
 def _alone(group: Group, guests: list[GuestNics], host: Host) -> None:
@@ -126,6 +172,17 @@ def _alone(group: Group, guests: list[GuestNics], host: Host) -> None:
                     hint=f"vsrtune attach --to napi-macvlan {guest.name} once the group is "
                     "there; until then unplug it, or make it a member",
                 )
+
+
+def _nobodys(nic: Nic, template: GuestNics, host: Host) -> None:
+    """Refuse to use a template's MAC a second time."""
+    for link in host.links.values():
+        if link.mac == nic.mac:
+            raise VsrtuneError(
+                f"{link.name} has the MAC {nic.mac}, which would be the group's",
+                where=template.name,
+                hint="another template, or another MAC in this one (virsh edit)",
+            )
 
 
 def _device(group: Group, side: str, first: Nic, host: Host) -> Device:

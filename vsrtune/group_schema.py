@@ -77,12 +77,35 @@ def _common(lower: str, most_sides: int | None = None) -> dict[str, Any]:
     }
 
 
+# Of a kind whose members can be made from a definition.
+_CLONES: dict[str, Any] = {
+    "template": {
+        "description": "A libvirt guest that is shut off; members that are not there are made "
+        "from its definition, with overlays of its disks.",
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 255,
+        "x-expects": "the name of a libvirt guest that is shut off",
+    },
+    "overlays": {
+        "description": "The directory of the overlays; beside the template's disks when it is "
+        "not given.",
+        "type": "string",
+        "pattern": "^/",
+        "x-pattern": "an absolute path",
+        "x-expects": "an absolute path such as /var/lib/libvirt/images",
+    },
+}
+
 _KEYS: dict[str, dict[str, Any]] = {
     PVR: {
         **_common("The device below each side of the router."),
         "members": _guests(
-            "libvirt guests, by name. The MACs of the first are those of the group.", 256
+            "libvirt guests, by name. The MACs of the first are those of the group, the template's "
+            "when it is made from one.",
+            256,
         ),
+        **_CLONES,
     },
     MSR: {
         **_common("The device below each side of the router, for its balancer.", MOST_SIDES),
@@ -113,7 +136,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         },
     },
 }
-_OPTIONAL = ("links",)
+_OPTIONAL = ("links", "template", "overlays")
 
 
 def schema(kind: str) -> dict[str, Any]:

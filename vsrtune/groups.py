@@ -24,7 +24,9 @@ class Group:
     """One group file. ``members`` are libvirt names in the order in which they are plugged
     in (of a multistage router its routers), ``lowers`` pairs of a side's name and the device
     below it, ``balancers`` pairs of a libvirt name and the sides that it serves, ``links``
-    what is between balancers and routers (group_schema.LINKS)."""
+    what is between balancers and routers (group_schema.LINKS). Members that are not there are
+    made from ``template``, their overlays in the directory ``overlays``, "" for beside the
+    template's disks."""
 
     path: str
     name: str
@@ -34,6 +36,8 @@ class Group:
     lines: tuple[tuple[KeyPath, int], ...] = ()
     balancers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     links: str = ""
+    template: str = ""
+    overlays: str = ""
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written."""
@@ -78,11 +82,18 @@ def parse(text: str, path: str) -> Group:
     balancers = tuple((name, tuple(sides)) for name, sides in inside.get("balancers", {}).items())
     if kind == MSR:
         errors += _balancers(balancers, members, lowers, error)
+    template = inside.get("template", "")
+    if template in members:
+        what = "the template cannot be a member, for it may not run beside its clones"
+        errors.append(error(("group", "template"), what, "name another guest"))
     if errors:
         raise PolicyErrors(errors)
     links = inside.get("links", BRIDGE) if kind == MSR else ""
     lines = tuple(document.lines.items())
-    return Group(path, inside["name"], members, lowers, kind, lines, balancers, links)
+    return Group(
+        path, inside["name"], members, lowers, kind, lines, balancers, links,
+        template, inside.get("overlays", ""),
+    )  # fmt: skip
 
 
 def _kind(inside: object) -> str:

@@ -163,16 +163,21 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     """Paths in which two interfaces' XML differ, with both values, for people.
 
     A name of the host's device, or an alias, that libvirt made up is none: it counts on,
-    and gives no such name a second time, even when asked for it. Neither are an address and
-    an alias that libvirt chose because ``before`` has none.
+    and gives no such name a second time, even when asked for it, and a definition has none.
+    Neither are an address and an alias that libvirt chose because ``before`` has none.
     """
     old, new = _flat(_element(before)), _flat(_element(after))
     for chosen in _CHOSEN:
         if not any(_within(path, chosen) for path in old):
             new = {path: value for path, value in new.items() if not _within(path, chosen)}
     for path, generated in _GENERATED.items():
-        if all(generated.fullmatch(found.get(path, "")) for found in (old, new)):
+        made_up = [generated.fullmatch(found.get(path, "")) is not None for found in (old, new)]
+        if all(made_up):
             new[path] = old[path]
+        for found, other, own in ((old, new, made_up[0]), (new, old, made_up[1])):
+            element = path.rpartition("/")[0]
+            if own and element not in other:
+                del found[path], found[element]
     return tuple(
         f"{path}: was {old.get(path, 'absent')!r}, is {new.get(path, 'absent')!r}"
         for path in sorted({*old, *new})

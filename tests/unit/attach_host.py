@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import NAPI_KIND, UPLINK, Device
+from vsrtune.clone_model import File
 from vsrtune.errors import VanishedError
 from vsrtune.interface_xml import Nic, nic, nics
 from vsrtune.live_domains import AwayError, RefusedError
@@ -68,6 +69,7 @@ class FakeAttachHost:
         self.releasing: dict[tuple[str, str], float] = {}
         self.flagged: set[tuple[int, str]] = set()
         self.ended: set[str] = set()
+        self.files: dict[str, File] = {}
         self.old_module = False
         self.stubborn = False
         self.no_cdev = False
@@ -131,7 +133,7 @@ class FakeAttachHost:
         links = sorted(
             (k.kind, k.mac, k.lower, k.mode, k.mtu, k.queue, k.up) for k in self.table.values()
         )
-        return guests, links
+        return guests, links, dict(self.files)
 
     # -- links
 
@@ -216,18 +218,51 @@ class FakeAttachHost:
 
     def definition(self, uuid: str) -> str:
         self._answer()
+        if uuid not in self.fakes or not self.fakes[uuid].config:
+            raise VanishedError("there is no such definition", where=uuid)
         return self.fakes[uuid].config
 
     def define(self, xml: str, where: str) -> None:
         self._answer()
         with self._change("define"):
             self._answer()
-            domain = ET.fromstring(xml)
-            guest = next(g for g in self.fakes.values() if g.name == domain.findtext("name"))
+            root = ET.fromstring(xml)
+            name, uuid = root.findtext("name", ""), root.findtext("uuid", "")
+            found = [g for g in self.fakes.values() if g.name == name]
             used = {_slot(n.xml) for n in nics(xml)}
-            for element in domain.iterfind("./devices/interface"):
+            for element in root.iterfind("./devices/interface"):
                 _place(element, used)
-            guest.config = ET.tostring(domain, encoding="unicode")
+            xml = ET.tostring(root, encoding="unicode")
+            if not found:
+                self.fakes[uuid] = FakeGuest(name, uuid, None, xml)
+            elif uuid not in ("", found[0].uuid):
+                raise RefusedError(f"{name} is defined with another UUID")
+            else:
+                found[0].config = xml
+
+    def undefine_guest(self, uuid: str) -> None:
+        self._answer()
+        with self._change(f"undefine {uuid}"):
+            self._answer()
+            if uuid in self.fakes:
+                assert self.fakes[uuid].live is None
+                del self.fakes[uuid]
+
+    def start_guest(self, uuid: str) -> None:
+        self._answer()
+        with self._change(f"start {uuid}"):
+            self._answer()
+            if uuid not in self.fakes:
+                raise VanishedError("the guest is gone", where=uuid)
+            if self.fakes[uuid].live is None:
+                self.start(self.fakes[uuid])
+
+    def stop_guest(self, uuid: str) -> None:
+        self._answer()
+        with self._change(f"stop {uuid}"):
+            self._answer()
+            if uuid in self.fakes:
+                self.stop(self.fakes[uuid])
 
     def start_ended(self, uuid: str) -> bool:
         self._answer()
@@ -236,6 +271,23 @@ class FakeAttachHost:
         self.ended.discard(uuid)
         self.start(self.fakes[uuid])
         return True
+
+    # -- files
+
+    def file_there(self, path: str) -> bool:
+        return path in self.files
+
+    def make_file(self, file: File) -> None:
+        with self._change(f"file {file.path}"):
+            assert file.path not in self.files
+            self.files[file.path] = file
+
+    def remove_file(self, file: File) -> str:
+        with self._change(f"remove {file.path}"):
+            if self.files.get(file.path, file) != file:
+                return f"left {file.path}"
+            self.files.pop(file.path, None)
+            return ""
 
     # -- time
 

@@ -1,0 +1,53 @@
+"""How a switch of attachments fails: what an operator is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vsrtune.errors import VsrtuneError, WriteError
+
+
+class SwitchError(VsrtuneError):
+    """A switch that failed. ``put_back`` tells whether the guests have what they had,
+    ``started`` are those that had to be started for that."""
+
+    def __init__(
+        self, error: VsrtuneError, left: list[VsrtuneError], started: tuple[str, ...] = ()
+    ) -> None:
+        hint = error.hint
+        what = f"{error.what}; everything is as it was before"
+        if started:
+            what += f", but {' '.join(started)} was ended by libvirt and has been started anew"
+            hint = "the log of libvirtd says why it could not take the guest over when it came back"
+        if left:
+            more = "; ".join(str(e) for e in left)
+            what = f"{error.what}; not everything could be put back: {more}"
+            hint = "`vsrtune attach --recover` tries again"
+        super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
+        self.put_back = not left
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """OSError of a link request as an error for people."""
+    try:
+        yield
+    except OSError as error:
+        raise _error(error) from error
+
+
+def _error(error: OSError) -> VsrtuneError:
+    hints = {
+        errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
+        errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
+        errno.EPERM: "run as root",
+    }
+    code = error.errno or 0
+    return WriteError(
+        f"the kernel refused: {error.strerror or os.strerror(code)}",
+        where="network device",
+        hint=hints.get(code, "see: dmesg"),
+    )

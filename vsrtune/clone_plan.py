@@ -1,0 +1,191 @@
+"""Which members of a group are made from its template, and how: pure.
+
+The template is protected from its clones, and they from it: they write to overlays, and as
+long as the group's devices are up on the template's lower devices, the kernel refuses the
+macvtaps without which the template cannot start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from vsrtune import domain_clone, interface_xml
+from vsrtune.attach_model import GuestNics, Host
+from vsrtune.attach_steps import Step
+from vsrtune.clone_model import Clone, Cloning, File
+from vsrtune.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
+from vsrtune.errors import VsrtuneError
+from vsrtune.groups import Group
+from vsrtune.interface_xml import Nic
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What makes clones and starts them: ``files`` before a guest is interrupted, ``guests``
+    once the group's devices are up."""
+
+    clones: tuple[Clone, ...]
+    files: tuple[Step, ...]
+    guests: tuple[Step, ...]
+    notes: tuple[str, ...]
+
+
+def missing(group: Group, host: Host) -> tuple[str, ...]:
+    """Members that would be clones: there is a template, and no guest of that name."""
+    known = {guest.name for guest in host.guests}
+    return tuple(name for name in group.members if group.template and name not in known)
+
+
+def source(group: Group, host: Host) -> GuestNics:
+    """The template, when clones can be made of it now. Raises VsrtuneError."""
+    where = group.at("group", "template")
+    found = next((g for g in host.guests if g.name == group.template), None)
+    if found is None or found.config is None or host.cloning is None:
+        raise VsrtuneError(
+            f"there is no libvirt guest {group.template} that is defined, to make "
+            f"{', '.join(missing(group, host))} from",
+            where=where,
+            hint="see: virsh list --all",
+        )
+    if found.live is not None:
+        raise VsrtuneError(
+            f"{group.template} runs, and writes to the disks that its clones would stand on",
+            where=where,
+            hint=f"virsh shutdown {group.template}",
+        )
+    if host.cloning.template.saved:
+        raise VsrtuneError(
+            f"{group.template} was saved in the middle of its work, and so are its disks",
+            where=where,
+            hint=f"start it and shut it down: virsh start {group.template}",
+        )
+    macs = [nic.mac for nic in found.config]
+    doubled = {mac for mac in macs if macs.count(mac) > 1}
+    if doubled:
+        raise VsrtuneError(
+            f"{group.template} has several interfaces with the MAC {min(doubled)}",
+            where=where,
+            hint=f"give every interface its own MAC (virsh edit {group.template})",
+        )
+    return found
+
+
+def stand_in(group: Group, name: str, template: GuestNics, host: Host) -> GuestNics:
+    """A clone as if it ran already, with interfaces as its template's and MACs of its own:
+    what its group takes it for, and leaves behind when the clone is kept."""
+    assert host.cloning is not None
+    if "/" in name or name.startswith("."):
+        raise VsrtuneError(
+            f"{name!r} cannot be the name of a file, and its overlays would be called so",
+            where=group.at("group", "members", str(group.members.index(name))),
+            hint="another name",
+        )
+    own = domain_clone.own_uuid(host.cloning.machine, host.cloning.template, group.name, name)
+    if own in host.by_uuid:
+        raise VsrtuneError(
+            f"{host.by_uuid[own].name} was made as {name} of this group, and has its UUID",
+            where=group.at("group", "members", str(group.members.index(name))),
+            hint=f"virsh domrename {host.by_uuid[own].name} {name}, or another name",
+        )
+    taken = _macs(host)
+    cards = tuple(
+        interface_xml.nic(
+            interface_xml.with_mac(nic.xml, domain_clone.own_mac(own, nic.mac, taken))
+        )
+        for nic in template.config or ()
+    )
+    return GuestNics(name, own, cards, cards)
+
+
+def in_the_place(original: GuestNics, clone: GuestNics, mac: str) -> Nic:
+    """The template's interface that the clone has with that MAC."""
+    pairs = zip(original.config or (), clone.config or (), strict=True)
+    return next(old for old, new in pairs if new.mac == mac)
+
+
+def make(
+    group: Group,
+    template: GuestNics,
+    guests: Collection[GuestNics],
+    interfaces: Mapping[tuple[str, str], str],
+    host: Host,
+) -> Made:
+    """Of the stand-ins ``guests``: ``interfaces`` is what to put in the place of a clone's
+    (UUID) interface of that MAC. Raises VsrtuneError."""
+    assert host.cloning is not None
+    clones: list[Clone] = []
+    files: list[Step] = []
+    started: list[Step] = []
+    notes: list[str] = []
+    for guest in guests:
+        pairs = list(zip(template.config or (), guest.config or (), strict=True))
+        macs = {old.mac: new.mac for old, new in pairs}
+        shared = {
+            old.mac: interfaces[guest.uuid, new.mac]
+            for old, new in pairs
+            if (guest.uuid, new.mac) in interfaces
+        }
+        copy = domain_clone.copy(
+            host.cloning.template, guest.name, guest.uuid, shared, macs.__getitem__, group.overlays
+        )
+        _free(copy.files, host.cloning, guest.name)
+        clones.append(Clone(group.name, guest.name, guest.uuid, template.name, copy.files))
+        if copy.files:
+            files.append(MakeFiles(guest.name, copy.files))
+        started.append(DefineGuest(guest.name, guest.uuid, template.name, copy.xml))
+        started.append(StartGuest(guest.name, guest.uuid))
+        notes += copy.notes
+    return Made(tuple(clones), tuple(files), tuple(started), tuple(dict.fromkeys(notes)))
+
+
+def of_group(name: str, host: Host) -> tuple[Clone, ...]:
+    """The members of a group that vsrtune made."""
+    return tuple(clone for clone in host.clones if clone.group == name)
+
+
+def end(clones: Collection[Clone], host: Host) -> tuple[list[Step], list[str]]:
+    """The steps that end them, and what an operator should know. What cannot be taken back
+    (they are undefined, and their files are removed) comes after the last step of all.
+    Raises VsrtuneError."""
+    steps: list[Step] = []
+    notes: list[str] = []
+    for clone in clones:
+        guest = host.by_uuid.get(clone.uuid)
+        overlays = [f.path for f in clone.files if f.format]
+        if guest is None:
+            files = ", ".join(f.path for f in clone.files)
+            notes.append(
+                f"{clone.guest} was undefined by somebody meanwhile"
+                + (f"; what was made for it goes: {files}" if files else "")
+            )
+            continue
+        named = domain_clone.disks(host.clones[clone]) if host.clones[clone] else overlays
+        for path in overlays:
+            if path not in named:
+                raise VsrtuneError(
+                    f"it does not stand on its overlay {path} any more, which may be below "
+                    "another file now",
+                    where=guest.name,
+                    hint="--keep-clones leaves it alone; after a snapshot: virsh blockcommit "
+                    f"{guest.name} ... --active --pivot",
+                )
+        if guest.live is not None:
+            steps.append(StopGuest(guest.name, guest.uuid))
+    return steps, notes
+
+
+def _free(files: Collection[File], cloning: Cloning, guest: str) -> None:
+    for file in files:
+        if cloning.taken(file.path):
+            raise VsrtuneError(
+                f"{guest} would get {file.path}, and there is a file of that name already",
+                where=cloning.template.name,
+                hint="remove it if nothing needs it, or name another directory (overlays:)",
+            )
+
+
+def _macs(host: Host) -> set[str]:
+    """All that are in use on this host."""
+    guests = {n.mac for g in host.guests for n in (*(g.live or ()), *(g.config or ()))}
+    return guests | {link.mac for link in host.links.values()}

@@ -1,0 +1,82 @@
+"""Clones as a switch makes and ends them.
+
+Every method looks first at what is there, so that all of them may be repeated.
+"""
+
+from __future__ import annotations
+
+from vsrtune import domain_clone
+from vsrtune.attach_host import AttachHost
+from vsrtune.clone_model import Clone, File
+from vsrtune.clone_steps import (
+    CloneStep,
+    DefineGuest,
+    MakeFiles,
+    RemoveFiles,
+    StartGuest,
+    StopGuest,
+    UndefineGuest,
+)
+from vsrtune.errors import VanishedError
+from vsrtune.live_domains import RefusedError
+
+
+class Clones:
+    """The clones of a host."""
+
+    def __init__(self, host: AttachHost) -> None:
+        self._host = host
+
+    def do(self, step: CloneStep) -> None:
+        """One step. Raises RefusedError when it has done nothing, else WriteError."""
+        match step:
+            case MakeFiles():
+                self._make(step.files)
+            case RemoveFiles():
+                for file in step.files:
+                    self._host.remove_file(file)
+            case DefineGuest():
+                self._host.define(step.xml, step.guest)
+            case UndefineGuest():
+                self._host.undefine_guest(step.uuid)
+            case StartGuest():
+                self._host.start_guest(step.uuid)
+            case StopGuest():
+                self._host.stop_guest(step.uuid)
+
+    def end(self, clone: Clone) -> list[str]:
+        """Undefine it and remove its files; what was done. A file that is not what was made,
+        or that another guest names, is left."""
+        self._host.stop_guest(clone.uuid)
+        self._host.undefine_guest(clone.uuid)
+        did = [f"undefined {clone.guest}"]
+        for file in clone.files:
+            user = self._user(file)
+            if user:
+                did.append(f"left {file.path}: {user} names it")
+                continue
+            there = self._host.file_there(file.path)
+            left = self._host.remove_file(file)
+            if left or there:
+                did.append(left or f"removed {file.path}")
+        return did
+
+    def _make(self, files: tuple[File, ...]) -> None:
+        for file in files:
+            if self._host.file_there(file.path):
+                raise RefusedError(
+                    "there is a file of that name", where=file.path,
+                    hint="remove it if nothing needs it, or name another directory (overlays:)",
+                )  # fmt: skip
+        for file in files:
+            self._host.make_file(file)
+
+    def _user(self, file: File) -> str:
+        """A guest whose definition names the file."""
+        for guest in self._host.guests():
+            try:
+                if file.path in domain_clone.named(self._host.definition(guest.uuid)):
+                    return guest.name
+            except VanishedError:
+                continue
+        return ""

@@ -1,0 +1,176 @@
+"""The definition of a clone, made from its template's: pure.
+
+The guest sees the same machine: addresses of devices, disks, firmware, all that is said of
+CPUs and memory. Its own are the name, the UUID, the MACs, and whatever it writes to.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import uuid
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from vsrtune import clone_devices, clone_disks
+from vsrtune.bounded import xml_element
+from vsrtune.clone_model import File, Template
+from vsrtune.errors import VsrtuneError
+
+_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+# So that a clone's definition is written as its template's is.
+ET.register_namespace("qemu", _QEMU)
+ET.register_namespace("libosinfo", "http://libosinfo.org/xmlns/libvirt/domain/1.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A clone's definition, the files that have to be there before it starts, and what an
+    operator should know."""
+
+    xml: str
+    files: tuple[File, ...]
+    notes: tuple[str, ...] = ()
+
+
+def own_uuid(machine: str, template: Template, group: str, guest: str) -> str:
+    """Of a clone: always the same on one host, and another on each host."""
+    space = uuid.UUID(machine)
+    return str(uuid.uuid5(space, f"{template.uuid}/{group}/{guest}"))
+
+
+def own_mac(own: str, mac: str, taken: Collection[str]) -> str:
+    """What a clone (UUID) has for its template's MAC: none of those that are taken."""
+    space, number = uuid.UUID(own), 0
+    while True:
+        digits = uuid.uuid5(space, f"{mac}/{number}").hex[:6]
+        found = f"52:54:00:{digits[:2]}:{digits[2:4]}:{digits[4:]}"
+        if found not in taken:
+            return found
+        number += 1
+
+
+def copy(
+    template: Template,
+    guest: str,
+    own: str,
+    interfaces: Mapping[str, str],
+    mac: Callable[[str], str],
+    directory: str = "",
+) -> Copy:
+    """The clone of that name and UUID (``own``). ``interfaces`` is the XML to put in the place
+    of the template's interface of that MAC, ``mac`` what the others get for theirs,
+    ``directory`` where overlays are made, "" for beside the template's disks. Raises
+    VsrtuneError with what cannot be had twice."""
+    try:
+        root = xml_element(template.definition)
+    except ValueError as error:
+        raise VsrtuneError(f"its definition cannot be read: {error}", where=template.name) from None
+    _identity(root, guest, own)
+    files = _firmware(root, template, guest)
+    notes = _warnings(root)
+    devices = root.find("devices")
+    for number, device in enumerate(list(devices) if devices is not None else ()):
+        if device.tag == "disk":
+            if not clone_disks.stays(device):
+                files.append(_disk(device, template, guest, directory))
+            continue
+        found = _mac(device)
+        if found in interfaces:
+            assert devices is not None
+            devices[number] = xml_element(interfaces[found])
+            continue
+        _refuse(clone_devices.obstacle(device), template, _called(device))
+        clone_devices.adapt(device)
+        for old in device.findall("mac"):
+            old.set("address", mac(found))
+        notes.append(clone_devices.note(device))
+    text = ET.tostring(root, encoding="unicode")
+    return Copy(text, tuple(files), tuple(f"{template.name}: {n}" for n in notes if n))
+
+
+def disks(definition: str) -> tuple[str, ...]:
+    """The files of all disks that a definition names."""
+    found = xml_element(definition).iterfind("devices/disk/source")
+    return tuple(filter(None, (source.get("file") for source in found)))
+
+
+def named(definition: str) -> frozenset[str]:
+    """Every file that a definition's disks stand on, as far as it says so itself."""
+    sources = (
+        source
+        for disk in xml_element(definition).iterfind("devices/disk")
+        for source in disk.iter("source")
+    )
+    return frozenset(filter(None, (source.get("file") for source in sources)))
+
+
+def _identity(root: ET.Element, guest: str, own: str) -> None:
+    for name, text in (("name", guest), ("uuid", own)):
+        for element in root.findall(name):
+            element.text = text
+    for changing in root.findall("genid"):
+        changing.text = None  # libvirt makes one
+    for system in root.iterfind("sysinfo/system"):
+        for entry in system.findall("entry"):
+            if entry.get("name") == "uuid":
+                system.remove(entry)  # libvirt refuses another than the guest's
+
+
+def _firmware(root: ET.Element, template: Template, guest: str) -> list[File]:
+    """Its NVRAM: a copy, for it holds what the installed system told the firmware to boot."""
+    found = root.find("os/nvram")
+    if found is None:
+        return []
+    source = found.find("source")
+    path = source.get("file", "") if source is not None else (found.text or "").strip()
+    if found.get("type", "file") != "file" or (source is not None and not path):
+        _refuse(f"its type is {found.get('type')}, not a file", template, "NVRAM")
+    if not path:
+        return []  # libvirt chooses one for each guest
+    own = posixpath.join(posixpath.dirname(path), f"{guest}_VARS{posixpath.splitext(path)[1]}")
+    if source is not None:
+        source.set("file", own)
+    else:
+        found.text = own
+    return [File(own, path)]
+
+
+def _disk(device: ET.Element, template: Template, guest: str, directory: str) -> File:
+    _refuse(clone_disks.obstacle(device), template, _called(device))
+    file = clone_disks.overlay(device, guest, directory)
+    clone_disks.put_on(device, file)
+    return file
+
+
+def _warnings(root: ET.Element) -> list[str]:
+    found = []
+    if root.find(f"{{{_QEMU}}}commandline") is not None:
+        found.append("its <qemu:commandline> is every clone's too, whatever that names of the host")
+    if root.find("cputune/vcpupin") is not None or root.find("vcpu[@cpuset]") is not None:
+        found.append("its CPUs are every clone's too; a policy can place each guest for itself")
+    return found
+
+
+def _called(device: ET.Element) -> str:
+    """For people."""
+    if device.tag == "disk":
+        return f"disk {clone_disks.target(device)}"
+    if device.tag == "interface":
+        return f"interface {_mac(device)}"
+    kind = device.get("type") or device.get("model") or ""
+    return f"{device.tag} {kind}".strip()
+
+
+def _mac(device: ET.Element) -> str:
+    found = device.find("mac") if device.tag == "interface" else None
+    return found.get("address", "").lower() if found is not None else ""
+
+
+def _refuse(reason: str, template: Template, what: str) -> None:
+    if reason:
+        raise VsrtuneError(
+            f"a clone cannot have it: {reason}",
+            where=f"{template.name}: {what}",
+            hint=f"virsh edit {template.name}, or another template",
+        )
