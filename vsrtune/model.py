@@ -207,7 +207,7 @@ class Guest:
     """A running guest. ``source`` is ``libvirt``, ``qemu``, which policies name as
     ``qemu:NAME``, or ``foreign``: started by a libvirt that is not the one we ask, whose
     guests no policy reaches. ``cpuset`` problems and the like stand in ``problems``.
-    ``busy``: it stands still while libvirt starts, restores, saves or migrates it."""
+    ``busy``: libvirt starts, restores, saves or migrates it."""
 
     # No slots: see Host.
 

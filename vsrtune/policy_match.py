@@ -14,7 +14,7 @@ from vsrtune.policy import Policy, literal
 PLAIN_QEMU = "qemu:"
 
 # A pin would wait for libvirt's job, 30 s, and everything else for the pin (virDomainObjBeginJob).
-_BUSY = "libvirt is busy starting, restoring, saving or migrating it: tuned when it runs"
+_BUSY = "libvirt is busy starting, restoring, saving or migrating it: tuned when that is done"
 _FOREIGN = "another libvirt manages it: --connect says which one is asked"
 
 

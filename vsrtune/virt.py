@@ -31,8 +31,8 @@ class VcpuPinText:
 @dataclass(frozen=True, slots=True)
 class DomainText:
     """One running domain as libvirt describes it. ``emulator_pin`` is None when
-    libvirt does not tell. ``busy``: it stands still while libvirt starts, restores, saves
-    or migrates it, and takes no pins."""
+    libvirt does not tell. ``busy``: libvirt starts, restores, saves or migrates it, and
+    takes no pins."""
 
     name: str
     uuid: str
@@ -204,6 +204,9 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
 
 def _busy(libvirt: Any, domain: Any) -> bool:
     state, reason = domain.state()
+    if state == libvirt.VIR_DOMAIN_RUNNING:
+        # It runs here, and the rest of its memory is still coming.
+        return bool(reason == libvirt.VIR_DOMAIN_RUNNING_POSTCOPY)
     jobs = ("STARTING_UP", "MIGRATION", "POSTCOPY", "SAVE", "DUMP")
     busy = {getattr(libvirt, f"VIR_DOMAIN_PAUSED_{job}") for job in jobs}
     return state == libvirt.VIR_DOMAIN_PAUSED and reason in busy

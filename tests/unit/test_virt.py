@@ -117,6 +117,8 @@ class FakeLibvirt(types.ModuleType):
     libvirtError = FakeError
     VIR_CONNECT_LIST_DOMAINS_ACTIVE = 1
     VIR_DOMAIN_AFFECT_LIVE = 1
+    VIR_DOMAIN_RUNNING = 1
+    VIR_DOMAIN_RUNNING_POSTCOPY = 10
     VIR_DOMAIN_PAUSED = 3
     VIR_DOMAIN_PAUSED_MIGRATION = 2
     VIR_DOMAIN_PAUSED_SAVE = 3
@@ -181,8 +183,15 @@ def test_domains(libvirt: FakeLibvirt) -> None:
 
 @pytest.mark.parametrize(
     ("state", "busy"),
-    [((1, 1), False), ((3, 1), False), ((3, 11), True), ((3, 2), True), ((1, 2), False)],
-    ids=["booted", "by an operator", "starting up", "migrating", "running after a migration"],
+    [
+        ((1, 1), False),
+        ((1, 2), False),
+        ((1, 10), True),
+        ((3, 1), False),
+        ((3, 2), True),
+        ((3, 11), True),
+    ],
+    ids=["booted", "migrated", "postcopy", "by an operator", "migrating", "starting up"],
 )
 def test_a_domain_that_libvirt_is_busy_with(
     libvirt: FakeLibvirt, state: tuple[int, int], busy: bool
