@@ -29,6 +29,7 @@ HOSTS = sorted(
     p.parent for p in (Path(__file__).resolve().parents[1] / "hosts").glob(f"*/{SNAPSHOT}")
 )
 UUID = "c0ffee00-0000-4000-8000-000000000001"
+SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=lambda p: p.name)
@@ -180,6 +181,9 @@ def test_a_libvirt_that_dies_while_the_host_is_read_has_no_foreign_guests(tree: 
 def test_a_guest_that_migrates_between_two_libvirts_of_this_host(tree: HostTree, ours: int) -> None:
     """Both have its name and UUID; libvirt has written down which process is its own."""
     libvirt_qemu(tree, 40, "vr 1")
+    homes = (f"{SCOPE}/libvirt", "/machine/qemu-1-vr1.libvirt-qemu")
+    for pid, home in zip((ours, 90 - ours), homes, strict=True):
+        tree.file(f"/proc/{pid}/task/{pid}/cgroup", f"0::{home}/emulator\n")
     tree.file("/run/libvirt/qemu/vr 1.pid", f"{ours}\n")
     snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
     found = {g.ref: g.pid for g in snapshot.guests if g.source != "qemu"}
