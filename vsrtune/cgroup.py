@@ -10,7 +10,11 @@ from vsrtune.rootfs import HostRoot
 
 MOUNT = "/sys/fs/cgroup"
 
-_LIBVIRT = re.compile(r"(?:.*/)?libvirt/(vcpu|iothread|emulator)(\d*)(?:/.*)?", re.ASCII)
+# Where systemd-machined makes the scope, libvirt makes a cgroup of its own name in it. Without
+# machined its own is machine/qemu-ID-NAME.libvirt-qemu (virCgroupNewDomainPartition).
+_LIBVIRT = re.compile(
+    r"(?:.*/)?(?:libvirt|[^/]+\.libvirt-qemu)/(vcpu|iothread|emulator)(\d*)(?:/.*)?", re.ASCII
+)
 
 
 def libvirt_role(path: str | None) -> tuple[str, int | None] | None:

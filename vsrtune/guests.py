@@ -39,6 +39,7 @@ NO_VCPUS = (
     "or with a monitor of ours, -qmp unix:PATH,server=on,wait=off"
 )
 NOT_LISTED = "started by libvirt, which does not list it now: its pins are not known"
+FOREIGN = "started by another libvirt (a session's, a pod's), ours does not list it: left alone"
 
 
 class VcpuFinder:
@@ -104,9 +105,12 @@ class GuestReader:
     vcpus: VcpuFinder
     napi: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
-        """The guest; None when its process ended meanwhile. Raises OSError when it
-        cannot be looked into, ObserveError for unreadable domain XML."""
+    def read(
+        self, process: QemuProcess, domain: DomainText | None, *, foreign: bool = False
+    ) -> Guest | None:
+        """The guest; None when its process ended meanwhile. ``foreign``: another libvirt's.
+        Raises OSError when it cannot be looked into, ObserveError for unreadable domain
+        XML."""
         try:
             raw = read_threads(self.root, process.pid)
             declared = parse_interfaces(domain.live_xml) if domain is not None else ()
@@ -121,7 +125,7 @@ class GuestReader:
         libvirt = domain is not None or process.args.libvirt
         roles, problems = self._roles(process, raw, libvirt)
         if libvirt and domain is None:
-            problems.append(NOT_LISTED)
+            problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
         interfaces, slots = self._interfaces(found)
         workers = [t.key for t in raw if roles[t.key][0] is Role.VHOST]
@@ -144,7 +148,7 @@ class GuestReader:
         return Guest(
             name=_name(process, domain),
             uuid=domain.uuid if domain is not None else process.args.uuid,
-            source="libvirt" if libvirt else "qemu",
+            source="foreign" if foreign else "libvirt" if libvirt else "qemu",
             pid=process.pid,
             start_time=process.start_time,
             threads=(
@@ -153,6 +157,7 @@ class GuestReader:
             ),
             interfaces=interfaces,
             problems=tuple(problems),
+            busy=domain is not None and domain.busy,
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:

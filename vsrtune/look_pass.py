@@ -77,10 +77,14 @@ class LookPass:
         domains = self._domains(attempts)
         empty = Processes((), {}, ())
         processes = attempts.attempt("proc", lambda: self._table.scan(self._root), empty)
-        owned = self._join(processes.qemus, domains, attempts)
+        owned = self._join(processes.qemus, domains or (), attempts)
+        qemus = tuple(without_copies(self._root, processes.qemus, owned.keys()))
+        foreign = self._foreign(qemus, owned, attempts) if domains is not None else frozenset()
         before = len(attempts.problems)
-        qemus = without_copies(self._root, processes.qemus, owned.keys())
-        held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
+        held = {
+            p.pid: self._read(p, owned.get(p.pid), processes, online, foreign=p.pid in foreign)
+            for p in qemus
+        }
         self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
         seen = host.host(boot_id, cpus, processes, guests, self._tree(guests))
@@ -100,9 +104,34 @@ class LookPass:
             Part(snapshot),
         )
 
-    def _domains(self, attempts: Attempts) -> tuple[DomainText, ...]:
+    def _domains(self, attempts: Attempts) -> tuple[DomainText, ...] | None:
+        """Those that run; None when libvirt does not answer, or there is none."""
         virt = self._virt
-        return attempts.attempt("libvirt", virt.domains, ()) if virt is not None else ()
+        return attempts.attempt("libvirt", virt.domains, None) if virt is not None else None
+
+    def _foreign(
+        self, qemus: Iterable[QemuProcess], owned: dict[int, DomainText], attempts: Attempts
+    ) -> frozenset[int]:
+        """pids of QEMUs that a libvirt started of which ours, that answers, knows nothing.
+        One that has started since it was asked joins ``owned``."""
+        virt = self._virt
+        uuids = {d.uuid for d in owned.values()}
+        found = []
+        for process in qemus:
+            if process.pid in owned or not process.args.libvirt or virt is None:
+                continue
+            domain = None
+            if process.args.uuid not in uuids:
+                ask = partial(virt.domain, process.args.name)
+                problems = len(attempts.problems)
+                domain = attempts.attempt("libvirt", ask, None)
+                if len(attempts.problems) > problems:
+                    return frozenset()
+            if domain is not None and domain.uuid == process.args.uuid:
+                owned[process.pid] = domain
+            else:
+                found.append(process.pid)
+        return frozenset(found)
 
     def _join(
         self, qemus: Iterable[QemuProcess], domains: Iterable[DomainText], attempts: Attempts
@@ -114,14 +143,14 @@ class LookPass:
             by_uuid.setdefault(process.args.uuid, []).append(process)
         missing = []
         for domain in domains:
-            match = process_of(self._root, by_uuid.get(domain.uuid, ()))
+            match = process_of(self._root, by_uuid.get(domain.uuid, ()), domain.name)
             if match is not None:
                 owned[match.pid] = domain
             else:
                 missing.append(domain)
         if missing:
             # Most likely it ended after libvirt was asked.
-            still = {d.uuid for d in self._domains(attempts)}
+            still = {d.uuid for d in self._domains(attempts) or ()}
             for domain in missing:
                 if domain.uuid in still:
                     what = f"{domain.name} runs according to libvirt, but has no QEMU process"
@@ -129,7 +158,13 @@ class LookPass:
         return owned
 
     def _read(
-        self, process: QemuProcess, domain: DomainText | None, processes: Processes, online: CpuSet
+        self,
+        process: QemuProcess,
+        domain: DomainText | None,
+        processes: Processes,
+        online: CpuSet,
+        *,
+        foreign: bool = False,
     ) -> Held:
         reader = GuestReader(
             root=self._root,
@@ -145,7 +180,7 @@ class LookPass:
         name = f"guest {process.args.name or process.pid}"
         # Counted first: a thread that comes meanwhile makes a difference next time.
         threads = thread_links(self._root, process.pid)
-        guest = attempts.attempt(name, partial(reader.read, process, domain), None)
+        guest = attempts.attempt(name, partial(reader.read, process, domain, foreign=foreign), None)
         named = domain.name if domain is not None else None
         home = _home(guest) if guest is not None else ""
         return Held(process, named, guest, tuple(attempts.problems), threads, home)

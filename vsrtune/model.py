@@ -204,8 +204,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class Guest:
-    """A running guest. ``source`` is ``libvirt`` or ``qemu``; policies name the
-    latter as ``qemu:NAME``. ``cpuset`` problems and the like stand in ``problems``."""
+    """A running guest. ``source`` is ``libvirt``, ``qemu``, which policies name as
+    ``qemu:NAME``, or ``foreign``: started by a libvirt that is not the one we ask, whose
+    guests no policy reaches. ``cpuset`` problems and the like stand in ``problems``.
+    ``busy``: libvirt starts, restores, saves or migrates it."""
 
     # No slots: see Host.
 
@@ -217,11 +219,13 @@ class Guest:
     threads: tuple[Thread, ...]
     interfaces: tuple[Interface, ...]
     problems: tuple[str, ...] = ()
+    busy: bool = False
 
     @property
     def ref(self) -> str:
-        """The name a policy uses: ``NAME``, or ``qemu:NAME`` for plain QEMU."""
-        return f"qemu:{self.name}" if self.source == "qemu" else self.name
+        """The name a policy uses: ``NAME``, or ``qemu:NAME`` for plain QEMU. A foreign
+        guest may have the name of one of ours."""
+        return self.name if self.source == "libvirt" else f"{self.source}:{self.name}"
 
     def by_role(self, role: Role) -> tuple[Thread, ...]:
         """Threads of a role in index, then creation order."""

@@ -94,12 +94,14 @@ def released(
     """Targets of ``ours`` that no policy asks for any more, on guests that run.
 
     The caller undoes these after a reload. Targets of refused guests are not
-    among them: a mistake in a policy must not untune its guest.
+    among them: a mistake in a policy must not untune its guest. Nor are those of guests
+    with which libvirt is busy: it would not take the pins back.
     """
     # What has to go first may stand in the way of what is planned: not to be checked yet.
     made = _make(snapshot, policies, ours, False, NO_MEMORY, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
+    refused |= {g.ref for g in snapshot.guests if g.busy}
     # Entries of dead threads are dropped before: a guest that is missing and has budgets
     # could not be read.
     unread = any(_is_deadline(v) and t.guest not in running for t, v in ours.items())

@@ -13,6 +13,10 @@ from vsrtune.policy import Policy, literal
 
 PLAIN_QEMU = "qemu:"
 
+# A pin would wait for libvirt's job, 30 s, and everything else for the pin (virDomainObjBeginJob).
+_BUSY = "libvirt is busy starting, restoring, saving or migrating it: tuned when that is done"
+_FOREIGN = "another libvirt manages it: --connect says which one is asked"
+
 
 class Match(Enum):
     """How a policy names a guest."""
@@ -26,8 +30,11 @@ def match(pattern: str, guest: Guest) -> Match:
     """How ``pattern`` names ``guest``.
 
     ``qemu:`` patterns name plain QEMU processes only, all others libvirt guests
-    only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name.
+    only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name. No pattern
+    names a guest of another libvirt, whose CPUs are that one's to give.
     """
+    if guest.source == "foreign":
+        return Match.NONE
     if pattern.startswith(PLAIN_QEMU) != (guest.source == "qemu"):
         return Match.NONE
     pattern = pattern.removeprefix(PLAIN_QEMU)
@@ -57,7 +64,11 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
         best = max((m.value for m, _ in ranked), default=0)
         chosen = [p for m, p in ranked if m.value == best and best > 0]
         used |= {p.path for m, p in ranked if m is not Match.NONE}
-        if not chosen:
+        if guest.source == "foreign":
+            out.skipped.append(Skipped(guest.ref, "all settings", _FOREIGN))
+        elif chosen and guest.busy:
+            out.skipped.append(Skipped(guest.ref, "all settings", _BUSY))
+        elif not chosen:
             out.skipped.append(Skipped(guest.ref, "all settings", "no policy names this guest"))
         elif len(chosen) > 1:
             out.refusals.append(_ambiguous(guest, chosen))

@@ -17,6 +17,7 @@ import re
 import uuid
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -324,7 +325,7 @@ def write(
         _write(directory, f"/qmp/{pid}.json", redact(json.dumps(answer)) + "\n")
     bare = RecordedDomains(
         domains.error,
-        tuple(DomainText(d.name, d.uuid, "", d.vcpu_pins, d.emulator_pin) for d in domains.domains),
+        tuple(replace(d, live_xml="") for d in domains.domains),
     )
     _write(directory, "/libvirt/domains.json", redact(_pretty(encode(bare))))
     for number, domain in enumerate(domains.domains):

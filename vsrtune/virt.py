@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from vsrtune.bounded import json_value, xml_element
@@ -31,13 +31,15 @@ class VcpuPinText:
 @dataclass(frozen=True, slots=True)
 class DomainText:
     """One running domain as libvirt describes it. ``emulator_pin`` is None when
-    libvirt does not tell."""
+    libvirt does not tell. ``busy``: libvirt starts, restores, saves or migrates it, and
+    takes no pins."""
 
     name: str
     uuid: str
     live_xml: str
     vcpu_pins: tuple[VcpuPinText, ...] = ()
     emulator_pin: CpuSet | None = None
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
                 for vcpu, row in enumerate(domain.vcpuPinInfo(libvirt.VIR_DOMAIN_AFFECT_LIVE))
             ),
             emulator_pin=_emulator_pin(libvirt, domain),
+            busy=_busy(libvirt, domain),
         )
     except libvirt.libvirtError as error:
         gone = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
@@ -197,6 +200,16 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
             # It ended between the listing and now.
             return None
         raise
+
+
+def _busy(libvirt: Any, domain: Any) -> bool:
+    state, reason = domain.state()
+    if state == libvirt.VIR_DOMAIN_RUNNING:
+        # It runs here, and the rest of its memory is still coming.
+        return bool(reason == libvirt.VIR_DOMAIN_RUNNING_POSTCOPY)
+    jobs = ("STARTING_UP", "MIGRATION", "POSTCOPY", "SAVE", "DUMP")
+    busy = {getattr(libvirt, f"VIR_DOMAIN_PAUSED_{job}") for job in jobs}
+    return state == libvirt.VIR_DOMAIN_PAUSED and reason in busy
 
 
 def _emulator_pin(libvirt: Any, domain: Any) -> CpuSet | None:
@@ -232,13 +245,7 @@ class RecordedVirt:
         if recorded.error is not None:
             raise ObserveError(recorded.error)
         return tuple(
-            DomainText(
-                domain.name,
-                domain.uuid,
-                self._root.read(f"/libvirt/{number}.xml"),
-                domain.vcpu_pins,
-                domain.emulator_pin,
-            )
+            replace(domain, live_xml=self._root.read(f"/libvirt/{number}.xml"))
             for number, domain in enumerate(recorded.domains)
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hosttree import HostTree
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError
-from vsrtune.guests import NOT_LISTED
+from vsrtune.guests import FOREIGN, NOT_LISTED
 from vsrtune.model import Confidence, NicKind, Role, Snapshot
 from vsrtune.observe import Observer
 from vsrtune.record import SNAPSHOT, replay
@@ -28,6 +29,7 @@ HOSTS = sorted(
     p.parent for p in (Path(__file__).resolve().parents[1] / "hosts").glob(f"*/{SNAPSHOT}")
 )
 UUID = "c0ffee00-0000-4000-8000-000000000001"
+SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=lambda p: p.name)
@@ -64,16 +66,24 @@ def test_a_recorded_guest_on_a_device_of_the_module() -> None:
 
 
 class FakeVirt:
-    """Domains that a test sets; ``fails`` makes libvirt unreachable."""
+    """Domains that a test sets; ``late`` has started since they were listed, ``fails`` makes
+    libvirt unreachable, ``dies`` after it has listed them."""
 
     def __init__(self, *domains: DomainText) -> None:
         self.listed = domains
+        self.late: DomainText | None = None
         self.fails = False
+        self.dies = False
 
     def domains(self) -> tuple[DomainText, ...]:
         if self.fails:
             raise ObserveError("libvirt does not answer", where="qemu:///system")
         return self.listed
+
+    def domain(self, name: str) -> DomainText | None:
+        if self.dies:
+            raise ObserveError("libvirt does not answer", where="qemu:///system")
+        return self.late if self.late is not None and self.late.name == name else None
 
 
 def domain(name: str, uuid: str = UUID) -> DomainText:
@@ -131,6 +141,53 @@ def test_without_libvirt_its_guests_do_not_become_plain(tree: HostTree) -> None:
     assert [(p.reader, p.what) for p in snapshot.problems] == [
         ("libvirt", "qemu:///system: libvirt does not answer")
     ]
+
+
+def test_a_guest_of_another_libvirt_is_told_apart(tree: HostTree) -> None:
+    libvirt_qemu(tree, 40, "vr 1", "c0ffee00-0000-4000-8000-000000000002")
+    snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
+    assert [(g.ref, g.pid, g.problems) for g in snapshot.guests] == [
+        ("foreign:vr 1", 40, (FOREIGN,)),
+        ("vr 1", 50, ()),
+        ("qemu:pq1", 70, ()),
+    ]
+    assert snapshot.guests[0].by_role(Role.VCPU)
+    assert snapshot.problems == ()
+
+
+def test_a_guest_that_libvirt_is_busy_with(tree: HostTree) -> None:
+    coming = replace(domain("vr 1"), busy=True)
+    snapshot = Observer(tree.root(), FakeVirt(coming)).observe()
+    assert [(g.ref, g.busy) for g in snapshot.guests] == [("vr 1", True), ("qemu:pq1", False)]
+
+
+def test_a_guest_that_starts_while_the_host_is_read_is_ours(tree: HostTree) -> None:
+    virt = FakeVirt()
+    virt.late = domain("vr 1")
+    snapshot = Observer(tree.root(), virt).observe()
+    assert [g.ref for g in snapshot.guests] == ["vr 1", "qemu:pq1"]
+    assert snapshot.guests[0].problems == ()
+
+
+def test_a_libvirt_that_dies_while_the_host_is_read_has_no_foreign_guests(tree: HostTree) -> None:
+    virt = FakeVirt()
+    virt.dies = True
+    snapshot = Observer(tree.root(), virt).observe()
+    assert [g.ref for g in snapshot.guests] == ["vr 1", "qemu:pq1"]
+    assert snapshot.guests[0].problems == (NOT_LISTED,)
+
+
+@pytest.mark.parametrize("ours", [40, 50])
+def test_a_guest_that_migrates_between_two_libvirts_of_this_host(tree: HostTree, ours: int) -> None:
+    """Both have its name and UUID; libvirt has written down which process is its own."""
+    libvirt_qemu(tree, 40, "vr 1")
+    homes = (f"{SCOPE}/libvirt", "/machine/qemu-1-vr1.libvirt-qemu")
+    for pid, home in zip((ours, 90 - ours), homes, strict=True):
+        tree.file(f"/proc/{pid}/task/{pid}/cgroup", f"0::{home}/emulator\n")
+    tree.file("/run/libvirt/qemu/vr 1.pid", f"{ours}\n")
+    snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
+    found = {g.ref: g.pid for g in snapshot.guests if g.source != "qemu"}
+    assert found == {"vr 1": ours, "foreign:vr 1": 90 - ours}
 
 
 def test_a_plain_qemu_with_a_copied_uuid_stays_plain(tree: HostTree) -> None:

@@ -163,6 +163,15 @@ def test_released_spares_refused_and_unseen_guests() -> None:
     assert released(replace(applied, guests=()), [], ours) == frozenset()
 
 
+def test_released_spares_a_guest_that_libvirt_is_busy_with() -> None:
+    """Paused at the end of its migration to another host: its pins could not be put back."""
+    ours = {a.target: a.after for a in GOOD.actions}
+    applied = project(SNAPSHOT, GOOD)
+    leaving = replace(applied, guests=tuple(replace(g, busy=True) for g in applied.guests))
+    assert plan(leaving, [POLICY], ours).actions == ()
+    assert released(leaving, [POLICY], ours) == frozenset()
+
+
 def test_journal_knows_the_cgroup_when_no_thread_shows_it() -> None:
     made = {a.target: a.after for a in GOOD.actions[:1]}
     again = plan(SNAPSHOT, [POLICY], made)

@@ -85,9 +85,10 @@ class FakeError(Exception):
 
 
 class FakeDomain:
-    def __init__(self, name: str, gone: bool = False) -> None:
+    def __init__(self, name: str, gone: bool = False, state: tuple[int, int] = (1, 1)) -> None:
         self._name = name
         self._gone = gone
+        self._state = state
 
     def name(self) -> str:
         return self._name
@@ -99,6 +100,9 @@ class FakeDomain:
         if self._gone:
             raise FakeError("Domain not found", 42)
         return f"<domain><name>{self._name}</name></domain>"
+
+    def state(self) -> list[int]:
+        return list(self._state)
 
     def vcpuPinInfo(self, _flags: int) -> list[tuple[bool, ...]]:
         return [(True, False, True), (False, True, False)]
@@ -113,6 +117,14 @@ class FakeLibvirt(types.ModuleType):
     libvirtError = FakeError
     VIR_CONNECT_LIST_DOMAINS_ACTIVE = 1
     VIR_DOMAIN_AFFECT_LIVE = 1
+    VIR_DOMAIN_RUNNING = 1
+    VIR_DOMAIN_RUNNING_POSTCOPY = 10
+    VIR_DOMAIN_PAUSED = 3
+    VIR_DOMAIN_PAUSED_MIGRATION = 2
+    VIR_DOMAIN_PAUSED_SAVE = 3
+    VIR_DOMAIN_PAUSED_DUMP = 4
+    VIR_DOMAIN_PAUSED_STARTING_UP = 11
+    VIR_DOMAIN_PAUSED_POSTCOPY = 12
     VIR_ERR_NO_DOMAIN = 42
     VIR_ERR_OPERATION_INVALID = 55
 
@@ -167,6 +179,25 @@ def test_domains(libvirt: FakeLibvirt) -> None:
         (VcpuPinText(0, CpuSet([0, 2])), VcpuPinText(1, CpuSet([1]))),
         CpuSet([0, 1, 2]),
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "busy"),
+    [
+        ((1, 1), False),
+        ((1, 2), False),
+        ((1, 10), True),
+        ((3, 1), False),
+        ((3, 2), True),
+        ((3, 11), True),
+    ],
+    ids=["booted", "migrated", "postcopy", "by an operator", "migrating", "starting up"],
+)
+def test_a_domain_that_libvirt_is_busy_with(
+    libvirt: FakeLibvirt, state: tuple[int, int], busy: bool
+) -> None:
+    libvirt.served = [FakeDomain("vr1", state=state)]
+    assert LibvirtSource().domains()[0].busy is busy
 
 
 def test_a_restarted_libvirt_is_connected_to_again(libvirt: FakeLibvirt) -> None:
