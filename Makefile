@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab test browser screenshots fuzz demo soak results bench-scale format clean
+.PHONY: help setup lint unit netns kmod lab pair test browser screenshots fuzz demo soak results bench-scale format clean
 SHELL := /bin/bash
 
 help: ## this list
@@ -26,6 +26,9 @@ kmod: ## the kernel module for every supported kernel: build, warnings, sparse, 
 lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one of them)
 	@venv=$$(tests/setup) && echo "== lab tests" && \
 	$$venv/bin/python -m pytest -q -rs tests/lab $(if $(LAB),-k '$(LAB)')
+
+pair: setup ## two linked lab hosts, tuned by the Ansible role; takes the whole machine
+	@venv=$$(tests/setup) && LAB_PAIR=1 $$venv/bin/python -m pytest -q -rs tests/lab/test_pair.py
 
 test: lint ## everything: lint, then unit, browser, netns and lab tests in one report
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"

@@ -53,6 +53,35 @@ def group() -> None:
 
 
 @group.command()
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+)
+def check(files: tuple[Path, ...]) -> int:
+    """Check group FILES and name every error with its file and line.
+
+    Looks at the files alone, not at the host; `vsrtune group plan` does both.
+
+    \b
+    Exit codes: 0 all files are good, 2 at least one is not.
+    """
+    from vsrtune import group_files
+    from vsrtune.cli import complain
+
+    bad = False
+    for path in files:
+        errors = group_files.check(path)
+        for error in errors:
+            complain(error)
+        if not errors:
+            click.echo(f"{path}: good")
+        bad = bad or bool(errors)
+    return 2 if bad else 0
+
+
+@group.command()
 @click.argument("name", metavar="GROUP")
 @_groups_option
 @_places

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.errors import PolicyError, VsrtuneError
 from vsrtune.groups import Group, parse
+from vsrtune.policy import PolicyErrors
 from vsrtune.policy_files import SUFFIXES, files_in, read_text
 
 
@@ -30,6 +32,15 @@ def load(word: str, directory: Path) -> Group:
         where=word,
         hint="name a file, or write the group there (docs/groups.md)",
     )
+
+
+def check(path: Path) -> Sequence[PolicyError]:
+    """Every error of one file, empty when good."""
+    try:
+        parse(read_text(path), str(path))
+    except PolicyErrors as caught:
+        return caught.errors
+    return ()
 
 
 def name(word: str) -> str:

@@ -49,6 +49,21 @@ def test_what_is_wrong_is_named_and_nothing_is_begun(
     assert (tmp_path / "attach.jsonl").read_text() == ""
 
 
+def test_files_are_checked_without_a_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = tmp_path / "edge.yaml", tmp_path / "copy of edge"
+    good.write_text(FILE)
+    bad.write_text(FILE.replace("edge", "Edge"))
+    assert run(["group", "check", str(good)]) == 0
+    assert capsys.readouterr().out == f"{good}: good\n"
+    assert run(["group", "check", str(bad), str(good)]) == 2
+    said = capsys.readouterr()
+    assert f"{bad}:1: group.name: 'Edge' is not a name" in said.err
+    assert said.out == f"{good}: good\n"
+    assert run(["group", "check"]) == 2
+
+
 def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert group(tmp_path, "status") == 0
     assert "No group was created" in capsys.readouterr().out

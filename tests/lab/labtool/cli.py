@@ -9,7 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import cache, emulator, guests, hosttools, image, kmod, package, progress, session
+from . import (
+    cache,
+    emulator,
+    guests,
+    hosttools,
+    image,
+    kmod,
+    linked,
+    package,
+    pair,
+    progress,
+    session,
+)
 from .errors import LabError
 from .options import Options
 from .releases import RELEASES
@@ -50,6 +62,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.verb == "kmod":
         return _kmod(arguments)
+    if arguments.verb == "pair":
+        return _pair(arguments)
     options = _options(arguments)
     hosttools.ensure(hosttools.BOOT)
     disk = _image(options.release)
@@ -66,6 +80,19 @@ def _kmod(arguments: argparse.Namespace) -> int:
         print(kmod.module(kmod.get(built)), flush=True)
         kmod.check(built)
     return 0
+
+
+def _pair(arguments: argparse.Namespace) -> int:
+    hosttools.ensure(hosttools.BOOT)
+    disk = _image(arguments.release)
+    emulator.get()
+    if kmod.present():
+        kmod.get(disk)
+    words = [
+        "--release", arguments.release, "--cpus", str(arguments.cpus),
+        "--guests", str(arguments.guests), "--nic", "e1000e",
+    ]  # fmt: skip
+    return pair.run(words, disk, package.get(), arguments.timeout, arguments.command)
 
 
 def _image(name: str) -> image.Image:
@@ -100,6 +127,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         share=None if share is None else share.resolve(),
         timeout=getattr(arguments, "timeout", 0),
         quiet_failure=getattr(arguments, "quiet_failure", False),
+        member=getattr(arguments, "member", None),
         command=command,
         mode=arguments.verb,
     )
@@ -134,7 +162,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--quiet-failure", action="store_true", help="no logs when the command fails")
     run.add_argument("command", nargs="+", metavar="CMD", help="after --, with its arguments")
+    # How `lab pair` starts each of its labs.
+    run.add_argument("--member", type=_member, help=argparse.SUPPRESS)
     verbs.add_parser("shell", parents=[topology], help="a root shell in a lab")
+    two = verbs.add_parser("pair", help="two linked labs, and a command here that reaches both")
+    two.add_argument("--release", choices=RELEASES, default="bookworm")
+    two.add_argument("--cpus", type=_count, default=3, metavar="N", help="CPUs of each host (3)")
+    two.add_argument("--guests", type=_count, default=1, metavar="N", help="routers of each (1)")
+    two.add_argument(
+        "--timeout", type=_count, default=900, metavar="S", help="of the command (900)"
+    )
+    two.add_argument("command", nargs="+", metavar="CMD", help="after --, with its arguments")
     deb = verbs.add_parser("package", help="build the .deb of the working tree")
     deb.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where to (.)")
     module = verbs.add_parser("kmod", help="build and check the kernel module of the working tree")
@@ -148,6 +186,11 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+def _member(text: str) -> linked.Member:
+    number, port, place = text.split(":", 2)
+    return linked.Member(int(number), Path(place), int(port))
 
 
 def _count_or_none(text: str) -> int:

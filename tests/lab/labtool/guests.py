@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
 
+from .linked import HOSTS
 from .options import Options
 
-GEN_MAC = "02:76:72:ff:00:00"
-SINK_MAC = "02:76:72:ff:00:01"
 
-# Of p0 and p1, whatever they are.
-PORT_MACS = ("52:54:00:1a:b0:01", "52:54:00:1a:b0:02")
+def gen_mac(host: int) -> str:
+    return f"02:76:72:ff:{host - 1:02x}:00"
+
+
+def sink_mac(host: int) -> str:
+    return f"02:76:72:ff:{host - 1:02x}:01"
+
+
+def nic_mac(host: int, number: int) -> str:
+    """Of g0, p0, p1, s0 when they are NICs; p0 and p1 always have it."""
+    return f"52:54:00:1a:b{host - 1:x}:{number:02x}"
+
+
+def port_macs(host: int) -> tuple[str, str]:
+    return nic_mac(host, 1), nic_mac(host, 2)
+
 
 # This host, as a router beside the guests.
 NATIVE_INDEX = 250
@@ -48,6 +61,8 @@ class Guest:
     kind: str  # libvirt | qemu
     vcpus: int
     queues: int
+    host: int = 1
+    linked: bool = False
 
     def mac(self, nic: int) -> str:
         return _mac(self.index, nic)
@@ -60,10 +75,22 @@ class Guest:
         sink and the generator, where no host answers, so nothing comes back.
         """
         i = self.index
+        gen, sink = gen_mac(self.host), sink_mac(self.host)
         return (
-            f"nic={self.mac(0)},10.10.{i}.1/24,{GEN_MAC},10.10.{i}.2,10.10.{i}.96/27"
-            f" nic={self.mac(1)},10.20.{i}.1/24,{SINK_MAC},10.20.{i}.2,10.20.{i}.96/27"
-            f" {_QUICK}"
+            f"nic={self.mac(0)},10.10.{i}.1/24,{gen},10.10.{i}.2,10.10.{i}.96/27"
+            f" nic={self.mac(1)},10.20.{i}.1/24,{sink},10.20.{i}.2,10.20.{i}.96/27"
+            f"{self._shared_roles} {_QUICK}"
+        )
+
+    @property
+    def _shared_roles(self) -> str:
+        """What every router of linked labs does besides, as one of several (linked.py)."""
+        if not self.linked:
+            return ""
+        i, gen, sink = self.index, gen_mac(1), sink_mac(HOSTS)
+        return (
+            f" nic={self.mac(0)},10.41.0.{i}/24,{gen},10.41.0.254,10.31.0.0/16"
+            f" nic={self.mac(1)},10.42.0.{i}/24,{sink},10.42.0.254,10.30.0.0/16"
         )
 
     def row(self) -> str:
@@ -73,15 +100,24 @@ class Guest:
 
 def of(options: Options) -> list[Guest]:
     count = max(options.guests, len(options.guest_names))
+    first = 1 + (options.host - 1) * count
     names = list(options.guest_names)
-    names += [f"vr{index}" for index in range(len(names) + 1, count + 1)]
+    names += [f"vr{index}" for index in range(first + len(names), first + count)]
+    linked = options.member is not None
     guests = [
-        Guest(index, name, "libvirt", options.vcpus, options.queues)
-        for index, name in enumerate(names, start=1)
+        Guest(index, name, "libvirt", options.vcpus, options.queues, options.host, linked)
+        for index, name in enumerate(names, start=first)
     ]
     if options.plain_qemu:
         guests.append(Guest(_PLAIN_INDEX, "pq1", "qemu", options.vcpus, options.queues))
     return guests
+
+
+def of_all(options: Options) -> list[Guest]:
+    """The routers of all linked labs."""
+    assert options.member is not None
+    members = [replace(options.member, number=number) for number in range(1, HOSTS + 1)]
+    return [guest for member in members for guest in of(replace(options, member=member))]
 
 
 def bench_spec(guests: list[Guest]) -> str:
@@ -99,9 +135,9 @@ def _quoted(guest: Guest) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def native_bench_spec() -> str:
+def native_bench_spec(host: int) -> str:
     """The same for this host as the router."""
-    return _BENCH_HEAD + _bench_router("native: lab", NATIVE_INDEX, *PORT_MACS)
+    return _BENCH_HEAD + _bench_router("native: lab", NATIVE_INDEX, *port_macs(host))
 
 
 _BENCH_HEAD = """\

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
+from . import linked
 from .emulator import Emulator
-from .guests import MEMORY_MIB
+from .guests import MEMORY_MIB, nic_mac
 from .image import Image
 from .options import Options
 
@@ -154,15 +155,17 @@ def _command(
             "virtconsole,chardev=console",
         ]
     if options.nic == "e1000e":
-        command += _nics()
+        command += _nics(options.host)
+    if options.member is not None:
+        command += linked.devices(options.member)
     return command
 
 
-def _nics() -> list[str]:
+def _nics(host: int) -> list[str]:
     """Four e1000e, the first two and the last two joined by a hub each."""
     arguments = []
     for number in range(4):
         net = f"hubport,id=net{number},hubid={number // 2}"
-        device = f"e1000e,netdev=net{number},mac=52:54:00:1a:b0:{number:02x},romfile="
+        device = f"e1000e,netdev=net{number},mac={nic_mac(host, number)},romfile="
         arguments += ["-netdev", net, "-device", device]
     return arguments

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .linked import Member
+
 
 @dataclass(frozen=True)
 class Options:
@@ -22,5 +24,11 @@ class Options:
     timeout: int = 900
     quiet_failure: bool = False
     command: tuple[str, ...] = ()
+    member: Member | None = None
     # run: the command; shell: a console; bake: part of building an image.
     mode: str = "run"
+
+    @property
+    def host(self) -> int:
+        """Which host of its network the lab is."""
+        return 1 if self.member is None else self.member.number

@@ -17,6 +17,7 @@ from . import cpio, guests, progress
 from .emulator import Emulator
 from .errors import BootFailure, LabError
 from .image import Image
+from .linked import HOST_KEY, KEY, Member
 from .machine import Machine
 from .options import Options
 
@@ -109,7 +110,7 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
     (control / "guests").write_text("".join(f"{guest.row()}\n" for guest in routers))
     if routers:
         (control / "bench.yaml").write_text(guests.bench_spec(routers))
-    (control / "bench-native.yaml").write_text(guests.native_bench_spec())
+    (control / "bench-native.yaml").write_text(guests.native_bench_spec(options.host))
     for guest in routers:
         if guest.kind == "libvirt":
             (control / "domains" / f"{guest.index}.xml").write_text(guests.domain(guest))
@@ -122,6 +123,8 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
     if brought.modules is not None:
         shutil.copytree(brought.modules, control / "modules")
         shutil.copytree(_TESTS.parent / "kmod" / "tests", control / "kmod-tests")
+    if options.member is not None:
+        _prepare_link(control, options, options.member)
     (control / "command").write_text("exec " + shlex.join(options.command) + "\n")
     (columns, rows) = shutil.get_terminal_size()
     settings = {
@@ -130,10 +133,11 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
         "PACKAGE": "" if brought.package is None else brought.package.name,
         "TIMEOUT": str(options.timeout),
         "QUIET": str(int(options.quiet_failure)),
-        "GEN_MAC": guests.GEN_MAC,
-        "SINK_MAC": guests.SINK_MAC,
-        "P0_MAC": guests.PORT_MACS[0],
-        "P1_MAC": guests.PORT_MACS[1],
+        "HOST": "" if options.member is None else str(options.member.number),
+        "GEN_MAC": guests.gen_mac(options.host),
+        "SINK_MAC": guests.sink_mac(options.host),
+        "P0_MAC": guests.port_macs(options.host)[0],
+        "P1_MAC": guests.port_macs(options.host)[1],
         "NATIVE_INDEX": str(guests.NATIVE_INDEX),
         "ROWS": str(rows),
         "COLUMNS": str(columns),
@@ -141,6 +145,16 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
     }
     lines = (f"LAB_{name}={shlex.quote(value)}\n" for name, value in settings.items())
     (control / "config").write_text("".join(lines))
+
+
+def _prepare_link(control: Path, options: Options, member: Member) -> None:
+    """What `link` and `serve-ssh` read."""
+    rows = (f"{g.index}\t{g.mac(0)}\t{g.mac(1)}\n" for g in guests.of_all(options))
+    (control / "linked-routers").write_text("".join(rows))
+    ssh = control / "ssh"
+    shutil.copytree(member.place / "debs", ssh / "debs")
+    shutil.copy(member.place / HOST_KEY, ssh)
+    shutil.copy(member.place / f"{KEY}.pub", ssh)
 
 
 class _Conversation:
