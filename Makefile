@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab pair test browser screenshots fuzz demo soak results bench-scale format clean
+.PHONY: help setup lint unit netns kmod lab pair test browser screenshots fuzz demo soak events results bench-scale format clean
 SHELL := /bin/bash
 
 help: ## this list
@@ -52,6 +52,9 @@ soak: ## half an hour of traffic and changes on a lab host, the daemon watched (
 	@tests/lab/lab run --release trixie --cpus 3 --timeout $$(($(or $(SOAK),1800) + 900)) -- \
 	env LAB_SOAK=$(or $(SOAK),1800) python3 -B -m pytest -p no:cacheprovider -q -s \
 	/mnt/tests/lab/inside/test_churn.py::test_soak
+
+events: setup ## what happens to a host in months, and how soon the daemon has written: docs/results/events.md
+	@tests/lab/events.py
 
 results: setup ## measure the papers' figures and the peers anew, and write docs/results
 	@# RESUME=1 measures only what is missing; FIGURES=fig03,peers limits it to these.

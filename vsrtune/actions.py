@@ -331,7 +331,8 @@ def decode_value(target: Target, data: Any, where: str) -> Value:
 class Skipped:
     """A setting that is left as it is, and why. ``held`` marks one that an operator
     changed after us, and that is therefore drift although nothing will be written;
-    ``pending`` one that the kernel takes only once its thread has run."""
+    ``pending`` one that the kernel takes only once its thread has run, or libvirt when it
+    is done with the guest."""
 
     guest: str
     subject: str

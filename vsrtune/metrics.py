@@ -170,7 +170,8 @@ FAMILIES = {
             "guest_pending",
             "gauge",
             ("domain", "source"),
-            "Settings of the guest that the kernel takes only once their thread has run.",
+            "Settings of the guest that can only be made later: when their thread has run, or "
+            "libvirt is done with it.",
         ),
         Family("policies", "gauge", (), "Number of policies in use."),
         Family(

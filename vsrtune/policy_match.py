@@ -67,7 +67,7 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
         if guest.source == "foreign":
             out.skipped.append(Skipped(guest.ref, "all settings", _FOREIGN))
         elif chosen and guest.busy:
-            out.skipped.append(Skipped(guest.ref, "all settings", _BUSY))
+            out.skipped.append(Skipped(guest.ref, "all settings", _BUSY, pending=True))
         elif not chosen:
             out.skipped.append(Skipped(guest.ref, "all settings", "no policy names this guest"))
         elif len(chosen) > 1:

@@ -364,7 +364,9 @@ class Reconciler(Adjusting):
 
     def _publish(self, part: Part, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(part, plan, self.policies, unsettled, self._waiting)
-        pending = {s.ref for s in new if s.pending}
+        # Of the end of what libvirt is busy with an event tells.
+        busy = {g.ref for g in part.guests if g.busy}
+        pending = {s.ref for s in new if s.pending} - busy
         if part.names is not None:
             pending |= self._pending - part.names
         self._pending = frozenset(pending)

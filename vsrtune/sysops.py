@@ -298,6 +298,15 @@ class LiveSysOps:
                 self._calls.pin_vcpu(target.uuid, target.vcpu, nearest)
             else:
                 self._calls.pin_emulator(target.uuid, nearest)
+        except VanishedError as error:
+            thread.check()
+            # What comes after the pin relies on it: a realtime class, above all.
+            raise WriteError(
+                f"its QEMU runs, but libvirt has no such domain running: {error.what}",
+                where=where,
+                hint="it is just coming or going, or another libvirt's; see: virsh list --all",
+                lasting=Lasting.TRANSIENT,
+            ) from error
         except WriteError:
             thread.check()
             raise

@@ -20,7 +20,8 @@ from labtool.session import CRASHED
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
 PASSED_ON = (
-    "LAB_STRIDE", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_SEED", "LAB_NEIGHBOURS",
+    "LAB_STRIDE", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
+    "LAB_NEIGHBOURS",
 )  # fmt: skip
 
 

@@ -260,6 +260,29 @@ def test_threaded_napi_of_a_device_without_any_may_come_later(host: FakeKernel) 
     assert caught.value.lasting is Lasting.TRANSIENT
 
 
+@pytest.mark.parametrize("kind", [VcpuPin, EmulatorPin])
+def test_a_guest_that_libvirt_does_not_know_is_not_half_tuned(
+    host: FakeKernel, kind: type[VcpuPin | EmulatorPin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise VanishedError("the domain is gone or not running")
+
+    for name in ("pin_vcpu", "pin_emulator"):
+        monkeypatch.setattr(host, name, refuse)
+    target = (
+        VcpuPin("vr1", UUID, 0, key(host, 1010))
+        if kind is VcpuPin
+        else EmulatorPin("vr1", UUID, key(host, 1000))
+    )
+    with pytest.raises(WriteError, match="its QEMU runs") as caught:
+        host.ops().write(target, Pin(ONE, "1"))
+    assert not isinstance(caught.value, VanishedError)
+    assert caught.value.lasting is Lasting.TRANSIENT
+    host.end_guest(1000)
+    with pytest.raises(VanishedError):
+        host.ops().write(target, Pin(ONE, "1"))
+
+
 # -- identity
 
 

@@ -24,6 +24,7 @@ from labhelp import LabGuest
 pytestmark = labhelp.living("events of guests and of the host")
 
 MAC = "52:54:00:ab:cd:07"
+TOLD = Path("/mnt/share/events.jsonl")
 Say = Callable[[str, float], None]
 # How long the last `virsh start` took, in seconds.
 _started: list[float] = []
@@ -55,7 +56,8 @@ def last_write(since: float) -> float | None:
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Print how soon after an event the last write came; nothing is asserted of it."""
+    """Print how soon after an event the last write came, and keep it for `make events`; nothing
+    is asserted of it."""
 
     def told(event: str, when: float) -> None:
         wrote = last_write(when)
@@ -64,6 +66,10 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
         text = f"{wrote - when:.2f} s, {(wrote - when) / _started[-1]:.2f} of `virsh start`"
         with capsys.disabled():
             print(f"\n{labhelp.codename()}: {event}: last write after {text}", flush=True)
+        if TOLD.parent.is_dir():
+            line = {"event": event, "seconds": wrote - when, "start": _started[-1]}
+            with TOLD.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     return told
 

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""`make events`: the tests of what happens to a host in months, on both releases, and how soon the
+daemon had written after each event: docs/results/events.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LAB = Path(__file__).parent / "lab"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
+RAW = DOCS / "raw" / "events"
+RELEASES = ("bookworm", "trixie")
+OPTIONS = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu", "--timeout", "2400")
+TESTS = ("migration", "churn", "events", "drift", "queue")
+
+PAGE = """\
+# How soon after an event
+
+`make events` measured this: the daemon is idle, its interval an hour away, then one thing happens. Told is when
+the last setting was written after it, and what part that is of the time that the last `virsh start`
+before it took on the same host. The hosts are emulated (QEMU's TCG emulates AMD SVM, 3 CPUs on two real
+cores that other work shares), so seconds tell little; the part tells more, because a pass and a
+`virsh start` are slowed down alike. Where an event changes nothing of a guest, the class of a vcpu is
+taken away just before, of which no event tells: the daemon finds it because the event made it look. Where
+one was measured more than once these are medians.
+
+A pass begins 0.3 s after the last of a burst of events, at most 3 s after its first, and a second after
+the pass before ([daemon.md](../daemon.md)); these pauses are in the times.
+
+{table}
+"""
+# What the time of an event begins with, where that is not the event itself.
+BEGINS = {
+    "migrated in": "from the begin of `virsh migrate`",
+    "restored": "from the begin of `virsh restore`",
+    "crash and start": "from the end of `virsh start`",
+    "vcpu plugged": "no event, found by the interval, 2 s here",
+}
+
+
+def measure(release: str, tests: list[str]) -> int:
+    """One boot; keeps what was told in RAW. The status of its tests."""
+    share = Path(tempfile.mkdtemp(prefix="vsrtune-events-"))
+    command = [str(LAB), "run", "--release", release, *OPTIONS, "--share", str(share), "--", "env"]
+    chosen = {k: v for k, v in os.environ.items() if k in ("LAB_CHURN", "LAB_CROWD", "LAB_SEED")}
+    command += [f"{name}={value}" for name, value in {**chosen, "LAB_EVENTS": "1"}.items()]
+    command += ["python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "-s"]
+    command += ["--tb=short", "--durations=20"]
+    command += [f"/mnt/tests/lab/inside/test_{name}.py" for name in tests]
+    status = subprocess.run(command, check=False).returncode
+    told = share / "events.jsonl"
+    if told.exists():
+        RAW.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(told, RAW / f"{release}.jsonl")
+    shutil.rmtree(share)
+    return status
+
+
+def table() -> str:
+    """A row for each event, a column for each release."""
+    values: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for release in RELEASES:
+        path = RAW / f"{release}.jsonl"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            one = json.loads(line)
+            row = values.setdefault(one["event"], {}).setdefault(release, [])
+            row.append((one["seconds"], one["seconds"] / one["start"]))
+    lines = [
+        f"| event | {' | '.join(f'{r}, s | of `virsh start`' for r in RELEASES)} | |",
+        f"|---|{'---:|---:|' * len(RELEASES)}---|",
+    ]
+    for event, by_release in values.items():
+        cells = [_cell(by_release.get(release, [])) for release in RELEASES]
+        lines.append(f"| {event} | {' | '.join(cells)} | {BEGINS.get(event, '')} |")
+    return "\n".join(lines)
+
+
+def _cell(measured: list[tuple[float, float]]) -> str:
+    if not measured:
+        return "| "
+    seconds, parts = (statistics.median(column) for column in zip(*measured, strict=True))
+    return f"{seconds:.2f} | {parts:.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--release", action="append", choices=RELEASES)
+    parser.add_argument("--tests", default=",".join(TESTS), metavar="NAME,...", help="only these")
+    parser.add_argument("--page", action="store_true", help="measure nothing, only write the page")
+    arguments = parser.parse_args()
+    releases = [] if arguments.page else arguments.release or RELEASES
+    statuses = [measure(release, arguments.tests.split(",")) for release in releases]
+    (DOCS / "events.md").write_text(PAGE.format(table=table()), "utf-8")
+    return max(statuses, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
