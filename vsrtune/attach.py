@@ -29,6 +29,7 @@ from vsrtune.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.interface_xml import Nic, added, differences, nic, nics, replaced
 from vsrtune.ledger import Entry, Ledger
 from vsrtune.live_domains import AwayError, RefusedError, unplug
+from vsrtune.overlays import OutOfReachError
 
 STEP, ORIGIN, CLONE, ENDED = "step", "origin", "clone", "ended"
 
@@ -142,7 +143,8 @@ class Switcher:
                     self._ledger.done(entry.id)
                 except VsrtuneError as error:
                     failures.append(error)
-            if not failures:
+            # Waiting helps nobody who may not.
+            if all(isinstance(error, OutOfReachError) for error in failures):
                 break
         if not failures:
             failures += self.sweep().failed

@@ -78,7 +78,7 @@ WITH_ATTACH = tuple(
     for name in (*BENCHED, *ATTACH)
 )
 # Guests that are one router: two, of one queue, and no other.
-GROUPS = ("test_pvr.py", "test_msr_devices.py")
+GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_clone.py")
 # In the labs of real NICs, with two guests, or in a lab of their own.
 ELSEWHERE = (*ALONE, *GROUPS, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
