@@ -321,7 +321,7 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     plain = TEXT.replace(", template: router", "")
     assert "can be made from a template:" in refused(host, path, create("vr1", text=plain))
     text, router.config = router.config, definition(DISK + nic(MACS[0], "p0", 2))
-    assert "vr1: p1: it has no interface on this device" in refused(host, path, both)
+    assert "router: p1: it has no interface on this device" in refused(host, path, both)
     router.config = text.replace("type='file' device", "type='network' device")
     assert "router: disk vda: a clone cannot have it" in refused(host, path, both)
     router.config = text.replace(MACS[1], MACS[0])
