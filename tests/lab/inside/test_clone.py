@@ -6,6 +6,7 @@ the host, so what is on the disk is a pattern, and who writes to a clone's is it
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -19,6 +20,8 @@ from labhelp import LabGuest
 from test_attach import LEDGER, devices, kinds
 from test_pvr import GROUPS, SHARED, alone_on, configured, group, lost_nothing
 
+from vsrtune import domain_clone
+from vsrtune.clone_model import Template
 from vsrtune.ledger import read_pending
 
 pytestmark = labhelp.seldom("guests made from a definition")
@@ -262,3 +265,82 @@ def test_what_is_in_the_way_is_named(alone: LabGuest) -> None:
     said = group("delete", "edge")
     assert "edge2 was undefined by somebody meanwhile" in said
     assert f"removed {overlay('edge2')}" in said
+
+
+# What tools that make guests give them. It is defined and never starts.
+RICH = f"""\
+<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>rich</name>
+  <genid/>
+  <memory unit='MiB'>256</memory>
+  <vcpu placement='static'>2</vcpu>
+  <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>
+  <os><type arch='x86_64' machine='q35'>hvm</type><boot dev='hd'/></os>
+  <features><acpi/><apic/></features>
+  <cpu mode='host-passthrough'/>
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>
+      <source file='{BASE}'/><target dev='vda' bus='virtio'/>
+    </disk>
+    <disk type='block' device='disk'>
+      <driver name='qemu' type='raw'/><source dev='/dev/vda'/><target dev='vdb' bus='virtio'/>
+    </disk>
+    <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
+    <controller type='usb' model='qemu-xhci'/>
+    <controller type='pcie-root-port'/>
+    <controller type='virtio-serial'/>
+    <filesystem type='mount'>
+      <source dir='/srv'/><target dir='srv'/><readonly/>
+    </filesystem>
+    {{nics}}
+    <serial type='pty'/>
+    <console type='pty'/>
+    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+    <input type='tablet' bus='usb'/>
+    <graphics type='vnc' port='-1' autoport='yes' listen='127.0.0.1'/>
+    <video><model type='vga'/></video>
+    <watchdog model='i6300esb' action='reset'/>
+    <memballoon model='virtio'/>
+    <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+    <panic model='isa'/>
+    <vsock model='virtio'><cid auto='no' address='7'/></vsock>
+  </devices>
+  <qemu:commandline><qemu:arg value='-D'/><qemu:arg value='/dev/null'/></qemu:commandline>
+</domain>
+"""
+
+
+def test_definitions_as_libvirt_writes_them(alone: LabGuest, tmp_path: Path) -> None:
+    """Among them what libvirt adds of its own accord; a clone of it is one that libvirt takes."""
+    nics = "".join(
+        f"<interface type='direct'><mac address='52:54:00:00:01:0{n}'/>"
+        f"<source dev='p{n}' mode='bridge'/><model type='virtio'/></interface>"
+        for n in (0, 1)
+    )
+    path = tmp_path / "rich.xml"
+    path.write_text(RICH.format(nics=nics))
+    labhelp.sh("virsh", "define", str(path))
+    text = labhelp.sh("virsh", "dumpxml", "--inactive", "--security-info", "rich").stdout
+    group_file = tmp_path / "edge.yaml"
+    group_file.write_text(FILE.replace("template: router", "template: rich"))
+    told = group("plan", str(group_file))
+    print(told)
+    assert f"{IMAGES}/edge1-vdb.qcow2 (raw overlay of /dev/vda)" in told
+    assert "its CPUs are every clone's too" in told
+    rich = Template("rich", labhelp.sh("virsh", "domuuid", "rich").stdout.strip(), text)
+    own = domain_clone.own_uuid(labhelp.text("/etc/machine-id"), rich, "edge", "edge1")
+    made = domain_clone.copy(rich, "edge1", own, {}, lambda mac: mac.replace("00:01", "00:02"))
+    path.write_text(made.xml)
+    labhelp.sh("virsh", "define", str(path))
+    again = labhelp.sh("virsh", "dumpxml", "--inactive", "edge1").stdout
+    changed = {
+        line[2:].strip()
+        for line in difflib.ndiff(text.splitlines(), again.splitlines())
+        if line.startswith("+ ")
+    }
+    print("\n".join(sorted(changed)))
+    kinds_of = {re.sub(r"<(/?\w+).*", r"\1", line) for line in changed}
+    assert kinds_of <= {"name", "uuid", "genid", "mac", "source", "driver", "disk", "cid"}, changed
+    for name in ("edge1", "rich"):
+        labhelp.sh("virsh", "undefine", name)
