@@ -136,9 +136,15 @@ class LiveHost:
     """AttachHost on this machine."""
 
     def __init__(
-        self, uri: str = "qemu:///system", pulse: Callable[[], None] = lambda: None
+        self,
+        uri: str = "qemu:///system",
+        pulse: Callable[[], None] = lambda: None,
+        *,
+        files: bool = True,
     ) -> None:
-        """``pulse`` is called whenever this waits."""
+        """``pulse`` is called whenever this waits. Without ``files`` this process does not
+        see the host's files as they are."""
+        self._files = files
         self._pulse = pulse
         self._domains = DomainLife(uri)
         self._fault, _, count = os.environ.get(FAULT, "").partition(":")
@@ -237,14 +243,17 @@ class LiveHost:
         return self._domains.saved(uuid)
 
     def file_there(self, path: str) -> bool:
+        self._reach(path)
         return overlays.there(path)
 
     def make_file(self, file: File) -> None:
+        self._reach(file.path)
         self._before()
         overlays.make(file)
         self._after()
 
     def remove_file(self, file: File) -> str:
+        self._reach(file.path)
         self._before()
         left = overlays.remove(file)
         self._after()
@@ -260,6 +269,14 @@ class LiveHost:
     def close(self) -> None:
         """Give the connection to libvirt back."""
         self._domains.close()
+
+    def _reach(self, path: str) -> None:
+        if not self._files:
+            raise overlays.OutOfReachError(
+                "it was made for a guest that is no more, and the daemon may not remove it",
+                where=path,
+                hint="vsrtune attach --recover",
+            )
 
     def _before(self, *, libvirt: bool = False) -> None:
         if self._until != 1:

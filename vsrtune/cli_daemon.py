@@ -147,7 +147,9 @@ def daemon(
             pulse=notifier.ping,
             remember=observer.remember_fixed,
         )
-        keeper = AttachKeeper(attach_ledger, journal, LiveHost(uri, notifier.ping), boot_id())
+        # Its unit keeps it out of the directories where guests' files are.
+        host = LiveHost(uri, notifier.ping, files=False)
+        keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
         queues = QueueKeeper(reconciler)
         running = Daemon(
             reconciler,

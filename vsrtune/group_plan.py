@@ -51,6 +51,9 @@ def create(group: Group, host: Host) -> Switch:
     new(group, host)
     absent = clone_plan.missing(group, host)
     template = clone_plan.source(group, host) if absent else None
+    if template is not None:
+        for _, lower in group.lowers:
+            on_lower(group.name, template, lower, host)
     guests = [
         clone_plan.stand_in(group, name, template, host)
         if template is not None and name in absent

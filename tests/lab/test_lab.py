@@ -79,7 +79,7 @@ WITH_ATTACH = tuple(
     for name in (*BENCHED, *ATTACH)
 )
 # Guests that are one router: two, of one queue, and no other.
-GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py")
+GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 # A balancer in front of one router, and little more, which a lab with one guest can have.
 ONE_EACH = () if EVERYTHING else ("test_msr.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.

@@ -20,6 +20,7 @@ from vsrtune.clone_model import File
 from vsrtune.errors import VanishedError
 from vsrtune.interface_xml import Nic, nic, nics
 from vsrtune.live_domains import AwayError, RefusedError
+from vsrtune.overlays import OutOfReachError
 from vsrtune.rtnl_model import Link
 
 RELEASE = 0.3
@@ -70,6 +71,7 @@ class FakeAttachHost:
         self.flagged: set[tuple[int, str]] = set()
         self.ended: set[str] = set()
         self.files: dict[str, File] = {}
+        self.files_hidden = False
         self.old_module = False
         self.stubborn = False
         self.no_cdev = False
@@ -275,14 +277,17 @@ class FakeAttachHost:
     # -- files
 
     def file_there(self, path: str) -> bool:
+        self._reach(path)
         return path in self.files
 
     def make_file(self, file: File) -> None:
+        self._reach(file.path)
         with self._change(f"file {file.path}"):
             assert file.path not in self.files
             self.files[file.path] = file
 
     def remove_file(self, file: File) -> str:
+        self._reach(file.path)
         with self._change(f"remove {file.path}"):
             if self.files.get(file.path, file) != file:
                 return f"left {file.path}"
@@ -326,6 +331,10 @@ class FakeAttachHost:
         self.flagged.clear()
 
     # -- inside
+
+    def _reach(self, path: str) -> None:
+        if self.files_hidden:
+            raise OutOfReachError("not by the daemon", where=path)
 
     def _running(self, uuid: str) -> list[str]:
         live = self.fakes[uuid].live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, nic
@@ -210,3 +211,21 @@ def test_uuids_and_macs_are_the_same_each_time_and_nobody_elses() -> None:
     assert first.startswith("52:54:00:")
     again = domain_clone.own_mac(own, MACS[0], {first})
     assert again not in (first, domain_clone.own_mac(own, MACS[1], ()))
+
+
+RECORDED = sorted((Path(__file__).parents[1] / "hosts").glob("*/libvirt/*.xml"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_recorded_guests(path: Path) -> None:
+    text = path.read_text()
+    if "managed" in text:
+        with pytest.raises(VsrtuneError, match="nvt0, which libvirt does not make"):
+            copied(text)
+        return
+    made = copied(text)
+    assert made.files == ()
+    assert "macvtap" not in made.xml
+    rest = {path for path in differences(made, text) if "interface" not in path}
+    assert rest <= {"/name1", "/uuid1"}
+    assert ET.fromstring(made.xml).findtext("name") == "vr2"

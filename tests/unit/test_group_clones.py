@@ -321,7 +321,7 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     plain = TEXT.replace(", template: router", "")
     assert "can be made from a template:" in refused(host, path, create("vr1", text=plain))
     text, router.config = router.config, definition(DISK + nic(MACS[0], "p0", 2))
-    assert "vr1: p1: it has no interface on this device" in refused(host, path, both)
+    assert "router: p1: it has no interface on this device" in refused(host, path, both)
     router.config = text.replace("type='file' device", "type='network' device")
     assert "router: disk vda: a clone cannot have it" in refused(host, path, both)
     router.config = text.replace(MACS[1], MACS[0])
@@ -380,3 +380,38 @@ def test_what_others_did_to_a_clone_meanwhile(host: FakeAttachHost, path: Path) 
     assert f"removed {IMAGES}/vr1-vda.qcow2" in swept.did
     assert set(host.files) == {f"{IMAGES}/vr2-vda.qcow2"}
     assert {g.name for g in host.fakes.values()} == {"a", "router", "keeper"}
+
+
+@pytest.mark.parametrize("what", ["create", "delete"])
+def test_the_daemon_leaves_files_to_a_command(what: str, tmp_path: Path) -> None:
+    """It takes back, or ends, all that it may reach, at once."""
+    total, after = changes(what, tmp_path / "0")
+    path = tmp_path / "1"
+    host = ready(what, path)
+    before = host.picture()
+
+    def kill(number: int) -> None:
+        if number == total - after + (what == "delete"):
+            raise Killed
+
+    host.after = kill
+    with AttachLedger.open(path) as ledger, pytest.raises(Killed):
+        Switcher(host, ledger, BOOT).carry_out(CHOICES[what](seen(host, ledger)))
+    host.after = lambda n: None
+    host.files_hidden = True
+    begun = host.now
+    with AttachLedger.open(path) as ledger:
+        failed = Switcher(host, ledger, BOOT, patience=2).recover()
+    assert [error.where for error in failed] == [
+        f"{IMAGES}/{name}-vda.qcow2" for name in (("vr2", "vr1") if what == "create" else ("vr1", "vr2"))
+    ]  # fmt: skip
+    assert host.now == begun
+    assert {g.name for g in host.fakes.values()} == {"a", "router"}
+    assert len(host.files) == 2
+    host.files_hidden = False
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, BOOT).recover() == []
+        assert ledger.pending() == []
+    assert host.files == {}
+    if what == "create":
+        assert host.picture() == before

@@ -27,6 +27,10 @@ def test_a_group() -> None:
     assert group.lowers == (("in", "p0"), ("out", "p1"))
     assert group.device("in") == "edge-in"
     assert group.at("group", "lower") == "edge.yaml:5"
+    assert (group.template, group.overlays) == ("", "")
+    more = "  template: router\n  overlays: /srv/clones\n"
+    group = parse(GOOD + more, "edge.yaml")
+    assert (group.template, group.overlays) == ("router", "/srv/clones")
 
 
 STAGED = """\
@@ -95,6 +99,17 @@ def test_errors_of_a_multistage_router(old: str, new: str, said: str) -> None:
         ("out: p1", "outside: p1", "g:5: group.lower.outside: this key does not fit here"),
         ("out: p1", "out: a/b", "g:5: group.lower.out: 'a/b' is not a name of a device"),
         ("  kind", "  colour: red\n  kind", "g:3: group.colour: unknown key"),
+        (
+            "  lower",
+            "  template: vr2\n  lower",
+            "g:5: group.template: the template cannot be a member",
+        ),
+        ("  lower", "  template: ''\n  lower", "g:5: group.template: the value is empty"),
+        (
+            "  lower",
+            "  overlays: images\n  lower",
+            "g:5: group.overlays: 'images' is not an absolute",
+        ),
         (GOOD, "guest: vr1\n", "g:1: guest: unknown key"),
         (GOOD, "", "g:1: the file holds no group"),
         (GOOD, "- 1\n", "g:1: the file holds no group"),
