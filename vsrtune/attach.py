@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vsrtune import attach_steps as steps
+from vsrtune.attach_define import define, undefine
 from vsrtune.attach_devices import Devices
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_model import GuestNics, Switch
 from vsrtune.attach_steps import Card, Device, Origin, Step
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.interface_xml import Nic, added, differences, nic, nics, replaced
+from vsrtune.interface_xml import Nic, differences
 from vsrtune.ledger import Entry, Ledger
 from vsrtune.live_domains import AwayError, RefusedError, unplug
 
@@ -244,7 +245,7 @@ class Switcher:
                 for card in step.cards:
                     self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
             case steps.Define():
-                self._patiently(lambda: self._define(step))
+                self._patiently(lambda: define(self._host, step))
 
     def _take_back(self, entry: Entry) -> None:
         """The inverse of a step that was begun and may have been done in part."""
@@ -262,7 +263,7 @@ class Switcher:
                             lambda card=card: self._unplug([(card.uuid, card.mac)])  # type: ignore[misc]
                         )
             case steps.Define():
-                self._unless_gone(lambda: self._undefine(inverse))
+                self._unless_gone(lambda: undefine(self._host, inverse))
             case steps.Raise():
                 # Its lower device may be gone together with it.
                 for device in inverse.devices:
@@ -318,40 +319,6 @@ class Switcher:
     def _nic(self, card: Card) -> Nic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
 
-    def _define(self, step: steps.Define) -> None:
-        where = f"{step.guest}: interface {step.mac} of the definition"
-        text = self._host.definition(step.uuid)
-        macs = [nic(xml).mac for xml in (step.before, step.after) if xml]
-        now = _first(text, *macs)
-        if (now is None) if not step.after else (now and not differences(step.after, now.xml)):
-            return
-        if step.before:
-            changed = replaced(text, now.mac if now is not None else step.mac, step.after)
-        elif now is None:
-            changed = added(text, step.after)
-        else:
-            raise WriteError("there is another one of that MAC", where=where)
-        self._host.define(changed, where)
-        now = _first(self._host.definition(step.uuid), macs[-1])
-        if not step.after:
-            other: tuple[str, ...] = ("is there still",) if now is not None else ()
-        else:
-            other = differences(step.after, now.xml if now is not None else "<interface/>")
-        if other:
-            raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
-
-    def _undefine(self, inverse: steps.Define) -> None:
-        """Unless somebody else has changed or removed the interface since."""
-        present = nics(self._host.definition(inverse.uuid))
-        if not inverse.before:
-            if not any(now.mac == nic(inverse.after).mac for now in present):
-                self._define(inverse)
-            return
-        mac = nic(inverse.before).mac
-        for now in (n for n in present if n.mac == mac):
-            if not differences(inverse.before, now.xml):
-                self._define(inverse)
-
     # -- helpers
 
     def _of(self, kind: str) -> list[Entry]:
@@ -367,12 +334,6 @@ class Switcher:
                 if self._host.clock() > end:
                     raise
             self._host.sleep(0.5)
-
-
-def _first(domain: str, *macs: str) -> Nic | None:
-    """A domain's interface of the first of these MACs that it has."""
-    by_mac = {n.mac: n for n in reversed(nics(domain))}
-    return next((by_mac[mac] for mac in macs if mac in by_mac), None)
 
 
 def _named(

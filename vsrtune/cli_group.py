@@ -119,7 +119,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
 
 @group.command()
 @click.argument("name", metavar="GROUP")
-@click.argument("balancer", metavar="BALANCER", required=False)
+@click.argument("balancer", metavar="[BALANCER]", required=False)
 @click.option(
     "--routers",
     "count",

@@ -21,7 +21,7 @@ READERS = {
     "load_file", "load_meter", "top_sample",
 }  # fmt: skip
 WRITERS = {
-    "attach", "attach_devices", "attach_host", "attach_survey", "cgroup_writes", "comparing", "cpuset_clear",
+    "attach", "attach_define", "attach_devices", "attach_host", "attach_survey", "cgroup_writes", "comparing", "cpuset_clear",
     "durable", "errnos", "ethtool_flags", "executor", "forgotten", "hostcalls", "hostthread", "journal", "journal_records",
     "ledger", "libvirt_pins", "link_writes", "live_domains", "nic_writes", "sched_syscalls", "sysops",
 }  # fmt: skip
