@@ -66,8 +66,8 @@ def unplug(number: int, side: int) -> None:
     """Take a balancer from the lower device of a side."""
     guest = balancer(number)
     words = ("--mac", guest.macs[side], "--live", "--config")
-    labhelp.sh("virsh", "detach-interface", guest.name, "direct", *words)
     workers = len(guest.workers())
+    labhelp.sh("virsh", "detach-interface", guest.name, "direct", *words)
     labhelp.wait_for(lambda: len(guest.workers()) < workers, f"{guest.name} has let it go", 60)
 
 
@@ -140,13 +140,6 @@ def cpu_seconds(guests: Iterable[LabGuest]) -> dict[str, tuple[float, float]]:
 def data_plane(guest: LabGuest) -> dict[int, str]:
     """Its threads that carry packets, and how each is scheduled and where it may run."""
     return {tid: f"{hoststate.sched(tid)} on {labhelp.mask(tid)}" for tid in guest.data_plane()}
-
-
-def forgotten(index: int) -> None:
-    """Neighbours' entries that came from a test, away: the next one asks anew."""
-    for name, device, net in SIDES:
-        words = ("neigh", "del", f"{net}.{index}.1", "dev", device)
-        labhelp.sh("ip", "-n", name, *words, check=False)
 
 
 def forwards(index: int, seconds: float = 90) -> float:
