@@ -65,7 +65,7 @@ def _loads(
     """Every load of every configuration in each round."""
     loads = sorted(methods.loads(spec), key=lambda load: load.total)
     made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
-    for turn in rounds(len(configurations), len(loads), pairs, seed):
+    for turn in rounds(_groups(configurations), len(loads), pairs, seed):
         for index in turn.configurations:
             for at in turn.loads:
                 made[at][index].append((yield index, loads[at]))
@@ -87,6 +87,12 @@ def _loads(
             for index, one in enumerate(configurations)
         }
     return summary
+
+
+def _groups(configurations: Sequence[Configuration]) -> list[int]:
+    """Those with the same numbers of members are measured in a row."""
+    scales = [one.scale for one in configurations]
+    return [scales.index(s) if s else index for index, s in enumerate(scales)]
 
 
 def estimate(spec: Spec, configurations: int, pairs: int) -> Estimate:
@@ -128,7 +134,7 @@ def _searches(
 ) -> CompareRun:
     """One whole search of each configuration in each round."""
     values: Values = [[[] for _ in configurations]]
-    for turn in rounds(len(configurations), 1, pairs, seed):
+    for turn in rounds(_groups(configurations), 1, pairs, seed):
         for index in turn.configurations:
             found = yield from _tagged(index, methods.start(spec, seed))
             answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]

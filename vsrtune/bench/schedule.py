@@ -18,22 +18,34 @@ class Round:
     loads: tuple[int, ...]
 
 
-def rounds(configurations: int, loads: int, count: int, seed: int) -> list[Round]:
-    """``count`` rounds. Equal arguments give equal rounds.
+def rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> list[Round]:
+    """``count`` rounds of as many configurations as ``groups`` has entries. Equal arguments
+    give equal rounds.
 
-    Of as many successive rounds as there are configurations, each configuration is at
+    Configurations of equal entries follow one another in every round, in an order of their
+    own: what tells other groups apart is slow to change (members of a router, plugged and
+    unplugged). Of as many successive rounds as there are groups, each group is at
     each place of the order once: what a place does (after a switch, at the machine's
     warm time) is then shared by all, which drawing every order alone would leave to luck.
     The loads come in the same order within a round, so that the trials that make a pair
     are equally far apart.
     """
     source = random.Random(seed)
-    orders: list[tuple[int, ...]] = []
+    together = [[i for i, g in enumerate(groups) if g == group] for group in dict.fromkeys(groups)]
+    orders: list[list[int]] = []
     while len(orders) < count:
-        first = source.sample(range(configurations), configurations)
-        turns = source.sample(range(configurations), configurations)
-        orders += [tuple(first[turn:] + first[:turn]) for turn in turns]
-    return [Round(order, tuple(source.sample(range(loads), loads))) for order in orders[:count]]
+        first = source.sample(range(len(together)), len(together))
+        turns = source.sample(range(len(together)), len(together))
+        orders += [first[turn:] + first[:turn] for turn in turns]
+    found = []
+    for order in orders[:count]:
+        mixed = [i for group in order for i in _mixed(together[group], source)]
+        found.append(Round(tuple(mixed), tuple(source.sample(range(loads), loads))))
+    return found
+
+
+def _mixed(group: Sequence[int], source: random.Random) -> Sequence[int]:
+    return source.sample(group, len(group)) if len(group) > 1 else group
 
 
 def each_in_turn(

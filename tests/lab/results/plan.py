@@ -109,8 +109,11 @@ class Run:
         if self.bed is not None:
             return 15 + self.trials * (self.seconds + 0.7)
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
-        slow = any("attachment" in c or "scale" in c for c in self.configurations)
+        slow = any("attachment" in c for c in self.configurations)
         made = 60 if self.group else 0
+        made += (
+            10 * self.pairs * len({str(c["scale"]) for c in self.configurations if "scale" in c})
+        )
         return made + 8 + self.trials * (self.seconds + 1.1) + changes * (8.0 if slow else 1.5)
 
 

@@ -106,10 +106,10 @@ FIGURE = Figure(
     "sends all frames and receives them: so the CPUs limit the scaling here, not the "
     "routers**, and what forwarding costs says more than the rate. *Unbound* is as the kernel and "
     "libvirt do it; *bound* is every thread of every member off the interrupt CPU, hence all on "
-    "one, FIFO at one priority. A round visits every number of members with both bindings "
-    "and all sizes; the order of these is drawn anew, so that each comes at each "
-    "place about equally often. In between the group is scaled, and the next trial waits until each "
-    "member forwards. All four guests run throughout; those that are not plugged in idle. One "
+    "one, FIFO at one priority. Every round visits each number of members once, and while they "
+    "are plugged in both bindings, and with each of these all sizes. The order of the numbers is turned from "
+    "round to round, those of bindings and sizes are drawn anew. In between the group is scaled, "
+    "and the next trial waits until each member forwards. All four guests run throughout; those that are not plugged in idle. One "
     "member is a group of one, on the same devices.",
     runs=(
         Run(
