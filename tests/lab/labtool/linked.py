@@ -24,7 +24,7 @@ HOSTS = 2
 # An identity and a host key for both labs; the sockets of the segments lie beside them.
 KEY = "key"
 HOST_KEY = "hostkey"
-_MANAGEMENT_MAC = "52:54:00:1a:bf:00"
+_MANAGEMENT_MAC = "52:54:00:1a:c0:00"
 
 
 @dataclass(frozen=True)

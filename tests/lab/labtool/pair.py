@@ -20,7 +20,7 @@ from .linked import HOST_KEY, HOSTS, KEY
 
 _LAB = Path(__file__).resolve().parent.parent / "lab"
 # Both boot at once, each perhaps twice.
-_READY_TIMEOUT = 900
+_READY_TIMEOUT = 1000
 _END_TIMEOUT = 30
 _PAUSE = 0.5
 _TAIL = 60

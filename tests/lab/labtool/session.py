@@ -167,7 +167,9 @@ class _Conversation:
         self._status: int | None = None
         self._journal: list[str] = []
         self._partial = b""
-        self._deadline = time.monotonic() + _BOOT_TIMEOUT
+        # Those of a pair boot at once.
+        self._patience = _BOOT_TIMEOUT if options.member is None else 2 * _BOOT_TIMEOUT
+        self._deadline = time.monotonic() + self._patience
 
     def hold(self) -> int:
         with selectors.DefaultSelector() as selector:
@@ -227,7 +229,7 @@ class _Conversation:
         if not self._machine.alive() and selector.select(timeout=0):
             return
         if not self._ready:
-            what = f"not ready after {_BOOT_TIMEOUT} s" if late else "QEMU ended"
+            what = f"not ready after {self._patience} s" if late else "QEMU ended"
             if crashed:
                 what = "its kernel crashed"
             self._boot_failure(f"the lab did not come up: {what}")
