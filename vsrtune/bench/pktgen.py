@@ -30,6 +30,8 @@ START_DELAY = 0.125
 STOP_SECONDS = 10.0
 # How much longer than asked a thread may send that began late, and how often it is looked at.
 _LATE, _LOOK = 1.0, 0.05
+# How long a thread may take until it has removed its devices, seconds.
+_PATIENCE = 10.0
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
@@ -129,6 +131,7 @@ class Pktgen:
         for cpu in threads():
             if _listed(cpu):
                 _write(_thread(cpu), "rem_device_all")
+                _await_empty(cpu)
 
     def _await_late_ones(self, until: float, *cancel: int) -> None:
         """Threads that found no CPU for 125 ms begin when `start` has already returned
@@ -265,6 +268,22 @@ def base(name: str) -> str:
 def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
     with open(_thread(cpu), encoding="ascii") as file:
         return parse_thread(file.read(), labels)
+
+
+def _await_empty(cpu: int) -> None:
+    """A thread removes devices itself, once it has a CPU; the write returns after 100 ms
+    (pktgen_thread_write), and what is added until then would be removed too. Raises
+    VsrtuneError."""
+    until = time.monotonic() + _PATIENCE
+    while _listed(cpu):
+        if time.monotonic() > until:
+            raise VsrtuneError(
+                f"the generator's thread found no CPU for {_PATIENCE:.0f} s",
+                where=_thread(cpu),
+                hint="leave CPUs to the generator that no real-time thread keeps busy",
+                lasting=Lasting.TRANSIENT,
+            )
+        time.sleep(_LOOK)
 
 
 def _thread(cpu: int) -> str:
