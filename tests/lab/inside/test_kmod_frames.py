@@ -152,9 +152,10 @@ def flags(name: str, on: bool, flag: str = "every-queue") -> bool:
     return labhelp.sh(*words, check=False).returncode == 0
 
 
-def shown_flags(name: str) -> list[str]:
+def shown_flags(name: str) -> dict[str, str]:
     """What ethtool says of the private flags."""
-    return labhelp.sh("ethtool", "--show-priv-flags", name).stdout.split(":", 1)[1].split()
+    lines = labhelp.sh("ethtool", "--show-priv-flags", name).stdout.splitlines()[1:]
+    return {flag.strip(): value.strip() for flag, value in (x.split(":") for x in lines)}
 
 
 def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> None:
@@ -164,7 +165,7 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
         up(name)
     assert not flags("na", on=True), "a device without queues has no such flag"
     to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of(far)
-    assert shown_flags("nt") == ["every-queue:", "off", "uplink:", "off"]
+    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
     special = discovery(to, source)
     with tap_queue("nt") as first:
         assert flags("nt", on=True)
@@ -237,11 +238,11 @@ def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # no
     assert not flags("na", on=True, flag="uplink"), "only a napi_macvtap can be one"
     assert flags("nu", on=True, flag="uplink"), "also while it is down"
     assert flags("nu", on=True, flag="uplink")
-    assert shown_flags("nu") == ["every-queue:", "off", "uplink:", "on"]
+    assert shown_flags("nu") == {"every-queue": "off", "uplink": "on"}
     busy = labhelp.sh("ethtool", "--set-priv-flags", "nt", "uplink", "on", check=False)
     assert busy.returncode != 0
     assert "busy" in busy.stderr
-    assert shown_flags("nt") == ["every-queue:", "off", "uplink:", "off"]
+    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
     up("na", "nt")
     nobody, total = "02:00:00:00:fe:01", 0
 
