@@ -15,11 +15,9 @@ def define(host: AttachHost, step: Define) -> None:
     text = host.definition(step.uuid)
     macs = [nic(xml).mac for xml in (step.before, step.after) if xml]
     now = _first(text, *macs)
-    if step.after:
-        done = now is not None and not differences(step.after, now.xml)
-    else:
-        done = now is None
-    if done:
+    if now is None and not step.after:
+        return
+    if now is not None and step.after and not differences(step.after, now.xml):
         return
     if step.before:
         changed = replaced(text, now.mac if now is not None else step.mac, step.after)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from vsrtune.errors import VsrtuneError
-from vsrtune.interface_xml import as_direct, differences, mode, nic, nics, on_device, replaced
+from vsrtune.interface_xml import (
+    added,
+    another,
+    as_direct,
+    differences,
+    mode,
+    nic,
+    nics,
+    on_device,
+    replaced,
+)
 
 DIRECT = """\
 <interface type='direct' trustGuestRxFilters='yes'>
@@ -79,3 +89,30 @@ def test_names_that_libvirt_made_up_do_not_count() -> None:
     other = DIRECT.replace("macvtap0", "macvtap12").replace("'net0'", "'net7'")
     assert differences(DIRECT, other) == ()
     assert differences(DIRECT, DIRECT.replace("'net0'", "'ua-mine'")) != ()
+
+
+def test_one_interface_more_and_none_again() -> None:
+    made = nic(another(nic(DIRECT), "02:00:00:00:00:01", "edge-1b"))
+    assert (made.kind, made.mac, made.device) == ("ethernet", "02:00:00:00:00:01", "edge-1b")
+    # Of what it is like, only what every interface of a guest has in common.
+    assert "rx_queue_size" in made.xml
+    assert "<mtu" in made.xml
+    for part in ("queues", "<source", "<boot", "<address", "<alias", "<link", "trustGuest"):
+        assert part not in made.xml
+    text = added(DOMAIN, made.xml)
+    assert [one.mac for one in nics(text)][-1] == made.mac
+    assert len(nics(text)) == 3
+    assert replaced(text, made.mac, "") == DOMAIN
+    bare = "<domain><devices></devices></domain>"
+    assert added(bare, made.xml) == f"<domain><devices>{made.xml}</devices></domain>"
+
+
+def test_what_libvirt_chooses_for_one_more_is_no_difference() -> None:
+    made = another(nic(DIRECT), "02:00:00:00:00:01", "edge-1b")
+    end = "<alias name='net2'/><address type='pci' slot='0x07'/></interface>"
+    chosen = made.replace("</interface>", end)
+    assert differences(made, chosen) == ()
+    assert len(differences(chosen, made)) == 5
+    assert differences(made, chosen.replace("edge-1b", "edge-2b"))
+    moved = chosen.replace("0x07", "0x08")
+    assert len(differences(chosen, moved)) == 1

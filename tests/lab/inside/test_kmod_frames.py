@@ -152,9 +152,10 @@ def flags(name: str, on: bool, flag: str = "every-queue") -> bool:
     return labhelp.sh(*words, check=False).returncode == 0
 
 
-def shown_flags(name: str) -> list[str]:
+def shown_flags(name: str) -> dict[str, str]:
     """What ethtool says of the private flags."""
-    return labhelp.sh("ethtool", "--show-priv-flags", name).stdout.split(":", 1)[1].split()
+    lines = labhelp.sh("ethtool", "--show-priv-flags", name).stdout.splitlines()[1:]
+    return {flag.strip(): value.strip() for flag, value in (x.split(":") for x in lines)}
 
 
 def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> None:
@@ -164,7 +165,7 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
         up(name)
     assert not flags("na", on=True), "a device without queues has no such flag"
     to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of(far)
-    assert shown_flags("nt") == ["every-queue:", "off", "uplink:", "off"]
+    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
     special = discovery(to, source)
     with tap_queue("nt") as first:
         assert flags("nt", on=True)
@@ -232,16 +233,16 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
 
 
 def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # noqa: F811
-    for name, kind in (("na", "napi_macvlan"), ("nt", "napi_macvtap"), ("nu", "napi_macvtap")):
+    for name, kind in (("na", "napi_macvlan"), ("nt", "napi_macvtap"), ("nh", "napi_macvtap")):
         link(name, lower, kind)
     assert not flags("na", on=True, flag="uplink"), "only a napi_macvtap can be one"
-    assert flags("nu", on=True, flag="uplink"), "also while it is down"
-    assert flags("nu", on=True, flag="uplink")
-    assert shown_flags("nu") == ["every-queue:", "off", "uplink:", "on"]
+    assert flags("nh", on=True, flag="uplink"), "also while it is down"
+    assert flags("nh", on=True, flag="uplink")
+    assert shown_flags("nh") == {"every-queue": "off", "uplink": "on"}
     busy = labhelp.sh("ethtool", "--set-priv-flags", "nt", "uplink", "on", check=False)
     assert busy.returncode != 0
     assert "busy" in busy.stderr
-    assert shown_flags("nt") == ["every-queue:", "off", "uplink:", "off"]
+    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
     up("na", "nt")
     nobody, total = "02:00:00:00:fe:01", 0
 
@@ -249,7 +250,7 @@ def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # no
         """So many more frames have come to the uplink, and all are accounted for."""
         nonlocal total
         total += count
-        found = settle("nu", total)
+        found = settle("nh", total)
         check_sum(found)
         assert found["rx_received"] == found["rx_forwarded"] + found["rx_broadcast"] == total
 
@@ -258,11 +259,11 @@ def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # no
         before = counters("na")["tx_packets_lower"]
         send("na", nobody, count)
         assert counters("na")["tx_packets_lower"] - before == count
-        assert settle("nu", total)["rx_received"] == total
+        assert settle("nh", total)["rx_received"] == total
 
     leaves(20)  # it is down
-    up("nu")
-    with tap_queue("nu") as queue, tap_queue("nt") as other:
+    up("nh")
+    with tap_queue("nh") as queue, tap_queue("nt") as other:
         before = counters("na")["tx_to_sibling"]
         send("na", nobody, 100)
         reach(100)
@@ -276,34 +277,34 @@ def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # no
         reach(10)
         assert kmodhelp.read_all(queue) == 10
         # What the uplink itself sends to nobody leaves.
-        before = counters("nu")["tx_packets_lower"]
-        send("nu", nobody, 15)
-        assert counters("nu")["tx_packets_lower"] - before == 15
+        before = counters("nh")["tx_packets_lower"]
+        send("nh", nobody, 15)
+        assert counters("nh")["tx_packets_lower"] - before == 15
         reach(0)
         # Only siblings in bridge mode hear one another.
-        for name, kind in (("na", "napi_macvlan"), ("nu", "napi_macvtap")):
+        for name, kind in (("na", "napi_macvlan"), ("nh", "napi_macvtap")):
             link(name, lower, kind, mode=kmodhelp.PRIVATE, change=True)
             leaves(5)
             link(name, lower, kind, mode=kmodhelp.BRIDGE, change=True)
         send("na", nobody, 5)
         reach(5)
-        assert flags("nu", on=False, flag="uplink")
+        assert flags("nh", on=False, flag="uplink")
         leaves(5)
         assert flags("nt", on=True, flag="uplink")
         send("na", nobody, 5)
         assert settle("nt", 45)["rx_received"] == 45
         assert flags("nt", on=False, flag="uplink")
-        assert flags("nu", on=True, flag="uplink")
+        assert flags("nh", on=True, flag="uplink")
         send("na", nobody, 5)
         reach(5)
         assert kmodhelp.read_all(queue) == 10
     # Down it is none, up again it is; gone, another can be.
-    ip("link", "set", "nu", "down")
+    ip("link", "set", "nh", "down")
     leaves(5)
-    up("nu")
+    up("nh")
     send("na", nobody, 5)
     reach(5)
-    delete("nu")
+    delete("nh")
     assert flags("nt", on=True, flag="uplink")
     before = settle("nt")["rx_received"]
     send("na", nobody, 5)

@@ -21,6 +21,7 @@ from labhelp import LabGuest
 from test_attach import LEDGER, forwards, picture
 from test_pvr import group
 
+from vsrtune.ethtool import private_flags
 from vsrtune.ledger import read_pending
 
 GROUPS = Path("/etc/vsrtune/groups")
@@ -87,8 +88,7 @@ def staged(guests: list[LabGuest]) -> Iterator[list[LabGuest]]:
 
 
 def uplink(name: str) -> bool:
-    shown = labhelp.sh("ethtool", "--show-priv-flags", name).stdout.split()
-    return shown[shown.index("uplink:") + 1] == "on"
+    return private_flags(name)["uplink"]
 
 
 def ends(links: str, routers: int) -> list[str]:
