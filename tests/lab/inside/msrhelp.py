@@ -21,6 +21,7 @@ from pvrhelp import space
 SIDES = (("gen", "g0", "10.10"), ("sink", "s0", "10.20"))
 
 # What of the frames that come to neighbours does not come from the one router that they know.
+# Not what is IPv6: the host solicits routers out of each macvtap, under the guest's MAC.
 WATCH = """
 table netdev msr
 delete table netdev msr
@@ -30,7 +31,7 @@ table netdev msr {{
     chain arrives {{
         type filter hook ingress device "{device}" priority -10;
         counter name every
-        ether saddr != {mac} counter name strange
+        ether type {{ ip, arp }} ether saddr != {mac} counter name strange
         arp saddr ether != {mac} counter name strange
     }}
 }}
@@ -106,7 +107,14 @@ class Watched:
         for (name, device, _), mac in zip(SIDES, macs, strict=True):
             rules = WATCH.format(device=device, mac=mac)
             subprocess.run([*space(name), "nft", "-f", "-"], input=rules, text=True, check=True)
-            words = ("tcpdump", "-Q", "in", "-lenqi", device, f"not ether src {mac}")
+            words = (
+                "tcpdump",
+                "-Q",
+                "in",
+                "-lenqi",
+                device,
+                f"(ip or arp) and not ether src {mac}",
+            )
             self._captures.append(
                 subprocess.Popen(
                     [*space(name), *words],

@@ -151,6 +151,7 @@ def made(stage: Stage, links: str) -> Iterator[None]:
 
 def restored(stage: Stage, before: list[str]) -> None:
     """End the group and look whether anything of it is left."""
+    labhelp.reset()
     if LEDGER.exists() and LEDGER.stat().st_size:
         labhelp.vsrtune("attach", "--recover", check=False)
         told = labhelp.vsrtune("group", "delete", "edge", check=False)
