@@ -174,18 +174,14 @@ def domain(guest: Guest) -> str:
 
 def balancer(number: int, nics: tuple[int, ...]) -> str:
     """Balancer lb`number`, with a macvtap on each of these lower devices and no address."""
-    devices = [_interface(balancer_mac(number, nic), nic) for nic in nics]
+    index = _BALANCERS + number
+    devices = [_interface(_mac(index, nic), nic) for nic in nics]
     devices.append(f"""\
     <channel type='unix'>
       <source mode='bind' path='/run/lab/lb{number}.rules'/>
       <target type='virtio' name='{BALANCER_PORT}'/>
     </channel>""")
-    index = _BALANCERS + number
     return _domain(f"lb{number}", index, 1, BALANCER_INITRD, _QUICK, "\n".join(devices))
-
-
-def balancer_mac(number: int, nic: int) -> str:
-    return _mac(_BALANCERS + number, nic)
 
 
 def _interface(mac: str, nic: int, queues: str = "") -> str:
