@@ -68,6 +68,8 @@ class Pair:
                 "vars": {
                     "ansible_ssh_common_args": f"-F {self.place / 'ssh_config'}",
                     "ansible_python_interpreter": "/usr/bin/python3",
+                    # It is root that is logged in, and the lab has no sudo.
+                    "ansible_become": False,
                     "vsrtune_deb": os.environ["LAB_DEB"],
                     "vsrtune_policies": {"routers": POLICY if policy is None else policy},
                     **variables,
