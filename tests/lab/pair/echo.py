@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 
 ADDRESS = ("10.30.0.1", 7777)
-FIRST, IDLE = 60.0, 5.0
+FIRST, IDLE = 60.0, 8.0
 
 echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 echo.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
