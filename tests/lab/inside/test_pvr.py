@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,6 @@ import pvrhelp
 import pytest
 from kmodhelp import check_sum, counters, drops
 from labhelp import LabGuest
-from pvrhelp import Result
 from test_attach import LEDGER, devices, forwards, kinds, picture
 
 from vsrtune.ledger import read_pending
@@ -147,7 +145,7 @@ def test_every_member_finds_every_neighbour(edge: list[LabGuest]) -> None:
     for way, cold, warm in zip(("in to out", "out to in"), first, then, strict=True):
         print(f"{way}: first {cold}, then {warm}")
         assert len({to for _, to in warm.sent.values()}) == NEIGHBOURS
-        assert few_lost(cold)
+        assert pvrhelp.few_lost(cold)
         assert (cold.doubled, cold.strange) == ([], [])
         assert (warm.lost, warm.doubled, warm.strange) == ([], [], [])
     for name in SHARED:
@@ -214,7 +212,7 @@ def test_without_the_flag_neighbours_are_lost(edge: list[LabGuest]) -> None:
         lost = {result.sent[n][1] for n in result.lost}
         print(f"{way}: {result}, to {len(lost)} of {NEIGHBOURS} neighbours")
     assert sum(len(result.lost) for result in results) > 400
-    assert not any(map(few_lost, results))
+    assert not any(map(pvrhelp.few_lost, results))
     # Put on again, all are found.
     for name in SHARED:
         labhelp.sh("ethtool", "--set-priv-flags", name, "every-queue", "on")
@@ -267,14 +265,6 @@ def test_a_member_that_hangs_is_left_out(edge: list[LabGuest]) -> None:
     assert {p["state"] for p in pvrhelp.places()} == {"plugged"}
 
 
-def few_lost(result: Result) -> bool:
-    """Whether all neighbours were found. A Linux router may lose a frame at the moment at
-    which it resolves one, also alone and on a macvtap; a neighbour that a member does not
-    find costs dozens."""
-    lost = Counter(result.sent[n][1] for n in result.lost)
-    return max(lost.values(), default=0) <= 2
-
-
 def lost_nothing(first: LabGuest) -> bool:
     """Whether all find all, and lose nothing once they have; what it found is printed."""
     cold, warm = (
@@ -284,7 +274,7 @@ def lost_nothing(first: LabGuest) -> bool:
     print("first:", *cold, "then:", *warm)
     if any(result.lost for result in warm):
         print({name: drops(counters(name)) for name in SHARED})
-    return all(map(few_lost, cold)) and not any(result.lost for result in warm)
+    return all(map(pvrhelp.few_lost, cold)) and not any(result.lost for result in warm)
 
 
 def test_drain_and_scale_under_load(edge: list[LabGuest]) -> None:
