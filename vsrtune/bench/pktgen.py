@@ -82,6 +82,14 @@ class Pktgen:
     def configure(self, streams: Sequence[Stream]) -> None:
         self.close()
         available = threads()
+        busy = [cpu for cpu in available if _listed(cpu)]
+        if busy:
+            raise VsrtuneError(
+                f"the thread of the packet generator found no CPU for {STOP_SECONDS:g} s",
+                where=_thread(busy[0]),
+                hint="threads of a higher priority leave it none; send from another `cpu`",
+                lasting=Lasting.TRANSIENT,
+            )
         numbers = dict.fromkeys(self._devices, 0)
         for stream in streams:
             if stream.device not in self._devices:
@@ -129,6 +137,11 @@ class Pktgen:
         for cpu in threads():
             if _listed(cpu):
                 _write(_thread(cpu), "rem_device_all")
+        # The write returns after 125 ms (pktgen_thread_write) whether or not the thread has
+        # run since, and one that runs later would remove what was added meanwhile.
+        end = time.monotonic() + STOP_SECONDS
+        while any(map(_listed, threads())) and time.monotonic() < end:
+            time.sleep(_LOOK)
 
     def _await_late_ones(self, until: float, *cancel: int) -> None:
         """Threads that found no CPU for 125 ms begin when `start` has already returned
