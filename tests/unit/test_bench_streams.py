@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from math import gcd, lcm
+from pathlib import Path
 
 import pytest
 
+from vsrtune.bench import pktgen
 from vsrtune.bench.model import Endpoint, Leg, Load, Router, Spec, Traffic
 from vsrtune.bench.pktgen import commands, parse_result, parse_thread
 from vsrtune.bench.sink import element, parse_elements, ruleset
@@ -227,3 +230,31 @@ def test_bursts_begin_at_twice_the_rate() -> None:
     (stream, _) = streams(spec(burst=0.02), Load({"vr1": 1000.0, "vr2": 1000.0}, 2.0))
     assert (stream.frames, stream.burst) == (2000, 0.02)
     assert "delay 500000" in commands(stream)
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The files of a pktgen whose thread does nothing by itself."""
+    monkeypatch.setattr(pktgen, "DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(pktgen, "STOP_SECONDS", 0.5)
+    (tmp_path / "kpktgend_0").write_text("Running:\nStopped:\n")
+    return tmp_path / "kpktgend_0"
+
+
+def test_a_thread_that_removes_late_is_waited_for(generator: Path) -> None:
+    made = pktgen.Pktgen(["g0"])
+    generator.write_text(" " * 40 + "\nStopped: g0@0\n")
+    late = threading.Timer(0.2, lambda: generator.write_text("Running:\nStopped:\n"))
+    late.start()
+    # Nothing to send: it is only told of the devices of the trial before.
+    made.configure([])
+    assert "g0@0" not in generator.read_text()
+    late.join()
+
+
+def test_a_thread_that_never_runs_is_said(generator: Path) -> None:
+    made = pktgen.Pktgen(["g0"])
+    # What is written goes over the beginning of this file, the list stays.
+    generator.write_text(" " * 40 + "\nStopped: g0@0\n")
+    with pytest.raises(VsrtuneError, match=r"kpktgend_0: .* found no CPU for 0\.5 s"):
+        made.configure([])
