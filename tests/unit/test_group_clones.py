@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 from clone_samples import DISK, MACHINE, MACS, UUID, definition, nic
 from golden import matches
+from switch_faults import Choose, Switches
 
 from vsrtune import domain_clone, group_plan, group_scale
 from vsrtune.attach import AttachLedger, Switcher, SwitchError
@@ -25,8 +25,6 @@ IMAGES = "/var/lib/libvirt/images"
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
 TEXT = "group: {name: edge, kind: pvr, members: [%s], lower: {in: p0, out: p1}, template: router}"
 SHARED = [(MACS[0], "edge-in"), (MACS[1], "edge-out")]
-
-Choose = Callable[[Host], Switch]
 
 
 def fresh() -> FakeAttachHost:
@@ -52,13 +50,6 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
         cloning = Cloning(template, MACHINE, host.file_there)
     links = host.links().values()
     return Host(host.guests(), links, switcher.origins(), clones=texts, cloning=cloning)
-
-
-def do(host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
-    with AttachLedger.open(path) as ledger:
-        switch = choose(seen(host, ledger))
-        assert Switcher(host, ledger, BOOT).carry_out(switch).failed == ()
-    return switch
 
 
 def create(*members: str, text: str = TEXT) -> Choose:
@@ -172,75 +163,37 @@ CHOICES: dict[str, Choose] = {
 }
 
 
-def ready(what: str, path: Path) -> FakeAttachHost:
-    host = fresh()
-    if what == "mixed":
-        host.start(host.fakes["uuid-a"])
-    for choose in READY[what]:
-        do(host, path, choose)
-    host.changes = 0
-    return host
+class Cloned(Switches):
+    def prepare(self, what: str, host: FakeAttachHost) -> None:
+        if what == "mixed":
+            host.start(host.fakes["uuid-a"])
+
+    def late(self, switch: Switch) -> int:
+        """Two devices, and of each ended clone a stop, an undefine and a file."""
+        return len(switch.leaves) + 3 * len(switch.ended)
 
 
-def changes(what: str, path: Path) -> tuple[int, int]:
-    """How many changes it takes, and how many of them come after its end: two devices, and
-    of each ended clone a stop, an undefine and a file."""
-    host = ready(what, path)
-    switch = do(host, path, CHOICES[what])
-    return host.changes, len(switch.leaves) + 3 * len(switch.ended)
+SWITCHES = Cloned(fresh, CHOICES, READY, seen)
+do, ready, changes = SWITCHES.do, SWITCHES.ready, SWITCHES.changes
 
 
 @pytest.mark.parametrize("what", CHOICES)
 def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
-    total, after = changes(what, tmp_path / "0")
-    for n in range(1, total - after + 1):
-        path = tmp_path / f"{n}"
-        host = ready(what, path)
-        before = host.picture()
-
-        def fail(number: int, n: int = n, host: FakeAttachHost = host) -> None:
-            if number == n:
-                link = host.log[-1].split()[0] in ("make", "set", "remove", "queue", "file")
-                raise OSError(5, "no") if link else RefusedError("refused")
-
-        host.before = fail
-        with AttachLedger.open(path) as ledger:
-            switch = CHOICES[what](seen(host, ledger))
-            with pytest.raises(SwitchError) as caught:
-                Switcher(host, ledger, BOOT).carry_out(switch)
-            assert caught.value.put_back, (n, host.log)
-        assert host.picture() == before, (n, host.log)
+    SWITCHES.fail(what, tmp_path)
 
 
 @pytest.mark.parametrize("what", CHOICES)
 def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
-    total, after = changes(what, tmp_path / "0")
     done = ready(what, tmp_path / "end")
     do(done, tmp_path / "end", CHOICES[what])
-    for n in range(1, total + 1):
-        path = tmp_path / f"{n}"
-        host = ready(what, path)
-        before = host.picture()
-
-        def kill(number: int, n: int = n) -> None:
-            if number == n:
-                raise Killed
-
-        host.after = kill
-        with AttachLedger.open(path) as ledger:
-            switch = CHOICES[what](seen(host, ledger))
-            with pytest.raises(Killed):
-                Switcher(host, ledger, BOOT).carry_out(switch)
-        host.after = lambda n: None
-        with AttachLedger.open(path) as ledger:
-            switcher = Switcher(host, ledger, BOOT)
+    for killing in SWITCHES.kill(what, tmp_path):
+        with AttachLedger.open(killing.path) as ledger:
+            switcher = Switcher(killing.host, ledger, BOOT)
             assert switcher.recover() == []
             assert switcher.sweep().failed == ()
             assert not switcher.unfinished()
-        if n <= total - after:
-            assert host.picture() == before, (n, host.log)
-            do(host, path, CHOICES[what])
-        assert host.picture() == done.picture(), (n, host.log)
+        SWITCHES.undone(killing, what)
+        assert killing.host.picture() == done.picture(), killing.host.log
 
 
 class Torn(AttachLedger):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import golden
 import pytest
-from attach_host import BOOT, FakeAttachHost, Killed
+from attach_host import BOOT, FakeAttachHost
+from switch_faults import Choose, Switches, do, survey
 
 from vsrtune import group_msr, group_rulebook, group_scale
-from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach import AttachLedger, Switcher
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
 from vsrtune.attach_steps import NAPI_KIND, UPLINK, Attachment
@@ -21,7 +21,6 @@ from vsrtune.group_schema import LINKS
 from vsrtune.group_status import places
 from vsrtune.groups import Group, parse
 from vsrtune.interface_xml import nic
-from vsrtune.live_domains import RefusedError
 
 GOLDEN = Path(__file__).parent / "golden_group"
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
@@ -35,8 +34,6 @@ group:
   balancers: {lb1: [in], lb2: [out]}
   routers: [a, b]
 """
-
-Choose = Callable[[Host], Switch]
 
 
 def edge(links: str = "bridge", text: str = FILE) -> Group:
@@ -74,18 +71,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "attach.jsonl"
 
 
-def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
-    origins = Switcher(host, ledger, BOOT).origins()
-    return Host(host.guests(), host.links().values(), origins)
-
-
-def do(host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
-    with AttachLedger.open(path) as ledger:
-        switch = choose(seen(host, ledger))
-        assert Switcher(host, ledger, BOOT).carry_out(switch).failed == ()
-    return switch
-
-
 def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
     """Host device and MAC of each interface of a running guest."""
     return sorted((n.device, n.mac) for n in map(nic, host.fakes[f"uuid-{name}"].live or ()))
@@ -94,7 +79,7 @@ def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
 def book(host: FakeAttachHost, path: Path, wanted: Group | None = None) -> str:
     """What all balancers are told."""
     with AttachLedger.open(path) as ledger:
-        found = group_rulebook.of_group("edge", wanted, seen(host, ledger))
+        found = group_rulebook.of_group("edge", wanted, survey(host, ledger))
     return "".join(found.text(name) for name in ("lb1", "lb2"))
 
 
@@ -149,7 +134,7 @@ def test_one_balancer_for_both_sides(path: Path) -> None:
     inner = [x for x in host.fakes["uuid-lb1"].live or () if "edge-" in x]
     assert all("queues" not in x for x in inner)
     with AttachLedger.open(path) as ledger:
-        rules = group_rulebook.of_group("edge", None, seen(host, ledger))
+        rules = group_rulebook.of_group("edge", None, survey(host, ledger))
     golden.matches(GOLDEN / "rules-one.nft", rules.text())
     do(host, path, delete)
     assert host.picture() == before
@@ -160,7 +145,7 @@ def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> No
     do(host, path, create)
     both = book(host, path)
     with AttachLedger.open(path) as ledger:
-        rules = group_rulebook.of_group("edge", None, seen(host, ledger))
+        rules = group_rulebook.of_group("edge", None, survey(host, ledger))
     switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
     assert "frames for b are lost until the balancers have loaded" in switch.notes[0]
     assert live(host, "b") == []
@@ -197,7 +182,7 @@ def test_who_stands_where(host: FakeAttachHost, path: Path) -> None:
     do(host, path, lambda h: group_scale.drain("edge", "a", h))
     host.stop(host.fakes["uuid-lb2"])
     with AttachLedger.open(path) as ledger:
-        read = seen(host, ledger)
+        read = survey(host, ledger)
     found = [(p.member, p.role, p.side, p.device, p.lower, p.state) for p in
              places(read.groups["edge"], read, ())]  # fmt: skip
     assert found == [
@@ -261,70 +246,26 @@ CHOICES: dict[str, Choose] = {
 }
 
 
-def ready(what: str, path: Path) -> FakeAttachHost:
-    host = fresh()
-    for choose in STARTS[what]:
-        do(host, path, choose)
-    host.changes = 0
-    return host
-
-
-def changes(what: str, path: Path) -> tuple[int, int]:
-    """How many changes of the host it takes, and how many of them come after its end."""
-    host = ready(what, path)
-    leaves = do(host, path, CHOICES[what]).leaves
-    return host.changes, len(leaves)
+SWITCHES = Switches(fresh, CHOICES, STARTS)
+ready, changes = SWITCHES.ready, SWITCHES.changes
 
 
 @pytest.mark.parametrize("what", CHOICES)
 def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
-    total, after = changes(what, tmp_path / "0")
-    for n in range(1, total - after + 1):
-        path = tmp_path / f"{n}"
-        host = ready(what, path)
-        before = host.picture()
-
-        def fail(number: int, n: int = n, host: FakeAttachHost = host) -> None:
-            if number == n:
-                raise RefusedError("refused") if "plug" in host.log[-1] else OSError(5, "no")
-
-        host.before = fail
-        with AttachLedger.open(path) as ledger:
-            switch = CHOICES[what](seen(host, ledger))
-            with pytest.raises(SwitchError) as caught:
-                Switcher(host, ledger, BOOT).carry_out(switch)
-            assert caught.value.put_back, (n, host.log)
-        assert host.picture() == before, (n, host.log)
+    SWITCHES.fail(what, tmp_path)
 
 
 @pytest.mark.parametrize("what", CHOICES)
 def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
-    total, after = changes(what, tmp_path / "0")
-    for n in range(1, total + 1):
-        path = tmp_path / f"{n}"
-        host = ready(what, path)
-        before = host.picture()
-
-        def kill(number: int, n: int = n) -> None:
-            if number == n:
-                raise Killed
-
-        host.after = kill
-        with AttachLedger.open(path) as ledger:
-            switch = CHOICES[what](seen(host, ledger))
-            with pytest.raises(Killed):
-                Switcher(host, ledger, BOOT).carry_out(switch)
-        host.after = lambda n: None
-        with AttachLedger.open(path) as ledger:
-            assert Switcher(host, ledger, BOOT).recover() == []
-            assert not Switcher(host, ledger, BOOT).unfinished()
-            if "create" in what and n <= total - after:
+    for killing in SWITCHES.kill(what, tmp_path):
+        with AttachLedger.open(killing.path) as ledger:
+            assert Switcher(killing.host, ledger, BOOT).recover() == []
+            assert not Switcher(killing.host, ledger, BOOT).unfinished()
+            if "create" in what and killing.undone:
                 assert ledger.pending() == []
-        if n <= total - after:
-            assert host.picture() == before, (n, host.log)
-            do(host, path, CHOICES[what])
+        SWITCHES.undone(killing, what)
         if what != "scale":
-            assert host.problems() == [], (n, host.log)
+            assert killing.host.problems() == [], killing.host.log
 
 
 def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attach_host import BOOT, FakeAttachHost, Killed
+from attach_host import BOOT, FakeAttachHost
+from switch_faults import Choose, Switches, do
 
 from vsrtune import group_plan, group_scale
-from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach import AttachLedger, Switcher
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
 from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, Attachment
 from vsrtune.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.interface_xml import nic
-from vsrtune.live_domains import RefusedError
 
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
 B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"
 EDGE = parse(
     "group: {name: edge, kind: pvr, members: [a, b], lower: {in: p0, out: p1}}", "edge.yaml"
 )
-
-Choose = Callable[[Host], Switch]
 
 
 def create(host: Host) -> Switch:
@@ -53,18 +50,6 @@ def host() -> FakeAttachHost:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "attach.jsonl"
-
-
-def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
-    origins = Switcher(host, ledger, BOOT).origins()
-    return Host(host.guests(), host.links().values(), origins)
-
-
-def do(host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
-    with AttachLedger.open(path) as ledger:
-        switch = choose(seen(host, ledger))
-        assert Switcher(host, ledger, BOOT).carry_out(switch).failed == ()
-    return switch
 
 
 def recover(host: FakeAttachHost, path: Path) -> None:
@@ -171,66 +156,22 @@ CHOICES: dict[str, Choose] = {
 }
 
 
-def ready(what: str, path: Path) -> FakeAttachHost:
-    host = fresh()
-    for choose in STARTS[what]:
-        do(host, path, choose)
-    host.changes = 0
-    return host
-
-
-def changes(what: str, path: Path) -> tuple[int, int]:
-    """How many changes of the host it takes, and how many of them come after its end."""
-    host = ready(what, path)
-    leaves = do(host, path, CHOICES[what]).leaves
-    return host.changes, len(leaves)
+SWITCHES = Switches(fresh, CHOICES, STARTS)
+ready, changes = SWITCHES.ready, SWITCHES.changes
 
 
 @pytest.mark.parametrize("what", CHOICES)
 def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
-    total, after = changes(what, tmp_path / "0")
-    for n in range(1, total - after + 1):
-        path = tmp_path / f"{n}"
-        host = ready(what, path)
-        before = host.picture()
-
-        def fail(number: int, n: int = n, host: FakeAttachHost = host) -> None:
-            if number == n:
-                raise RefusedError("refused") if "plug" in host.log[-1] else OSError(5, "no")
-
-        host.before = fail
-        with AttachLedger.open(path) as ledger:
-            switch = CHOICES[what](seen(host, ledger))
-            with pytest.raises(SwitchError) as caught:
-                Switcher(host, ledger, BOOT).carry_out(switch)
-            assert caught.value.put_back, (n, host.log)
-        assert host.picture() == before, (n, host.log)
+    SWITCHES.fail(what, tmp_path)
 
 
 @pytest.mark.parametrize("what", CHOICES)
 def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
-    total, after = changes(what, tmp_path / "0")
-    for n in range(1, total + 1):
-        path = tmp_path / f"{n}"
-        host = ready(what, path)
-        before = host.picture()
-
-        def kill(number: int, n: int = n) -> None:
-            if number == n:
-                raise Killed
-
-        host.after = kill
-        with AttachLedger.open(path) as ledger:
-            switch = CHOICES[what](seen(host, ledger))
-            with pytest.raises(Killed):
-                Switcher(host, ledger, BOOT).carry_out(switch)
-        host.after = lambda n: None
-        recover(host, path)
-        if n <= total - after:
-            assert host.picture() == before, (n, host.log)
-            do(host, path, CHOICES[what])
+    for killing in SWITCHES.kill(what, tmp_path):
+        recover(killing.host, killing.path)
+        SWITCHES.undone(killing, what)
         if what in ("create", "delete"):
-            assert host.problems() == [], (n, host.log)
+            assert killing.host.problems() == [], killing.host.log
 
 
 def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
