@@ -30,8 +30,6 @@ START_DELAY = 0.125
 STOP_SECONDS = 10.0
 # How much longer than asked a thread may send that began late, and how often it is looked at.
 _LATE, _LOOK = 1.0, 0.05
-# How long a thread may take until it has removed its devices, seconds.
-_PATIENCE = 10.0
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
@@ -274,11 +272,11 @@ def _await_empty(cpu: int) -> None:
     """A thread removes devices itself, once it has a CPU; the write returns after 100 ms
     (pktgen_thread_write), and what is added until then would be removed too. Raises
     VsrtuneError."""
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + STOP_SECONDS
     while _listed(cpu):
         if time.monotonic() > until:
             raise VsrtuneError(
-                f"the generator's thread found no CPU for {_PATIENCE:.0f} s",
+                f"the generator's thread found no CPU for {STOP_SECONDS:g} s",
                 where=_thread(cpu),
                 hint="leave CPUs to the generator that no real-time thread keeps busy",
                 lasting=Lasting.TRANSIENT,
