@@ -48,10 +48,14 @@ def compared(trials: list[Trial]) -> Outcome:
 
 class TestFig20:
     def made(
-        self, docs: Path, rate: Callable[[int, str, int], float], idle: float = 0.1
+        self,
+        docs: Path,
+        rate: Callable[[int, str, int], float],
+        idle: float = 0.1,
+        sent: int | None = None,
     ) -> dict[str, str]:
         """``rate`` of so many members, bound or unbound, at a size; each round in a mood of
-        its own. ``idle`` is CPU seconds of a trial of two."""
+        its own. ``idle`` is CPU seconds of a trial of two, in which so many were ``sent``."""
         trials = []
         for turn in range(ROUNDS):
             for members in fig20.MEMBERS:
@@ -63,7 +67,8 @@ class TestFig20:
                         )  # fmt: skip
                         cpu = {**one.cpu_seconds, "idle": idle}
                         load = replace(one.load, size=size)
-                        trials.append(replace(one, load=load, cpu_seconds=cpu))
+                        one = replace(one, load=load, cpu_seconds=cpu)
+                        trials.append(one if sent is None else replace(one, sent=sent))
         store(docs / "raw", "fig20/members", compared(trials))
         return answers(docs, "fig20")
 
@@ -84,6 +89,12 @@ class TestFig20:
         found = self.made(tmp_path, lambda members, *_: 20000 / members, idle=1.0)
         assert list(found.values())[:5] == ["differs"] * 5
         assert found["The CPUs have no time left at any point."] == "differs"
+
+    def test_a_generator_that_falls_short_decides_nothing(self, tmp_path: Path) -> None:
+        found = self.made(tmp_path, lambda members, *_: 9000.0 * members**0.01, sent=19000)
+        assert found["2 members forward more than one router with bindings."] == "open"
+        page.write(FIGURES, tmp_path)
+        assert "of only 9,500 sent" in (tmp_path / "paper.md").read_text()
 
     def test_one_size_that_gains_is_not_enough(self, tmp_path: Path) -> None:
         found = self.made(
