@@ -18,7 +18,7 @@ import pvrhelp
 import pytest
 from labhelp import LabGuest
 from test_attach import LEDGER, devices, kinds
-from test_pvr import GROUPS, SHARED, alone_on, configured, group, lost_nothing
+from test_pvr import GROUPS, NEIGHBOURS, SHARED, alone_on, configured, group, lost_nothing
 
 from vsrtune import domain_clone
 from vsrtune.clone_model import Template
@@ -37,7 +37,6 @@ group:
   template: router
 """
 MEMBERS = ("edge1", "edge2")
-NEIGHBOURS = 8
 DISK = f"""
     <disk type='file' device='disk'>
       <driver name='qemu' type='qcow2'/>
@@ -84,7 +83,8 @@ def picture() -> str:
     base = BASE.stat()
     return "\n".join(
         [
-            labhelp.sh("virsh", "list", "--all", "--name").stdout,
+            # Those that run come first, by a number that each start gives.
+            *sorted(labhelp.sh("virsh", "list", "--all", "--name").stdout.split()),
             labhelp.sh("virsh", "dumpxml", "--inactive", "router").stdout,
             hashlib.sha256(BASE.read_bytes()).hexdigest(),
             # Whose it is is libvirt's affair: it gives what a guest's disks stand on to QEMU's
