@@ -127,8 +127,10 @@ def write(member: str, byte: str) -> None:
     live = labhelp.sh("virsh", "dumpxml", member).stdout
     number = re.search(rf"<source file='{overlay(member)}' index='(\d+)'/>", live)
     assert number is not None, live
-    command = f'qemu-io libvirt-{number[1]}-format "write -P {byte} 0 64k"'
-    labhelp.sh("virsh", "qemu-monitor-command", member, "--hmp", command)
+    # What QEMU keeps to itself until a flush nobody else can read.
+    for words in (f"write -P {byte} 0 64k", "flush"):
+        command = f'qemu-io libvirt-{number[1]}-format "{words}"'
+        labhelp.sh("virsh", "qemu-monitor-command", member, "--hmp", command)
 
 
 def confined(member: str) -> str:
