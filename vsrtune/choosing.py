@@ -31,6 +31,7 @@ def choose(
     occupants = _occupants(context, snapshot, asked)
     seats: list[Seat] = []
     by_hand = CpuSet()
+    links = {wish.guest.ref: inner_links(context.host, wish.guest) for wish in asked}
     for wish in asked:
         for pin in wish.pins:
             if pin.cpus is not None:
@@ -39,13 +40,17 @@ def choose(
                 # One of auto that floats in its root domain reserves none of it: the threads
                 # beside it would leave, and the domain grow after them, plan by plan.
                 floats = cpus_for(wish.policy, pin.thread.role) is AUTO
-                occupants.append(_fixed(context, wish, pin, pin.cpus, reserves=not floats))
+                linked = links[wish.guest.ref]
+                occupants.append(_fixed(wish, pin, pin.cpus, linked, reserves=not floats))
     spare = _spare(context, by_hand, occupants)
     by_load: list[Seat] = []
     for wish in asked:
         into = seats if wish.policy.placement is None else by_load
         nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
-        into += [_seat(context, wish, pin, spare, nodes) for pin in wish.pins if pin.cpus is None]
+        linked = links[wish.guest.ref]
+        into += [
+            _seat(context, wish, pin, spare, nodes, linked) for pin in wish.pins if pin.cpus is None
+        ]
     cpus = {c.id: c for c in context.host.cpus}
     placed = place(seats, occupants, cpus)
     # Those placed by their number do not know of loads; those placed by load come to them.
@@ -95,7 +100,12 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
 
 
 def _seat(
-    context: Context, wish: Wishes, pin: PinWish, spare: CpuSet, nodes: frozenset[int]
+    context: Context,
+    wish: Wishes,
+    pin: PinWish,
+    spare: CpuSet,
+    nodes: frozenset[int],
+    links: frozenset[str],
 ) -> Seat:
     allowed = pin.allowed - spare or pin.allowed
     previous: int | None = None
@@ -114,12 +124,12 @@ def _seat(
         f"{wish.guest.ref} {label(pin.thread)}",
         pin.thread.load,
         _booked(wish, pin),
-        inner_links(context.host, wish.guest),
+        links,
     )
 
 
 def _fixed(
-    context: Context, wish: Wishes, pin: PinWish, cpus: CpuSet, *, reserves: bool
+    wish: Wishes, pin: PinWish, cpus: CpuSet, links: frozenset[str], *, reserves: bool
 ) -> Occupant:
     return Occupant(
         wish.guest.ref,
@@ -128,7 +138,7 @@ def _fixed(
         reserves,
         pin.thread.load,
         _booked(wish, pin),
-        inner_links(context.host, wish.guest),
+        links,
     )
 
 
