@@ -151,20 +151,35 @@ def tables(data: Data, rows: Mapping[str, Place], boot: Boot) -> list[str]:
     ]
 
 
-def curves(
-    data: Data, xs: Sequence[float], lines: Iterable[tuple[str, Sequence[Place], bool]]
-) -> tuple[list[Any], list[Any]]:
-    """Lines of two plots, rates and CPU seconds, over ``xs``: of each size, for each of
-    ``lines`` (label, places, whether dashed)."""
+def drawn(
+    data: Data,
+    name: str,
+    xs: Sequence[float],
+    lines: Iterable[tuple[str, Sequence[Place], bool]],
+    *,
+    kind: str,
+    x_label: str,
+    offered: float,
+) -> Mapping[str, Any]:
+    """Two plots over ``xs``, ``name`` of rates and ``name``-cpu of CPU seconds: of each size,
+    for each of ``lines`` (label, places, whether dashed)."""
     from vsrtune.bench import plots
 
     rates, costs = [], []
     for label, places, dashed in lines:
         for size in SIZES:
             found = [point(data, place, size) for place in places]
-            name = f"{wire(size)}, {label}"
+            called = f"{wire(size)}, {label}"
             spread = ([p.low for p in found], [p.high for p in found])
-            rates.append(plots.Curve(name, xs, [p.pps for p in found], *spread, dashed=dashed))
+            rates.append(plots.Curve(called, xs, [p.pps for p in found], *spread, dashed=dashed))
             paid = [threads_per_million(p) for p in found]
-            costs.append(plots.Curve(name, xs, paid, dashed=dashed))
-    return rates, costs
+            costs.append(plots.Curve(called, xs, paid, dashed=dashed))
+    words: dict[str, Any] = {"ideal": False, "x_label": x_label}
+    title = f"{kind} on two CPUs, {offered:,} pps offered"
+    cost = "CPU s of the guests' threads per million frames"
+    return {
+        name: plots.throughput(rates, title, **words),
+        f"{name}-cpu": plots.throughput(
+            costs, f"{kind}: what forwarding cost", y_label=cost, **words
+        ),
+    }

@@ -12,7 +12,7 @@ from results.plan import GROUP, Claim, Figure, Run, Verdict, fifo, policy, untun
 from results.sized import (
     SIZES,
     as_much,
-    curves,
+    drawn,
     idle_share,
     more,
     point,
@@ -80,19 +80,11 @@ def _tables(data: Data) -> list[str]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
-
     lines = [(b, [_place(m, b) for m in MEMBERS], b == UNBOUND) for b in _BINDINGS]
-    rates, costs = curves(data, [float(m) for m in MEMBERS], lines)
-    words: dict[str, Any] = {"ideal": False, "x_label": "members"}
-    title = f"PVR on two CPUs, {LOAD:,} pps offered"
-    cost = "CPU s of the guests' threads per million frames"
-    return {
-        "fig20": plots.throughput(rates, title, **words),
-        "fig20-cpu": plots.throughput(
-            costs, "PVR: what forwarding cost", y_label=cost, **words
-        ),
-    }  # fmt: skip
+    return drawn(
+        data, "fig20", [float(m) for m in MEMBERS], lines,
+        kind="PVR", x_label="members", offered=LOAD,
+    )  # fmt: skip
 
 
 FIGURE = Figure(

@@ -9,7 +9,7 @@ from typing import Any
 from results.data import Data
 from results.judge import Place
 from results.plan import PAIR_ALIKE, Claim, Figure, Run, fifo, policy, untuned
-from results.sized import SIZES, apart, curves, more, tables
+from results.sized import SIZES, apart, drawn, more, tables
 
 from .fig20 import BOUND, FLOWS, LOAD, UNBOUND
 from .fig20 import name as members
@@ -48,19 +48,11 @@ def _tables(data: Data) -> list[str]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
-
     lines = [(b, [(stage, b) for stage in _STAGES], b == UNBOUND) for b in _BINDINGS]
-    rates, costs = curves(data, [1.0, 2.0], lines)
-    words: dict[str, Any] = {"ideal": False, "x_label": "balancers, and routers"}
-    title = f"MSR on two CPUs, {LOAD:,} pps offered"
-    cost = "CPU s of the guests' threads per million frames"
-    return {
-        "fig21": plots.throughput(rates, title, **words),
-        "fig21-cpu": plots.throughput(
-            costs, "MSR: what forwarding cost", y_label=cost, **words
-        ),
-    }  # fmt: skip
+    return drawn(
+        data, "fig21", [1.0, 2.0], lines,
+        kind="MSR", x_label="balancers, and routers", offered=LOAD,
+    )  # fmt: skip
 
 
 FIGURE = Figure(
