@@ -34,6 +34,8 @@ from vsrtune.policy import Policy
 from vsrtune.policy_drift import DriftRule, DriftRules, rule_of
 
 Pairs = Iterable[tuple[Guest, Policy]]
+# Of which guests what was set by hand is overruled; a bool: of all, of none.
+Overruled = bool | frozenset[str]
 
 # Sections of settings that neighbours are known to write while they run (neighbours.py).
 _HABITS = {
@@ -57,6 +59,11 @@ class Memory:
 
 
 NO_MEMORY = Memory()
+
+
+def overrules(reassert: Overruled, guest: str) -> bool:
+    """Whether what was set by hand on ``guest`` gives way."""
+    return reassert if isinstance(reassert, bool) else guest in reassert
 
 
 def drifts(

@@ -20,11 +20,12 @@ def unmade(plan: Plan, result: Result) -> tuple[Unmade, ...]:
     told |= {a.target: f"pending: {error}" for a, error in result.pending}
     told |= {a.target: f"the kernel refuses it: {error}" for a, error in result.fixed}
     failed = {a.target.guest for a, _ in result.failed}
+    fixed = {a.target for a, _ in result.fixed}
     left = []
     for action in plan.actions:
         target = action.target
         if (target, action.after) in done or target in gone:
             continue
         why = WITH_ANOTHER if target.guest in failed else WAITING
-        left.append(Unmade(action, told.get(target, why)))
+        left.append(Unmade(action, told.get(target, why), target in fixed))
     return tuple(left)

@@ -10,10 +10,12 @@ from vsrtune.actions import Action, Plan, Refusal, Skipped
 
 @dataclass(frozen=True, slots=True)
 class Unmade:
-    """A change that was planned and is not made, and ``why`` in words."""
+    """A change that was planned and is not made, and ``why`` in words. ``fixed``: the kernel
+    will never make it."""
 
     action: Action
     why: str
+    fixed: bool = False
 
 
 @dataclass(slots=True)

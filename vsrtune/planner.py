@@ -40,7 +40,7 @@ from vsrtune.actions import (
 )
 from vsrtune.choosing import choose
 from vsrtune.cpuset import CpuSet
-from vsrtune.drift import NO_MEMORY, Memory, drifts
+from vsrtune.drift import NO_MEMORY, Memory, Overruled, drifts, overrules
 from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model import Guest, Host, Sched, SchedClass, Snapshot, ThreadKey
 from vsrtune.placement import Chosen
@@ -63,14 +63,15 @@ def plan(
     snapshot: Snapshot,
     policies: Sequence[Policy],
     ours: Mapping[Target, Value] | None = None,
-    reassert: bool = False,
+    reassert: Overruled = False,
     memory: Memory = NO_MEMORY,
 ) -> Plan:
     """What to change so that the host is as the policies ask.
 
     ``ours`` is what was last written (from the journal): it keeps placements
     stable and tells what somebody has changed since, of which ``memory`` knows more.
-    What a policy wants left alone then is left alone (drift.py), unless ``reassert``.
+    What a policy wants left alone then is left alone (drift.py), unless ``reassert``: of all
+    guests, or of these.
     Raises PlanError when the result breaks an invariant.
     """
     return _make(snapshot, policies, ours, reassert, memory).plan
@@ -80,7 +81,7 @@ def plan_whole(
     snapshot: Snapshot,
     policies: Sequence[Policy],
     ours: Mapping[Target, Value],
-    reassert: bool,
+    reassert: Overruled,
     memory: Memory,
 ) -> tuple[Plan, Whole | None]:
     """As ``plan``, with what lets guests be planned alone afterwards (plan_alone)."""
@@ -175,7 +176,7 @@ def _make(
     snapshot: Snapshot,
     policies: Sequence[Policy],
     ours: Mapping[Target, Value] | None,
-    reassert: bool,
+    reassert: Overruled,
     memory: Memory,
     *,
     checked: bool = True,
@@ -195,7 +196,7 @@ def _attempt(
     snapshot: Snapshot,
     policies: Sequence[Policy],
     ours: Mapping[Target, Value],
-    reassert: bool,
+    reassert: Overruled,
     memory: Memory,
     unable: frozenset[str],
     checked: bool,
@@ -206,8 +207,10 @@ def _attempt(
     movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None and g.ref not in unable]
     _choose_interrupts(irq_plan.moved(snapshot.host, movers), state)
     changed = drifts(snapshot, state.pairs, ours, memory)
-    if reassert:
-        changed = {target: replace(drift, left="") for target, drift in changed.items()}
+    changed = {
+        target: replace(drift, left="") if overrules(reassert, target.guest) else drift
+        for target, drift in changed.items()
+    }
     context = Context(snapshot.host, state.irq, ours, changed)
     asked = _wishes(context, state)
     asked = without_quarrels(asked, state.refusals)

@@ -26,6 +26,7 @@ from vsrtune.actions import (
 )
 from vsrtune.adjusting import Adjusting
 from vsrtune.backoff import Backoff, SaidOnce
+from vsrtune.drift import Overruled, overrules
 from vsrtune.drift_watch import DriftWatch, waiting
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.executor import Result
@@ -38,6 +39,7 @@ from vsrtune.look import FULL, Look
 from vsrtune.model import Snapshot
 from vsrtune.nic_settings import nic_settings
 from vsrtune.outcome import unmade
+from vsrtune.owed import Owed
 from vsrtune.part import Part
 from vsrtune.plan_alone import Whole, plan_alone
 from vsrtune.plan_log import log_plan
@@ -99,6 +101,7 @@ class Reconciler(Adjusting):
         self._backoff = Backoff()
         self._said = SaidOnce()
         self._drift = DriftWatch(clock)
+        self._owed = Owed(clock)
         self._results = ResultLog(self._said)
         self._snapshot: Snapshot | None = None
         self._budgets = Budgets()
@@ -132,8 +135,8 @@ class Reconciler(Adjusting):
         ``look`` says what may have changed since the last pass. Guests that bring to the
         plan what they brought before are planned alone, else all are.
         ``settle`` also takes back what the policies no longer ask for (at start and
-        after a reload), ``reassert`` overrules pins set by hand. Failures are logged
-        and counted, never raised.
+        after a reload), ``reassert`` overrules pins set by hand. What fails of these
+        two later passes do. Failures are logged and counted, never raised.
         """
         begin = self._clock()
         LOGGER.debug("a pass over %s", look)
@@ -142,10 +145,12 @@ class Reconciler(Adjusting):
             self._results.clear()
             self._drift.clear()
         wrote, failure = False, ""
+        settle, overruled = self._owed.begin(settle, reassert)
         try:
-            wrote = self._run(FULL if settle or reassert else look, settle, reassert)
+            wrote = self._run(FULL if settle or reassert else look, settle, overruled)
         except VsrtuneError as error:
             failure = str(error)
+            self._owed.broke_off()
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
@@ -164,6 +169,7 @@ class Reconciler(Adjusting):
         """Seconds until a failed guest is due again, something that is changed again and
         again, or a thread that has to run first; None when none waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
+        due += [self._owed.next_try()]
         if self._pending:
             due.append(PENDING)
         return min((seconds for seconds in due if seconds is not None), default=None)
@@ -181,18 +187,20 @@ class Reconciler(Adjusting):
 
     # -- the stages of a pass
 
-    def _run(self, look: Look, settle: bool, reassert: bool) -> bool:
+    def _run(self, look: Look, settle: bool, reassert: Overruled) -> bool:
         self._guests = None
         part = self._observe(self._look_too(look, settle))
         self._forget_gone(part)
         part = self._measured(part)
-        wrote = False
+        released: Result | None = None
+        if settle or any(overrules(reassert, name) for name in part.names or ()):
+            part = Part(part.snapshot)
         plan = None if self._loads.due else self._plan_alone(part)
         if plan is None:
             self._guests = None
             part = Part(part.snapshot)
-            if self._release(part.snapshot, settle):
-                wrote = True
+            released = self._release(part.snapshot, settle)
+            if released is not None:
                 part = self._measured(self._observe(FULL))
             plan = self._plan(part.snapshot, reassert, settle)
         ours = self._ours(part.names)
@@ -203,6 +211,7 @@ class Reconciler(Adjusting):
         self._drift.learn(plan, done, part.names)
         self._rewritten(done)
         again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
+        self._owe(part, released)
         self._count(writes=len(done), corrections=again)
         self._snapshot = part.snapshot
         if part.names is None:
@@ -221,12 +230,12 @@ class Reconciler(Adjusting):
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
         self.state = self._loads.counted(part.snapshot, self.state, done)
-        return wrote or bool(done)
+        return released is not None or bool(done)
 
-    def _plan(self, snapshot: Snapshot, reassert: bool, settle: bool) -> Plan:
+    def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
         ours, memory = self._ours(), self._drift.memory()
         plan, self._whole = planner.plan_whole(snapshot, self.policies, ours, reassert, memory)
-        unsure = None if settle or reassert else self._drift.unsure(plan, memory)
+        unsure = None if settle or reassert is True else self._drift.unsure(plan, memory)
         if unsure is None:
             return plan
         return planner.plan(snapshot, self.policies, ours, reassert, unsure)
@@ -307,23 +316,34 @@ class Reconciler(Adjusting):
                     "forgot %s: it no longer exists", target, extra=fields(guest=target.guest)
                 )
 
-    def _release(self, snapshot: Snapshot, settle: bool) -> bool:
-        """Undo what no policy asks for any more; True when there was such a thing.
+    def _owe(self, part: Part, released: Result | None) -> None:
+        """Keep what a reload asked for and this pass could not do."""
+        if not self._owed.open:
+            return
+        busy = {g.ref for g in part.snapshot.guests if g.busy}
+        ours = {entry.target.guest for entry in self._journal.entries()}
+        unread = ours - {g.ref for g in part.snapshot.guests} - _HOST
+        left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
+        failed = released is not None and bool(released.failed)
+        self._owed.end(frozenset(left), part.names, failed or bool(ours & busy or unread))
+
+    def _release(self, snapshot: Snapshot, settle: bool) -> Result | None:
+        """Undo what no policy asks for any more; None when there was no such thing.
 
         Settings of a guest go with the guest, those of the host itself stay behind
         when the guest that needed them is gone: they are looked at in every pass.
         """
         ours = self._journal.ours()
         if not settle and not any(t.guest == HOST_REF or isinstance(t, Partition) for t in ours):
-            return False
+            return None
         released = planner.released(snapshot, self.policies, ours)
         if not settle:
             released = planner.pressing(released, snapshot)
         if not released:
-            return False
+            return None
         result = executor.undo(self._ops, self._journal, released.__contains__)
         self._log_result(result, "put back, no policy asks for it")
-        return True
+        return result
 
     def _apply(self, plan: Plan) -> tuple[tuple[Action, ...], dict[str, int]]:
         """Apply the plan but for guests that must wait after a failure: the actions

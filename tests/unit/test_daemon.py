@@ -175,6 +175,74 @@ class TestPass:
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.state.drift == 0
 
+    @pytest.mark.parametrize("how", ["refused", "broken off"])
+    def test_a_reload_that_fails_overrules_the_operator_later(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, how: str
+    ) -> None:
+        passes.run()
+        theirs = {"affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3",
+                  "cpuset_effective": CpuSet([3])}  # fmt: skip
+        host.change("vcpu", **theirs)
+        passes.run()
+        error = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
+        if how == "refused":
+            host.fail["vcpu-pin"] = error
+        else:
+            host.fail_observe = error
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).affinity == CpuSet([3])
+        host.fail.clear()
+        host.fail_observe = None
+        wait = passes.next_try()
+        assert wait is not None
+        clock.now += wait
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        host.change("vcpu", **theirs)
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([3]), "pinned after the reload: held"
+        assert passes.next_try() is None
+
+    def test_what_a_reload_could_not_take_back_is_taken_back_later(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        before = host.snapshot
+        passes.run()
+        passes.policies = ()
+        host.fail["vcpu-pin"] = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
+        passes.run(settle=True, reassert=True)
+        assert host.snapshot != before
+        waits = []
+        for _ in range(8):
+            waits.append(passes.next_try() or 0.0)
+            clock.now += waits[-1]
+            passes.run()
+        assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+        host.fail.clear()
+        passes.run()
+        assert host.snapshot != before, "not before its time"
+        clock.now += 60
+        passes.run()
+        assert host.snapshot == before
+        assert passes.next_try() is None
+
+    def test_a_reload_reaches_a_guest_with_which_libvirt_is_busy_when_it_is_done(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        passes.run()
+        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]), cpuset_cpus="3",
+                    cpuset_effective=CpuSet([3]))  # fmt: skip
+        (guest,) = host.snapshot.guests
+        host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=True),))
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).affinity == CpuSet([3])
+        host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=False),))
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+
     def test_what_is_reported_is_left_alone_and_counted_until_a_reload(
         self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
     ) -> None:
