@@ -179,6 +179,9 @@ def test_events_of_a_running_guest(
 ) -> None:
     guest, daemon = libvirt_guest, labhelp.main_pid()
     tid = guest.vcpus()[0]
+    with looked_at(tid, "libvirtd restarted", say):
+        labhelp.sh("systemctl", "restart", "libvirtd")
+    labhelp.libvirt_talks(guest)
     with looked_at(tid, "suspended", say):
         labhelp.sh("virsh", "suspend", guest.name)
     with looked_at(tid, "resumed", say):
@@ -250,6 +253,10 @@ def test_interrupt_affinity(listening: set[int], libvirt_guest: LabGuest, say: S
     irqs = Path("/sys/class/net/p0/device/msi_irqs")
     if not irqs.is_dir():
         pytest.skip("the NICs of this lab have no interrupts")
+    if not _started:
+        labhelp.stop_guest(libvirt_guest)
+        start(libvirt_guest)
+        labhelp.wait_for(lambda: tuned(libvirt_guest, listening), "tuned after its start")
     affinity = Path(f"/proc/irq/{max(int(e.name) for e in irqs.iterdir())}/smp_affinity_list")
     before = affinity.read_text()
     try:
@@ -259,7 +266,6 @@ def test_interrupt_affinity(listening: set[int], libvirt_guest: LabGuest, say: S
         affinity.write_text(before)
 
 
-@labhelp.one_release("reading policies", "trixie")
 def test_policy_files_that_change(listening: set[int], libvirt_guest: LabGuest, say: Say) -> None:
     first = labhelp.POLICIES / "test0.yaml"
     queue = f"/sys/class/net/{libvirt_guest.device(0)}/tx_queue_len"
