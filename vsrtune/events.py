@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from vsrtune.background import Background
@@ -73,7 +74,7 @@ class LibvirtEvents(Background):
         away = False
         while not self._stopping.is_set():
             try:
-                connection = self._connect(libvirt)
+                connection, callbacks = self._connect(libvirt)
             except libvirt.libvirtError as error:
                 if not away:
                     LOGGER.info("no events from libvirt at %s: %s", self._uri, error)
@@ -90,7 +91,7 @@ class LibvirtEvents(Background):
             if away:
                 LOGGER.info("libvirt at %s closed the connection", self._uri)
                 self._dirty("libvirt disconnected")
-            self._release(libvirt, connection)
+            self._release(libvirt, connection, callbacks)
 
     def _turn(self, libvirt: Any) -> None:
         try:
@@ -105,21 +106,30 @@ class LibvirtEvents(Background):
             if not self._stopping.is_set():
                 self._turn(libvirt)
 
-    def _connect(self, libvirt: Any) -> Any:
+    def _connect(self, libvirt: Any) -> tuple[Any, list[int]]:
         connection = libvirt.openReadOnly(self._uri)
         self._closed.clear()
         # Drivers without a daemon have neither a connection to lose nor to keep alive.
         with contextlib.suppress(libvirt.libvirtError):
             connection.registerCloseCallback(lambda *_: self._closed.set(), None)
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
-        for name in EVENTS:
+        callbacks = [
             connection.domainEventRegisterAny(
                 None, getattr(libvirt, name), self._callback(name), None
             )
-        return connection
+            for name in EVENTS
+        ]
+        return connection, callbacks
 
-    def _release(self, libvirt: Any, connection: Any) -> None:
-        for release in (connection.unregisterCloseCallback, connection.close):
+    def _release(self, libvirt: Any, connection: Any, callbacks: Iterable[int]) -> None:
+        # Each callback holds the connection: with one left, closing frees nothing, and every
+        # restart of libvirtd leaves descriptors (virObjectEventCallbackListAddID).
+        releases = [
+            *(partial(connection.domainEventDeregisterAny, number) for number in callbacks),
+            connection.unregisterCloseCallback,
+            connection.close,
+        ]
+        for release in releases:
             with contextlib.suppress(libvirt.libvirtError):
                 release()  # fails when it is gone already with its daemon
 

@@ -15,6 +15,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
+from vsrtune import events
 from vsrtune.actions import (
     Action,
     CgroupDir,
@@ -35,6 +36,7 @@ from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.sysops import LiveSysOps
+from vsrtune.virt import DEFAULT_URI
 
 CGROUP = Path("/sys/fs/cgroup")
 BOOT = "lab"
@@ -270,6 +272,27 @@ def test_a_restarted_libvirtd_is_reached_again(libvirt_guest: LabGuest, tmp_path
         labhelp.sh("systemctl", "restart", "libvirtd")
         assert undo(ops, journal).failed == ()
     same_as(before, libvirt_guest)
+
+
+def test_restarts_of_libvirtd_leave_no_descriptor() -> None:
+    reasons: list[str] = []
+    events.register()
+    listener = events.LibvirtEvents(DEFAULT_URI, lambda reason, guest=None: reasons.append(reason))
+
+    def connected(times: int) -> int:
+        labhelp.wait_for(lambda: reasons.count("libvirt connected") == times, "it listens")
+        return len(os.listdir("/proc/self/fd"))
+
+    listener.start()
+    try:
+        found = [connected(1)]
+        for times in (2, 3):
+            labhelp.sh("systemctl", "restart", "libvirtd")
+            found.append(connected(times))
+    finally:
+        listener.stop()
+        listener.join(20)
+    assert found[0] == found[1] == found[2], found
 
 
 def test_without_libvirtd_nothing_is_tuned_and_the_error_is_transient(
