@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-TIMEOUT = 1200
+TIMEOUT = 2400
 
 
 def test_two_hosts(capfd: pytest.CaptureFixture[str]) -> None:

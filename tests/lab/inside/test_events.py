@@ -87,6 +87,10 @@ def listening(untuned: None, guests: list[LabGuest], irq_cpus: set[int]) -> set[
 @contextmanager
 def looked_at(tid: int, event: str, say: Say) -> Iterator[None]:
     """What happens inside makes the daemon look: it gives a thread its class back."""
+    # What is changed again and again it puts back less and less often, until a reload.
+    begin = time.time()
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    labhelp.wait_for(lambda: last_pass() > begin, "the daemon has looked at its policies' wishes")
     idle()
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))
     when = time.time()
