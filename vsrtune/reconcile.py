@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import executor, planner, rounds
+from vsrtune import executor, gone, planner, rounds
 from vsrtune.actions import (
     HOST_REF,
     Action,
-    CgroupTarget,
-    DeviceTarget,
-    NicTarget,
     Partition,
     Plan,
     Target,
@@ -28,7 +25,7 @@ from vsrtune.adjusting import Adjusting
 from vsrtune.backoff import Backoff, SaidOnce
 from vsrtune.drift import Overruled, overrules
 from vsrtune.drift_watch import DriftWatch, waiting
-from vsrtune.errors import VanishedError, VsrtuneError
+from vsrtune.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.guest_states import guest_states, merged
 from vsrtune.irq_plan import refused
@@ -37,7 +34,6 @@ from vsrtune.load_keeper import LoadKeeper, Measuring
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, Look
 from vsrtune.model import Snapshot
-from vsrtune.nic_settings import nic_settings
 from vsrtune.outcome import unmade
 from vsrtune.owed import Owed
 from vsrtune.part import Part
@@ -190,7 +186,7 @@ class Reconciler(Adjusting):
     def _run(self, look: Look, settle: bool, reassert: Overruled) -> bool:
         self._guests = None
         part = self._observe(self._look_too(look, settle))
-        self._forget_gone(part)
+        gone.forget(part, self._ops, self._journal)
         part = self._measured(part)
         released: Result | None = None
         if settle or any(overrules(reassert, name) for name in part.names or ()):
@@ -282,39 +278,6 @@ class Reconciler(Adjusting):
         """With loads, while there are policies that place by them."""
         seen = self._loads.measured(part.snapshot, self.policies, self._clock())
         return replace(part, snapshot=seen)
-
-    def _forget_gone(self, part: Part) -> None:
-        """Drop journal entries whose thread, device or cgroup no longer exists.
-
-        A guest missing from the snapshot is no proof, because its reader may have
-        failed: the target itself is asked.
-        """
-        guests = part.guests
-        alive = {t.key for g in guests for t in g.threads}
-        alive |= {t.key for n in part.snapshot.host.nics for t in n.napi}
-        below = nic_settings(part.snapshot.host)
-        devices = {i.ifindex for g in guests for i in g.interfaces}
-        for entry in self._journal.entries(part.names):
-            target = entry.target
-            if isinstance(target, NicTarget):
-                if target in below:
-                    continue
-            elif isinstance(target, DeviceTarget):
-                if target.ifindex in devices:
-                    continue
-            elif not isinstance(target, CgroupTarget) and target.thread in alive:
-                continue
-            try:
-                gone = self._ops.read(target) is False
-            except VanishedError:
-                gone = True
-            except VsrtuneError:
-                gone = False
-            if gone:
-                self._journal.drop(target, "gone")
-                LOGGER.info(
-                    "forgot %s: it no longer exists", target, extra=fields(guest=target.guest)
-                )
 
     def _owe(self, part: Part, released: Result | None) -> None:
         """Keep what a reload asked for and this pass could not do."""

@@ -1,0 +1,43 @@
+"""What the journal has of threads, devices and cgroups that exist no more."""
+
+from __future__ import annotations
+
+from vsrtune.actions import CgroupTarget, DeviceTarget, NicTarget
+from vsrtune.errors import VanishedError, VsrtuneError
+from vsrtune.journal import Journal
+from vsrtune.log import LOGGER, fields
+from vsrtune.nic_settings import nic_settings
+from vsrtune.part import Part
+from vsrtune.sysops import SysOps
+
+
+def forget(part: Part, ops: SysOps, journal: Journal) -> None:
+    """Drop the entries of the guests of ``part`` that nothing is left of.
+
+    A guest missing from the snapshot is no proof, because its reader may have
+    failed: the target itself is asked.
+    """
+    guests = part.guests
+    alive = {t.key for g in guests for t in g.threads}
+    alive |= {t.key for n in part.snapshot.host.nics for t in n.napi}
+    below = nic_settings(part.snapshot.host)
+    devices = {i.ifindex for g in guests for i in g.interfaces}
+    for entry in journal.entries(part.names):
+        target = entry.target
+        if isinstance(target, NicTarget):
+            if target in below:
+                continue
+        elif isinstance(target, DeviceTarget):
+            if target.ifindex in devices:
+                continue
+        elif not isinstance(target, CgroupTarget) and target.thread in alive:
+            continue
+        try:
+            gone = ops.read(target) is False
+        except VanishedError:
+            gone = True
+        except VsrtuneError:
+            gone = False
+        if gone:
+            journal.drop(target, "gone")
+            LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))
