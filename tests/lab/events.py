@@ -31,8 +31,9 @@ the last setting was written after it, and what part that is of the time that th
 before it took on the same host. The hosts are emulated (QEMU's TCG emulates AMD SVM, 3 CPUs on two real
 cores that other work shares), so seconds tell little; the part tells more, because a pass and a
 `virsh start` are slowed down alike. Where an event changes nothing of a guest, the class of a vcpu is
-taken away just before, of which no event tells: the daemon finds it because the event made it look. Where
-one was measured more than once these are medians.
+taken away just before, of which no event tells: the daemon finds it because the event made it look (and
+reads its policies again before, since what is changed again and again it puts back less and less
+often). Where one was measured more than once these are medians.
 
 A pass begins 0.3 s after the last of a burst of events, at most 3 s after its first, and a second after
 the pass before ([daemon.md](../daemon.md)); these pauses are in the times.
