@@ -153,7 +153,7 @@ def daemon(
         queues = QueueKeeper(reconciler)
         running = Daemon(
             reconciler,
-            lambda: load_dirs(policy_dirs),
+            collecting.tidy(lambda: load_dirs(policy_dirs)),
             notifier,
             publish=served.update,
             prepare=keeper.look,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from vsrtune.errors import PolicyError
@@ -32,14 +33,7 @@ def structural(
 
     ``wanted`` is the JSON Schema, that of a policy when None.
     """
-    import jsonschema
-    from jsonschema.validators import extend
-
-    base = jsonschema.Draft202012Validator
-    # JSON Schema takes 10.0 for an integer; a policy does not.
-    checker = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    make: Any = extend  # the stubs leave it untyped
-    validator = make(base, type_checker=checker)(schema() if wanted is None else wanted)
+    validator = _validating()(schema() if wanted is None else wanted)
     found: list[tuple[KeyPath, int, PolicyError]] = []
     for error in validator.iter_errors(document.data):
         where = tuple(str(p) for p in error.absolute_path)
@@ -51,6 +45,19 @@ def structural(
             found.append((keys, line, problem))
     found.sort(key=lambda item: (item[1], item[0], item[2].what))
     return [(keys, problem) for keys, _, problem in found]
+
+
+@cache
+def _validating() -> Any:
+    """The class of our validators: one, since each is made of cycles."""
+    import jsonschema
+    from jsonschema.validators import extend
+
+    base = jsonschema.Draft202012Validator
+    # JSON Schema takes 10.0 for an integer; a policy does not.
+    checker = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    make: Any = extend  # the stubs leave it untyped
+    return make(base, type_checker=checker)
 
 
 def line_of(lines: dict[KeyPath, int], keys: KeyPath) -> int:
