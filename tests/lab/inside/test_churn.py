@@ -342,6 +342,10 @@ def test_soak(libvirt_guest: LabGuest, guests: list[LabGuest], irq_cpus: set[int
         f"soak: {len(host.done)} changes, {len(watch.rss)} looks; last third over first: "
         f"memory {memory:.3f}, descriptors {files:.3f}; journal at most {watch.journal} bytes"
     )
+    print(
+        "resident kB, every twentieth part:",
+        [kb for _, kb in watch.rss][:: len(watch.rss) // 20 or 1],
+    )
     assert watch.unreported == []
     assert files <= 1
     # It went on looking.
