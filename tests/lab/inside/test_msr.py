@@ -256,14 +256,20 @@ def test_drain_and_scale_under_load(double: Stage, links: str) -> None:
     """A router that is to go gets no frames any more before it goes, and one that comes gets
     none before it is there."""
     second = double.routers[1].name
+    console = Path(f"/var/log/libvirt/qemu/router{double.routers[1].index}.log")
+
+    def configured() -> int:
+        """How often it has said that it configured an interface."""
+        return console.read_text(errors="replace").count("router: ")
 
     def lose(*words: str) -> None:
         double.load("--without", second)
         group(*words)
 
     def gain() -> None:
+        before = configured()
         group("scale", "edge", "2")
-        time.sleep(8)  # the guest configures what it was given; nobody outside can see that
+        labhelp.wait_for(lambda: configured() >= before + 2, "it has configured both", 60)
         double.load()
 
     steps = (
