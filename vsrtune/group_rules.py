@@ -3,7 +3,9 @@
 Frames never reach the guest's own stack. On the outside:
 - To all routers at once go broadcast and multicast, unchanged, and ARP to our MAC, which may
   be the answer to any of them: to each with its own MAC, because a Linux guest that hears an
-  answer to somebody else takes it for a rumour and soon asks again.
+  answer to somebody else takes it for a rumour and soon asks again. That is all routers, also
+  those that get no frames now: one that comes finds its neighbours while balancers have their new
+  rules one after the other.
 - IPv4 goes to one router, by a hash of addresses and, where a datagram is whole, ports. The
   first side hashes what comes in as it is and the others turned around, with one seed, so a
   flow between the first side and another meets one router both ways, also through two
@@ -76,15 +78,17 @@ def _defines(sides: Sequence[Side]) -> Iterator[str]:
 def _side(
     side: Side, used: Sequence[int], routers: Sequence[str], seed: str, *, turned: bool
 ) -> Iterator[str]:
-    ends = list(dict.fromkeys(_inside(side, n) for n in used))
+    everyone = range(len(routers))
+    ends = list(dict.fromkeys(_inside(side, n) for n in everyone))
     yield "\t# What all routers must hear."
     yield from _chain(f"to_{side.name}_all", _to_each([f"to ${end}" for end in ends]))
     # The last word of each of these is the verdict, so its MAC is set for it alone.
-    each = [(side.routers[n], f"to ${_inside(side, n)}") for n in used]
+    each = [(side.routers[n], f"to ${_inside(side, n)}") for n in everyone]
     told = [f"ether daddr set {mac} {way}" for (mac, _), way in
             zip(each, _to_each([to for _, to in each]), strict=True)]  # fmt: skip
     yield from _chain(f"to_{side.name}_each", told)
-    for n, (mac, to) in zip(used, each, strict=True):
+    for n in used:
+        mac, to = each[n]
         yield f"\t# {printable(routers[n])}"
         yield from _chain(f"to_{side.name}_{n + 1}", [f"ether daddr set {mac} fwd {to}"])
     yield from _chain(f"ext_{side.name}", [
