@@ -29,6 +29,12 @@ _SLACK = 256 * 6
 _ATTEMPTS = 5
 
 
+def control() -> socket.socket:
+    """A socket for requests about devices. Any kind will do (net/socket.c, sock_do_ioctl);
+    of this one our units have no need to be given another."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
 def parse_statistics(names: bytes, values: bytes) -> dict[str, int]:
     """Names of 32 bytes each, ended by NUL, and as many native 64-bit values."""
     found = {}
@@ -41,7 +47,7 @@ def parse_statistics(names: bytes, values: bytes) -> dict[str, int]:
 def statistics(device: str) -> dict[str, int]:
     """The device's statistics, empty when its driver has none. Raises OSError: ENODEV
     when there is no such device, EAGAIN when it changed at every attempt."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+    with control() as channel:
         for _ in range(_ATTEMPTS):
             count = _count(channel, device, _SS_STATS)
             if not count:
@@ -59,7 +65,7 @@ def statistics(device: str) -> dict[str, int]:
 def private_flags(device: str) -> dict[str, bool]:
     """The device's private flags in the order of their bits, empty when its driver has
     none. Raises OSError: ENODEV when there is no such device."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+    with control() as channel:
         count = _count(channel, device, _SS_PRIV_FLAGS)
         if not count:
             return {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import socket
 import struct
 
-from vsrtune.ethtool import ioctl, private_flags
+from vsrtune.ethtool import control, ioctl, private_flags
 
 _SPFLAGS = 0x28
 
@@ -23,5 +22,5 @@ def set_private_flag(device: str, name: str, *, on: bool) -> None:
     flags[name] = on
     bits = sum(value << bit for bit, value in enumerate(flags.values()))
     request = ctypes.create_string_buffer(struct.pack("=II", _SPFLAGS, bits), 8)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+    with control() as channel:
         ioctl(channel, device, request)
