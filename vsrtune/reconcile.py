@@ -189,9 +189,8 @@ class Reconciler(Adjusting):
         gone.forget(part, self._ops, self._journal)
         part = self._measured(part)
         released: Result | None = None
-        if settle or any(overrules(reassert, name) for name in part.names or ()):
-            part = Part(part.snapshot)
-        plan = None if self._loads.due else self._plan_alone(part)
+        overruled = any(overrules(reassert, name) for name in part.names or ())
+        plan = None if self._loads.due or overruled else self._plan_alone(part)
         if plan is None:
             self._guests = None
             part = Part(part.snapshot)
@@ -283,9 +282,10 @@ class Reconciler(Adjusting):
         """Keep what a reload asked for and this pass could not do."""
         if not self._owed.open:
             return
-        busy = {g.ref for g in part.snapshot.guests if g.busy}
-        ours = {entry.target.guest for entry in self._journal.entries()}
-        unread = ours - {g.ref for g in part.snapshot.guests} - _HOST
+        guests = part.guests
+        busy = {g.ref for g in guests if g.busy}
+        ours = {entry.target.guest for entry in self._journal.entries(part.names)}
+        unread = ours - {g.ref for g in guests} - _HOST
         left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
         failed = released is not None and bool(released.failed)
         self._owed.end(frozenset(left), part.names, failed or bool(ours & busy or unread))

@@ -84,18 +84,18 @@ def table() -> str:
     """A row for each event, a column for each release."""
     values: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for release in RELEASES:
-        lines = [line for path in sorted(RAW.glob(f"{release}-*.jsonl")) for line in path.open()]
-        for one in map(json.loads, lines):
-            row = values.setdefault(one["event"], {}).setdefault(release, [])
-            row.append((one["seconds"], one["seconds"] / one["start"]))
-    table = [
+        for path in sorted(RAW.glob(f"{release}-*.jsonl")):
+            for one in map(json.loads, path.read_text().splitlines()):
+                row = values.setdefault(one["event"], {}).setdefault(release, [])
+                row.append((one["seconds"], one["seconds"] / one["start"]))
+    lines = [
         f"| event | {' | '.join(f'{r}, s | of `virsh start`' for r in RELEASES)} | |",
         f"|---|{'---:|---:|' * len(RELEASES)}---|",
     ]
     for event, by_release in values.items():
         cells = [_cell(by_release.get(release, [])) for release in RELEASES]
-        table.append(f"| {event} | {' | '.join(cells)} | {BEGINS.get(event, '')} |")
-    return "\n".join(table)
+        lines.append(f"| {event} | {' | '.join(cells)} | {BEGINS.get(event, '')} |")
+    return "\n".join(lines)
 
 
 def _cell(measured: list[tuple[float, float]]) -> str:

@@ -32,6 +32,10 @@ scheduler:
 queue: {macvtap: 300}
 """
 FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)
+# An operator's `virsh vcpupin`.
+PINNED: dict[str, object] = {
+    "affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3", "cpuset_effective": CpuSet([3]),
+}  # fmt: skip
 
 
 def policies(text: str = POLICY) -> tuple[Policy, ...]:
@@ -160,8 +164,7 @@ class TestPass:
         self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
     ) -> None:
         passes.run()
-        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]), cpuset_cpus="3",
-                    cpuset_effective=CpuSet([3]))  # fmt: skip
+        host.change("vcpu", **PINNED)
         for _ in range(3):
             passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([3])
@@ -180,9 +183,7 @@ class TestPass:
         self, host: FakeHost, passes: Reconciler, clock: Clock, how: str
     ) -> None:
         passes.run()
-        theirs = {"affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3",
-                  "cpuset_effective": CpuSet([3])}  # fmt: skip
-        host.change("vcpu", **theirs)
+        host.change("vcpu", **PINNED)
         passes.run()
         error = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
         if how == "refused":
@@ -198,7 +199,7 @@ class TestPass:
         clock.now += wait
         passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
-        host.change("vcpu", **theirs)
+        host.change("vcpu", **PINNED)
         passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([3]), "pinned after the reload: held"
         assert passes.next_try() is None
@@ -230,8 +231,7 @@ class TestPass:
         self, host: FakeHost, passes: Reconciler, clock: Clock
     ) -> None:
         passes.run()
-        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]), cpuset_cpus="3",
-                    cpuset_effective=CpuSet([3]))  # fmt: skip
+        host.change("vcpu", **PINNED)
         (guest,) = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=True),))
         passes.run(settle=True, reassert=True)
@@ -310,13 +310,9 @@ class TestPass:
     ) -> None:
         passes.policies = policies(POLICY + "drift: {cpus.vcpu: enforce}\n")
         passes.run()
-        by_libvirt = {
-            "affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3",
-            "cpuset_effective": CpuSet([3]),
-        }  # fmt: skip
         waits = []
         for _ in range(12):
-            host.change("vcpu", **by_libvirt)
+            host.change("vcpu", **PINNED)
             passes.run()
             if thread(host, Role.VCPU).affinity == CpuSet([1]):
                 continue
@@ -339,7 +335,7 @@ class TestPass:
         host.change("vcpu", affinity=CpuSet([1]), pin=CpuSet([1]))
         clock.now += 3600
         passes.run()
-        host.change("vcpu", **by_libvirt)
+        host.change("vcpu", **PINNED)
         passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
 
