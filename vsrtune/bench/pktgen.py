@@ -30,6 +30,8 @@ START_DELAY = 0.125
 STOP_SECONDS = 10.0
 # How much longer than asked a thread may send that began late, and how often it is looked at.
 _LATE, _LOOK = 1.0, 0.05
+# FIFO, of what makes bursts: above whatever a policy sensibly gives threads.
+_PRIORITY = 90
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
@@ -154,9 +156,9 @@ class Pktgen:
 
 
 class _Bursts:
-    """Makes streams pause while pktgen runs: a pause is one long delay between two frames.
-
-    Frames that a late wake-up would cost are sent at once afterwards, so the mean is kept.
+    """Makes streams pause while pktgen runs: a pause is one long delay between two frames,
+    which pktgen keeps by itself, and as long as the burst before it, however late that
+    ended. So the mean is kept, and what a generator is behind is not made good in a pause.
     """
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
@@ -174,14 +176,27 @@ class _Bursts:
             self._thread.join()
 
     def _run(self) -> None:
-        pause = min(stream.burst for stream in self._streams.values())
-        paused = False
-        while not self._end.wait(pause):
-            paused = not paused
+        # Otherwise the threads that are measured, which may fill all CPUs at real-time
+        # priorities, decide how long bursts and pauses are.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+        burst = min(stream.burst for stream in self._streams.values())
+        begun = time.monotonic() + START_DELAY
+        while not self._end.wait(max(0.0, begun + burst - time.monotonic())):
+            now = time.monotonic()
+            pause = now - begun
+            begun = now + pause
+            for name in self._streams:
+                self._delay(name, pause)
+            # pktgen has begun the pause; the delay after the next frame is a short one again.
+            if self._end.wait(pause / 2):
+                return
             for name, stream in self._streams.items():
-                delay = pause if paused else 0.5 / stream.pps
-                with contextlib.suppress(VsrtuneError):
-                    _write(f"{DIRECTORY}/{name}", f"delay {round(delay * 1e9)}")
+                self._delay(name, 0.5 / stream.pps)
+
+    def _delay(self, name: str, seconds: float) -> None:
+        with contextlib.suppress(VsrtuneError):
+            _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
 
 
 def commands(stream: Stream) -> list[str]:
