@@ -11,12 +11,14 @@ so the rule tries instead of believing:
    they have. After some such windows on end half the length is tried beside the best known
    one: they take turns, and what the guest sent on is compared by pairs of turns.
 3. The shorter one stays only where it surely sends SAME of the best; otherwise the rings
-   are at once what they were, and the next trial waits, each time twice as long.
+   are at once what they were, and the next trial waits, each time twice as long. One that
+   leaves the guest's threads idle and sends less is not waited for: bursts do not fit in it.
 4. What stays is compared again from time to time. When overload ends rings are long again;
    for MEMORY seconds the rule knows what it had found.
 
 ``step`` is pure: (state, bounds, window) to a state whose ``length`` is to be set. Lengths
-stay within the bounds, changes are SPACING seconds apart.
+stay within the bounds, changes are SPACING seconds apart; only the way back from a trial
+may be half of that.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ BRIEF, SOON = 3.0, 6.0
 SAME = 0.98
 # One pair of turns with less ends a trial.
 HOPELESS = 0.85
+# A ring in which frames are dropped has no room when the threads use less than this of the
+# CPU time that they use beside the best one.
+IDLE = 0.95
 # A length that sends so much more becomes the best one.
 BETTER = 1.02
 # Pairs of turns in a trial.
@@ -84,17 +89,26 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One side of a pair: its length, what was sent in the settled part of it, and whether
-    there was no overload in it."""
+    """One side of a pair: its length, what was sent in the settled part of it, the CPU time
+    that its windows' most loaded threads used, as a share of what they can have, times
+    seconds, and whether there was no overload in it."""
 
     length: int
     sent: int = 0
     seconds: float = 0.0
+    used: float = 0.0
     calm: bool = False
 
     @property
     def rate(self) -> float:
         return self.sent / self.seconds if self.seconds > 0 else 0.0
+
+    def starves(self, window: Window) -> bool:
+        """Whether the length of ``window`` has no room for what this one's had room for."""
+        if not (window.overloaded or window.starved) or self.seconds <= 0:
+            return False
+        idler = window.busy < IDLE * self.used / self.seconds
+        return idler and window.sent / window.seconds < SAME * self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +176,9 @@ def _spaced(state: State, after: State, now: float) -> State:
     """Changes stay apart; what cannot be changed yet is asked for again."""
     if after.length == state.length:
         return after
-    if now - state.changed_at < SPACING - 1e-3:
+    back = after.length > state.length and after.phase is not Phase.TRIAL
+    spacing = SPACING / 2 if back else SPACING
+    if now - state.changed_at < spacing - 1e-3:
         # Nothing of a turn is measured on a length that is not there.
         return replace(after, length=state.length, turn=None)
     return replace(after, changed_at=now, changes=state.changes + 1, allowance=after.allowance - 1)
@@ -271,7 +287,10 @@ def _next_turn(state: State) -> State:
 
 def _trial(state: State, bounds: Bounds, window: Window) -> State:
     now = window.end
-    calm = not window.overloaded
+    first, calm = state.first, not window.overloaded
+    if state.length == state.tried and first is not None and first.starves(window):
+        share = window.sent / window.seconds / first.rate
+        return _fails(replace(state, pairs=(*state.pairs, log(max(share, 0.01)))), bounds, now)
     if calm and state.length != state.tried:
         # What is offered limits both sides alike; such a turn says nothing.
         return replace(state, turn=None, first=None)
@@ -284,6 +303,7 @@ def _trial(state: State, bounds: Bounds, window: Window) -> State:
         state.turn,
         sent=state.turn.sent + window.sent,
         seconds=state.turn.seconds + window.seconds,
+        used=state.turn.used + window.busy * window.seconds,
         calm=state.turn.calm or (calm and not window.starved),
     )
     if now - state.changed_at < SPACING - 1e-3:

@@ -65,11 +65,13 @@ CURVES: dict[str, Curve] = {
 @dataclass
 class Router:
     """Forwards what is offered up to its rate, which is that of its curve; arrivals vary
-    by ``noise``, and in bursts more comes than a short queue holds, at any load."""
+    by ``noise``, and in bursts more comes than a short queue holds, at any load. With
+    ``pauses`` so long that a full queue is worked off in them, it idles for what is short."""
 
     curve: Curve
     noise: float = 0.0
     bursts: bool = False
+    pauses: bool = False
     seed: int = 1
     fixed: int | None = None
     now: float = 0.0
@@ -92,6 +94,8 @@ class Router:
         passed = min(offered, rate * TICK)
         if self.bursts:
             passed = min(passed, offered * min(1.0, 0.7 + length / 1000))
+        if self.pauses:
+            passed = min(passed, rate * TICK * (0.5 + 0.46 * length / 500))
         self.forwarded += passed
         busy = min(1.0, passed / (rate * TICK))
         window = Window(
@@ -105,7 +109,9 @@ class Router:
         assert BOUNDS.low <= self.state.length <= BOUNDS.high
         if self.state.length != before.length:
             if self.lengths:
-                assert self.now - self.lengths[-1][0] >= SPACING - 0.01
+                back = self.state.length > before.length and self.state.phase is not Phase.TRIAL
+                spacing = SPACING / 2 if back else SPACING
+                assert self.now - self.lengths[-1][0] >= spacing - 0.01
             self.lengths.append((self.now, self.state.length))
 
 
@@ -140,6 +146,18 @@ def test_overload_where_short_wins_finds_it() -> None:
     router.forwarded = 0.0
     router.run(600, 2.0)
     assert router.forwarded >= 0.97 * 600 * PEAK
+
+
+def test_pauses_that_a_shorter_queue_idles_in_cost_one_window() -> None:
+    """However little one pair of turns says when rates vary that much."""
+    fell = []
+    for seed in range(20):
+        router = Router(CURVES["flat"], 0.15, pauses=True, seed=seed)
+        router.run(8, 2.0)
+        steps = [at for at, _ in router.lengths]
+        assert [length for _, length in router.lengths] == [250, 500]
+        fell.append(steps[1] - steps[0])
+    assert sum(1 for seconds in fell if seconds == TICK) >= 16, fell
 
 
 def test_as_much_with_less_waiting_is_taken() -> None:
@@ -209,6 +227,7 @@ def test_a_guest_that_routes_nothing_is_left_long() -> None:
     curve=st.sampled_from(sorted(CURVES)),
     noise=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
     bursts=st.booleans(),
+    pauses=st.booleans(),
     seed=st.integers(0, 10**6),
     loads=st.lists(
         st.tuples(st.floats(0.5, 40), st.sampled_from([0.0, 0.5, 0.8, 1.0, 1.5, 4.0])),
@@ -217,11 +236,16 @@ def test_a_guest_that_routes_nothing_is_left_long() -> None:
     ),
 )
 def test_bounded_whatever_comes(
-    curve: str, noise: float, bursts: bool, seed: int, loads: list[tuple[float, float]]
+    curve: str,
+    noise: float,
+    bursts: bool,
+    pauses: bool,
+    seed: int,
+    loads: list[tuple[float, float]],
 ) -> None:
     """Within the bounds, changes apart (``Router.tick``), and few of them over time: trials
     of each length wait twice as long each time."""
-    router = Router(CURVES[curve], noise, bursts, seed)
+    router = Router(CURVES[curve], noise, bursts, pauses, seed)
     for seconds, load in loads:
         router.run(seconds, load)
     assert router.state.changes == len(router.lengths)
@@ -237,11 +261,11 @@ def test_close_to_the_better_fixed_length(curve: str, load: float, bursts: bool)
     """Over ten minutes, what it takes to find out included, it forwards at least 0.97 of the
     better of 50 and 500."""
     seed = 7
-    router = Router(CURVES[curve], 0.03, bursts, seed)
+    router = Router(CURVES[curve], 0.03, bursts, seed=seed)
     router.run(600, load)
     best = 0.0
     for length in (50, 500):
-        fixed = Router(CURVES[curve], 0.03, bursts, seed, fixed=length)
+        fixed = Router(CURVES[curve], 0.03, bursts, seed=seed, fixed=length)
         fixed.run(600, load)
         best = max(best, fixed.forwarded)
     assert router.forwarded >= 0.97 * best
