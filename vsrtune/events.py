@@ -113,12 +113,14 @@ class LibvirtEvents(Background):
         with contextlib.suppress(libvirt.libvirtError):
             connection.registerCloseCallback(lambda *_: self._closed.set(), None)
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
-        callbacks = [
-            connection.domainEventRegisterAny(
-                None, getattr(libvirt, name), self._callback(name), None
-            )
-            for name in EVENTS
-        ]
+        callbacks: list[int] = []
+        try:
+            for name in EVENTS:
+                event, told = getattr(libvirt, name), self._callback(name)
+                callbacks.append(connection.domainEventRegisterAny(None, event, told, None))
+        except libvirt.libvirtError:
+            self._release(libvirt, connection, callbacks)
+            raise
         return connection, callbacks
 
     def _release(self, libvirt: Any, connection: Any, callbacks: Iterable[int]) -> None:

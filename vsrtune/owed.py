@@ -55,7 +55,8 @@ class Owed:
 
     def broke_off(self) -> None:
         """The pass ended with an error: all that it was asked for is owed."""
-        self._wait()
+        if self._settling:
+            self._wait()
 
     def next_try(self) -> float | None:
         """Seconds until what could not be taken back is tried again; None: nothing waits."""

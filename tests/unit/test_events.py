@@ -79,3 +79,30 @@ def test_libvirt_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
         listener.stop()
         listener.join(10)
     assert not listener.is_alive()
+
+
+def test_a_connection_that_breaks_off_while_it_is_made_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever holds a callback holds the connection, and so its descriptors."""
+    assert events.register()
+    monkeypatch.setattr(events, "RETRY", 0.1)
+    # libvirt knows no event of that number.
+    monkeypatch.setattr(libvirt, "VIR_DOMAIN_EVENT_ID_NONE", 1000, raising=False)
+    monkeypatch.setattr(events, "EVENTS", (*events.EVENTS, "VIR_DOMAIN_EVENT_ID_NONE"))
+    real, made = libvirt.openReadOnly, []
+
+    def kept(uri: str) -> object:
+        made.append(real(uri))
+        return made[-1]
+
+    monkeypatch.setattr(libvirt, "openReadOnly", kept)
+    listener = events.LibvirtEvents(URI, Heard())
+    listener.start()
+    try:
+        until(lambda: len(made) >= 2, "tried again")
+    finally:
+        listener.stop()
+        listener.join(10)
+    with pytest.raises(libvirt.libvirtError, match="invalid connection"):
+        made[0].isAlive()
