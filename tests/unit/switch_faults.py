@@ -13,6 +13,7 @@ from attach_host import BOOT, FakeAttachHost, Killed
 
 from vsrtune.attach import AttachLedger, Switcher, SwitchError
 from vsrtune.attach_model import Host, Switch
+from vsrtune.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError
 
 Choose = Callable[[Host], Switch]
@@ -61,6 +62,16 @@ class Switches:
 
     def do(self, host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
         return do(host, path, choose, self.seen)
+
+    def refused(self, host: FakeAttachHost, path: Path, choose: Choose) -> str:
+        """Why a switch is not begun; nothing is changed."""
+        before = host.picture()
+        with pytest.raises(VsrtuneError) as caught:
+            self.do(host, path, choose)
+        assert host.picture() == before
+        with AttachLedger.open(path) as ledger:
+            assert not Switcher(host, ledger, BOOT).unfinished()
+        return str(caught.value)
 
     def prepare(self, what: str, host: FakeAttachHost) -> None:
         """What some switches need of a new host."""

@@ -14,7 +14,6 @@ from vsrtune import domain_clone, group_plan, group_scale
 from vsrtune.attach import AttachLedger, Switcher, SwitchError
 from vsrtune.attach_model import Host, Switch
 from vsrtune.clone_model import Cloning, File, Template
-from vsrtune.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.interface_xml import nic as read
 from vsrtune.live_domains import RefusedError
@@ -174,7 +173,8 @@ class Cloned(Switches):
 
 
 SWITCHES = Cloned(fresh, CHOICES, READY, seen)
-do, ready, changes = SWITCHES.do, SWITCHES.ready, SWITCHES.changes
+do, refused = SWITCHES.do, SWITCHES.refused
+ready, changes = SWITCHES.ready, SWITCHES.changes
 
 
 @pytest.mark.parametrize("what", CHOICES)
@@ -250,16 +250,6 @@ def test_libvirt_may_be_away_for_a_while(path: Path) -> None:
             host.before = go_away
             do(host, own, CHOICES[what])
             assert host.problems() == [], (what, n)
-
-
-def refused(host: FakeAttachHost, path: Path, choose: Choose) -> str:
-    before = host.picture()
-    with pytest.raises(VsrtuneError) as caught:
-        do(host, path, choose)
-    assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert not Switcher(host, ledger, BOOT).unfinished()
-    return str(caught.value)
 
 
 def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:

@@ -175,13 +175,7 @@ def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> N
 
 
 def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
-    before = host.picture()
-    with pytest.raises(VsrtuneError) as caught:
-        do(host, path, choose)
-    assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert not Switcher(host, ledger, BOOT).unfinished()
-    return str(caught.value)
+    return SWITCHES.refused(host, path, choose)
 
 
 def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
