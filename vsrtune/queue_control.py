@@ -17,8 +17,8 @@ so the rule tries instead of believing:
    for MEMORY seconds the rule knows what it had found.
 
 ``step`` is pure: (state, bounds, window) to a state whose ``length`` is to be set. Lengths
-stay within the bounds, changes are SPACING seconds apart; only the way back from a trial
-may be half of that.
+stay within the bounds, changes are SPACING seconds apart; only the way back to a longer one
+that is no turn of a trial may be half of that.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Turn:
 
     def starves(self, window: Window) -> bool:
         """Whether the length of ``window`` has no room for what this one's had room for."""
-        if not (window.overloaded or window.starved) or self.seconds <= 0:
+        if not window.drops or self.seconds <= 0:
             return False
         idler = window.busy < IDLE * self.used / self.seconds
         return idler and window.sent / window.seconds < SAME * self.rate
@@ -167,7 +167,7 @@ def step(state: State, bounds: Bounds, window: Window) -> State:
         after = replace(after, phase=Phase.SHORT, length=after.held, try_at=now + PAUSE, why=why)
     elif after.phase is Phase.TRIAL:
         after = _trial(after, bounds, window)
-    elif window.overloaded or window.starved:
+    elif window.drops:
         after = _look_or_try(after, bounds, window)
     return _spaced(state, after, now)
 

@@ -48,15 +48,16 @@ class Window:
 
     @property
     def overloaded(self) -> bool:
-        return self._drops and self.busy >= BUSY
+        return self.drops and self.busy >= BUSY
 
     @property
     def starved(self) -> bool:
         """Frames were dropped for want of room, not of time."""
-        return self._drops and self.busy < BUSY
+        return self.drops and self.busy < BUSY
 
     @property
-    def _drops(self) -> bool:
+    def drops(self) -> bool:
+        """Overloaded or starved."""
         return self.dropped > DROPPED * self.received
 
 
