@@ -12,7 +12,8 @@ from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin, origin_from
 from vsrtune.clone_model import Clone, Cloning
 from vsrtune.errors import ObserveError, VanishedError
-from vsrtune.journal import in_use, read_entries
+from vsrtune.journal import read_entries
+from vsrtune.journal_lock import in_use
 from vsrtune.ledger import read_pending
 from vsrtune.rootfs import boot_id
 from vsrtune.rtnl_model import Link

@@ -166,7 +166,7 @@ class _Reporter:
 def _after(switch: Switch, journal: Path) -> None:
     from vsrtune.attach_steps import Attachment
     from vsrtune.doctor_read import BOOT_UNIT, boot_unit_enabled
-    from vsrtune.journal import in_use
+    from vsrtune.journal_lock import in_use
 
     forth = switch.to is Attachment.NAPI_MACVLAN
     if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from pathlib import Path
 
 # The largest file of ours by far: a journal is written anew beyond one MiB.
 MAX_SIZE = 64 << 20
+_FALLOC_FL_KEEP_SIZE = 1
+# What a file system says that has no room; any other refusal is that it cannot claim any.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def read_file(path: Path) -> bytes:
@@ -20,24 +24,40 @@ def read_file(path: Path) -> bytes:
     return data
 
 
-def replace_file(path: Path, data: bytes, mode: int) -> None:
+def replace_file(path: Path, data: bytes, mode: int, room: int = 0) -> None:
     """Put a new file in the place of ``path``: it has the old content or the new one, also
-    after the host has crashed. Only one process may do so at a time."""
-    _replace(path, path.with_name(path.name + ".new"), data, mode, lasting=True)
+    after the host has crashed. Only one process may do so at a time. ``room``: so many bytes
+    behind the data are claimed for what is to be appended; without them the old file stays."""
+    _replace(path, path.with_name(path.name + ".new"), data, mode, room, lasting=True)
+
+
+def claim(fd: int, offset: int, length: int) -> None:
+    """Claim disk space for so many bytes of the file from ``offset`` on, without making it
+    longer. What is claimed already costs nothing. File systems that cannot are let pass."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_int64
+    while libc.fallocate64(fd, _FALLOC_FL_KEEP_SIZE, size(offset), size(length)) < 0:
+        code = ctypes.get_errno()
+        if code in FULL:
+            raise OSError(code, os.strerror(code))
+        if code != errno.EINTR:
+            return
 
 
 def replace_volatile(path: Path, data: bytes, mode: int) -> None:
     """As ``replace_file`` for what is gone after a crash of the host anyway (/run): nothing
     waits for a disk. Makes the directory when it is missing. Several processes may do so."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, path.with_name(f".{path.name}.{os.getpid()}.new"), data, mode, lasting=False)
+    _replace(path, path.with_name(f".{path.name}.{os.getpid()}.new"), data, mode, 0, lasting=False)
 
 
-def _replace(path: Path, new: Path, data: bytes, mode: int, *, lasting: bool) -> None:
+def _replace(path: Path, new: Path, data: bytes, mode: int, room: int, *, lasting: bool) -> None:
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             write_all(fd, data)
+            if room:
+                claim(fd, len(data), room)
             if lasting:
                 os.fsync(fd)
         finally:

@@ -14,8 +14,8 @@ For each action
 2. The intent is journalled (fsync), the value written, read back, the result journalled.
    If the journal cannot be written the host is not written: JournalError leaves the
    function, and what was done until then stands in the journal. Disk space for
-   the pass and its way back is reserved before the first write, so that a full disk
-   shows then and not half-way.
+   the pass, and for the way back of it and of all passes before, is reserved before the
+   first write, so that a full disk shows then and not half-way.
 3. A vanished thread, device or guest is no failure: its entry is dropped and
    the rest goes on, each action finding out for itself whether its object is gone.
 
@@ -55,7 +55,7 @@ from vsrtune.errors import (
     WriteError,
 )
 from vsrtune.journal import Journal
-from vsrtune.journal_records import Entry, same_setting, undo_order
+from vsrtune.journal_records import Entry, same_setting, undo_action, undo_order
 from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import SysOps
 
@@ -196,7 +196,7 @@ def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tal
         target = entry.target
         if target not in wanted or entry.state == "intent":
             continue
-        back = Action(target, entry.written, entry.original, f"undo: {entry.reason}")
+        back = undo_action(entry)
         try:
             obstacle = _blocked(target, tally)
             if obstacle is not None:

@@ -8,16 +8,13 @@ A line without its newline at the end of the file was torn by a crash while it w
 written. It is ignored: the host is written only after its record is complete. Any
 other line that cannot be read is corruption: JournalError, and the host stays as it is.
 
-One process writes at a time, by an exclusive flock on ``<path>.lock`` (beside the
-journal, because a compaction replaces the journal's inode).
+One process writes at a time (``journal_lock``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import json
 import os
 import time
@@ -25,11 +22,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from vsrtune.actions import Action, Target, Value
+from vsrtune.actions import Action, Target, ThreadCgroup, Value
 from vsrtune.bounded import json_value
 from vsrtune.closing import Closing
-from vsrtune.durable import fsync_directory, read_file, replace_file, write_all
+from vsrtune.durable import FULL, claim, fsync_directory, read_file, replace_file, write_all
 from vsrtune.errors import JournalError, Lasting, VsrtuneError
+from vsrtune.journal_lock import take_lock
 from vsrtune.journal_records import (
     VERSION,
     Entry,
@@ -38,6 +36,7 @@ from vsrtune.journal_records import (
     header_record,
     intent_record,
     target_record,
+    undo_action,
 )
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
@@ -46,9 +45,8 @@ DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
 MAX_SIZE = 1 << 20
 MAX_RATIO = 10
 TINY = 16 << 10
-
-_FALLOC_FL_KEEP_SIZE = 1
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+# For lines that come out longer than was reckoned.
+_SLACK = 4096
 _HOW_TO_REPAIR = (
     "nothing was changed on the host; move the file away to go on without undo "
     "information, or remove the bad line if the rest is wanted"
@@ -77,6 +75,10 @@ class Journal(Closing):
         self._fd = -1
         self._size = 0
         self._weigh_at = 0
+        # The end of what is claimed of the disk, and what undo needs, by target and in all.
+        self._claimed = 0
+        self._rooms: dict[Target, int] = {}
+        self._owed = 0
         self._broken = ""
 
     @classmethod
@@ -88,7 +90,7 @@ class Journal(Closing):
         """
         try:
             _make_directory(path.parent)
-            lock = _lock(path)
+            lock = take_lock(path)
         except OSError as error:
             raise _unwritable(path, error) from error
         journal = cls(path, boot_id, lock)
@@ -116,6 +118,7 @@ class Journal(Closing):
         self._fold_checked(action.target, lambda fold: fold.intent(action))
         self._append(intent_record(action))
         self._fold.intent(action)
+        self._reckon(action.target)
 
     def done(self, target: Target) -> None:
         """Record that the value of the last intent is on the host."""
@@ -131,23 +134,19 @@ class Journal(Closing):
             self._finish("drop", target, why)
 
     def reserve(self, actions: Iterable[Action]) -> None:
-        """Claim disk space for applying and later undoing ``actions``, so that a disk
-        that fills up meanwhile cannot stop either half-way. Raises JournalError when
-        there is not enough; file systems that cannot reserve are let pass."""
-        # An intent and its result forward, the same once more backward; a result is
-        # shorter than its intent.
-        need = sum(4 * len(_line(intent_record(a))) for a in actions)
+        """Claim disk space for applying and later undoing ``actions``, and for undoing all
+        that was done before, so that a disk that fills up meanwhile cannot stop any of it
+        half-way. Raises JournalError when there is not enough; file systems that cannot
+        reserve are let pass."""
+        need = sum(2 * _room(action) for action in actions)
         if not need:
             return
-        need += 4096
-        libc = ctypes.CDLL(None, use_errno=True)
-        size = ctypes.c_int64
-        while libc.fallocate64(self._fd, _FALLOC_FL_KEEP_SIZE, size(self._size), size(need)) < 0:
-            code = ctypes.get_errno()
-            if code in _FULL:
-                raise _unwritable(self.path, OSError(code, os.strerror(code)))
-            if code != errno.EINTR:
-                return
+        need += self._owed + _SLACK
+        try:
+            claim(self._fd, self._size, need)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._claimed = self._size + need
 
     def close(self) -> None:
         """Release the lock. The entries stay in the file."""
@@ -180,6 +179,12 @@ class Journal(Closing):
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._size = whole
+        for target in fold.live:
+            self._reckon(target)
+        # Another version may have claimed less, and cutting a torn end gives all of it back.
+        with contextlib.suppress(OSError):
+            if fold.live:
+                claim(self._fd, self._size, self._owed + _SLACK)
         # The file is as old as its last record. A clock that was set back makes it wait
         # for all of the lag, and no longer.
         age = max(0.0, time.time() - os.fstat(self._fd).st_mtime)
@@ -201,6 +206,7 @@ class Journal(Closing):
         record = target_record(kind, target)
         self._append({**record, "why": why} if why else record)
         getattr(self._fold, kind)(target)
+        self._reckon(target)
         self._compact_if_grown()
 
     def _fold_checked(self, target: Target, step: Any) -> None:
@@ -211,6 +217,15 @@ class Journal(Closing):
         if known is not None:
             trial.put(known)
         step(trial)
+
+    def _reckon(self, target: Target) -> None:
+        """Keep in ``_owed`` what it takes to undo all entries: adding them up for every
+        change of a queue would cost more than the change."""
+        self._owed -= self._rooms.pop(target, 0)
+        entry = self._fold.live.get(target)
+        if entry is not None:
+            self._rooms[target] = _room(undo_action(entry))
+            self._owed += self._rooms[target]
 
     def _append(self, record: dict[str, Any]) -> None:
         if self._broken:
@@ -243,7 +258,7 @@ class Journal(Closing):
         empty = len(_line(header_record(self._boot_id)))
         grown = self._size > MAX_SIZE or self._size > max(TINY, MAX_RATIO * live)
         if (not live and self._size > empty) or (grown and self._size > 2 * live + empty):
-            # The old file is complete; a failed compaction costs only its space.
+            # The old file is complete and has its room; a failed compaction costs only space.
             with contextlib.suppress(JournalError):
                 self._replace(self._fold)
         # Weighing goes through all entries: the more there are, the less often.
@@ -253,12 +268,15 @@ class Journal(Closing):
         """Write ``fold`` to a new file and put it in the journal's place."""
         records = [header_record(self._boot_id), *compacted(fold)]
         data = b"".join(map(_line, records))
+        # A pass that is under way goes on with as much room as it had.
+        room = max(self._owed + _SLACK, self._claimed - self._size) if fold.live else 0
         try:
-            replace_file(self.path, data, 0o644)
+            replace_file(self.path, data, 0o644, room)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._fold = fold
         self._size = len(data)
+        self._claimed = self._size + room
         try:
             self._open_file()
         except OSError as error:
@@ -328,45 +346,17 @@ def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
+def _room(action: Action) -> int:
+    """How much of the file a change takes: its intent, and results that are shorter. A move
+    between cgroups has a second change around it, which keeps the affinity."""
+    changes = 2 if isinstance(action.target, ThreadCgroup) else 1
+    return 2 * changes * len(_line(intent_record(action)))
+
+
 def _make_directory(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         fsync_directory(path.parent)
-
-
-def _lock(path: Path) -> int:
-    """Take the lock and leave our pid in it. Raises JournalError when it is held."""
-    name = path.with_name(path.name + ".lock")
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise JournalError(
-            f"process {holder} is using the journal{_command(holder)}",
-            where=str(path),
-            hint="if that is the daemon, let it do the work (systemctl reload vsrtune) or "
-            "stop it first (systemctl stop vsrtune)",
-            lasting=Lasting.TRANSIENT,
-        ) from None
-    except OSError:
-        os.close(fd)
-        raise
-    # The pid only serves the message above: a full disk may cost it.
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-def _command(pid: str) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    text = b" ".join(words).decode(errors="replace").strip()
-    return f" ({text})" if text else ""
 
 
 def _unwritable(path: Path, error: OSError) -> JournalError:
@@ -382,20 +372,5 @@ def _unwritable(path: Path, error: OSError) -> JournalError:
         "written either",
         where=str(path),
         hint=hints.get(error.errno or 0, "see the kernel log"),
-        lasting=Lasting.TRANSIENT if error.errno in _FULL else Lasting.PERMANENT,
+        lasting=Lasting.TRANSIENT if error.errno in FULL else Lasting.PERMANENT,
     )
-
-
-def in_use(path: Path) -> bool:
-    """Whether another process, the daemon as a rule, holds the journal now."""
-    try:
-        fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

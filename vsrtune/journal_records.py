@@ -98,6 +98,11 @@ def displaced(value: Value) -> bool:
     return not CpuSet.parse(value.cpuset) & value.cpus
 
 
+def undo_action(entry: Entry) -> Action:
+    """The change that restores the original."""
+    return Action(entry.target, entry.written, entry.original, f"undo: {entry.reason}")
+
+
 def undo_order(entries: Iterable[Entry]) -> list[Entry]:
     """The order in which entries are taken back: the reverse of their first writes, but
     for what concerns root domains, because a thread may have been given another class, or

@@ -22,7 +22,7 @@ READERS = {
 }  # fmt: skip
 WRITERS = {
     "attach", "attach_define", "attach_devices", "attach_errors", "attach_host", "attach_survey", "cgroup_writes", "clone_survey", "clone_switch", "comparing", "cpuset_clear",
-    "domain_life", "durable", "errnos", "ethtool_flags", "executor", "forgotten", "hostcalls", "hostthread", "journal", "journal_records",
+    "domain_life", "durable", "errnos", "ethtool_flags", "executor", "forgotten", "hostcalls", "hostthread", "journal", "journal_lock", "journal_records",
     "ledger", "libvirt_pins", "link_writes", "live_domains", "nic_writes", "overlays", "sched_syscalls", "sysops",
 }  # fmt: skip
 # The rooms of the subpackage vsrtune.bench, divided in the same way.

@@ -1,0 +1,163 @@
+"""The journal's space on the disk: undo works on one that has filled up meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_kernel import BOOT, KERNELS, make_host, make_plan
+
+from vsrtune import durable
+from vsrtune import journal as journal_module
+from vsrtune.actions import Action, Plan, ThreadAffinity, TxQueueLen
+from vsrtune.cpuset import CpuSet
+from vsrtune.errors import JournalError
+from vsrtune.executor import apply, undo
+from vsrtune.journal import Journal
+from vsrtune.journal_records import undo_order
+from vsrtune.model import ThreadKey
+
+ADAPTIVE = TxQueueLen("vr1", "macvtap1", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.jsonl"
+
+
+@pytest.fixture
+def fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
+    """Call it, and no file gets a block any more beside those that it has."""
+    with (tmp_path / "probe").open("wb") as probe:
+        durable.claim(probe.fileno(), 0, 4096)
+        if not os.fstat(probe.fileno()).st_blocks:
+            pytest.skip("no fallocate on this file system")
+    real = durable.write_all
+
+    def within(fd: int, data: bytes) -> None:
+        status = os.fstat(fd)
+        if status.st_size + len(data) > 512 * status.st_blocks:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, data)
+
+    def fill() -> None:
+        for module in (journal_module, durable):
+            monkeypatch.setattr(module, "write_all", within)
+            monkeypatch.setattr(module, "claim", refuse)
+
+    return fill
+
+
+def refuse(_fd: int, _offset: int, _length: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def write(journal: Journal, action: Action) -> None:
+    journal.intent(action)
+    journal.done(action.target)
+
+
+def tune(journal: Journal, *actions: Action) -> None:
+    """A pass."""
+    journal.reserve(actions)
+    for action in actions:
+        write(journal, action)
+
+
+def undo_all(journal: Journal) -> None:
+    for entry in undo_order(journal.entries()):
+        write(journal, Action(entry.target, entry.written, entry.original, "undo"))
+
+
+def a_guest(number: int) -> list[Action]:
+    """What a pass does to one of many guests."""
+    name, reason = f"vr{number}", "cpus.vhost: 1 (/etc/vsrtune/policies/10-routers.yaml:7)"
+    every, one = CpuSet(range(4)), CpuSet([1])
+    keys = [ThreadKey(number, 10 * number + n, 5000) for n in range(3)]
+    actions = [Action(ThreadAffinity(name, k, "vhost"), every, one, reason) for k in keys]
+    actions.append(Action(TxQueueLen(name, f"macvtap{number}", number), 500, 100, reason))
+    return actions
+
+
+def test_a_disk_that_fills_up_after_many_passes_leaves_room_to_undo_all(
+    path: Path, fills_up: Callable[[], None]
+) -> None:
+    """Each pass had claimed only its own, from where the one before had claimed for its undo."""
+    with Journal.open(path, BOOT) as journal:
+        for number in range(1, 31):
+            tune(journal, *a_guest(number))
+        for change in range(40):
+            tune(journal, Action(ADAPTIVE, 100 + change, 101 + change, "adaptive"))
+        fills_up()
+        with pytest.raises(JournalError, match="No space"):
+            journal.reserve(a_guest(99))
+        undo_all(journal)
+        assert journal.entries() == ()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kind_of_change_has_room_to_be_undone(
+    path: Path, fills_up: Callable[[], None], kernel: str
+) -> None:
+    """Among them moves between cgroups, which write about an affinity as well."""
+    host = make_host(kernel)
+    before = host.visible()
+    with Journal.open(path, BOOT) as journal:
+        for action in make_plan(host).actions:
+            assert apply(Plan((action,)), host.ops(), journal).failed == ()
+        fills_up()
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    assert host.visible() == before
+
+
+def test_a_disk_that_fills_up_after_a_compaction_leaves_room_to_undo_all(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fills_up: Callable[[], None]
+) -> None:
+    """The new file had nothing claimed, were it in the middle of a pass."""
+    with Journal.open(path, BOOT) as journal:
+        for number in range(1, 21):
+            tune(journal, *a_guest(number))
+        size = path.stat().st_size
+        actions = a_guest(21)
+        journal.reserve(actions)
+        monkeypatch.setattr(journal_module, "MAX_SIZE", 1)
+        while path.stat().st_size >= size:
+            write(journal, Action(ADAPTIVE, 500, 100, "policy"))
+        monkeypatch.undo()
+        fills_up()
+        for action in actions:
+            write(journal, action)
+        undo_all(journal)
+        assert journal.entries() == ()
+
+
+def test_without_room_to_undo_all_a_compaction_keeps_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(path, BOOT) as journal:
+        tune(journal, *a_guest(1))
+        journal.reserve([Action(ADAPTIVE, 500, 100, "policy")] * 100)
+        monkeypatch.setattr(durable, "claim", refuse)
+        inode = path.stat().st_ino
+        for _ in range(100):
+            write(journal, Action(ADAPTIVE, 500, 100, "policy"))
+        assert (path.stat().st_ino, os.listdir(path.parent)) == (
+            inode,
+            ["journal.jsonl", "journal.jsonl.lock"],
+        )
+
+
+def test_an_adopted_journal_has_room_to_undo_all(path: Path, fills_up: Callable[[], None]) -> None:
+    """A version that claimed less, or a torn end, which is cut off with all behind it."""
+    with Journal.open(path, BOOT) as journal:
+        for number in range(1, 21):
+            for action in a_guest(number):
+                write(journal, action)
+    with Journal.open(path, BOOT) as journal:
+        fills_up()
+        undo_all(journal)
+        assert journal.entries() == ()
