@@ -75,6 +75,10 @@ class FixedError(WriteError):
     what is planned beside it is done all the same."""
 
 
+class BusyError(WriteError):
+    """libvirt has a job on the guest and takes no pins of it until that is done."""
+
+
 class VanishedError(WriteError):
     """The thread, device or guest is gone: a normal event while tuning."""
 

@@ -29,20 +29,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from vsrtune import obstacles
 from vsrtune.actions import (
     Action,
     CgroupDir,
     CpusetFile,
-    EmulatorPin,
-    Partition,
     Pin,
     Plan,
     Target,
     ThreadAffinity,
     ThreadCgroup,
-    ThreadSched,
     Value,
-    VcpuPin,
 )
 from vsrtune.comparing import between, exactly, still_ours
 from vsrtune.errors import (
@@ -56,7 +53,6 @@ from vsrtune.errors import (
 )
 from vsrtune.journal import Journal
 from vsrtune.journal_records import Entry, same_setting, undo_action, undo_order
-from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import SysOps
 
 
@@ -175,7 +171,7 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
     Unfinished writes are resolved first, as ``recover`` does. A value that is no longer
     the one we wrote is left alone, reported and forgotten. An entry whose write
     fails is kept for the next try, and what depends on it in its guest is not tried
-    (``_blocked``). Raises JournalError only.
+    (``obstacles``). Raises JournalError only.
     """
     tally = _Tally()
     chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
@@ -198,14 +194,7 @@ def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tal
             continue
         back = undo_action(entry)
         try:
-            obstacle = _blocked(target, tally)
-            if obstacle is not None:
-                raise WriteError(
-                    f"waits for {obstacle}, which could not be put back",
-                    where=str(target),
-                    hint="undo again once that is solved",
-                    lasting=Lasting.TRANSIENT,
-                )
+            obstacles.check(target, tally.failed)
             _restore(entry, back, ops, journal, tally)
         except VanishedError:
             _vanished(target, journal, tally)
@@ -322,9 +311,13 @@ def _roll_back(done: list[Action], ops: SysOps, journal: Journal, tally: _Tally)
     """Take back a guest's part of the pass; whether all of it, and the action that
     failed, is back."""
     clean = not isinstance(tally.failed[-1][1], _StuckError)
+    # What has failed is back where it was, and in nothing's way, unless it is stuck.
+    first = len(tally.failed) - (0 if clean else 1)
     for action in reversed(done):
         back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
         try:
+            obstacles.check_busy(action.target, tally.failed)
+            obstacles.check(action.target, tally.failed[first:])
             _change(back, ops, journal)
         except VanishedError:
             _vanished(action.target, journal, tally)
@@ -347,34 +340,6 @@ def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _
         journal.drop(entry.target, "changed by somebody else")
 
 
-def _blocked(target: Target, tally: _Tally) -> Target | None:
-    """The failed target that ``target`` has to wait for in its guest: a worker goes
-    back into the emulator's cgroup only once that is wide again, and a cgroup is removed
-    only once its threads are out."""
-    for action, _ in tally.failed:
-        other = action.target
-        if other.guest != target.guest:
-            continue
-        if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
-            return other
-        # No root domain is taken away from a thread that is still DEADLINE.
-        left = action.before
-        still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
-        if (
-            still
-            and isinstance(other, ThreadSched)
-            and isinstance(target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition)
-        ):
-            return other
-        if (
-            isinstance(target, CgroupDir)
-            and isinstance(other, ThreadCgroup)
-            and target.path in (action.before, action.after)
-        ):
-            return other
-    return None
-
-
 # -- unfinished writes
 
 
@@ -395,6 +360,7 @@ def _resolve_all(entries: Iterable[Entry], ops: SysOps, journal: Journal, tally:
             continue
         action = _unfinished(entry)
         try:
+            obstacles.check_busy(entry.target, tally.failed)
             _resolve(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(entry.target, journal, tally)

@@ -2,6 +2,10 @@
 
 The connection is opened at the first pin and opened again once when libvirtd was
 restarted meanwhile. Both calls are idempotent, so the second try is safe.
+
+libvirt lets a pin wait for up to 30 s while it has a job on the domain that takes no
+changes: a live migration, a snapshot with memory, a dump. The domain runs meanwhile, so
+that its state does not tell. It is asked for such a job ahead of the pin.
 """
 
 from __future__ import annotations
@@ -10,14 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.errors import BusyError, Lasting, VanishedError, WriteError
 
 _DOWN = "see: systemctl status libvirtd; tried again at the next pass"
+_LATER = "tried again at the next pass"
 
 
 class LibvirtPins:
     """Sets pins; holds one connection. Raises VanishedError when the domain is gone
-    or not running, else WriteError."""
+    or not running, BusyError when libvirt takes no pins of it now, else WriteError."""
 
     def __init__(self, uri: str = "qemu:///system") -> None:
         self._uri = uri
@@ -64,10 +69,10 @@ class LibvirtPins:
         for attempt in (1, 2):
             connection = self._open()
             try:
-                pin(
-                    connection.lookupByUUIDString(uuid),
-                    _cpumap(connection, cpus, where),
-                )
+                domain = connection.lookupByUUIDString(uuid)
+                cpumap = _cpumap(connection, cpus, where)
+                _check_job(domain, where)
+                pin(domain, cpumap)
                 return
             except libvirt.libvirtError as error:
                 if not _alive(connection):
@@ -116,6 +121,39 @@ def _alive(connection: Any) -> bool:
         return False
 
 
+def _check_job(domain: Any, where: str) -> None:
+    """Raise BusyError when libvirt has a job on the domain that keeps pins waiting."""
+    import libvirt
+
+    try:
+        job = domain.jobStats()
+    except libvirt.libvirtError as error:
+        # The question waits as the pin would. What else is wrong the pin tells; some drivers
+        # know no jobs at all.
+        if error.get_error_code() == libvirt.VIR_ERR_OPERATION_TIMEOUT:
+            raise
+        return
+    operation = job.get(libvirt.VIR_DOMAIN_JOB_OPERATION)
+    # A backup goes on for hours, and takes changes meanwhile (qemuBackupBegin).
+    if (
+        job["type"] == libvirt.VIR_DOMAIN_JOB_NONE
+        or operation == libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
+    ):
+        return
+    does = {
+        libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: "migrates it away",
+        libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: "takes a snapshot of it",
+        libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE: "saves it",
+        libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dumps its memory",
+    }.get(operation, "has a job on it")
+    raise BusyError(
+        f"libvirt is busy with the domain: it {does}, and takes no pins until that is done",
+        where=where,
+        hint=f"see: virsh domjobinfo; {_LATER}",
+        lasting=Lasting.TRANSIENT,
+    )
+
+
 def _cpumap(connection: Any, cpus: CpuSet, where: str) -> tuple[bool, ...]:
     """One flag for each CPU that libvirt counts on the host, offline ones included."""
     count = int(connection.getCPUMap()[0])
@@ -136,10 +174,10 @@ def _translate(error: Any, where: str) -> WriteError:
     if code in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID):
         return VanishedError(f"the domain is gone or not running: {error}", where=where)
     if code in (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
-        return WriteError(
+        return BusyError(
             f"libvirt is busy with the domain: {error}",
             where=where,
-            hint="tried again at the next pass",
+            hint=_LATER,
             lasting=Lasting.TRANSIENT,
         )
     hint = "see: journalctl -u libvirtd"

@@ -34,7 +34,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, StaleError
+from vsrtune.errors import BusyError, Lasting, StaleError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass
@@ -152,6 +152,58 @@ def test_values_changed_by_others_are_left_alone(host: FakeKernel, journal: Jour
     assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 77
     assert host.mask(1011) == "0-2"
     assert journal.entries() == ()
+
+
+def busy_with_pins(host: FakeKernel) -> list[str]:
+    """From now on libvirt takes no pins; every one that it is asked for is noted."""
+    asked: list[str] = []
+
+    def refuse(what: str) -> None:
+        if what.startswith("libvirt cpuset"):
+            asked.append(what)
+            raise BusyError("libvirt is busy with the domain", lasting=Lasting.TRANSIENT)
+
+    host.ahead = refuse
+    return asked
+
+
+def test_undo_asks_a_busy_libvirt_for_one_pin_of_a_guest_only(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """It may wait 30 s for each, and systemd waits 120 s for a daemon that stops."""
+    before = host.visible()
+    apply(make_plan(host), host.ops(), journal)
+    asked = busy_with_pins(host)
+    result = undo(host.ops(), journal)
+    pins = {e.target for e in journal.entries() if isinstance(e.target, VcpuPin | EmulatorPin)}
+    assert len(pins) > 1
+    assert len(asked) == 1
+    assert pins <= {a.target for a, _ in result.failed}
+    assert all(error.lasting is Lasting.TRANSIENT for _, error in result.failed)
+    host.ahead = lambda _what: None
+    assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
+
+
+def test_a_guest_with_which_libvirt_becomes_busy_half_way_is_put_back_later(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    asked: list[str] = []
+
+    def refuse(what: str) -> None:
+        if what.startswith("libvirt cpuset"):
+            asked.append(what)
+            if len(asked) > 2:
+                raise BusyError("libvirt is busy with the domain", lasting=Lasting.TRANSIENT)
+
+    host.ahead = refuse
+    result = apply(make_plan(host), host.ops(), journal)
+    assert len(asked) == 3, "two pins, and one that failed; those two are not tried again"
+    assert not result.rolled_back
+    host.ahead = lambda _what: None
+    assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
 
 
 def test_drift_makes_the_other_value_the_original(host: FakeKernel, journal: Journal) -> None:

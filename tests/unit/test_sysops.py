@@ -29,7 +29,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.errors import BusyError, Lasting, VanishedError, WriteError
 from vsrtune.hostcalls import CRASH_VARIABLE
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import Sched, SchedClass, ThreadKey
@@ -398,3 +398,65 @@ def test_pins_through_the_test_driver_name_its_cpus() -> None:
     connection.close()
     with pytest.raises(WriteError, match="libvirt counts"):
         LibvirtPins("test:///default").pin_vcpu(uuid, 0, CpuSet([500]))
+
+
+def test_a_pin_does_not_wait_for_a_job_of_libvirts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libvirt lets it wait for 30 s; a domain that migrates away, or is dumped, runs."""
+    libvirt = pytest.importorskip("libvirt")
+    connection = libvirt.open("test:///default")
+    domain = connection.lookupByName("test")
+    before = domain.emulatorPinInfo()
+    job: dict[str, int] = {}
+    monkeypatch.setattr(libvirt.virDomain, "jobStats", lambda _domain: job)
+    pins = LibvirtPins("test:///default")
+    for name, told in (
+        ("MIGRATION_OUT", "migrates it away"),
+        ("SNAPSHOT", "takes a snapshot"),
+        ("DUMP", "dumps its memory"),
+        ("SNAPSHOT_DELETE", "has a job"),
+    ):
+        operation = getattr(libvirt, f"VIR_DOMAIN_JOB_OPERATION_{name}")
+        job = {"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED, "operation": operation}
+        with pytest.raises(BusyError, match=told) as caught:
+            pins.pin_emulator(domain.UUIDString(), ONE)
+        assert caught.value.lasting is Lasting.TRANSIENT
+        assert domain.emulatorPinInfo() == before
+    # A backup, which takes changes, and no job at all.
+    backup = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
+    for harmless, cpu in (
+        ({"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED, "operation": backup}, 2),
+        ({"type": libvirt.VIR_DOMAIN_JOB_NONE}, 3),
+    ):
+        job = harmless
+        pins.pin_emulator(domain.UUIDString(), CpuSet([cpu]))
+        assert [n for n, used in enumerate(domain.emulatorPinInfo()) if used] == [cpu]
+    connection.close()
+
+
+def test_a_driver_that_knows_no_jobs_takes_pins() -> None:
+    libvirt = pytest.importorskip("libvirt")
+    connection = libvirt.open("test:///default")
+    domain = connection.lookupByName("test")
+    LibvirtPins("test:///default").pin_emulator(domain.UUIDString(), ONE)
+    assert [n for n, used in enumerate(domain.emulatorPinInfo()) if used] == [1]
+    connection.close()
+
+
+def test_a_domain_whose_job_cannot_even_be_asked_for_is_not_waited_for_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libvirt = pytest.importorskip("libvirt")
+    connection = libvirt.open("test:///default")
+    domain = connection.lookupByName("test")
+    before = domain.emulatorPinInfo()
+    late = libvirt.libvirtError("cannot acquire state change lock")
+    monkeypatch.setattr(late, "get_error_code", lambda: libvirt.VIR_ERR_OPERATION_TIMEOUT)
+
+    def wait(_domain: object) -> None:
+        raise late
+
+    monkeypatch.setattr(libvirt.virDomain, "jobStats", wait)
+    with pytest.raises(BusyError, match="state change lock"):
+        LibvirtPins("test:///default").pin_emulator(domain.UUIDString(), ONE)
+    assert domain.emulatorPinInfo() == before
+    connection.close()
