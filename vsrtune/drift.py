@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 from vsrtune.actions import (
     HOST_REF,
+    Action,
     Drift,
     EmulatorPin,
     IrqAffinity,
     NapiThreaded,
     Pin,
+    Plan,
     Target,
     ThreadAffinity,
     ThreadSched,
@@ -59,6 +61,25 @@ class Memory:
 
 
 NO_MEMORY = Memory()
+
+
+def put_back(plan: Plan) -> dict[Target, Drift]:
+    """What the plan writes because its policy enforces it."""
+    planned = {action.target for action in plan.actions}
+    enforced = (d for d in plan.drift if d.rule is DriftRule.ENFORCE)
+    return {d.target: d for d in enforced if d.target in planned}
+
+
+def original_of(action: Action, drift: Drift | None, known: Value | None) -> Value | None:
+    """What undo restores of a setting that is put back (``put_back``), ``known`` being what
+    the journal has for it; None where the records say it. What another party set for a
+    moment, as stalld does, was nobody's to have: undo must not bring that back."""
+    if drift is None:
+        return None
+    if known is not None:
+        return known
+    # Never written: as the policy asks is how it was found, and how it is to stay.
+    return action.after if drift.wished == _text(action.after) else None
 
 
 def overrules(reassert: Overruled, guest: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from vsrtune.actions import Action, Drift, EmulatorPin, Plan, Target, Value, VcpuPin
-from vsrtune.drift import Memory
+from vsrtune.drift import Memory, put_back
 from vsrtune.log import LOGGER, fields
 from vsrtune.policy_drift import DriftRule
 
@@ -91,7 +91,7 @@ class DriftWatch:
         """With what to plan again, when the plan of a pass puts back pins of which it is too
         early to tell; None when it does not."""
         now = self._clock()
-        moved = {(d.target, d.found): now for d in _put_back(plan) if _may_be_pinning(d)}
+        moved = {(d.target, d.found): now for d in put_back(plan).values() if _may_be_pinning(d)}
         moved |= {key: self._moved[key] for key in moved if key in self._moved}
         others = self._moved.items() if guests is not None else ()
         moved |= {key: since for key, since in others if key[0].guest not in (guests or ())}
@@ -162,11 +162,6 @@ class DriftWatch:
                 drift.setting,
                 extra=fields(guest=drift.target.guest, by=drift.by),
             )
-
-
-def _put_back(plan: Plan) -> Iterable[Drift]:
-    planned = {action.target for action in plan.actions}
-    return (d for d in plan.drift if d.rule is DriftRule.ENFORCE and d.target in planned)
 
 
 def _may_be_pinning(drift: Drift) -> bool:

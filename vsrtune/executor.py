@@ -21,7 +21,8 @@ For each action
 
 A move between cgroups may cost the thread its affinity (6.1), which is no part of the
 cgroup's value. So the affinity is journalled around the move as an intent of its own,
-from and to the present value: after a crash in between it is written again.
+from and to the present value: after a crash in between it is written again. Whoever set
+it, that is no write of ours: it ends as taken back, with the entry as it was.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from vsrtune.actions import (
     Value,
 )
 from vsrtune.comparing import between, exactly, still_ours
+from vsrtune.drift import original_of, put_back
 from vsrtune.errors import (
     FixedError,
     Lasting,
@@ -123,6 +125,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     # What this pass did, by guest, in order; None when the guest has failed.
     passes: dict[str, list[Action] | None] = {}
     stuck = False
+    drifted = put_back(plan)
     for action in plan.actions:
         target = action.target
         done = passes.setdefault(target.guest, [])
@@ -145,7 +148,10 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
                 )
             # The value just read knows more than the plan (threads beside a pin).
             action = Action(target, now, action.after, action.reason)
-            _change(action, ops, journal)
+            entry = journal.entry(target)
+            known = None if entry is None else entry.original
+            original = original_of(action, drifted.get(target), known)
+            _change(action, ops, journal, original)
         except VanishedError:
             _vanished(target, journal, tally)
         except PendingError as error:
@@ -224,13 +230,15 @@ def recover(ops: SysOps, journal: Journal) -> Result:
 # -- one change
 
 
-def _change(action: Action, ops: SysOps, journal: Journal) -> None:
-    """Journal, write, read back, journal. After a WriteError the host has ``before``
-    again; if even that failed, the entry stays unfinished. VanishedError as it comes."""
+def _change(action: Action, ops: SysOps, journal: Journal, original: Value | None = None) -> None:
+    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). After a
+    WriteError the host has ``before`` again; if even that failed, the entry stays unfinished.
+    VanishedError as it comes."""
     guard = _guard(action, ops, journal)
     if guard is not None:
-        journal.intent(guard)
-    journal.intent(action)
+        kept = journal.entry(guard.target)
+        journal.intent(guard, None if kept is None else kept.original)
+    journal.intent(action, original)
     try:
         ops.write(action.target, action.after)
         _read_back(action.target, action.after, ops)
@@ -243,7 +251,7 @@ def _change(action: Action, ops: SysOps, journal: Journal) -> None:
         raise
     journal.done(action.target)
     if guard is not None:
-        journal.done(guard.target)
+        journal.revert(guard.target)
 
 
 def _take_back(
@@ -258,7 +266,7 @@ def _take_back(
         if guard is not None:
             if not exactly(guard.before, ops.read(guard.target), ops):
                 ops.write(guard.target, guard.before)
-            journal.done(guard.target)
+            journal.revert(guard.target)
     except VanishedError:
         journal.drop(action.target, "vanished")
         if guard is not None:
@@ -380,7 +388,10 @@ def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally:
     if exactly(after, now, ops):
         ops.write(target, after)
         _read_back(target, after, ops)
-        journal.done(target)
+        if before == after:
+            journal.revert(target)  # an affinity that was kept across a move
+        else:
+            journal.done(target)
         tally.done.append(action)
     elif exactly(before, now, ops) and not isinstance(before, Pin):
         # The write never happened. A pin may have reached the threads beside it.

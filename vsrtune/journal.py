@@ -113,11 +113,16 @@ class Journal(Closing):
         settled = (e if e.state == "done" else e.settled for e in self.entries(guests))
         return {e.target: e.written for e in settled if e is not None}
 
-    def intent(self, action: Action) -> None:
-        """Record that ``action.after`` is about to be written."""
-        self._fold_checked(action.target, lambda fold: fold.intent(action))
-        self._append(intent_record(action))
-        self._fold.intent(action)
+    def entry(self, target: Target) -> Entry | None:
+        """The live entry of a target; None when it has none."""
+        return self._fold.live.get(target)
+
+    def intent(self, action: Action, original: Value | None = None) -> None:
+        """Record that ``action.after`` is about to be written. ``original`` is what undo is
+        to restore, where that is not what the records so far say (``Fold``)."""
+        self._fold_checked(action.target, lambda fold: fold.intent(action, original))
+        self._append(intent_record(action, original))
+        self._fold.intent(action, original)
         self._reckon(action.target)
 
     def done(self, target: Target) -> None:

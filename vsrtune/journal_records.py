@@ -4,7 +4,7 @@ Records (one JSON object each, ``r`` names the kind):
 
 ========  =====================  =====================================================
 header    version, boot_id       first line of every file
-intent    action                 about to write ``action.after``
+intent    action[, original]     about to write ``action.after``
 done      target                 the intent's value is on the host, read back
 revert    target                 the intent was taken back; its ``before`` is on the host
 drop      target, why            not ours any more (undone, vanished, changed by others)
@@ -19,6 +19,8 @@ Rules of the fold
 * The first ``before`` of a target is its original.
 * A later ``before`` that is not what we last wrote is somebody else's setting, and
   becomes the original; the target keeps its place in the order of first writes.
+* An intent that names the original knows better: what is put back because the policy
+  enforces it was nobody's to have, and undo goes back to what was ahead of both.
 * An entry whose written value is done and equals its original is live no more.
 """
 
@@ -170,16 +172,17 @@ class Fold:
                 del self.by_guest[target.guest]
         return entry
 
-    def intent(self, action: Action) -> None:
-        """A write begins."""
+    def intent(self, action: Action, original: Value | None = None) -> None:
+        """A write begins. ``original`` where that does not follow from ``before``."""
         known = self.live.get(action.target)
         if known is not None and known.state == "intent":
             raise VsrtuneError("an intent follows an unfinished intent of the same target")
-        original = action.before
-        if known is not None and (
-            same_setting(action.before, known.written) or displaced(action.before)
-        ):
-            original = known.original
+        if original is None:
+            original = action.before
+            if known is not None and (
+                same_setting(action.before, known.written) or displaced(action.before)
+            ):
+                original = known.original
         self.put(
             Entry(
                 action.target,
@@ -204,11 +207,12 @@ class Fold:
     def revert(self, target: Target) -> None:
         """The unfinished write was taken back."""
         entry = self._unfinished(target)
-        if entry.settled is None or not same_setting(entry.before_value, entry.settled.written):
+        settled = entry.settled
+        if settled is None or settled.original != entry.original:
             # Taken back to what somebody else had set: nothing of ours is left.
             self._take(target)
         else:
-            self.put(entry.settled)
+            self.put(settled)
 
     def drop(self, target: Target) -> None:
         """Not ours any more."""
@@ -229,7 +233,10 @@ class Fold:
         """Take one decoded record. VsrtuneError when it is none or comes out of turn."""
         kind = data.get("r") if isinstance(data, dict) else None
         if kind == "intent":
-            self.intent(Action.from_data(data["action"]) if "action" in data else _missing())
+            action = Action.from_data(data["action"]) if "action" in data else _missing()
+            named = data.get("original")
+            original = None if named is None else decode_value(action.target, named, "$.original")
+            self.intent(action, original)
         elif kind == "done":
             self.done(decode_target(data.get("target")))
         elif kind == "revert":
@@ -265,9 +272,10 @@ def _missing() -> Action:
     raise VsrtuneError("the intent has no action")
 
 
-def intent_record(action: Action) -> dict[str, Any]:
+def intent_record(action: Action, original: Value | None = None) -> dict[str, Any]:
     """The record of ``Fold.intent``."""
-    return {"r": "intent", "action": action.to_data()}
+    record = {"r": "intent", "action": action.to_data()}
+    return record if original is None else {**record, "original": encode(original)}
 
 
 def target_record(kind: Literal["done", "revert", "drop"], target: Target) -> dict[str, Any]:
@@ -299,7 +307,6 @@ def compacted(fold: Fold) -> list[dict[str, Any]]:
                 }
             )
         if entry.state == "intent":
-            records.append(
-                intent_record(Action(entry.target, entry.before_value, entry.written, entry.reason))
-            )
+            action = Action(entry.target, entry.before_value, entry.written, entry.reason)
+            records.append(intent_record(action, entry.original))
     return records

@@ -243,6 +243,35 @@ class TestPass:
         passes.run()
         assert passes.next_try() is None
 
+    def test_what_was_put_back_is_not_what_stop_restores(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        """stalld sets FIFO 50 for a moment; a realtime class that stays would be nobody's wish."""
+        before = host.snapshot
+        passes.run()
+        for _ in range(3):
+            host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
+            host.set_queue(77)
+            clock.now += 60
+            assert passes.run()
+            assert thread(host, Role.VHOST).sched == FIFO
+        assert passes.stop()
+        assert host.snapshot == before
+
+    def test_what_was_as_asked_and_is_put_back_is_not_what_stop_restores(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        host.set_queue(300)
+        host.change("vhost", sched=FIFO)
+        before = host.snapshot
+        passes.run()
+        host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
+        host.set_queue(77)
+        assert passes.run()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
+        assert passes.stop()
+        assert host.snapshot == before
+
     def test_what_is_reported_is_left_alone_and_counted_until_a_reload(
         self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
     ) -> None:

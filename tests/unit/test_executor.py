@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from vsrtune.actions import (
     HOST_REF,
     Action,
     CgroupDir,
+    Drift,
     EmulatorPin,
     Pin,
     Plan,
@@ -38,6 +40,7 @@ from vsrtune.errors import BusyError, Lasting, StaleError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass
+from vsrtune.policy_drift import DriftRule
 
 
 @pytest.fixture(params=KERNELS)
@@ -213,6 +216,62 @@ def test_drift_makes_the_other_value_the_original(host: FakeKernel, journal: Jou
     assert host.mask(1020) == "1"
     undo(host.ops(), journal)
     assert host.mask(1020) == "0-1"
+
+
+def enforcing(plan: Plan) -> Plan:
+    """That puts back what somebody has changed."""
+    drift = [Drift(a.target, "", DriftRule.ENFORCE, "", "", "", "") for a in plan.actions]
+    return replace(plan, drift=tuple(drift))
+
+
+def test_what_is_enforced_goes_back_to_what_was_ahead_of_us(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    host.set_affinity(1020, CpuSet([0, 1]))
+    host.set_sched(1011, Sched(SchedClass.FIFO, 50))
+    result = apply(enforcing(replan(host, plan)), host.ops(), journal)
+    assert len(result.done) == 2
+    undo(host.ops(), journal)
+    assert host.visible() == before
+
+
+def test_what_could_not_be_put_back_is_left_alone(host: FakeKernel, journal: Journal) -> None:
+    """And put back later it still has the original."""
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    host.set_sched(1011, Sched(SchedClass.FIFO, 50))
+    entry = journal.entry(ThreadSched("vr1", key(host, 1011), "vcpu 1"))
+    host.ahead = failing_at(1, lambda: OSError(1, "no"))
+    assert apply(enforcing(replan(host, plan)), host.ops(), journal).failed != ()
+    assert entry is not None
+    assert journal.entry(entry.target) == entry
+    host.ahead = lambda _what: None
+    result = undo(host.ops(), journal)
+    assert [left.target for left in result.left] == [entry.target]
+    assert host.ops().read(entry.target) == Sched(SchedClass.FIFO, 50)
+
+
+def test_a_move_between_cgroups_keeps_what_undo_knows_of_the_affinity(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """Somebody else's mask that is kept across it is no write of ours."""
+    before = host.visible()
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    host.write(f"/sys/fs/cgroup/{LIBVIRT}/emulator/cgroup.threads", "1020")
+    host.set_affinity(1020, CpuSet([0]))
+    affinity = ThreadAffinity("vr1", key(host, 1020), "vhost 0")
+    entry = journal.entry(affinity)
+    again = replan(host, plan)
+    assert [type(a.target) for a in again.actions] == [ThreadCgroup, ThreadAffinity]
+    apply(replace(again, actions=again.actions[:1]), host.ops(), journal)
+    assert journal.entry(affinity) == entry
+    apply(enforcing(replan(host, plan)), host.ops(), journal)
+    undo(host.ops(), journal)
+    assert host.visible() == before
 
 
 def test_a_changed_policy_keeps_the_first_original(host: FakeKernel, journal: Journal) -> None:

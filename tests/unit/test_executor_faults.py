@@ -13,17 +13,20 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
 
-from vsrtune.actions import HOST_REF, Plan
+from vsrtune.actions import HOST_REF, Drift, Plan, TxQueueLen
 from vsrtune.errors import JournalError, WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
+from vsrtune.model import Sched, SchedClass
+from vsrtune.policy_drift import DriftRule
 
 SIDES = ("ahead", "behind")
 STRIDE = 1 if os.environ.get("LAB_STRIDE") == "1" else 3
@@ -353,6 +356,41 @@ def test_killed_anywhere_in_apply(host: FakeKernel, tmp_path: Path, side: str) -
     # Each action: an intent and a result, written and synced, and its own changes.
     assert count > 5 * len(plan.actions)
     print(f"{side}: killed at {count - 1} points")
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_killed_while_it_enforces(host: FakeKernel, tmp_path: Path, side: str) -> None:
+    """What was not put back yet is somebody else's, and undo leaves it; what was goes back to
+    the original."""
+    plan = make_plan(host)
+    originals = {a.target: a.before for a in plan.actions}
+    before = host.visible()
+    with open_journal(tmp_path) as journal:
+        apply(plan, host.ops(), journal)
+    text = (tmp_path / "journal.jsonl").read_bytes()
+    host.ops().write(TxQueueLen("vr1", "macvtap0", 7), 77)
+    host.set_sched(1011, Sched(SchedClass.FIFO, 50))
+    again = replan(host, plan)
+    rules = (Drift(a.target, "", DriftRule.ENFORCE, "", "", "", "") for a in again.actions)
+    again = replace(again, drift=tuple(rules))
+    for n in range(len(again.actions)):
+        (tmp_path / f"{n}").mkdir()
+        (tmp_path / f"{n}" / "journal.jsonl").write_bytes(text)
+        copy = host.clone()
+        setattr(copy, side, failing_at(n + 1, Killed))
+        with open_journal(tmp_path / f"{n}") as journal, pytest.raises(Killed):
+            apply(again, copy.ops(), journal)
+        setattr(copy, side, lambda _what: None)
+        with open_journal(tmp_path / f"{n}") as journal:
+            recover(copy.ops(), journal)
+            result = undo(copy.ops(), journal)
+            assert journal.entries() == ()
+        theirs = again.actions[n + (side == "behind") :]
+        assert {x.target: x.current for x in result.left} == {a.target: a.before for a in theirs}
+        for action in theirs:
+            copy.ops().write(action.target, originals[action.target])
+        assert copy.visible() == before
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -72,6 +72,34 @@ def test_a_foreign_value_becomes_the_original(path: Path) -> None:
     assert folded(path) == [(300, 100, "done")]
 
 
+def test_an_intent_may_name_the_original(path: Path) -> None:
+    """What is put back under rule enforce was nobody's to have; a crash does not change that."""
+    with Journal.open(path, BOOT) as journal:
+        write(journal, queue(500, 100))
+        journal.intent(queue(300, 100), original=500)
+    assert folded(path) == [(500, 100, "intent")]
+    with Journal.open(path, BOOT) as journal:
+        journal.done(QUEUE)
+    assert folded(path) == [(500, 100, "done")]
+    with Journal.open(path, BOOT) as journal:
+        journal.intent(queue(300, 70), original=500)
+        journal.revert(QUEUE)
+    assert folded(path) == [(500, 100, "done")], "the other value is on the host, and drifts"
+
+
+def test_a_named_original_survives_a_compaction(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(path, BOOT) as journal:
+        write(journal, queue(500, 100))
+        journal.intent(queue(300, 100), original=500)
+        monkeypatch.setattr(journal_module, "MAX_SIZE", 1)
+        inode = path.stat().st_ino
+        while path.stat().st_ino == inode:
+            write(journal, Action(MASK, CpuSet([0]), CpuSet([1]), "policy"))
+    assert folded(path)[0] == (500, 100, "intent")
+
+
 def test_pins_are_ours_by_their_cpus(path: Path) -> None:
     others = (ThreadMask(ThreadKey(100, 102, 5001), CpuSet([3])),)
     start = Pin(CpuSet(range(4)), "", others)

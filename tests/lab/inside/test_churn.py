@@ -53,8 +53,9 @@ class Router:
         self.guest = guest
         self.plugged: list[str] = []
         self.count = 0
-        # The operator chose a length since the guest's start: undo gives him that, not what
-        # was before him.
+        # The operator chose a length since the guest's start. One that was put back is
+        # forgotten; one that was there ahead of the daemon, as while it was killed right after
+        # the guest's start, undo gives him.
         self.lengthened = False
 
     def changes(self) -> list[Callable[[], None]]:
