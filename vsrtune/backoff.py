@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 
 from vsrtune.errors import Lasting, VsrtuneError
@@ -17,6 +17,7 @@ class _Wait:
     signature: Hashable
     delay: float
     until: float
+    due: bool = True
 
 
 class Backoff:
@@ -45,13 +46,25 @@ class Backoff:
             delay = PERMANENT
         self._waits[guest] = _Wait(signature, delay, now + delay)
 
+    def looked(self, guests: Collection[str] | None, due: Collection[str]) -> None:
+        """A pass over ``guests`` (None: all) has changes for ``due`` only. Nothing would be
+        tried for the others when their wait ends, so it is kept without being waited for:
+        the same changes may come back."""
+        for guest, wait in self._waits.items():
+            if guests is None or guest in guests:
+                wait.due = guest in due
+
     def succeeded(self, guest: str) -> None:
         """Forget the guest's failures."""
         self._waits.pop(guest, None)
 
-    def waiting(self) -> frozenset[str]:
-        """The guests that wait."""
+    def failing(self) -> frozenset[str]:
+        """The guests that have failed and not succeeded since."""
         return frozenset(self._waits)
+
+    def waiting(self) -> frozenset[str]:
+        """The guests that have something due when their wait ends."""
+        return frozenset(guest for guest, wait in self._waits.items() if wait.due)
 
     def clear(self) -> None:
         """Forget everything: a reload tries all at once."""
@@ -59,7 +72,8 @@ class Backoff:
 
     def next_try(self, now: float) -> float | None:
         """Seconds until the first wait ends; None when nobody waits."""
-        return min((max(0.0, w.until - now) for w in self._waits.values()), default=None)
+        waits = (max(0.0, w.until - now) for w in self._waits.values() if w.due)
+        return min(waits, default=None)
 
 
 class SaidOnce:

@@ -44,7 +44,7 @@ from vsrtune.policy import Policy
 from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
-from vsrtune.state import State
+from vsrtune.state import GuestState, State
 from vsrtune.sysops import SysOps
 from vsrtune.watching import Budgets, worth_tracing
 
@@ -315,6 +315,7 @@ class Reconciler(Adjusting):
         for action in plan.actions:
             wanted.setdefault(action.target.guest, set()).add((action.target, action.after))
         signatures = {guest: frozenset(changes) for guest, changes in wanted.items()}
+        self._backoff.looked(self._guests, signatures)
         now = self._clock()
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
@@ -338,15 +339,33 @@ class Reconciler(Adjusting):
                 self._backoff.failed(guest, signatures[guest], errors[guest], self._clock())
                 pending[guest] = len(signatures[guest])
             else:
-                self._backoff.succeeded(guest)
-                self._results.succeeded(guest)
+                self._succeeded(guest)
         self._count(write_errors=len(result.failed))
         return result.done, pending
+
+    def _heal(self, part: Part, states: Iterable[GuestState]) -> None:
+        """Guests that have failed succeed without a write too: what is as asked by now, and
+        guests that are gone. One that is refused, held, or busy is neither; one that is
+        missing while something could not be read may still run."""
+        failing = self._backoff.failing()
+        if not failing:
+            return
+        healed = {s.ref for s in states if s.tuned and not s.drift}
+        if not part.snapshot.problems:
+            looked = failing if part.names is None else failing & part.names
+            healed |= looked - {g.ref for g in part.guests} - _HOST
+        for guest in failing & healed:
+            self._succeeded(guest)
+
+    def _succeeded(self, guest: str) -> None:
+        self._backoff.succeeded(guest)
+        self._results.succeeded(guest)
 
     # -- counting and saying
 
     def _publish(self, part: Part, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(part, plan, self.policies, unsettled, self._waiting)
+        self._heal(part, new)
         # Of the end of what libvirt is busy with an event tells.
         busy = {g.ref for g in part.guests if g.busy}
         pending = {s.ref for s in new if s.pending} - busy

@@ -409,6 +409,50 @@ class TestPass:
         assert passes.state.tuned == 1
         assert passes.next_try() is None
 
+    def test_a_guest_that_failed_and_is_as_asked_or_gone_is_not_waited_for(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        passes.policies = policies('guest: "*"\nqueue: {macvtap: 300}\n')
+        host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
+        passes.run()
+        clock.now += 1
+        passes.run()
+        assert passes.next_try() == 2
+        host.set_queue(300)
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+        host.set_queue(77)
+        passes.run()
+        assert passes.next_try() == 1, "a failure of its own, not one more of the old"
+        host.destroy("vr1")
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+
+    @pytest.mark.parametrize("how", ["busy", "refused", "unread"])
+    def test_a_guest_that_failed_and_is_put_off_is_neither_waited_for_nor_healed(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, how: str
+    ) -> None:
+        both = policies('guest: "*"\nqueue: {macvtap: 300}\n')
+        passes.policies = both
+        host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
+        passes.run()
+        before = host.snapshot
+        (guest,) = before.guests
+        if how == "busy":
+            host.snapshot = replace(before, guests=(replace(guest, busy=True),))
+        elif how == "refused":
+            passes.policies = both + policies("guest: v*\nqueue: {macvtap: 300}\n")
+        else:
+            host.snapshot = replace(before, guests=())
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+        host.snapshot, passes.policies = before, both
+        passes.run()
+        assert passes.next_try() == 2, "it is the same failure"
+
     def test_one_guests_failure_is_not_anothers(self, host: FakeHost, passes: Reconciler) -> None:
         host.start(samples.guest("vr2", pid=200))
         real = host.write

@@ -72,6 +72,18 @@ class TestBackoff:
         assert not backoff.blocked("g", "other", 0.0)
         assert not backoff.blocked("h", "same", 0.0)
 
+    def test_only_what_is_due_is_waited_for(self) -> None:
+        backoff = Backoff()
+        backoff.failed("g", "same", [SOON], 0.0)
+        backoff.failed("h", "same", [SOON], 0.0)
+        backoff.looked(None, ["g"])
+        assert backoff.waiting() == {"g"}
+        backoff.looked(["g"], [])
+        assert backoff.next_try(0.0) is None
+        backoff.looked(["h"], ["h"])
+        assert backoff.waiting() == {"h"}
+        assert backoff.blocked("g", "same", 0.0)
+
     def test_success_and_clear_forget(self) -> None:
         backoff = Backoff()
         backoff.failed("g", "same", [SOON], 0.0)
