@@ -47,7 +47,8 @@ from vsrtune.placement import Chosen
 from vsrtune.plan_alone import Whole, remember
 from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy_match import assign, policies_of
+from vsrtune.policy_roles import asks_of_host
 from vsrtune.projection import project
 from vsrtune.quarrels import without_quarrels
 from vsrtune.root_domains import Found
@@ -96,7 +97,8 @@ def released(
 
     The caller undoes these after a reload. Targets of refused guests are not
     among them: a mistake in a policy must not untune its guest. Nor are those of guests
-    with which libvirt is busy: it would not take the pins back.
+    with which libvirt is busy: it would not take the pins back. What such a guest needs of
+    the host stays as well.
     """
     # What has to go first may stand in the way of what is planned: not to be checked yet.
     made = _make(snapshot, policies, ours, False, NO_MEMORY, checked=False)
@@ -105,8 +107,9 @@ def released(
     refused |= {g.ref for g in snapshot.guests if g.busy}
     # Entries of dead threads are dropped before: a guest that is missing and has budgets
     # could not be read.
-    unread = any(_is_deadline(v) and t.guest not in running for t, v in ours.items())
-    if not refused and not unread:
+    budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in ours.items())
+    spared = (g for g in snapshot.guests if g.ref in refused)
+    if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
         running.add(HOST_REF)
     gone = {t for t in ours if t.guest in running - refused and t not in made.asked}
     gone |= {

@@ -45,6 +45,16 @@ def match(pattern: str, guest: Guest) -> Match:
     return Match.GLOB if fnmatchcase(guest.name, pattern) else Match.NONE
 
 
+def policies_of(guest: Guest, policies: Sequence[Policy]) -> list[Policy]:
+    """The policies that name the guest best: more than one is an error in them."""
+    return _best([(match(p.guest, guest), p) for p in policies])
+
+
+def _best(ranked: Sequence[tuple[Match, Policy]]) -> list[Policy]:
+    best = max((m.value for m, _ in ranked), default=0)
+    return [p for m, p in ranked if m.value == best and best > 0]
+
+
 @dataclass(slots=True)
 class Assignment:
     """Guests with their policy, in the snapshot's order, and what to say of the rest."""
@@ -61,8 +71,7 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
     used: set[str] = set()
     for guest in guests:
         ranked = [(match(p.guest, guest), p) for p in policies]
-        best = max((m.value for m, _ in ranked), default=0)
-        chosen = [p for m, p in ranked if m.value == best and best > 0]
+        chosen = _best(ranked)
         used |= {p.path for m, p in ranked if m is not Match.NONE}
         if guest.source == "foreign":
             out.skipped.append(Skipped(guest.ref, "all settings", _FOREIGN))
@@ -78,7 +87,7 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
                 f"{guest.ref}: {chosen[0].path} names it exactly and wins over "
                 f"{p.path} ({p.guest!r})"
                 for m, p in ranked
-                if m is Match.GLOB and best == Match.EXACT.value
+                if m is Match.GLOB and p is not chosen[0]
             ]
     out.notes += [
         f"{p.at('guest')}: no running guest matches {p.guest!r}"

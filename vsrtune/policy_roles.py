@@ -1,4 +1,4 @@
-"""What a policy asks of the threads of one role."""
+"""What a policy asks of the threads of one role, and whether it asks for more than threads."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | No
     if choice is None and role in DATA_PLANE and policy.placement is not None:
         return AUTO
     return choice
+
+
+def asks_of_host(policy: Policy) -> bool:
+    """Whether a guest with this policy needs settings of the host itself: interrupts,
+    ksoftirqd, or root domains, which class deadline stands on."""
+    rules = (rule_for(policy, role) for role in DATA_PLANE)
+    budgets = any(rule is not None and rule.deadline for rule in rules)
+    return budgets or policy.moves_irqs is not None or policy.softirq_sched is not None

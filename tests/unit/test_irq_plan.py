@@ -79,6 +79,28 @@ def test_a_policy_that_no_longer_asks_is_released_on_reload(
     assert host.snapshot.host.nics == before
 
 
+@pytest.mark.parametrize("how", ["refused", "busy"])
+def test_a_guest_that_is_spared_keeps_only_what_its_own_policy_needs_of_the_host(
+    host: FakeHost, journal: Journal, how: str
+) -> None:
+    before = host.snapshot.host.nics
+    other = "guest: vr2\n{}queue: {{macvtap: 300}}\n"
+    if how == "refused":
+        other += "cpus: {{vcpu: 9}}\n"
+    else:
+        first, second = host.snapshot.guests
+        host.snapshot = replace(host.snapshot, guests=(first, replace(second, busy=True)))
+    needs = parse(other.format("irq: {cpus: 0, set: true}\n"), "vr2.yaml")
+    passes = Reconciler(host, host, journal, (*policies("vr1"), needs))
+    passes.run(settle=True)
+    passes.policies = (needs,)
+    passes.run(settle=True)
+    assert nic(host).irqs[0].affinity == ZERO
+    passes.policies = (parse(other.format(""), "vr2.yaml"),)
+    passes.run(settle=True)
+    assert host.snapshot.host.nics == before
+
+
 def test_what_irqbalance_moved_is_set_again_and_it_is_named(
     host: FakeHost, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
