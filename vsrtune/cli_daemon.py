@@ -158,6 +158,7 @@ def daemon(
             publish=served.update,
             prepare=keeper.look,
             finish=keeper.stop,
+            leave=queues.leave,
             between=queues.look,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",

@@ -51,7 +51,8 @@ class Daemon:
 
     ``load`` reads the policies afresh and raises PolicyError; ``publish`` receives
     the state after every pass; ``prepare`` is called before each, with the policies,
-    and ``finish`` before everything is undone, True when it could do its part.
+    and ``finish`` before everything is undone, True when it could do its part; ``leave``
+    instead when the host stays tuned.
     ``between`` is called while the loop waits for the next pass; it returns after how
     many seconds it wants to be called again, None for not before that pass.
     """
@@ -65,6 +66,7 @@ class Daemon:
         publish: Callable[[State], None] = lambda _state: None,
         prepare: Callable[[tuple[Policy, ...]], None] = lambda _policies: None,
         finish: Callable[[], bool] = lambda: True,
+        leave: Callable[[], None] = lambda: None,
         between: Callable[[], float | None] = lambda: None,
         timing: Timing | None = None,
         keep: bool = False,
@@ -76,6 +78,7 @@ class Daemon:
         self._publish = publish
         self._prepare = prepare
         self._finish = finish
+        self._leave = leave
         self._between = between
         self._timing = timing or Timing()
         self._keep = keep
@@ -272,9 +275,11 @@ class Daemon:
         self._notifier.stopping()
         if self._handover:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
+            self._leave()
             return HANDED_OVER
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
+            self._leave()
             return 0
         LOGGER.info("stopping: putting the host back")
         clean = self._finish()

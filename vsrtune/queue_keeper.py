@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vsrtune import queue_control, queue_status
 from vsrtune.actions import Action, Target, TxQueueLen
 from vsrtune.log import LOGGER
 from vsrtune.model import Guest, Snapshot
 from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy_match import assign, policies_of
 from vsrtune.queue_control import Bounds
 from vsrtune.queue_samples import Sampler, Watched, watched
 from vsrtune.queue_windows import Sample, between
@@ -61,6 +61,8 @@ class QueueKeeper:
         self._clock = clock
         self._publish = publish
         self._kept: dict[str, _Kept] = {}
+        # Those that are kept no more, and may still be short.
+        self._parting: dict[str, _Kept] = {}
         self._snapshot: Snapshot | None = None
         self._policies: tuple[Policy, ...] = ()
         self._due = 0.0
@@ -73,6 +75,7 @@ class QueueKeeper:
         state = self._reconciler.state
         if state.snapshot is not self._snapshot or self._reconciler.policies != self._policies:
             self._choose(state.snapshot)
+            self._part()
         now = self._clock()
         if now >= self._due:
             self._work(now)
@@ -80,21 +83,47 @@ class QueueKeeper:
             return None
         return max(self._due - now, 0.0)
 
+    def leave(self) -> None:
+        """Nothing is kept any more, and what was set stays."""
+        self._parting, self._kept = {**self._parting, **self._kept}, {}
+        self._part()
+
     def close(self) -> None:
         """Nothing is kept any more; what was set is the journal's to put back."""
-        self._kept = {}
+        self._kept, self._parting = {}, {}
         self._tell(())
 
     def _work(self, now: float) -> None:
         actions: list[Action] = []
-        # Changed by somebody, and not to be put back by the policy's rule, or not yet.
-        left = {d.target for d in self._reconciler.state.drifts if d.left}
+        left = self._left()
         quiet = True
         for kept in self._kept.values():
             quiet &= self._sample(kept, now)
             if not self._stuck:
-                actions += _changes(kept, left)
+                actions += _changes(kept, kept.state, left)
         self._due = now + (GLANCE if quiet else TICK)
+        self._set(actions)
+
+    def _part(self) -> None:
+        """Make queues long that are kept no more: nobody would when overload ends. Only what
+        still is as it was set here, and not while libvirt is busy with the guest."""
+        actions: list[Action] = []
+        left = self._left()
+        for kept in self._parting.values():
+            why = "it is kept no more"
+            long = replace(kept.state, length=kept.bounds.high, why=why)
+            changes = () if kept.guest.busy else _changes(kept, long, left)
+            actions += [a for a in changes if a.before == kept.state.length]
+        if actions:
+            self._set(actions)
+        failed = bool(actions) and self._stuck
+        self._parting = {r: k for r, k in self._parting.items() if k.guest.busy or failed}
+
+    def _left(self) -> frozenset[Target]:
+        """Changed by somebody, and not to be put back by the policy's rule, or not yet."""
+        return frozenset(d.target for d in self._reconciler.state.drifts if d.left)
+
+    def _set(self, actions: list[Action]) -> None:
         told = tuple(kept.told for kept in self._kept.values())
         if not actions and told == self._reconciler.state.queues:
             return
@@ -138,7 +167,8 @@ class QueueKeeper:
         devices of their own."""
         self._snapshot, self._policies = snapshot, self._reconciler.policies
         self._stuck = False
-        known, self._kept = self._kept, {}
+        known = {**self._parting, **self._kept}
+        self._kept, self._parting = {}, {}
         if snapshot is None:
             return
         tuned = {g.ref for g in self._reconciler.state.guests if g.tuned}
@@ -164,6 +194,17 @@ class QueueKeeper:
             else:
                 state = queue_control.begin(bounds)
                 self._kept[guest.ref] = _Kept(guest, policy, bounds, where, state)
+        for guest in snapshot.guests:
+            old = known.get(guest.ref)
+            if old is None or guest.ref in self._kept or _process(old.guest) != _process(guest):
+                continue
+            asking = policies_of(guest, self._policies)
+            if guest.ref in tuned:
+                # A length, or none: then the pass has seen to it.
+                asking = [p for p in asking if isinstance(p.macvtap_queue, Bounds)]
+            if asking:
+                old.guest, old.before, old.drops = guest, None, None
+                self._parting[guest.ref] = old
 
     def _refresh(self) -> None:
         """The guests as they are after our own changes."""
@@ -174,12 +215,16 @@ class QueueKeeper:
 
 
 def _identity(guest: Guest) -> tuple[object, ...]:
-    return guest.pid, guest.start_time, tuple(sorted(i.ifindex for i in guest.interfaces))
+    return *_process(guest), tuple(sorted(i.ifindex for i in guest.interfaces))
 
 
-def _changes(kept: _Kept, left: Collection[Target]) -> list[Action]:
-    reason = f"queue.macvtap: adaptive: {kept.state.why} ({kept.policy.at('queue', 'macvtap')})"
-    length = kept.state.length
+def _process(guest: Guest) -> tuple[int, int]:
+    return guest.pid, guest.start_time
+
+
+def _changes(kept: _Kept, state: queue_control.State, left: Collection[Target]) -> list[Action]:
+    reason = f"queue.macvtap: adaptive: {state.why} ({kept.policy.at('queue', 'macvtap')})"
+    length = state.length
     found = []
     for interface in kept.guest.interfaces:
         target = TxQueueLen(kept.guest.ref, interface.target, interface.ifindex)

@@ -15,6 +15,7 @@ from fake_host import FakeHost
 from vsrtune import queue_status
 from vsrtune.actions import TxQueueLen
 from vsrtune.cpuset import CpuSet
+from vsrtune.errors import WriteError
 from vsrtune.journal import Journal
 from vsrtune.model import NicKind, Role, Sched, SchedClass
 from vsrtune.policy import parse
@@ -189,6 +190,74 @@ def test_an_original_that_is_one_of_the_lengths_is_no_reason_to_begin_anew(
     assert target not in setting.journal.ours()
     assert not setting.passes.run()
     assert setting.length == 20
+
+
+SECOND = POLICY.replace('"*"', "v*")
+FAILING = POLICY + "scheduler: {vcpu: {class: fifo, priority: 7}}\n"
+
+
+@pytest.mark.parametrize("why", ["refused", "failing"])
+def test_a_guest_that_is_kept_no_more_has_a_long_queue(setting: Setting, why: str) -> None:
+    before = setting.host.snapshot
+    setting.passes.run()
+    setting.load.load = 3.0
+    setting.run(30)
+    assert setting.length < 400
+    texts = {"refused": (POLICY, SECOND), "failing": (FAILING,)}[why]
+    setting.host.fail["thread-sched"] = WriteError("not permitted")
+    setting.passes.policies = tuple(parse(text, f"{n}.yaml") for n, text in enumerate(texts))
+    setting.passes.run(settle=True, reassert=True)
+    assert setting.passes.state.tuned == 0
+    assert set(setting.run(30)) == {400}
+    setting.passes.run()
+    assert setting.length == 400
+    assert setting.passes.state.queues == setting.told[-1] == ()
+    assert setting.passes.stop()
+    assert setting.host.snapshot == before
+
+
+def test_a_guest_with_which_libvirt_is_busy_is_left_and_kept_on(setting: Setting) -> None:
+    setting.passes.run()
+    setting.load.load = 3.0
+    setting.run(90)
+    short = setting.length
+    assert short < 400
+    (guest,) = setting.host.snapshot.guests
+    setting.host.snapshot = replace(setting.host.snapshot, guests=(replace(guest, busy=True),))
+    setting.passes.run()
+    assert set(setting.run(5)) == {short}
+    setting.host.snapshot = replace(setting.host.snapshot, guests=(guest,))
+    setting.passes.run()
+    setting.keeper.look()
+    assert setting.length == short
+    setting.load.load = 0.4
+    setting.run(5)
+    assert setting.length == 400
+
+
+def test_a_length_that_a_new_policy_asks_for_stays(setting: Setting) -> None:
+    setting.passes.run()
+    setting.load.load = 3.0
+    setting.run(30)
+    short = setting.length
+    assert short < 400
+    fixed = POLICY.replace("adaptive, min: 20, max: 400", str(short))
+    setting.passes.policies = (parse(fixed, "test.yaml"),)
+    setting.passes.run(settle=True, reassert=True)
+    assert setting.keeper.look() is None
+    assert setting.length == short
+
+
+def test_queues_are_long_when_nobody_keeps_them_and_the_host_stays_tuned(
+    setting: Setting,
+) -> None:
+    setting.passes.run()
+    setting.load.load = 3.0
+    setting.run(30)
+    assert setting.length < 400
+    setting.keeper.leave()
+    setting.keeper.close()
+    assert setting.length == 400
 
 
 def test_crews_by_cpus_and_budgets() -> None:
