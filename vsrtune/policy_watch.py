@@ -61,9 +61,11 @@ class PolicyWatch(Background):
                 self._changed(f"{directory / name} has changed")
             again = again or self._leads(directory / name)
         if again:
-            before = set(self._watches.values())
+            # By number as well: at a path may be another directory by now. One that is
+            # still the same keeps its number.
+            before = self._watches
             self._arm(files)
-            if set(self._watches.values()) != before:
+            if self._watches != before:
                 self._changed("a policy directory has come or gone")
 
     def _is_policy(self, directory: Path, name: str, bits: int) -> bool:

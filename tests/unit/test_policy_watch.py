@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,6 +73,29 @@ def test_directory_that_goes_and_comes(watching: Watching, policies: Path) -> No
     watching.until_told(lambda: moved.rename(policies), "back, with what is in it")
     file = policies / "a.yaml"
     watching.until_told(lambda: file.write_text("guest: x\n"), "watched again")
+
+
+def exchange(one: Path, other: Path) -> None:
+    """renameat2(2) with RENAME_EXCHANGE, which Python has not."""
+    here, both = -100, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(here, os.fsencode(one), here, os.fsencode(other), both) != 0:
+        pytest.skip(f"renameat2: {os.strerror(ctypes.get_errno())}")
+
+
+def test_directory_in_whose_place_another_is_at_once(watching: Watching, policies: Path) -> None:
+    other = policies.with_name("new")
+    other.mkdir()
+    watching.until_told(lambda: exchange(policies, other), "another directory")
+    file = policies / "a.yaml"
+    watching.until_told(lambda: file.write_text("guest: x\n"), "the new one is watched")
+    time.sleep(0.2)
+    told = len(watching.told)
+    (policies.parent / "c.yaml").write_text("x")
+    (other / "b.yaml").write_text("guest: x\n")
+    policies.chmod(0o700)
+    time.sleep(0.2)
+    assert len(watching.told) == told, "what is not in it is not told, nor told again"
 
 
 def test_directory_that_is_made_later(tmp_path: Path) -> None:
