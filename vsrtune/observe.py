@@ -90,7 +90,8 @@ class Observer:
             return self._all()
         try:
             self._known = self._pass(self._known).some(names, pids)
-        except (NotAlone, ObserveError):
+        except (NotAlone, ObserveError, OSError):
+            # A look at everything writes down what cannot be read, and goes on.
             return self._all()
         return self._known.looked
 

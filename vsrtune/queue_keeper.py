@@ -148,7 +148,7 @@ class QueueKeeper:
                 if before in (None, drops) and kept.before is None:
                     return True
             after = self._sampler.sample(kept.where, now)
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             kept.before = None
             return True
         before_, kept.before = kept.before, after

@@ -58,7 +58,8 @@ def _most(thread: Thread) -> float:
 
 class Sampler:
     """Reads below ``root``. Methods raise OSError and ValueError: a device or thread is
-    gone, and the next pass will find out."""
+    gone, and the next pass will find out; IndexError where the kernel does not tell how long
+    threads ran."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root

@@ -6,6 +6,8 @@ pinned, get another class, come and go; devices change; guests start, stop and s
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from moving_host import MovingHost
 
 from vsrtune import rounds
+from vsrtune.model import Problem
 from vsrtune.observe import Observer
 from vsrtune.rootfs import LiveRoot
 
@@ -55,6 +58,21 @@ def test_one_guest_is_looked_at_alone(host: MovingHost) -> None:
         assert part.names == {name}
         assert [g.name for g in part.guests] == [name]
         assert not [p for p in host.read for g in alone if p.startswith(f"/proc/{g.pid}/task")]
+
+
+def test_processes_that_cannot_be_listed_are_a_problem_only(
+    host: MovingHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = Observer(host.root, host)
+    observer.observe()
+
+    def processes() -> list[tuple[str, int]]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/proc")
+
+    monkeypatch.setattr(host.root, "processes", processes)
+    part = observer.observe_some(frozenset(["started now"]))
+    assert part.names is None
+    assert Problem("proc", "/proc: Too many open files") in part.snapshot.problems
 
 
 @pytest.mark.parametrize("seed", range(3))

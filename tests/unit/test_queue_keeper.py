@@ -271,6 +271,27 @@ def test_crews_by_cpus_and_budgets() -> None:
     assert Crew(frozenset(tids[:1]), 0.4) in found
 
 
+@pytest.mark.parametrize("lost", [{}, {"schedstat": ""}, {"schedstat": "x"}])
+def test_a_guest_whose_counters_cannot_be_read_is_left_alone(
+    setting: Setting, lost: dict[str, str]
+) -> None:
+    """An empty schedstat is that of a kernel without CONFIG_SCHED_INFO."""
+    (guest,) = setting.host.snapshot.guests
+    where, files = watched(guest), Files({})
+    for name in ("rx_packets", "rx_dropped", "tx_packets"):
+        files.files[f"/sys/class/net/{where.devices[0]}/statistics/{name}"] = "5\n"
+    for pid, tid in where.threads:
+        files.files |= {f"/proc/{pid}/task/{tid}/{name}": text for name, text in lost.items()}
+    sampler = Sampler(files)  # type: ignore[arg-type]
+    keeper = QueueKeeper(setting.passes, sampler, setting.load, setting.told.append)
+    setting.passes.run()
+    keeper.look()
+    files.files = {f: "9\n" if f.endswith("rx_dropped") else t for f, t in files.files.items()}
+    setting.load.now += GLANCE
+    assert keeper.look() == GLANCE
+    assert setting.length == 400
+
+
 class Files:
     """A root of given files."""
 
