@@ -46,7 +46,7 @@ from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
 from vsrtune.state import GuestState, State
 from vsrtune.sysops import SysOps
-from vsrtune.watching import Budgets, worth_tracing
+from vsrtune.watching import Budgets, Tracing
 
 # How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
 PENDING = 1.0
@@ -101,6 +101,7 @@ class Reconciler(Adjusting):
         self._results = ResultLog(self._said)
         self._snapshot: Snapshot | None = None
         self._budgets = Budgets()
+        self._tracing = Tracing()
         # The last plan for all guests, and the guests of this pass (None: all of them).
         self._whole: Whole | None = None
         self._guests: frozenset[str] | None = None
@@ -263,9 +264,10 @@ class Reconciler(Adjusting):
         if (
             known is not None
             and self._trace > 0
-            and worth_tracing(part.earlier(known), part.guests)
+            and self._tracing.worth(part.earlier(known), part.guests)
         ):
             part = Part(self._observer.observe(self._trace))
+            self._tracing.traced(part.guests)
         self._guests = part.names
         self._pulse()
         for problem in part.snapshot.problems:

@@ -496,6 +496,29 @@ class TestPass:
         passes.run()
         assert host.traces == [0.0]
 
+    def test_traces_less_and_less_often_for_a_worker_of_which_that_teaches_nothing(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        def traced(count: int, *, works: bool = False) -> list[int]:
+            """Which of so many passes make a trace."""
+            found = []
+            for number in range(count):
+                host.traces.clear()
+                host.change("vhost", cpu_ns=thread(host, Role.VHOST).cpu_ns + works)
+                passes.run()
+                if 0.5 in host.traces:
+                    found.append(number)
+            return found
+
+        passes.run()
+        host.change("vhost", confidence=Confidence.UNCERTAIN)
+        assert traced(130) == [0, 2, 6, 14, 30, 62, 94, 126]
+        assert traced(40, works=True) == [0, 32], "what begins to work is seen at once"
+        host.start(samples.guest("vr2", pid=200))
+        assert traced(3) == [0], "a new one as well"
+        host.change("vhost", confidence=Confidence.EXACT)
+        assert traced(40, works=True) == []
+
 
 class FakeNotifier:
     """Records what the service manager would hear."""
