@@ -5,15 +5,12 @@ last is done. So whatever stops a switch (a step that fails, a kill, a crash of 
 the ledger says what to take back, and taking back may be repeated at any time: every
 inverse looks at what is there first.
 
-``sweep`` keeps the devices: one that a guest's interface names is there and up, one that
-nobody names any more goes.
+A signal that would end the process is held until what was begun is taken back.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TypeVar
 
 from vsrtune import attach_steps as steps
@@ -21,18 +18,19 @@ from vsrtune.attach_define import define, undefine
 from vsrtune.attach_devices import Devices
 from vsrtune.attach_errors import SwitchError, translated
 from vsrtune.attach_host import AttachHost
-from vsrtune.attach_model import GuestNics, Switch
-from vsrtune.attach_steps import Card, Device, Origin, Step
+from vsrtune.attach_ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
+from vsrtune.attach_model import Switch
+from vsrtune.attach_steps import Card, Origin, Step
+from vsrtune.attach_sweep import Sweep, Swept
 from vsrtune.clone_model import Clone
 from vsrtune.clone_steps import MakeFiles, StartGuest
 from vsrtune.clone_switch import Clones
 from vsrtune.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.interface_xml import Nic, differences
-from vsrtune.ledger import Entry, Ledger
-from vsrtune.live_domains import AwayError, RefusedError, unplug
+from vsrtune.interrupts import held
+from vsrtune.ledger import Entry
+from vsrtune.live_domains import Asked, AwayError, RefusedError, unplug
 from vsrtune.overlays import OutOfReachError
-
-STEP, ORIGIN, CLONE, ENDED = "step", "origin", "clone", "ended"
 
 # libvirtd is started again by systemd, and reads all its guests then.
 _AWAY_SECONDS = 40.0
@@ -41,30 +39,14 @@ _TRIES, _TRY_PAUSE = 3, 2.0
 T = TypeVar("T")
 
 
-class AttachLedger(Ledger):
-    """The ledger of switches and of the devices they made; it outlives a boot, as the
-    persistent definitions do that name these devices."""
-
-    busy = ("another switch is under way, or is being recovered", "wait for its end")
-    unusable = ("the ledger of attachments cannot be used", "run as root")
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What ``sweep`` did, and what it could not do."""
-
-    did: tuple[str, ...]
-    failed: tuple[VsrtuneError, ...]
-
-
 class Switcher:
-    """Switches over a host and an open ledger. ``before`` is called with each step as it
+    """Switches over a host and an open ledger. ``before`` is called with each step before it
     is begun; ``patience`` is how long libvirt may be away, in seconds."""
 
     def __init__(
         self,
         host: AttachHost,
-        ledger: Ledger,
+        ledger: AttachLedger,
         boot: str,
         before: Callable[[Step], None] = lambda _step: None,
         patience: float = _AWAY_SECONDS,
@@ -76,42 +58,78 @@ class Switcher:
         self._ledger = ledger
         self._boot = boot
         self._before = before
+        self._sweep = Sweep(host, ledger, self._patiently)
+        self._check: Callable[[], None] = _nothing
 
     def origins(self) -> tuple[Origin, ...]:
         """Of every device that vsrtune made and has not removed."""
-        return tuple(steps.origin_from(e.data) for e in self._of(ORIGIN))
+        return tuple(origin for _, origin in self._ledger.origins())
 
     def clones(self) -> tuple[Clone, ...]:
         """Every guest that vsrtune made and has not ended."""
-        return tuple(steps.clone_from(e.data) for e in self._of(CLONE))
+        return tuple(clone for _, clone in self._ledger.clones())
 
     def unfinished(self) -> bool:
         """Whether a switch was interrupted, so that ``recover`` must come first."""
-        return bool(self._of(STEP))
+        return bool(self._ledger.of(STEP))
 
     def carry_out(self, switch: Switch) -> Swept:
         """All steps, or none; what became of devices that nobody needs any more. Raises
         SwitchError."""
+        self._no_remains(switch)
+        with held() as check:
+            self._check = check
+            try:
+                self._all(switch)
+            except VsrtuneError as error:
+                self._check = _nothing
+                left = self.recover()
+                raise SwitchError(error, left, self._start_ended(switch, left)) from error
+            except KeyboardInterrupt:
+                self._check = _nothing
+                self.recover()
+                raise
+            finally:
+                self._check = _nothing
+        return self.sweep()
+
+    def _all(self, switch: Switch) -> None:
         for origin in switch.origins:
             self._ledger.add(ORIGIN, steps.to_data(origin))
         for step in switch.steps:
-            entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
+            self._check()
             self._before(step)
+            entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
             try:
                 with translated():
                     self._do(step)
-            except VsrtuneError as error:
-                if isinstance(step, (steps.Unplug, MakeFiles)) and isinstance(error, RefusedError):
+            except RefusedError:
+                if isinstance(step, (steps.Unplug, MakeFiles)):
                     self._ledger.done(entry)  # nothing was done, and a file there is not ours
-                left = self.recover()
-                raise SwitchError(error, left, self._start_ended(switch, left)) from error
-        # What becomes of clones is said before the steps are retired, and counts from then on.
+                raise
+        # What becomes of clones and groups is said before the steps are retired, and counts
+        # from then on.
         for kind, clones in ((CLONE, switch.clones), (ENDED, switch.ended)):
             for clone in clones:
                 self._ledger.add(kind, steps.to_data(clone))
-        kept = [e for e in self._of(CLONE) if steps.clone_from(e.data) in switch.kept]
-        self._ledger.done(*(entry.id for entry in (*self._of(STEP), *kept)))
-        return self.sweep()
+        for group in dict.fromkeys(o.group for o in switch.origins if o.group):
+            self._ledger.add(GROUP, {"name": group})
+        kept = [entry for entry, clone in self._ledger.clones() if clone in switch.kept]
+        gone = {o.group for o in self.origins() if o.group and o.device in switch.leaves}
+        left = [entry for entry, group in self._ledger.groups() if group in gone]
+        self._ledger.done(*(entry.id for entry in (*self._ledger.of(STEP), *kept, *left)))
+
+    def _no_remains(self, switch: Switch) -> None:
+        """Refuse to make a guest that an earlier switch has left to be removed: it has the
+        same UUID, and would be taken for that one."""
+        for _, old in self._ledger.clones(ENDED):
+            if any(old.uuid == new.uuid for new in switch.clones):
+                raise VsrtuneError(
+                    f"what was made for it when the group {old.group} was created before is not "
+                    "all removed yet",
+                    where=old.guest,
+                    hint="`vsrtune attach --recover` removes it, or says what is in the way",
+                )
 
     def _start_ended(self, switch: Switch, left: list[VsrtuneError]) -> tuple[str, ...]:
         """Start the guests that ran and that libvirt ended meanwhile; their names. What
@@ -129,21 +147,12 @@ class Switcher:
         """Take back what an unfinished switch has done; what could not be. May be called
         at any time."""
         failures: list[VsrtuneError] = []
-        begun = min((entry.id for entry in self._of(STEP)), default=0)
-        said = (*self._of(CLONE), *self._of(ENDED)) if begun else ()
-        self._ledger.done(*(entry.id for entry in said if entry.id > begun))
+        taken: set[int] = set()
         for attempt in range(_TRIES):
             if attempt:
                 # libvirt may still be plugging an interface in for a caller that died.
                 self._host.sleep(_TRY_PAUSE)
-            failures = []
-            for entry in reversed(self._of(STEP)):
-                try:
-                    with translated():
-                        self._take_back(entry)
-                    self._ledger.done(entry.id)
-                except VsrtuneError as error:
-                    failures.append(error)
+            failures = self._take_back_all(taken)
             # Waiting helps nobody who may not.
             if all(isinstance(error, OutOfReachError) for error in failures):
                 break
@@ -151,93 +160,50 @@ class Switcher:
             failures += self.sweep().failed
         return failures
 
-    # -- the devices between switches
+    def _take_back_all(self, taken: set[int]) -> list[VsrtuneError]:
+        """``taken`` are the steps that need not be taken back again, though the ledger may
+        not say so yet: its disk may be full."""
+        failures: list[VsrtuneError] = []
+        begun = min((entry.id for entry in self._ledger.of(STEP)), default=0)
+        said = self._ledger.of(CLONE, ENDED, GROUP) if begun else []
+        try:
+            self._ledger.done(*(entry.id for entry in said if entry.id > begun))
+        except VsrtuneError as error:
+            failures.append(error)
+        told = not failures
+        for entry in reversed(self._ledger.of(STEP)):
+            try:
+                if entry.id not in taken:
+                    with translated():
+                        self._take_back(entry)
+                    taken.add(entry.id)
+                # Without any step what was said would count.
+                if told:
+                    self._ledger.done(entry.id)
+            except AwayError as error:
+                # The steps before it made what guests may stand on, and are taken back after
+                # it or not at all.
+                failures.append(error)
+                break
+            except VsrtuneError as error:
+                failures.append(error)
+        return failures
+
+    # -- between switches
 
     def boot_devices(self) -> Swept:
         """Make and bring up every device that was made before this host booted, without
         asking libvirt: its daemon may start guests as soon as it runs itself. Those of an
         unfinished switch too: its guests' definitions may name them."""
-        return self._keep_all(None)
+        return self._sweep.devices(None)
 
     def sweep(self) -> Swept:
-        """Make and bring up the devices that a guest's interface names, remove those that
-        no guest names. Does nothing while a switch is unfinished, removes nothing while
-        libvirt does not answer."""
-        if self.unfinished() or not (self._of(ORIGIN) or self._of(ENDED)):
+        """Make and bring up the devices that a guest needs, remove those that no guest needs
+        and clones that were to go. Does nothing while a switch is unfinished, removes nothing
+        while libvirt does not answer."""
+        if self.unfinished() or not self._ledger.of(ORIGIN, ENDED):
             return Swept((), ())
-        ended = self._end_clones()
-        try:
-            kept = self._keep_all(self._host.guests())
-        except AwayError:
-            kept = self._keep_all(None)
-        return Swept((*ended.did, *kept.did), (*ended.failed, *kept.failed))
-
-    def _end_clones(self) -> Swept:
-        """What a switch left to do after its end, for it cannot be taken back."""
-        did: list[str] = []
-        failed: list[VsrtuneError] = []
-        for entry in self._of(ENDED):
-            clone = steps.clone_from(entry.data)
-            try:
-                with translated():
-                    did += self._patiently(lambda clone=clone: self._clones.end(clone))  # type: ignore[misc]
-            except VsrtuneError as error:
-                failed.append(error)
-                continue
-            made = [e.id for e in self._of(CLONE) if steps.clone_from(e.data) == clone]
-            self._ledger.done(entry.id, *made)
-        return Swept(tuple(did), tuple(failed))
-
-    def _keep_all(self, guests: tuple[GuestNics, ...] | None) -> Swept:
-        origins = [(entry, steps.origin_from(entry.data)) for entry in self._of(ORIGIN)]
-        named = _named([origin.device for _, origin in origins], guests)
-        did: list[str] = []
-        failed: list[VsrtuneError] = []
-
-        def guarded(work: Callable[[], None]) -> None:
-            try:
-                with translated():
-                    work()
-            except VsrtuneError as error:
-                failed.append(error)
-
-        for _, origin in origins:
-            live, config = named[origin.device.name]
-            if live or config:
-                guarded(lambda origin=origin, live=live: self._keep(origin, did, live=live))  # type: ignore[misc]
-        # A device goes before what it stands on, which was made before it.
-        for entry, origin in reversed(origins):
-            if not any(named[origin.device.name]):
-                guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
-        return Swept(tuple(did), tuple(failed))
-
-    def _drop(self, origin: Origin, entry: Entry, did: list[str]) -> None:
-        device = origin.device
-        if self._devices.find(device) is not None:
-            self._devices.remove(device)
-            did.append(f"removed {device.name}, no guest names it any more")
-        self._ledger.done(entry.id)
-
-    def _keep(self, origin: Origin, did: list[str], *, live: bool) -> None:
-        device = origin.device
-        link = self._devices.find(device)
-        if link is None:
-            self._devices.make(device)
-            link = self._devices.find(device)
-            who = f"{origin.guest} names it" if origin.guest else f"{origin.group} stands on it"
-            on = f" on {device.lower}" if device.lower else ""
-            did.append(f"made {device.name}{on}, {who}")
-        else:
-            flags = self._devices.flag(device)
-            did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
-        if link is not None and not link.up:
-            try:
-                self._host.set_up(link.index, True)
-                did.append(f"brought {device.name} up")
-            except OSError as error:
-                # A guest that is not running yet waits until macvtaps are gone.
-                if error.errno != errno.EBUSY or live:
-                    raise
+        return self._sweep.all()
 
     # -- one step
 
@@ -254,8 +220,8 @@ class Switcher:
                 for device in step.devices:
                     self._devices.set_down(device)
             case steps.Unplug():
-                wanted = [(card.uuid, card.mac) for card in step.cards]
-                self._patiently(lambda: self._unplug(wanted))
+                asked: Asked = {}
+                self._patiently(lambda: self._unplug(step.cards, asked))
             case steps.Plug():
                 for card in step.cards:
                     self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
@@ -271,14 +237,10 @@ class Switcher:
         inverse = step.inverse()
         match inverse:
             case steps.Plug():
-                for card in inverse.cards:
-                    self._unless_gone(lambda card=card: self._replug(card, this_boot))  # type: ignore[misc]
+                self._each(inverse.cards, lambda card: self._replug(card, this_boot))
             case steps.Unplug():
-                for card in inverse.cards:
-                    if this_boot:
-                        self._unless_gone(
-                            lambda card=card: self._unplug([(card.uuid, card.mac)])  # type: ignore[misc]
-                        )
+                if this_boot:
+                    self._each(inverse.cards, lambda card: self._unplug((card,)))
             case steps.Define():
                 self._unless_gone(lambda: undefine(self._host, inverse))
             case StartGuest():
@@ -291,6 +253,19 @@ class Switcher:
                         self._devices.set_up(device)
             case _:
                 self._do(inverse)
+
+    def _each(self, cards: tuple[Card, ...], work: Callable[[Card], None]) -> None:
+        """A guest that does not give way keeps no other from what it had."""
+        failed: list[VsrtuneError] = []
+        for card in cards:
+            try:
+                self._unless_gone(lambda card=card: work(card))  # type: ignore[misc]
+            except AwayError:
+                raise
+            except VsrtuneError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _unless_gone(self, work: Callable[[], None]) -> None:
         """A guest that does not run any more needs nothing: its next start reads its
@@ -310,7 +285,7 @@ class Switcher:
             if same and not this_boot:
                 return
             try:
-                self._unplug([(card.uuid, card.mac)])
+                self._unplug((card,))
             except AwayError:
                 raise
             except WriteError:
@@ -333,16 +308,14 @@ class Switcher:
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 
-    def _unplug(self, wanted: list[tuple[str, str]]) -> None:
-        unplug(self._host, wanted, clock=self._host.clock, sleep=self._host.sleep)
+    def _unplug(self, cards: tuple[Card, ...], asked: Asked | None = None) -> None:
+        wanted = [(card.uuid, card.mac) for card in cards]
+        unplug(self._host, wanted, asked, clock=self._host.clock, sleep=self._sleep)
 
     def _nic(self, card: Card) -> Nic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
 
     # -- helpers
-
-    def _of(self, kind: str) -> list[Entry]:
-        return [entry for entry in self._ledger.pending() if entry.kind == kind]
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Again when libvirt was away: everything here looks first at what is there."""
@@ -353,21 +326,12 @@ class Switcher:
             except AwayError:
                 if self._host.clock() > end:
                     raise
-            self._host.sleep(0.5)
+            self._sleep(0.5)
+
+    def _sleep(self, seconds: float) -> None:
+        self._check()
+        self._host.sleep(seconds)
 
 
-def _named(
-    devices: Sequence[Device], guests: tuple[GuestNics, ...] | None
-) -> dict[str, tuple[bool, bool]]:
-    """Of each device by name, whether a running guest, or a definition, names it or one that
-    stands on it; when libvirt does not answer, a definition may. A device comes after the one
-    below it."""
-    if guests is None:
-        return {device.name: (False, True) for device in devices}
-    live = {n.device for g in guests for n in g.live or ()}
-    config = {n.device for g in guests for n in g.config or ()}
-    for device in reversed(devices):
-        for names in (live, config):
-            if device.name in names:
-                names.add(device.lower)
-    return {device.name: (device.name in live, device.name in config) for device in devices}
+def _nothing() -> None:
+    """Nobody asks for an end."""

@@ -23,11 +23,12 @@ class SwitchError(VsrtuneError):
             what += f", but {' '.join(started)} was ended by libvirt and has been started anew"
             hint = "the log of libvirtd says why it could not take the guest over when it came back"
         if left:
-            more = "; ".join(str(e) for e in left)
+            more = "; ".join(dict.fromkeys(str(e) for e in left))
             what = f"{error.what}; not everything could be put back: {more}"
             hint = "`vsrtune attach --recover` tries again"
         super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
         self.put_back = not left
+        self.exit_code = error.exit_code
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach import Switcher
 from vsrtune.attach_host import AttachHost
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.attach_wishes import Batch, batches, taken_back, wanted

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vsrtune.attach import STEP, AttachLedger, Switcher
+from vsrtune.attach import Switcher
 from vsrtune.attach_host import LiveHost
+from vsrtune.attach_ledger import STEP, AttachLedger
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin
 from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
 from vsrtune.errors import VsrtuneError
+from vsrtune.interrupts import Interrupted
 from vsrtune.ledger import read_pending
 from vsrtune.policy import Policy
 from vsrtune.report import Table
@@ -52,7 +54,7 @@ def carry_out(
     choose: Choose, uri: str, ledger: Path, journal: Path
 ) -> Iterator[tuple[Batch, VsrtuneError | None]]:
     """Switch, batch by batch: each one as it is done, with its error. Raises VsrtuneError
-    when an interrupted switch could not be taken back first."""
+    when an interrupted switch could not be taken back first, and when this is interrupted."""
     with contextlib.closing(LiveHost(uri)) as live, AttachLedger.open(ledger) as opened:
         switcher = Switcher(live, opened, boot_id())
         if switcher.unfinished():
@@ -66,6 +68,8 @@ def carry_out(
                 try:
                     switcher.carry_out(batch.switch)
                 except VsrtuneError as failed:
+                    if isinstance(failed.__cause__, Interrupted):
+                        raise
                     error = failed
             yield batch, error
 

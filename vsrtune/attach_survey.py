@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from vsrtune.actions import TxQueueLen
-from vsrtune.attach import ORIGIN
 from vsrtune.attach_host import AttachHost
+from vsrtune.attach_ledger import ORIGIN
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin, origin_from
 from vsrtune.clone_model import Clone, Cloning

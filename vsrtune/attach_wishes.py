@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach_model import Asked, Host, Switch, movable
+from vsrtune.attach_model import Asked, GuestNics, Host, Switch, movable
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import Attachment, Origin
 from vsrtune.errors import VsrtuneError
@@ -33,14 +33,16 @@ class Batch:
 
 def wanted(host: Host, policies: Sequence[Policy]) -> dict[str, tuple[Attachment, str]]:
     """By libvirt guest that runs: what its policy asks for, and where that is written."""
-    running = [
-        Guest(g.name, g.uuid, "libvirt", 0, 0, (), ()) for g in host.guests if g.live is not None
-    ]
+    running = [_guest(g) for g in host.guests if g.live is not None]
     return {
         guest.name: (policy.attachment, policy.at("attachment"))
         for guest, policy in assign(running, policies).pairs
         if policy.attachment is not None
     }
+
+
+def _guest(found: GuestNics) -> Guest:
+    return Guest(found.name, found.uuid, "libvirt", 0, 0, (), ())
 
 
 def batches(host: Host, policies: Sequence[Policy]) -> tuple[Batch, ...]:
@@ -59,10 +61,15 @@ def taken_back(
     host: Host, origins: Sequence[Origin], policies: Sequence[Policy]
 ) -> tuple[Batch, ...]:
     """The switches back of guests whom a policy had switched (Origin.by_policy) and for
-    whom no policy asks that any more."""
-    asked = wanted(host, policies)
+    whom no policy asks that any more. That a guest is shut down, or that two policies name
+    it, is no wish to have it back."""
+    guests = [_guest(g) for g in host.guests]
+    found = assign(guests, policies)
+    held = {guest.name for guest, policy in found.pairs if policy.attachment is not None}
+    refused = {refusal.guest for refusal in found.refusals}
+    held |= {guest.name for guest in guests if guest.ref in refused}
     made = {o.uuid for o in origins if o.by_policy}
-    names = [g.name for g in host.guests if g.uuid in made and g.name not in asked]
+    names = [g.name for g in host.guests if g.uuid in made and g.name not in held]
     reasons = dict.fromkeys(names, "no policy asks for napi-macvlan any more")
     return _batches(host, names, Attachment.MACVTAP, reasons)
 

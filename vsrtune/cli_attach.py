@@ -77,8 +77,9 @@ def attach(
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
     from vsrtune import cli_switch
-    from vsrtune.attach import AttachLedger, Switcher
+    from vsrtune.attach import Switcher
     from vsrtune.attach_host import LiveHost
+    from vsrtune.attach_ledger import AttachLedger
     from vsrtune.attach_model import Asked
     from vsrtune.attach_plan import plan
     from vsrtune.attach_steps import Attachment

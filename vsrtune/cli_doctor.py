@@ -52,7 +52,7 @@ def _case(root: Path | None, uri: str) -> Case:
 
 
 def _module(ledger: Path) -> Seen:
-    from vsrtune.attach import ORIGIN, STEP
+    from vsrtune.attach_ledger import ORIGIN, STEP
     from vsrtune.attach_steps import origin_from
     from vsrtune.doctor_read import read
     from vsrtune.ledger import read_pending

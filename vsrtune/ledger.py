@@ -12,6 +12,7 @@ process that inherits the descriptor shares it, so that the lock is free only af
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -155,8 +156,12 @@ class Ledger(Closing):
     def _append(self, record: Mapping[str, Any]) -> None:
         line = _line(record)
         try:
-            if os.write(self._file, line) != len(line):
-                raise OSError(None, "short write")
+            size = os.fstat(self._file).st_size
+            written = os.write(self._file, line)
+            if written != len(line):
+                # The next line would be read as the rest of this one.
+                os.ftruncate(self._file, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file)
         except OSError as error:
             raise self._broken(self.path, error) from error
@@ -185,6 +190,8 @@ class Ledger(Closing):
     @classmethod
     def _broken(cls, path: Path, error: OSError) -> VsrtuneError:
         what, hint = cls.unusable
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"make room: df {path.parent}"
         return VsrtuneError(f"{what}: {error.strerror or error}", where=str(path), hint=hint)
 
 

@@ -25,6 +25,10 @@ _NET_ALIAS = re.compile(r"net\d+")
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
 
 
+# When an interface (UUID of the domain, MAC) was asked for, by the caller's clock.
+Asked = dict[tuple[str, str], float]
+
+
 class AwayError(WriteError):
     """libvirt does not answer: nothing is known of what it did with the request."""
 
@@ -48,17 +52,35 @@ class Unpluggable(Protocol):
 def unplug(
     domains: Unpluggable,
     wanted: Collection[tuple[str, str]],
+    asked: Asked | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Unplug the interfaces (UUID of the domain, MAC) that are there, all at once, and
-    return when the guests have released them.
+    return when the guests have released them. ``asked`` is what an earlier call, which found
+    libvirt away, has asked for; it is kept up.
 
-    Raises RefusedError when libvirt refused and nothing was unplugged, else WriteError.
+    Raises RefusedError when libvirt refused and nothing was asked for, else WriteError.
     """
+    asked = {} if asked is None else asked
+    try:
+        _unplug(domains, wanted, asked, clock, sleep)
+    except RefusedError as error:
+        if asked:
+            raise WriteError(error.what, where=error.where, hint=error.hint) from error
+        raise
+
+
+def _unplug(
+    domains: Unpluggable,
+    wanted: Collection[tuple[str, str]],
+    asked: Asked,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
     end = clock() + RELEASE_SECONDS
-    asked: dict[tuple[str, str], float] = {}
+    asked.update(dict.fromkeys(asked, float("-inf")))
     while True:
         present = {
             (uuid, found.mac): found
@@ -80,9 +102,8 @@ def unplug(
             if now - asked.get(key, float("-inf")) >= _ASK_AGAIN:
                 try:
                     domains.request_unplug(key[0], present[key])
-                except RefusedError as error:
-                    if asked:
-                        raise WriteError(error.what, where=error.where, hint=error.hint) from error
+                except AwayError:
+                    asked[key] = now  # for all that is known
                     raise
                 asked[key] = now
         sleep(_PAUSE)

@@ -74,6 +74,7 @@ class FakeAttachHost:
         self.files_hidden = False
         self.old_module = False
         self.stubborn = False
+        self.hung: set[str] = set()
         self.no_cdev = False
         self.away_until = -1.0
         self.changes = 0
@@ -301,7 +302,7 @@ class FakeAttachHost:
         if self.stubborn:
             return
         for key, at in list(self.releasing.items()):
-            if at <= self.now:
+            if at <= self.now and key[0] not in self.hung:
                 del self.releasing[key]
                 self._detach(*key)
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach import Switcher
+from vsrtune.attach_errors import SwitchError
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host, Switch
 from vsrtune.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError

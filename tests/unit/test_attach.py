@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach import Switcher
+from vsrtune.attach_errors import SwitchError
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import NAPI_KIND, Attachment

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach import Switcher
 from vsrtune.attach_keeper import AttachKeeper
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import NAPI_KIND, Attachment
@@ -79,6 +80,29 @@ def test_a_reload_without_it_switches_back(host: FakeAttachHost, keeper: AttachK
     keeper.look(NAPI)
     keeper.look(NONE)
     assert host.picture() == before
+
+
+def test_a_guest_that_is_shut_down_can_start_again(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    """Its policy asks as before; with macvtap it could not start beside the other one."""
+    keeper.look(NAPI)
+    host.stop(host.fakes["uuid-a"])
+    changes = host.changes
+    keeper.look(NAPI)
+    assert host.changes == changes
+    host.start(host.fakes["uuid-a"])
+    keeper.look(NAPI)
+    assert host.problems() == []
+
+
+def test_two_policies_for_a_guest_switch_it_nowhere(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    keeper.look(NAPI)
+    changes = host.changes
+    keeper.look((*NAPI, Policy("q.yaml", "*", attachment=FORTH)))
+    assert host.changes == changes
 
 
 def test_an_operator_wins_until_the_policies_are_loaded_again(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.attach import STEP, AttachLedger
+from vsrtune.attach_ledger import STEP, AttachLedger
 from vsrtune.attach_steps import Device, MakeDevice, to_data
 from vsrtune.cli import run
 

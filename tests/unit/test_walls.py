@@ -21,7 +21,7 @@ READERS = {
     "load_file", "load_meter", "top_sample",
 }  # fmt: skip
 WRITERS = {
-    "attach", "attach_define", "attach_devices", "attach_errors", "attach_host", "attach_survey", "cgroup_writes", "clone_survey", "clone_switch", "comparing", "cpuset_clear",
+    "attach", "attach_define", "attach_devices", "attach_errors", "attach_host", "attach_ledger", "attach_survey", "attach_sweep", "interrupts", "cgroup_writes", "clone_survey", "clone_switch", "comparing", "cpuset_clear",
     "domain_life", "durable", "errnos", "ethtool_flags", "executor", "forgotten", "hostcalls", "hostthread", "journal", "journal_lock", "journal_records",
     "ledger", "libvirt_pins", "link_writes", "live_domains", "nic_writes", "overlays", "sched_syscalls", "sysops",
 }  # fmt: skip

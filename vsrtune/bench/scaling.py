@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vsrtune import group_scale
-from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach import Switcher
 from vsrtune.attach_host import LiveHost
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.errors import VsrtuneError

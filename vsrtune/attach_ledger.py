@@ -1,0 +1,40 @@
+"""The ledger of switches and of what they made.
+
+An entry of kind STEP is a step that was begun and not retired, ORIGIN a device that vsrtune
+made, CLONE a guest that it made, ENDED one that is to be removed with its files, and GROUP
+the name of a group whose create has come to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vsrtune import attach_steps as steps
+from vsrtune.attach_steps import Origin
+from vsrtune.clone_model import Clone
+from vsrtune.ledger import Entry, Ledger
+
+STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
+
+
+class AttachLedger(Ledger):
+    """It outlives a boot, as the persistent definitions do that name these devices."""
+
+    busy = ("another switch is under way, or is being recovered", "wait for its end")
+    unusable = ("the ledger of attachments cannot be used", "run as root")
+
+    def of(self, *kinds: str) -> list[Entry]:
+        """What is pending of these kinds, oldest first."""
+        return [entry for entry in self.pending() if entry.kind in kinds]
+
+    def origins(self) -> Iterator[tuple[Entry, Origin]]:
+        """Of every device that vsrtune made and has not removed."""
+        return ((entry, steps.origin_from(entry.data)) for entry in self.of(ORIGIN))
+
+    def clones(self, kind: str = CLONE) -> Iterator[tuple[Entry, Clone]]:
+        """Every guest that vsrtune made and has not ended, or (ENDED) is to remove."""
+        return ((entry, steps.clone_from(entry.data)) for entry in self.of(kind))
+
+    def groups(self) -> Iterator[tuple[Entry, str]]:
+        """Every group that was created and not deleted, by its name."""
+        return ((entry, str(entry.data["name"])) for entry in self.of(GROUP))

@@ -1,0 +1,147 @@
+"""What is done between switches: devices that a guest needs are there and up, those that
+nobody needs any more go, and so do clones whose group was deleted.
+
+Everything here looks first at what is there, and may be repeated at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from vsrtune.attach_devices import Devices
+from vsrtune.attach_errors import translated
+from vsrtune.attach_host import AttachHost
+from vsrtune.attach_ledger import ENDED, AttachLedger
+from vsrtune.attach_model import GuestNics
+from vsrtune.attach_steps import Origin
+from vsrtune.clone_switch import Clones
+from vsrtune.errors import VsrtuneError
+from vsrtune.ledger import Entry
+from vsrtune.live_domains import AwayError
+
+Patiently = Callable[[Callable[[], list[str]]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What ``sweep`` did, and what it could not do."""
+
+    did: tuple[str, ...]
+    failed: tuple[VsrtuneError, ...]
+
+
+class Sweep:
+    """Over a host and an open ledger; ``patiently`` calls again while libvirt is away."""
+
+    def __init__(self, host: AttachHost, ledger: AttachLedger, patiently: Patiently) -> None:
+        self._host = host
+        self._ledger = ledger
+        self._patiently = patiently
+        self._devices = Devices(host)
+        self._clones = Clones(host)
+
+    def all(self) -> Swept:
+        """Everything; removes nothing while libvirt does not answer."""
+        ended = self._end_clones()
+        try:
+            kept = self.devices(self._host.guests())
+        except AwayError:
+            kept = self.devices(None)
+        return Swept((*ended.did, *kept.did), (*ended.failed, *kept.failed))
+
+    def devices(self, guests: tuple[GuestNics, ...] | None) -> Swept:
+        """Those that ``guests`` need, or all of them (None: not known)."""
+        origins = list(self._ledger.origins())
+        named = _named([origin for _, origin in origins], guests, self._created())
+        did: list[str] = []
+        failed: list[VsrtuneError] = []
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                with translated():
+                    work()
+            except VsrtuneError as error:
+                failed.append(error)
+
+        for _, origin in origins:
+            live, config = named[origin.device.name]
+            if live or config:
+                guarded(lambda origin=origin, live=live: self._keep(origin, did, live=live))  # type: ignore[misc]
+        # A device goes before what it stands on, which was made before it.
+        for entry, origin in reversed(origins):
+            if not any(named[origin.device.name]):
+                guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
+        left = {origin.group for _, origin in self._ledger.origins()}
+        self._ledger.done(*(e.id for e, group in self._ledger.groups() if group not in left))
+        return Swept(tuple(did), tuple(failed))
+
+    def _created(self) -> set[str]:
+        return {group for _, group in self._ledger.groups()}
+
+    def _end_clones(self) -> Swept:
+        """What a switch left to do after its end, for it cannot be taken back."""
+        did: list[str] = []
+        failed: list[VsrtuneError] = []
+        for entry, clone in list(self._ledger.clones(ENDED)):
+            try:
+                with translated():
+                    did += self._patiently(lambda clone=clone: self._clones.end(clone))  # type: ignore[misc]
+            except VsrtuneError as error:
+                failed.append(error)
+                continue
+            made = [e.id for e, other in self._ledger.clones() if other == clone]
+            self._ledger.done(entry.id, *made)
+        return Swept(tuple(did), tuple(failed))
+
+    def _drop(self, origin: Origin, entry: Entry, did: list[str]) -> None:
+        device = origin.device
+        if self._devices.find(device) is not None:
+            self._devices.remove(device)
+            did.append(f"removed {device.name}, no guest names it any more")
+        self._ledger.done(entry.id)
+
+    def _keep(self, origin: Origin, did: list[str], *, live: bool) -> None:
+        device = origin.device
+        link = self._devices.find(device)
+        if link is None:
+            self._devices.make(device)
+            link = self._devices.find(device)
+            who = f"{origin.guest} names it" if origin.guest else f"{origin.group} stands on it"
+            on = f" on {device.lower}" if device.lower else ""
+            did.append(f"made {device.name}{on}, {who}")
+        else:
+            flags = self._devices.flag(device)
+            did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
+        if link is not None and not link.up:
+            try:
+                self._host.set_up(link.index, True)
+                did.append(f"brought {device.name} up")
+            except OSError as error:
+                # A guest that is not running yet waits until macvtaps are gone.
+                if error.errno != errno.EBUSY or live:
+                    raise
+
+
+def _named(
+    origins: Sequence[Origin], guests: tuple[GuestNics, ...] | None, created: Collection[str]
+) -> dict[str, tuple[bool, bool]]:
+    """Of each device by name, whether a running guest, or a definition, names it or one that
+    stands on it; when libvirt does not answer, a definition may. A device comes after the one
+    below it.
+
+    As good as named is what a running guest of a group in ``created`` was given: when it is
+    drained, and its definition is another or none, the Origin alone knows what it had.
+    """
+    if guests is None:
+        return {origin.device.name: (False, True) for origin in origins}
+    live = {n.device for g in guests for n in g.live or ()}
+    config = {n.device for g in guests for n in g.config or ()}
+    run = {g.uuid for g in guests if g.live is not None}
+    config |= {o.device.name for o in origins if o.group in created and o.uuid in run}
+    for origin in reversed(origins):
+        for names in (live, config):
+            if origin.device.name in names:
+                names.add(origin.device.lower)
+    return {o.device.name: (o.device.name in live, o.device.name in config) for o in origins}
