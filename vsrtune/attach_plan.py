@@ -142,11 +142,14 @@ def _no_members(asked: Asked, host: Host, wanted: Mapping[str, set[str]]) -> Non
                 )
 
 
-def no_others(host: Host, lowers: Collection[str], *, forth: bool) -> None:
-    """Refuse when the lower devices carry something that is no libvirt guest's and is in
-    the way of NAPI-macvlan (``forth``), or of macvtap. Raises VsrtuneError."""
+def no_others(
+    host: Host, lowers: Collection[str], *, forth: bool, but: Collection[str] = ()
+) -> None:
+    """Refuse when the lower devices carry something that is no libvirt guest's, none of
+    ``but``, and is in the way of NAPI-macvlan (``forth``), or of macvtap. Raises
+    VsrtuneError."""
     kinds = STACKED if forth else OURS
-    guests = {n.device for g in host.guests for n in _both(g)}
+    known = {n.device for g in host.guests for n in _both(g)} | set(but)
     for name in sorted(lowers):
         lower = host.links.get(name)
         if lower is None:
@@ -161,7 +164,7 @@ def no_others(host: Host, lowers: Collection[str], *, forth: bool) -> None:
             )
         for link in host.links.values():
             holds = link.lower == lower.index and link.kind in kinds and (forth or link.up)
-            if holds and link.name not in guests:
+            if holds and link.name not in known:
                 raise VsrtuneError(
                     f"the {link.kind} {link.name} stands on it and belongs to no libvirt guest",
                     where=name,

@@ -304,11 +304,13 @@ def _carry_out(
                 click.echo("A switch was interrupted: the next one takes it back first.")
             elif code := cli_switch.recover(switcher):
                 return code
+        elif not dry_run and (code := cli_switch.outcome(switcher.sweep())):
+            return code
         source = cloning(live, template) if template else None
         switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
         cli_switch.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
-        if not dry_run and (switch.steps or switch.leaves):
+        if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
             swept = switcher.carry_out(switch)
             for text in swept.did if switch.ended else ():
                 click.echo(text)
@@ -318,8 +320,9 @@ def _carry_out(
 
 @contextlib.contextmanager
 def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
-    from vsrtune.attach import AttachLedger, Switcher
+    from vsrtune.attach import Switcher
     from vsrtune.attach_host import LiveHost
+    from vsrtune.attach_ledger import AttachLedger
     from vsrtune.rootfs import boot_id
 
     host = LiveHost(uri)

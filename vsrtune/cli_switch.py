@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from vsrtune.attach import Swept, Switcher
+    from vsrtune.attach import Switcher
     from vsrtune.attach_model import Switch
+    from vsrtune.attach_sweep import Swept
     from vsrtune.errors import VsrtuneError
 
 
@@ -42,7 +43,7 @@ def complain(failures: Sequence[VsrtuneError]) -> int:
 
 def show(switch: Switch) -> None:
     """Print the steps and the notes."""
-    if not (switch.moves or switch.steps):
+    if not (switch.moves or switch.steps or switch.ended or switch.kept):
         click.echo("Nothing to do.")
     told = [str(step) for step in switch.steps]
     told += [

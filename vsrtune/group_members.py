@@ -158,21 +158,24 @@ def _was(origin: Origin, now: Nic, before: str) -> str:
     return interface_xml.with_mac(direct, was.mac)
 
 
-def free_again(origins: Iterable[Origin], host: Host) -> None:
-    """Refuse when other NAPI-macvlan devices stand where macvtaps are to come back."""
-    members = members_of(origins)
-    devices = {o.device.name for o in members}
-    lowers = {o.outside for o in members}
-    no_others(host, lowers, forth=False)
+def free_again(name: str, origins: Iterable[Origin], moves: Iterable[Move], host: Host) -> None:
+    """Refuse when other NAPI-macvlan devices stand where macvtaps are to come back now."""
+    own = {o.device.name for o in origins}
+    lowers = {interface_xml.nic(m.live[1]).lower for m in moves if m.live[1]}
+    no_others(host, lowers, forth=False, but=own)
     for guest in host.guests:
-        for nic in guest.live or ():
-            lower = host.lower(nic)
-            if host.ours(nic) and lower in lowers and nic.device not in devices:
+        for nic in guest.live if guest.live is not None else guest.config or ():
+            lower, link = host.lower(nic), host.links.get(nic.device)
+            # The device of a guest that does not run is there for its start.
+            holds = guest.live is not None or (link is not None and link.up)
+            if holds and host.ours(nic) and lower in lowers and nic.device not in own:
+                first = f"virsh shutdown {guest.name}, then: " if guest.live is not None else ""
                 raise VsrtuneError(
-                    f"{guest.name} has {nic.device} on it, and the members' macvtaps cannot come "
-                    "back beside that",
+                    f"{guest.name} has {nic.device} on it, and the macvtaps of {name} cannot "
+                    "come back beside that",
                     where=lower,
-                    hint=f"vsrtune attach --to macvtap {guest.name}",
+                    hint=f"{first}vsrtune attach --to macvtap {guest.name}; it can start again "
+                    "when the group is deleted",
                 )
 
 

@@ -119,7 +119,6 @@ def delete(name: str, host: Host) -> Switch:
     """Give every router what it had before, and take from the balancers what they got.
     Raises VsrtuneError when there is no such group."""
     origins = of_group(name, host)
-    free_again(origins, host)
     moves: list[Move] = []
     for origin in origins:
         guest = host.by_uuid.get(origin.uuid)
@@ -129,6 +128,7 @@ def delete(name: str, host: Host) -> Switch:
             moves.append(_gone(origin, guest))
         else:
             moves.append(back(origin, guest))
+    free_again(name, origins, moves, host)
     off = tuple(card(m, 0, m.device.queue) for m in moves if m.live[0])
     home = tuple(card(m, 1, m.queue) for m in moves if m.live[1])
     steps: list[Step] = []
@@ -160,9 +160,10 @@ def planned(group: Group, host: Host) -> tuple[Side, ...]:
     )
 
 
-def created(name: str, host: Host) -> tuple[Side, ...]:
-    """The sides of a group that was. Raises VsrtuneError when there is no such group, or a
-    balancer is not what it was."""
+def created(name: str, host: Host) -> tuple[tuple[str, ...], tuple[Side, ...]]:
+    """The routers of a group that was, and its sides. A router that somebody took a side
+    from, or undefined, is none of them. Raises VsrtuneError when there is no such group, or
+    a balancer is not what it was."""
     by_side: dict[str, list[tuple[Stage, Origin]]] = {}
     for origin in of_group(name, host):
         if origin.stage is None:
@@ -170,21 +171,26 @@ def created(name: str, host: Host) -> tuple[Side, ...]:
                 "it has no balancers", where=name, hint="rules are for groups of kind msr"
             )
         by_side.setdefault(origin.stage.side, []).append((origin.stage, origin))
+    on = [{o.guest: o.device.mac for s, o in pairs if s.role is Role.ROUTER}
+          for pairs in by_side.values()]  # fmt: skip
+    routers = tuple(guest for guest in on[0] if all(guest in macs for macs in on))
     found = []
-    for side, pairs in by_side.items():
+    for (side, pairs), macs in zip(by_side.items(), on, strict=True):
         ends = [(s, o) for s, o in pairs if s.role is Role.BALANCER]
-        stage, balancer = ends[0]
-        guest = host.by_uuid.get(balancer.uuid)
+        guest = host.by_uuid.get(ends[0][1].uuid) if ends else None
         if guest is None:
             raise VsrtuneError(
-                "the balancer is gone", where=balancer.guest, hint="vsrtune group delete " + name
-            )
+                "the balancer is gone", where=f"{name}: {side}",
+                hint=f"vsrtune group delete {name}",
+            )  # fmt: skip
+        stage = ends[0][0]
         outer = one_on(name, guest, stage.outside, host)
-        inner = tuple((o.device.mac, o.device.lower) for _, o in ends)
-        macs = tuple(o.device.mac for s, o in pairs if s.role is Role.ROUTER)
+        own = tuple(macs[r] for r in routers)
         each = bool(stage.router)
-        found.append(Side(side, stage.outside, guest.name, outer.mac, inner, each, macs))
-    return tuple(found)
+        inner = tuple((o.device.mac, o.device.lower) for s, o in ends
+                      if s.router in routers or not each)  # fmt: skip
+        found.append(Side(side, stage.outside, guest.name, outer.mac, inner, each, own))
+    return routers, tuple(found)
 
 
 def _routers(group: Group, host: Host) -> list[GuestNics]:

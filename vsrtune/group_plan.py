@@ -135,14 +135,15 @@ def delete(name: str, host: Host, *, keep_clones: bool = False) -> Switch:
     """Give every member what it had before, and end those that were made for the group; with
     ``keep_clones`` they become guests like the others. Raises VsrtuneError when there is no
     such group."""
-    origins = of_group(name, host)
-    free_again(origins, host)
     clones = clone_plan.of_group(name, host)
+    # Of clones that somebody undefined nothing may be left but their files.
+    origins = () if clones and name not in host.groups else of_group(name, host)
     ended = () if keep_clones else clones
     ending, notes = clone_plan.end(ended, host)
     gone = {clone.uuid for clone in ended}
     known = [(origin, host.by_uuid.get(origin.uuid)) for origin in origins]
     moves = [back(o, guest) for o, guest in known if guest is not None and o.uuid not in gone]
+    free_again(name, origins, moves, host)
     devices = tuple(dict.fromkeys(o.device for o in origins))
     steps: list[Step] = []
     off = tuple(card(m, 0, m.device.queue) for m in moves if m.live[0])
@@ -150,7 +151,8 @@ def delete(name: str, host: Host, *, keep_clones: bool = False) -> Switch:
     if off:
         steps.append(Unplug(off))
     steps += ending
-    steps.append(Lower(devices))
+    if devices:
+        steps.append(Lower(devices))
     if home:
         steps.append(Plug(home))
     steps += [Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0]]

@@ -74,10 +74,9 @@ def of_group(name: str, wanted: Group | None, host: Host) -> Rulebook:
     """That of a group which was created, or of the file of one that was not (``wanted``).
     Raises VsrtuneError."""
     if wanted is None:
-        sides = group_msr.created(name, host)
-        members = members_of(host.groups[name])
-        plugged = group_scale.plugged(members, host)
-        return Rulebook(name, sides, tuple(group_scale.names(members)), tuple(plugged))
+        routers, sides = group_msr.created(name, host)
+        plugged = group_scale.plugged(members_of(host.groups[name]), host)
+        return Rulebook(name, sides, routers, tuple(r for r in plugged if r in routers))
     if wanted.kind != MSR:
         raise VsrtuneError(
             "a group of this kind has no balancers", where=wanted.at("group", "kind"),

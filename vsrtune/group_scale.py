@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vsrtune import interface_xml
-from vsrtune.attach_model import Host, Move, Switch
+from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_steps import Attachment, Origin, Plug, Step, Unplug
 from vsrtune.errors import VsrtuneError
 from vsrtune.group_members import card, members_of, moved, of_group, on_device
@@ -56,6 +56,7 @@ def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
         if wanted and now is None:
             xml = moved(interface_xml.nic(origin.live), origin.device)
             come.append(Move(guest.name, guest.uuid, mac, origin.device, ("", xml)))
+            _unlike(guest, mac)
         elif not wanted and now is not None:
             go.append(Move(guest.name, guest.uuid, mac, origin.device, (now.xml, "")))
     if origins[0].stage is not None and (come or go):
@@ -69,11 +70,27 @@ def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
     steps: list[Step] = []
     if come:
         steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in come)))
-    if go:
-        steps.append(Unplug(tuple(card(m, 0, m.device.queue) for m in go)))
+    # One guest after the other: the kernel puts the last queue of a device into the place of
+    # one that is closed, and two that go at once would be in another order on each side.
+    steps += [
+        Unplug(tuple(card(m, 0, m.device.queue) for m in go if m.uuid == uuid))
+        for uuid in dict.fromkeys(m.uuid for m in go)
+    ]
     return Switch(
         Attachment.NAPI_MACVLAN, (*come, *go), tuple(steps), notes=tuple(dict.fromkeys(notes))
     )
+
+
+def _unlike(guest: GuestNics, mac: str) -> None:
+    """Refuse to give a guest a MAC that another interface of it has."""
+    other = next((n for n in guest.live or () if n.mac == mac), None)
+    if other is not None:
+        raise VsrtuneError(
+            f"it has an interface with the MAC {mac} already, on {other.device or other.kind}, and "
+            "its group would give it another one",
+            where=guest.name,
+            hint=f"virsh detach-interface {guest.name} {other.kind} --mac {mac} --live",
+        )
 
 
 def _rules(group: str, come: list[Move], go: list[Move]) -> Iterator[str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from vsrtune.attach_ledger import ENDED, AttachLedger
+from vsrtune.attach_steps import to_data
 from vsrtune.cli import run
+from vsrtune.clone_model import Clone, File
 
 pytest.importorskip("libvirt")
 
@@ -62,6 +66,25 @@ def test_files_are_checked_without_a_host(
     assert f"{bad}:1: group.name: 'Edge' is not a name" in said.err
     assert said.out == f"{good}: good\n"
     assert run(["group", "check"]) == 2
+
+
+def test_what_an_earlier_delete_left_goes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, nvram = tmp_path / "attach.jsonl", tmp_path / "vr1_VARS.fd"
+    nvram.touch()
+    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(nvram), "/nowhere"),))
+    with AttachLedger.open(ledger) as opened:
+        opened.add(ENDED, to_data(clone))
+    assert group(tmp_path, "delete", "core", "--dry-run") == 1
+    assert nvram.exists()
+    assert group(tmp_path, "delete", "core") == 1
+    said = capsys.readouterr()
+    assert f"removed {nvram}" in said.out
+    assert "there is no such group" in said.err
+    assert not nvram.exists()
+    with AttachLedger.open(ledger) as opened:
+        assert opened.pending() == []
 
 
 def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ from golden import matches
 from switch_faults import Choose, Switches
 
 from vsrtune import domain_clone, group_plan, group_scale
-from vsrtune.attach import AttachLedger, Switcher, SwitchError
+from vsrtune.attach import Switcher
+from vsrtune.attach_errors import SwitchError
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host, Switch
 from vsrtune.clone_model import Cloning, File, Template
 from vsrtune.groups import parse

@@ -11,7 +11,8 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do, survey
 
 from vsrtune import group_msr, group_rulebook, group_scale
-from vsrtune.attach import AttachLedger, Switcher
+from vsrtune.attach import Switcher
+from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
 from vsrtune.attach_steps import NAPI_KIND, UPLINK, Attachment
