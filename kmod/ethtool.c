@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Counters as "ethtool -S" shows them, and the rest of ethtool. */
+#include <linux/capability.h>
 #include <linux/ethtool.h>
 #include <linux/module.h>
 #include <linux/rtnetlink.h>
@@ -157,6 +158,10 @@ static int nmv_set_priv_flags(struct net_device *dev, u32 flags)
 		return -EOPNOTSUPP;
 	if (flags & ~(NMV_FLAG_EVERY_QUEUE | NMV_FLAG_UPLINK))
 		return -EINVAL;
+	/* It takes what siblings send: for who rules the lower device. */
+	if ((flags & NMV_FLAG_UPLINK) && !nd->uplink &&
+	    !ns_capable(dev_net(nd->lower)->user_ns, CAP_NET_ADMIN))
+		return -EPERM;
 	err = nmv_port_set_uplink(nd, flags & NMV_FLAG_UPLINK);
 	if (err)
 		return err;

@@ -9,9 +9,11 @@
 /* Done in software below us where the NIC cannot. */
 #define NMV_F_ALWAYS	(NETIF_F_SG | NETIF_F_HW_CSUM | NETIF_F_GSO_SOFTWARE | \
 			 NETIF_F_GSO_ROBUST | NETIF_F_GSO_ENCAP_ALL)
-/* Taken from the lower device. */
-#define NMV_F_LOWER	(NETIF_F_HIGHDMA | NETIF_F_FRAGLIST | NETIF_F_LRO | \
-			 NETIF_F_GRO | NETIF_F_RXCSUM | \
+/* Taken from the lower device. Not LRO: nothing here puts frames together that
+ * way, and a namespace that forwards could not switch it off with us.
+ */
+#define NMV_F_LOWER	(NETIF_F_HIGHDMA | NETIF_F_FRAGLIST | NETIF_F_GRO | \
+			 NETIF_F_RXCSUM | \
 			 NETIF_F_HW_VLAN_CTAG_FILTER | \
 			 NETIF_F_HW_VLAN_STAG_FILTER)
 /* What a guest that takes no large frames makes tap.ko ask us to leave. */

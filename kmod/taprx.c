@@ -56,9 +56,13 @@ static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
 		return 1;
 	if (READ_ONCE(q->flags) & IFF_VNET_HDR)
 		features |= READ_ONCE(tap->tap_features);
-	if (!netif_needs_gso(skb, features))
+	/* Of what a guest sent nobody has counted the segments, and it stays
+	 * whole for one that takes large frames itself.
+	 */
+	if (!netif_needs_gso(skb, features | NETIF_F_GSO_ROBUST))
 		return 1;
-	return max_t(u32, skb_shinfo(skb)->gso_segs, 1);
+	return skb_shinfo(skb)->gso_segs ?:
+	       DIV_ROUND_UP(skb->len, skb_shinfo(skb)->gso_size);
 }
 
 /*

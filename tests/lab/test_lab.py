@@ -65,7 +65,7 @@ TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
 REAL_NIC = ("test_show.py", "test_irq.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 EVERYTHING = os.environ.get("LAB_STRIDE") == "1"  # nothing is left out for the sake of time
 # These make and load devices of the kernel module on the lower ones.
-FRAMES = ("test_kmod_frames.py", "test_kmod_guest.py")
+FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")

@@ -36,6 +36,7 @@ _SPLAT = re.compile(
 _MACS = itertools.count(1)
 _MACVLAN_BC_QUEUE_LEN = 7
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
+_IFF_VNET_HDR = 0x4000
 
 
 def link(
@@ -162,12 +163,13 @@ def send_each(device: str, frames: Iterable[bytes]) -> None:
             sock.send(data)
 
 
-def open_tap(device: str) -> int:
-    """One more queue of /dev/tapN; a descriptor that does not block. Nobody reads it."""
+def open_tap(device: str, *, header: bool = False) -> int:
+    """One more queue of /dev/tapN; a descriptor that does not block. Nobody reads it. With
+    ``header`` each frame has a struct virtio_net_hdr before it."""
     path = f"/dev/tap{labhelp.text(f'/sys/class/net/{device}/ifindex')}"
     labhelp.wait_for(lambda: os.path.exists(path), f"{path} is there", 20)
     queue = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    flags = _IFF_TAP | _IFF_NO_PI | _IFF_MULTI_QUEUE
+    flags = _IFF_TAP | _IFF_NO_PI | _IFF_MULTI_QUEUE | (_IFF_VNET_HDR if header else 0)
     fcntl.ioctl(queue, _TUNSETIFF, struct.pack("16sH22x", device.encode(), flags))
     return queue
 

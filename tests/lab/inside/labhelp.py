@@ -245,6 +245,14 @@ def scrape() -> list[str]:
     return lines
 
 
+def last_pass() -> float:
+    """When the daemon's last pass ended, in seconds since the epoch."""
+    for line in scrape():
+        if line.startswith("vsrtune_reconcile_last_timestamp_seconds "):
+            return float(line.split()[1])
+    raise AssertionError("the daemon does not tell when it looked last")
+
+
 def status_text() -> str:
     """What the daemon says of itself to systemd."""
     return sh("systemctl", "show", "-P", "StatusText", "vsrtune").stdout.strip()

@@ -228,6 +228,20 @@ def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
         forwards(guest)
 
 
+@labhelp.one_release("what the steps of a switch are")
+def test_an_interruption_is_taken_back_at_once(guest: LabGuest) -> None:
+    """Ctrl-C before a device is made, while the guest lets go, and before it gets a new one."""
+    before = picture(guest)
+    for n in labhelp.some((2, 4, 7)):
+        told = attach(
+            FORTH, guest, check=False, VSRTUNE_ATTACH_FAULT=f"command:{n}",
+            VSRTUNE_ATTACH_FAULT_COMMAND=shell("kill -INT $PPID"),
+        )  # fmt: skip
+        assert "interrupted (SIGINT); everything is as it was before" in told, f"{n}: {told}"
+        assert picture(guest) == before, n
+        forwards(guest)
+
+
 @labhelp.one_release("what the steps of a switch are", "trixie")
 @pytest.mark.parametrize("to", labhelp.shared([BACK, FORTH]))
 def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
@@ -349,6 +363,16 @@ def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
     labhelp.wait_for(lambda: kinds() == {"napi_macvtap"}, "the policy is followed", 60)
     forwards(guest)
     assert labhelp.vsrtune("verify", check=False).returncode == 0
+    # Shut down it is asked for as before, and starts on what it had.
+    labhelp.stop_guest(guest)
+    defined = xml(guest, "--inactive")
+    stopped = time.time()
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    labhelp.wait_for(lambda: labhelp.last_pass() > stopped, "the daemon has looked since", 30)
+    labhelp.start_guest(guest)
+    forwards(guest)
+    assert xml(guest, "--inactive") == defined
+    assert kinds() == {"napi_macvtap"}
     labhelp.stop()
     assert picture(guest) == before
 

@@ -30,17 +30,9 @@ Say = Callable[[str, float], None]
 _started: list[float] = []
 
 
-def last_pass() -> float:
-    """When the daemon's last pass ended, in seconds since the epoch."""
-    for line in labhelp.scrape():
-        if line.startswith("vsrtune_reconcile_last_timestamp_seconds "):
-            return float(line.split()[1])
-    raise AssertionError("the daemon does not tell when it looked last")
-
-
 def idle() -> None:
     """Wait until the daemon has nothing more to look at."""
-    labhelp.wait_for(lambda: time.time() - last_pass() > 2.5, "the daemon is idle")
+    labhelp.wait_for(lambda: time.time() - labhelp.last_pass() > 2.5, "the daemon is idle")
 
 
 def last_write(since: float) -> float | None:
@@ -90,7 +82,9 @@ def looked_at(tid: int, event: str, say: Say) -> Iterator[None]:
     # What is changed again and again it puts back less and less often, until a reload.
     begin = time.time()
     labhelp.sh("systemctl", "reload", "vsrtune")
-    labhelp.wait_for(lambda: last_pass() > begin, "the daemon has looked at its policies' wishes")
+    labhelp.wait_for(
+        lambda: labhelp.last_pass() > begin, "the daemon has looked at its policies' wishes"
+    )
     idle()
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))
     when = time.time()

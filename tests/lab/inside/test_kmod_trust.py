@@ -1,0 +1,87 @@
+"""What the module makes of those who are not trusted: large frames of guests, and containers
+that rule a device of theirs but not the one below it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import kmodhelp
+import labhelp
+from kmodhelp import check_sum, drops, ip, link, settle, up
+from test_kmod import lower, silent  # noqa: F401 (fixtures)
+
+_NEEDS_CSUM, _TCPV4 = 1, 1
+
+
+def large(to: str, source: str, payload: int, size: int) -> bytes:
+    """A TCP segment as a guest gives it to its host, to be cut into ``size`` bytes each."""
+    ip4 = struct.pack(
+        "!BBHHHBBH4s4s", 0x45, 0, 40 + payload, 1, 0, 64, 6, 0, bytes([10, 0, 0, 1]),
+        bytes([10, 0, 0, 2]),
+    )  # fmt: skip
+    tcp = struct.pack("!HHIIBBHHH", 1024, 1025, 1, 1, 5 << 4, 0x10, 1024, 0, 0)
+    ether = bytes.fromhex((to + source).replace(":", "")) + b"\x08\x00"
+    header = struct.pack("=BBHHHH", _NEEDS_CSUM, _TCPV4, 54, size, 34, 16)
+    return header + ether + ip4 + tcp + bytes(payload)
+
+
+def test_a_large_frame_finds_room_for_all_its_segments_or_none(lower: str) -> None:  # noqa: F811
+    for name in ("na", "nt"):
+        link(name, lower, "napi_macvtap")
+    ip("link", "set", "nt", "txqueuelen", "4")
+    up("na", "nt")
+    to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of("na")
+    # It takes no large frames, as a guest does that forwards: tap.ko cuts them.
+    sender, queue = kmodhelp.open_tap("na", header=True), kmodhelp.open_tap("nt")
+    try:
+        os.write(sender, large(to, source, 2700, 1000))
+        check_sum(settle("nt", 1))
+        assert kmodhelp.read_all(queue) == 3
+        os.write(sender, bytes(10) + kmodhelp.frame(to, source))
+        os.write(sender, bytes(10) + kmodhelp.frame(to, source))
+        settle("nt", 3)
+        os.write(sender, large(to, source, 2700, 1000))
+        found = settle("nt", 4)
+        check_sum(found)
+        assert drops(found) == {"rx_dropped_ring_full": 1}
+        assert kmodhelp.read_all(queue) == 2
+    finally:
+        os.close(sender)
+        os.close(queue)
+
+
+def test_only_who_rules_the_lower_device_makes_an_uplink(lower: str) -> None:  # noqa: F811
+    link("nt", lower, "napi_macvtap")
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "sleep", "60"]
+    with subprocess.Popen(unshare) as container:
+        try:
+            space = Path(f"/proc/{container.pid}/ns/net")
+            labhelp.wait_for(
+                lambda: space.readlink() != Path("/proc/self/ns/net").readlink(),
+                "the container has its namespaces",
+                20,
+            )
+            ip("link", "set", "nt", "netns", str(container.pid))
+            inside = (
+                "nsenter",
+                "-t",
+                str(container.pid),
+                "--user",
+                "--net",
+                "--preserve-credentials",
+            )
+            asked = (*inside, "ethtool", "--set-priv-flags", "nt")
+            assert labhelp.sh(*asked, "every-queue", "on", check=False).returncode == 0
+            refused = labhelp.sh(*asked, "uplink", "on", check=False)
+            assert refused.returncode != 0
+            assert "not permitted" in refused.stderr
+            # From outside, for it, it can be made one, and it can cease to be one.
+            outside = ("nsenter", f"--net={space}", "ethtool", "--set-priv-flags", "nt")
+            labhelp.sh(*outside, "uplink", "on")
+            labhelp.sh(*asked, "every-queue", "off")
+            labhelp.sh(*asked, "uplink", "off")
+        finally:
+            container.kill()
