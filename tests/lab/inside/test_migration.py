@@ -19,7 +19,7 @@ import hoststate
 import labhelp
 import pytest
 from labhelp import LabGuest
-from test_events import Say, domain_state, idle, last_pass, listening, say, start, tuned  # noqa: F401
+from test_events import Say, domain_state, idle, listening, say, start, tuned  # noqa: F401
 
 from vsrtune.actions import HOST_REF
 
@@ -46,7 +46,9 @@ NICS = {"p0": "other0", "p1": "other1"}
 BACK = {there: here for here, there in NICS.items()}
 
 
-def migrate(guest: LabGuest, there: str, to: str, nics: dict[str, str], *more: str) -> None:
+def migrate(
+    guest: LabGuest, there: str, to: str, nics: dict[str, str], *more: str, check: bool = True
+) -> None:
     """From one libvirtd to the other, while it runs; its interfaces go from NIC to NIC."""
     xml = labhelp.sh("virsh", "-c", there, "dumpxml", "--migratable", guest.name).stdout
     for name, other in nics.items():
@@ -54,7 +56,7 @@ def migrate(guest: LabGuest, there: str, to: str, nics: dict[str, str], *more: s
     path = OTHER / "domain.xml"
     path.write_text(xml, "utf-8")
     words = ("virsh", "-c", there, "migrate", "--live", "--unsafe", "--xml", str(path), *more)
-    labhelp.sh(*words, guest.name, to, "tcp:127.0.0.1")
+    labhelp.sh(*words, guest.name, to, "tcp:127.0.0.1", check=check)
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def look() -> float:
     """Make the daemon look at everything; how long it took."""
     when = time.time()
     labhelp.sh("systemctl", "reload", "vsrtune")
-    labhelp.wait_for(lambda: last_pass() > when, "a pass")
+    labhelp.wait_for(lambda: labhelp.last_pass() > when, "a pass")
     return time.time() - when
 
 
@@ -187,3 +189,33 @@ def test_the_daemon_does_not_wait_for_a_guest_that_is_coming(
         labhelp.sh("virsh", "-c", other_host, "migrate-setspeed", guest.name, "1000", check=False)
         coming.join()
     labhelp.wait_for(lambda: tuned(guest, listening), "tuned after it has come")
+
+
+def test_the_daemon_does_not_wait_for_a_guest_that_is_leaving(
+    listening: set[int],  # noqa: F811
+    libvirt_guest: LabGuest,
+    other_host: str,
+) -> None:
+    """It runs until it has left, and libvirt takes no pin of it: that is said at once, and the
+    pins are put back when it has not left after all."""
+    guest = libvirt_guest
+    labhelp.wait_for(lambda: tuned(guest, listening), "it is tuned")
+    leaving = threading.Thread(
+        target=migrate, args=(guest, HOME, other_host, NICS, "--bandwidth", "1"),
+        kwargs={"check": False},
+    )  # fmt: skip
+    leaving.start()
+    try:
+        jobs = ("domjobinfo", guest.name)
+        labhelp.wait_for(lambda: "Outgoing" in hoststate.virsh(*jobs), "it is leaving")
+        shutil.rmtree(labhelp.POLICIES)
+        labhelp.POLICIES.mkdir()
+        print(f"a pass of {look():.1f} s")
+        assert "Outgoing" in hoststate.virsh(*jobs), "it is no more: nothing was tried"
+        assert domain_state(guest) == "running"
+        assert "it migrates it away, and takes no pins until that is done" in labhelp.daemon_log()
+        assert guest.ref in journalled()
+    finally:
+        labhelp.sh("virsh", "domjobabort", guest.name, check=False)
+        leaving.join()
+    labhelp.wait_for(lambda: guest.ref not in journalled(), "it is as it was before")
