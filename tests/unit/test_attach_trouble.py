@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "attach.jsonl"
 
 
+@pytest.fixture
+def _usual() -> Iterator[None]:
+    """Signals as a shell leaves them to a command in the foreground; in the background SIGINT
+    is ignored, and then it is nothing to be held."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def forth(host: FakeAttachHost) -> Switch:
     asked = Asked(Attachment.NAPI_MACVLAN, ("a", "b"))
     return plan(asked, Host(host.guests(), host.links().values(), ()))
@@ -55,6 +70,7 @@ def standing(host: FakeAttachHost) -> bool:
     return not any("its device is" in problem for problem in host.problems())
 
 
+@pytest.mark.usefixtures("_usual")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_held_until_all_is_taken_back(
     number: signal.Signals, host: FakeAttachHost, path: Path
@@ -84,6 +100,7 @@ def test_a_signal_is_held_until_all_is_taken_back(
     assert signal.getsignal(number) is handlers
 
 
+@pytest.mark.usefixtures("_usual")
 def test_a_second_signal_is_not_held() -> None:
     """Nor one that nobody asked for before the end, nor what a process handles itself."""
     reached: list[int] = []

@@ -164,7 +164,7 @@ class Flows:
             number, at, to = line.split()
             sent[int(number)] = (float(at), to)
         received: dict[int, int] = {}
-        for line in came.splitlines():
+        for line in came.split():  # none, when nothing came
             received[int(line)] = received.get(int(line), 0) + 1
         return Result(sent, received)
 
