@@ -77,14 +77,16 @@ class Switcher:
         """All steps, or none; what became of devices that nobody needs any more. Raises
         SwitchError."""
         self._no_remains(switch)
-        with held() as check:
-            self._check = check
+        with held() as signals:
+            self._check = signals.check
             try:
                 self._all(switch)
             except VsrtuneError as error:
                 self._check = _nothing
                 left = self.recover()
-                raise SwitchError(error, left, self._start_ended(switch, left)) from error
+                started = self._start_ended(switch, left)
+                ask = bool(signals.signal)
+                raise SwitchError(error, left, started, interrupted=ask) from error
             except KeyboardInterrupt:
                 self._check = _nothing
                 self.recover()
@@ -201,7 +203,7 @@ class Switcher:
         """Make and bring up the devices that a guest needs, remove those that no guest needs
         and clones that were to go. Does nothing while a switch is unfinished, removes nothing
         while libvirt does not answer."""
-        if self.unfinished() or not self._ledger.of(ORIGIN, ENDED):
+        if self.unfinished() or not self._ledger.of(ORIGIN, ENDED, GROUP):
             return Swept((), ())
         return self._sweep.all()
 

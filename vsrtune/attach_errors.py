@@ -8,14 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vsrtune.errors import VsrtuneError, WriteError
+from vsrtune.interrupts import EXIT_CODE
 
 
 class SwitchError(VsrtuneError):
     """A switch that failed. ``put_back`` tells whether the guests have what they had,
-    ``started`` are those that had to be started for that."""
+    ``started`` are those that had to be started for that; ``interrupted`` whether the command
+    was asked to end as well."""
 
     def __init__(
-        self, error: VsrtuneError, left: list[VsrtuneError], started: tuple[str, ...] = ()
+        self,
+        error: VsrtuneError,
+        left: list[VsrtuneError],
+        started: tuple[str, ...] = (),
+        *,
+        interrupted: bool = False,
     ) -> None:
         hint = error.hint
         what = f"{error.what}; everything is as it was before"
@@ -28,7 +35,8 @@ class SwitchError(VsrtuneError):
             hint = "`vsrtune attach --recover` tries again"
         super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
         self.put_back = not left
-        self.exit_code = error.exit_code
+        self.interrupted = interrupted
+        self.exit_code = EXIT_CODE if interrupted else error.exit_code
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.attach import Switcher
+from vsrtune.attach_errors import SwitchError
 from vsrtune.attach_host import LiveHost
 from vsrtune.attach_ledger import STEP, AttachLedger
 from vsrtune.attach_model import Host
@@ -14,7 +15,6 @@ from vsrtune.attach_steps import Origin
 from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
 from vsrtune.errors import VsrtuneError
-from vsrtune.interrupts import Interrupted
 from vsrtune.ledger import read_pending
 from vsrtune.policy import Policy
 from vsrtune.report import Table
@@ -67,9 +67,11 @@ def carry_out(
             if batch.switch is not None:
                 try:
                     switcher.carry_out(batch.switch)
-                except VsrtuneError as failed:
-                    if isinstance(failed.__cause__, Interrupted):
+                except SwitchError as failed:
+                    if failed.interrupted:
                         raise
+                    error = failed
+                except VsrtuneError as failed:
                     error = failed
             yield batch, error
 

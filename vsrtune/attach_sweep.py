@@ -74,7 +74,8 @@ class Sweep:
             if not any(named[origin.device.name]):
                 guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
         left = {origin.group for _, origin in self._ledger.origins()}
-        self._ledger.done(*(e.id for e, group in self._ledger.groups() if group not in left))
+        gone = [entry.id for entry, group in self._ledger.groups() if group not in left]
+        guarded(lambda: self._ledger.done(*gone))
         return Swept(tuple(did), tuple(failed))
 
     def _created(self) -> set[str]:

@@ -304,8 +304,9 @@ def _carry_out(
                 click.echo("A switch was interrupted: the next one takes it back first.")
             elif code := cli_switch.recover(switcher):
                 return code
-        elif not dry_run and (code := cli_switch.outcome(switcher.sweep())):
-            return code
+        elif not dry_run:
+            # What fails of it may be of another group, or what this command does away with.
+            cli_switch.outcome(switcher.sweep())
         source = cloning(live, template) if template else None
         switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
         cli_switch.show(switch)

@@ -27,7 +27,7 @@ it, that is no write of ours: it ends as taken back, with the entry as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from vsrtune import obstacles
@@ -126,6 +126,8 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     passes: dict[str, list[Action] | None] = {}
     stuck = False
     drifted = put_back(plan)
+    # Of these the records alone would not say what undo restores.
+    named: set[Target] = set()
     for action in plan.actions:
         target = action.target
         done = passes.setdefault(target.guest, [])
@@ -151,6 +153,8 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
             entry = journal.entry(target)
             known = None if entry is None else entry.original
             original = original_of(action, drifted.get(target), known)
+            if original is not None:
+                named.add(target)
             _change(action, ops, journal, original)
         except VanishedError:
             _vanished(target, journal, tally)
@@ -161,7 +165,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
         except WriteError as error:
             tally.failed.append((action, error))
             passes[target.guest] = None
-            stuck |= not _roll_back(done, ops, journal, tally)
+            stuck |= not _roll_back(done, named, ops, journal, tally)
             tally.done = [a for a in tally.done if a.target.guest != target.guest]
             tally.pending = [p for p in tally.pending if p[0].target.guest != target.guest]
         else:
@@ -230,10 +234,18 @@ def recover(ops: SysOps, journal: Journal) -> Result:
 # -- one change
 
 
-def _change(action: Action, ops: SysOps, journal: Journal, original: Value | None = None) -> None:
-    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). After a
-    WriteError the host has ``before`` again; if even that failed, the entry stays unfinished.
-    VanishedError as it comes."""
+def _change(
+    action: Action,
+    ops: SysOps,
+    journal: Journal,
+    original: Value | None = None,
+    *,
+    others: bool = False,
+) -> None:
+    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``others``:
+    the value is somebody else's again, and not booked as written. After a WriteError the host
+    has ``before`` again; if even that failed, the entry stays unfinished. VanishedError as it
+    comes."""
     guard = _guard(action, ops, journal)
     if guard is not None:
         kept = journal.entry(guard.target)
@@ -249,7 +261,10 @@ def _change(action: Action, ops: SysOps, journal: Journal, original: Value | Non
     except WriteError as error:
         _take_back(action, guard, ops, journal, error)
         raise
-    journal.done(action.target)
+    if others:
+        journal.revert(action.target)
+    else:
+        journal.done(action.target)
     if guard is not None:
         journal.revert(guard.target)
 
@@ -315,9 +330,11 @@ def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
 # -- back
 
 
-def _roll_back(done: list[Action], ops: SysOps, journal: Journal, tally: _Tally) -> bool:
-    """Take back a guest's part of the pass; whether all of it, and the action that
-    failed, is back."""
+def _roll_back(
+    done: list[Action], named: Collection[Target], ops: SysOps, journal: Journal, tally: _Tally
+) -> bool:
+    """Take back a guest's part of the pass, ``named`` to what others had set; whether all of
+    it, and the action that failed, is back."""
     clean = not isinstance(tally.failed[-1][1], _StuckError)
     # What has failed is back where it was, and in nothing's way, unless it is stuck.
     first = len(tally.failed) - (0 if clean else 1)
@@ -326,7 +343,7 @@ def _roll_back(done: list[Action], ops: SysOps, journal: Journal, tally: _Tally)
         try:
             obstacles.check_busy(action.target, tally.failed)
             obstacles.check(action.target, tally.failed[first:])
-            _change(back, ops, journal)
+            _change(back, ops, journal, others=action.target in named)
         except VanishedError:
             _vanished(action.target, journal, tally)
         except WriteError as error:

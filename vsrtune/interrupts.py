@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from vsrtune.errors import VsrtuneError
 
+EXIT_CODE = 130
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 
@@ -19,16 +20,27 @@ _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 class Interrupted(VsrtuneError):
     """A signal asked the command to end."""
 
-    exit_code = 130
+    exit_code = EXIT_CODE
+
+
+class Held:
+    """The signal that came, 0 for none."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def check(self) -> None:
+        """Raise Interrupted when one has come."""
+        if self.signal:
+            raise Interrupted(f"interrupted ({signal.Signals(self.signal).name})")
 
 
 @contextmanager
-def held() -> Iterator[Callable[[], None]]:
-    """Note SIGINT, SIGTERM and SIGHUP; yields what raises Interrupted once one came. A
-    second signal ends the process at once, and one that nobody asked for does when the
-    block is left. What the process handles in a way of its own, as the daemon does, is
-    left to it."""
-    noted: list[int] = []
+def held() -> Iterator[Held]:
+    """Note SIGINT, SIGTERM and SIGHUP instead of ending. A second signal ends the process at
+    once, and one that came does when the block is left without an error. What the process
+    handles in a way of its own, as the daemon does, is left to it."""
+    noted = Held()
     before: dict[signal.Signals, Any] = {}
 
     def give_back() -> None:
@@ -36,21 +48,16 @@ def held() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
     def note(number: int, _frame: FrameType | None) -> None:
-        noted.append(number)
+        noted.signal = number
         give_back()
-
-    def check() -> None:
-        if noted:
-            name = signal.Signals(noted.pop()).name
-            raise Interrupted(f"interrupted ({name})")
 
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING:
             if signal.getsignal(number) in _DEFAULT:
                 before[number] = signal.signal(number, note)
     try:
-        yield check
+        yield noted
     finally:
         give_back()
-    if noted:
-        os.kill(os.getpid(), noted.pop())
+    if noted.signal:
+        os.kill(os.getpid(), noted.signal)

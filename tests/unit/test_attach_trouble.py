@@ -101,6 +101,26 @@ def test_a_signal_is_held_until_all_is_taken_back(
 
 
 @pytest.mark.usefixtures("_usual")
+def test_a_switch_that_fails_by_itself_tells_of_the_signal_too(
+    host: FakeAttachHost, path: Path
+) -> None:
+    """Or the next switch of the same command would be begun."""
+
+    def fail(_number: int) -> None:
+        if host.log[-1] == f"plug {B0}":
+            host.before = lambda n: None
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RefusedError("no")
+
+    host.before = fail
+    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError) as caught:
+        Switcher(host, ledger, BOOT).carry_out(forth(host))
+    assert caught.value.interrupted
+    assert caught.value.exit_code == 130
+    assert host.problems() == []
+
+
+@pytest.mark.usefixtures("_usual")
 def test_a_second_signal_is_not_held() -> None:
     """Nor one that nobody asked for before the end, nor what a process handles itself."""
     reached: list[int] = []
@@ -120,9 +140,9 @@ def test_a_second_signal_is_not_held() -> None:
     got: list[int] = []
     old = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
     try:
-        with interrupts.held() as check:
+        with interrupts.held() as held:
             os.kill(os.getpid(), signal.SIGTERM)
-            check()
+            held.check()
     finally:
         signal.signal(signal.SIGTERM, old)
     assert got == [signal.SIGTERM]

@@ -87,6 +87,21 @@ def test_what_an_earlier_delete_left_goes_first(
         assert opened.pending() == []
 
 
+def test_what_cannot_be_kept_is_no_obstacle_to_a_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong with a device of ours may be what this command does away with."""
+    nvram = tmp_path / "directory"
+    (nvram / "file").mkdir(parents=True)
+    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(nvram), "/nowhere"),))
+    with AttachLedger.open(tmp_path / "attach.jsonl") as opened:
+        opened.add(ENDED, to_data(clone))
+    assert group(tmp_path, "delete", "core") == 1
+    said = capsys.readouterr().err
+    assert str(nvram) in said
+    assert "there is no such group" in said
+
+
 def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert group(tmp_path, "status") == 0
     assert "No group was created" in capsys.readouterr().out

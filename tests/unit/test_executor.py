@@ -254,6 +254,32 @@ def test_what_could_not_be_put_back_is_left_alone(host: FakeKernel, journal: Jou
     assert host.ops().read(entry.target) == Sched(SchedClass.FIFO, 50)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_rolled_back_to_somebody_elses_value_is_not_ours(
+    host: FakeKernel, journal: Journal, known: bool
+) -> None:
+    """Neither one that was written before, nor one that was as asked by itself."""
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    affinity = ThreadAffinity("vr1", key(host, 1020), "vhost 0")
+    if not known:
+        journal.drop(affinity, "as if it had been found so")
+    entries = journal.entries()
+    host.set_affinity(1020, CpuSet([0, 1]))
+    host.set_sched(1011, Sched(SchedClass.FIFO, 50))
+    again = enforcing(replan(host, plan))
+    assert again.actions[0].target == affinity
+    wished = replace(again.drift[0], wished=f"CPUs {again.actions[0].after}")
+    again = replace(again, drift=(wished, *again.drift[1:]))
+    host.ahead = failing_at(2, lambda: OSError(1, "no"))
+    assert apply(again, host.ops(), journal).failed != ()
+    host.ahead = lambda _what: None
+    assert host.ops().read(affinity) == CpuSet([0, 1])
+    assert journal.entries() == entries
+    undo(host.ops(), journal)
+    assert host.ops().read(affinity) == CpuSet([0, 1])
+
+
 def test_a_move_between_cgroups_keeps_what_undo_knows_of_the_affinity(
     host: FakeKernel, journal: Journal
 ) -> None:

@@ -15,12 +15,13 @@ from switch_faults import Choose, do, survey
 
 from vsrtune import group_rulebook, group_scale
 from vsrtune.attach import Switcher
-from vsrtune.attach_ledger import AttachLedger
+from vsrtune.attach_ledger import GROUP, AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import Attachment, Unplug
 from vsrtune.errors import VsrtuneError
 from vsrtune.groups import parse
+from vsrtune.live_domains import RefusedError
 
 C0 = "02:00:00:00:0c:00"
 
@@ -215,6 +216,26 @@ def test_its_own_device_that_nobody_names_is_no_obstacle(path: Path) -> None:
     do(host, path, pvr.delete)
     assert [mac for mac, _ in pvr.live(host, "b")] == [pvr.B0, pvr.B1]
     assert host.problems() == []
+
+
+def test_an_old_group_of_that_name_is_not_taken_for_one_that_failed(path: Path) -> None:
+    """Its last line may not have been written."""
+    host = pvr.fresh()
+    before = host.picture()
+    with AttachLedger.open(path) as ledger:
+        ledger.add(GROUP, {"name": "edge"})
+    sweep(host, path)
+
+    def fail(_number: int) -> None:
+        if host.log[-1] == "define":
+            host.before = lambda n: None
+            raise RefusedError("no")
+
+    host.before = fail
+    assert "everything is as it was before" in refusal(host, path, pvr.create)
+    assert host.picture() == before
+    with AttachLedger.open(path) as ledger:
+        assert ledger.pending() == []
 
 
 def test_members_leave_one_after_the_other(path: Path) -> None:
