@@ -29,7 +29,7 @@ from vsrtune.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.interface_xml import Nic, differences
 from vsrtune.interrupts import held
 from vsrtune.ledger import Entry
-from vsrtune.live_domains import Asked, AwayError, RefusedError, unplug
+from vsrtune.live_domains import AwayError, RefusedError, Requests, unplug
 from vsrtune.overlays import OutOfReachError
 
 # libvirtd is started again by systemd, and reads all its guests then.
@@ -78,21 +78,20 @@ class Switcher:
         SwitchError."""
         self._no_remains(switch)
         with held() as signals:
-            self._check = signals.check
             try:
-                self._all(switch)
+                self._check = signals.check
+                try:
+                    self._all(switch)
+                finally:
+                    self._check = _nothing
             except VsrtuneError as error:
-                self._check = _nothing
                 left = self.recover()
                 started = self._start_ended(switch, left)
                 ask = bool(signals.signal)
                 raise SwitchError(error, left, started, interrupted=ask) from error
             except KeyboardInterrupt:
-                self._check = _nothing
                 self.recover()
                 raise
-            finally:
-                self._check = _nothing
         return self.sweep()
 
     def _all(self, switch: Switch) -> None:
@@ -222,7 +221,7 @@ class Switcher:
                 for device in step.devices:
                     self._devices.set_down(device)
             case steps.Unplug():
-                asked: Asked = {}
+                asked: Requests = {}
                 self._patiently(lambda: self._unplug(step.cards, asked))
             case steps.Plug():
                 for card in step.cards:
@@ -310,7 +309,7 @@ class Switcher:
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 
-    def _unplug(self, cards: tuple[Card, ...], asked: Asked | None = None) -> None:
+    def _unplug(self, cards: tuple[Card, ...], asked: Requests | None = None) -> None:
         wanted = [(card.uuid, card.mac) for card in cards]
         unplug(self._host, wanted, asked, clock=self._host.clock, sleep=self._sleep)
 

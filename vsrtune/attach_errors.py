@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vsrtune.errors import VsrtuneError, WriteError
-from vsrtune.interrupts import EXIT_CODE
+from vsrtune.interrupts import Interrupted
 
 
 class SwitchError(VsrtuneError):
@@ -36,7 +36,7 @@ class SwitchError(VsrtuneError):
         super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
         self.put_back = not left
         self.interrupted = interrupted
-        self.exit_code = EXIT_CODE if interrupted else error.exit_code
+        self.exit_code = Interrupted.exit_code if interrupted else error.exit_code
 
 
 @contextmanager

@@ -67,11 +67,9 @@ def carry_out(
             if batch.switch is not None:
                 try:
                     switcher.carry_out(batch.switch)
-                except SwitchError as failed:
-                    if failed.interrupted:
-                        raise
-                    error = failed
                 except VsrtuneError as failed:
+                    if isinstance(failed, SwitchError) and failed.interrupted:
+                        raise
                     error = failed
             yield batch, error
 

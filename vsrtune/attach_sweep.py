@@ -54,7 +54,8 @@ class Sweep:
     def devices(self, guests: tuple[GuestNics, ...] | None) -> Swept:
         """Those that ``guests`` need, or all of them (None: not known)."""
         origins = list(self._ledger.origins())
-        named = _named([origin for _, origin in origins], guests, self._created())
+        created = {group for _, group in self._ledger.groups()}
+        named = _named([origin for _, origin in origins], guests, created)
         did: list[str] = []
         failed: list[VsrtuneError] = []
 
@@ -77,9 +78,6 @@ class Sweep:
         gone = [entry.id for entry, group in self._ledger.groups() if group not in left]
         guarded(lambda: self._ledger.done(*gone))
         return Swept(tuple(did), tuple(failed))
-
-    def _created(self) -> set[str]:
-        return {group for _, group in self._ledger.groups()}
 
     def _end_clones(self) -> Swept:
         """What a switch left to do after its end, for it cannot be taken back."""

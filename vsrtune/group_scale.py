@@ -54,9 +54,9 @@ def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
         now = on_device(guest.live, origin.device.name)
         mac = origin.device.mac
         if wanted and now is None:
+            _unlike(guest, mac)
             xml = moved(interface_xml.nic(origin.live), origin.device)
             come.append(Move(guest.name, guest.uuid, mac, origin.device, ("", xml)))
-            _unlike(guest, mac)
         elif not wanted and now is not None:
             go.append(Move(guest.name, guest.uuid, mac, origin.device, (now.xml, "")))
     if origins[0].stage is not None and (come or go):

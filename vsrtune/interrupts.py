@@ -12,7 +12,6 @@ from typing import Any
 
 from vsrtune.errors import VsrtuneError
 
-EXIT_CODE = 130
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 
@@ -20,7 +19,7 @@ _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 class Interrupted(VsrtuneError):
     """A signal asked the command to end."""
 
-    exit_code = EXIT_CODE
+    exit_code = 130
 
 
 class Held:

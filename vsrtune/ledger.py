@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from vsrtune.bounded import json_value
 from vsrtune.closing import Closing
-from vsrtune.durable import read_file, replace_file
+from vsrtune.durable import FULL, read_file, replace_file
 from vsrtune.errors import Lasting, VsrtuneError
 
 # One that still cleans up after a killed user gets this long.
@@ -190,7 +190,7 @@ class Ledger(Closing):
     @classmethod
     def _broken(cls, path: Path, error: OSError) -> VsrtuneError:
         what, hint = cls.unusable
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             hint = f"make room: df {path.parent}"
         return VsrtuneError(f"{what}: {error.strerror or error}", where=str(path), hint=hint)
 

@@ -23,10 +23,8 @@ _ALIAS = re.compile(r"<alias name='([^']+)'")
 _NET_ALIAS = re.compile(r"net\d+")
 # A back end of libvirt's making in the human monitor's `info network`.
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
-
-
-# When an interface (UUID of the domain, MAC) was asked for, by the caller's clock.
-Asked = dict[tuple[str, str], float]
+# When an unplug of an interface (UUID of the domain, MAC) was asked for, by the caller's clock.
+Requests = dict[tuple[str, str], float]
 
 
 class AwayError(WriteError):
@@ -52,7 +50,7 @@ class Unpluggable(Protocol):
 def unplug(
     domains: Unpluggable,
     wanted: Collection[tuple[str, str]],
-    asked: Asked | None = None,
+    asked: Requests | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -75,7 +73,7 @@ def unplug(
 def _unplug(
     domains: Unpluggable,
     wanted: Collection[tuple[str, str]],
-    asked: Asked,
+    asked: Requests,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:

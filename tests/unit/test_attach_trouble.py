@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import test_group_clones as clones
 from attach_host import BOOT, FakeAttachHost
+from test_attach import A0, A1, B0, fresh
 
 from vsrtune import interrupts
 from vsrtune.attach import Switcher
@@ -24,20 +25,10 @@ from vsrtune.attach_steps import Attachment
 from vsrtune.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError
 
-A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
-
 
 @pytest.fixture
 def host() -> FakeAttachHost:
     return fresh()
-
-
-def fresh() -> FakeAttachHost:
-    fake = FakeAttachHost()
-    fake.add("a", (A0, "p0"), (A1, "p1"))
-    fake.add("b", (B0, "p0"))
-    fake.changes = 0
-    return fake
 
 
 @pytest.fixture
