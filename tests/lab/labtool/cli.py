@@ -120,6 +120,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         guest_names=tuple(arguments.guest_name),
         vcpus=vcpus,
         queues=arguments.queues,
+        busy=arguments.busy,
         nic=arguments.nic,
         plain_qemu=arguments.plain_qemu,
         install=not arguments.no_install,
@@ -150,6 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--guest-name", action="append", default=[], metavar="NAME", help="instead of vr1, ...")
     add("--vcpus", type=_count, metavar="N", help="of each router (as many as queues)")
     add("--queues", type=_count, default=1, metavar="N", help="of each router NIC (1)")
+    add(
+        "--busy", type=_count_or_none, default=0, metavar="N", help="spinning processes in each (0)"
+    )
     add("--nic", choices=("veth", "e1000e"), default="veth", help="lower devices p0 and p1")
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")

@@ -63,6 +63,8 @@ class Guest:
     queues: int
     host: int = 1
     linked: bool = False
+    # Processes that spin in it, as a routing daemon that converges does.
+    busy: int = 0
 
     def mac(self, nic: int) -> str:
         return _mac(self.index, nic)
@@ -79,7 +81,7 @@ class Guest:
         return (
             f"nic={self.mac(0)},10.10.{i}.1/24,{gen},10.10.{i}.2,10.10.{i}.96/27"
             f" nic={self.mac(1)},10.20.{i}.1/24,{sink},10.20.{i}.2,10.20.{i}.96/27"
-            f"{self._shared_roles} {_QUICK}"
+            f"{self._shared_roles} busy={self.busy} {_QUICK}"
         )
 
     @property
@@ -105,11 +107,21 @@ def of(options: Options) -> list[Guest]:
     names += [f"vr{index}" for index in range(first + len(names), first + count)]
     linked = options.member is not None
     guests = [
-        Guest(index, name, "libvirt", options.vcpus, options.queues, options.host, linked)
+        Guest(
+            index,
+            name,
+            "libvirt",
+            options.vcpus,
+            options.queues,
+            options.host,
+            linked,
+            options.busy,
+        )
         for index, name in enumerate(names, start=first)
     ]
     if options.plain_qemu:
-        guests.append(Guest(_PLAIN_INDEX, "pq1", "qemu", options.vcpus, options.queues))
+        plain = Guest(_PLAIN_INDEX, "pq1", "qemu", options.vcpus, options.queues)
+        guests.append(replace(plain, busy=options.busy))
     return guests
 
 

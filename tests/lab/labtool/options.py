@@ -16,6 +16,7 @@ class Options:
     guest_names: tuple[str, ...] = ()
     vcpus: int = 1
     queues: int = 1
+    busy: int = 0
     nic: str = "veth"
     plain_qemu: bool = False
     install: bool = True
