@@ -192,6 +192,33 @@ class IrqAffinity:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSlice:
+    """How long a thread of class rr runs before its equals get their turn, in ms."""
+
+    ms: int
+
+    def reached_by(self, now: TimeSlice) -> bool:
+        """Whether the kernel shows ``now`` after this was written: it rounds up to its tick
+        (``sched_rr_handler`` in kernel/sched/rt.c), of which 10 ms is the longest."""
+        return self.ms <= now.ms < self.ms + 10
+
+    def __str__(self) -> str:
+        return f"{self.ms}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class RrTimeslice:
+    """``kernel.sched_rr_timeslice_ms``, which the kernel has once for all threads of class
+    rr. Value: TimeSlice."""
+
+    kind: ClassVar[str] = "rr-timeslice"
+    guest: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: time slice of class rr"
+
+
+@dataclass(frozen=True, slots=True)
 class CpusetList:
     """The raw text of a cpuset file, "" when unset. ``masks``: threads below whose
     affinity is narrower than their cpuset, which a rewrite may lose (6.1 always loses
@@ -268,8 +295,11 @@ Target = (
     | NapiThreaded
     | QueueCpus
     | IrqAffinity
+    | RrTimeslice
 )
-Value = CpuSet | Sched | Pin | CpusetList | PartitionState | str | int | bool
+# What has no thread.
+ThreadlessTarget = CgroupTarget | DeviceTarget | IrqAffinity | RrTimeslice
+Value = CpuSet | Sched | Pin | TimeSlice | CpusetList | PartitionState | str | int | bool
 
 VALUE_TYPES: dict[str, type] = {
     ThreadAffinity.kind: CpuSet,
@@ -284,6 +314,7 @@ VALUE_TYPES: dict[str, type] = {
     NapiThreaded.kind: int,
     QueueCpus.kind: CpuSet,
     IrqAffinity.kind: CpuSet,
+    RrTimeslice.kind: TimeSlice,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import CpusetList, PartitionState, Pin, Value
+from vsrtune.actions import CpusetList, PartitionState, Pin, TimeSlice, Value
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import LEAVING
 from vsrtune.journal_records import same_setting
@@ -14,6 +14,8 @@ def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
     offline, which no thread can have."""
     if wanted == now and type(wanted) is type(now):
         return True
+    if isinstance(wanted, TimeSlice) and isinstance(now, TimeSlice):
+        return wanted.reached_by(now)
     if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
         online = ops.online()
         return wanted & online == now & online

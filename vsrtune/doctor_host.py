@@ -82,7 +82,7 @@ def cpus(case: Case) -> Iterable[Finding]:
     elif len(online) == 2:
         yield Finding(
             Level.INFO, "two CPUs: every thread of a router shares the one without interrupts",
-            "start from router-shared-core.yaml", seen,
+            "write one: vsrtune policy init GUEST", seen,
         )  # fmt: skip
     else:
         yield Finding(Level.OK, f"{len(online)} CPUs", evidence=seen)

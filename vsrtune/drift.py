@@ -22,9 +22,11 @@ from vsrtune.actions import (
     NapiThreaded,
     Pin,
     Plan,
+    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadSched,
+    TimeSlice,
     TxQueueLen,
     Value,
     VcpuPin,
@@ -34,6 +36,7 @@ from vsrtune.model import Guest, Host, Snapshot, Thread
 from vsrtune.nic_settings import nic_settings
 from vsrtune.policy import Policy
 from vsrtune.policy_drift import DriftRule, DriftRules, rule_of
+from vsrtune.policy_roles import slice_of
 
 Pairs = Iterable[tuple[Guest, Policy]]
 # Of which guests what was set by hand is overruled; a bool: of all, of none.
@@ -47,6 +50,7 @@ _HABITS = {
     "tuned": ("cpus", "scheduler"),
 }
 _IRQ = "irq.set"
+_SLICE = "scheduler.slice"
 # Whoever wants it otherwise counts, where a setting of the host has several policies.
 _STRICTEST = (DriftRule.ENFORCE, DriftRule.REPORT, DriftRule.ADOPT)
 
@@ -114,6 +118,15 @@ def drifts(
             interrupt = isinstance(target, IrqAffinity)
             by = _by(snapshot.host, _IRQ, wished, None) if interrupt else ""
             found[target] = _judge(target, _IRQ, rule, wished, now_cpus, by, memory)
+    rule = _strictest((p.drift for p in policies if slice_of(p)), _SLICE)
+    slice_target = RrTimeslice(HOST_REF)
+    wished_slice, now_ms = expected.get(slice_target), snapshot.host.rr_timeslice_ms
+    if isinstance(wished_slice, TimeSlice) and now_ms is not None:
+        now_slice = TimeSlice(now_ms)
+        if not wished_slice.reached_by(now_slice):
+            found[slice_target] = _judge(
+                slice_target, _SLICE, rule, wished_slice, now_slice, "", memory
+            )
     softirq = (p.drift for p in policies if p.softirq_sched is not None)
     rule = _strictest(softirq, "scheduler.softirq")
     threads = {t.key: t.sched for t in snapshot.host.softirq}

@@ -37,6 +37,7 @@ class Operation(Enum):
     IRQ = "write to smp_affinity_list"
     RPS = "write to rps_cpus"
     XPS = "write to xps_cpus"
+    TIMESLICE = "write to sched_rr_timeslice_ms"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from vsrtune.actions import (
     Plan,
     Skipped,
     Target,
+    TimeSlice,
     Value,
 )
 from vsrtune.journal_records import Entry, undo_order
@@ -70,5 +71,8 @@ def _still_ours(snapshot: Snapshot, target: Target, written: Value) -> bool:
     if isinstance(target, CpusetFile) and isinstance(written, CpusetList) and group is not None:
         now = group.cpus if target.file == "cpuset.cpus" else group.exclusive
         return now == written.text
+    if isinstance(written, TimeSlice):
+        slice_ms = snapshot.host.rr_timeslice_ms
+        return slice_ms is not None and written.reached_by(TimeSlice(slice_ms))
     # Writing what is there already changes nothing.
     return after(snapshot, Action(target, written, written, "")) == snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import CgroupTarget, DeviceTarget, NicTarget
+from vsrtune.actions import CgroupTarget, DeviceTarget, NicTarget, RrTimeslice
 from vsrtune.errors import VanishedError, VsrtuneError
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
@@ -30,6 +30,8 @@ def forget(part: Part, ops: SysOps, journal: Journal) -> None:
         elif isinstance(target, DeviceTarget):
             if target.ifindex in devices:
                 continue
+        elif isinstance(target, RrTimeslice):
+            continue  # a kernel has it for as long as it runs
         elif not isinstance(target, CgroupTarget) and target.thread in alive:
             continue
         try:

@@ -75,7 +75,14 @@ class HostReader:
             softirq=self._softirq(processes),
             cpusets=cpusets,
             deadline=self.books(online, guests, cpusets),
+            rr_timeslice_ms=self._rr_timeslice(),
         )
+
+    def _rr_timeslice(self) -> int | None:
+        try:
+            return self._number("sched_rr_timeslice_ms")
+        except (OSError, ValueError):
+            return None  # recorded before anyone read it
 
     def books(
         self, online: CpuSet, guests: Iterable[Guest], cpusets: Iterable[CpusetGroup]

@@ -358,7 +358,7 @@ class Neighbour:
 class Host:
     """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets``, sorted by
     path, is empty without cgroup v2 cpusets, ``deadline`` where the kernel's books are not
-    readable."""
+    readable, ``rr_timeslice_ms`` None when it was not read."""
 
     # No slots: what is looked up often is found once (cached_property).
 
@@ -373,6 +373,7 @@ class Host:
     softirq: tuple[SoftirqThread, ...] = ()
     cpusets: tuple[CpusetGroup, ...] = ()
     deadline: tuple[DeadlineCpu, ...] = ()
+    rr_timeslice_ms: int | None = None
 
     def cpuset(self, path: str) -> CpusetGroup | None:
         """The cpuset of that cgroup, when it matters."""

@@ -47,6 +47,7 @@ class Phases:
     emulator_pins: list[Action] = field(default_factory=list)
     exclusives: list[Action] = field(default_factory=list)
     partitions: list[Action] = field(default_factory=list)
+    timeslice: list[Action] = field(default_factory=list)
     softirq_lowered: list[Action] = field(default_factory=list)
     softirq_raised: list[Action] = field(default_factory=list)
     vcpu_raised: list[Action] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Phases:
             *self.emulator_pins,
             *self.exclusives,
             *self.partitions,
+            *self.timeslice,
             *self.softirq_raised,
             *self.vcpu_raised,
             *self.vhost_raised,

@@ -22,6 +22,7 @@ from vsrtune.actions import (
     Partition,
     Plan,
     QueueCpus,
+    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -48,6 +49,7 @@ _PHASE = {
     ThreadAffinity.kind: 3,
     VcpuPin.kind: 3,
     EmulatorPin.kind: 3,
+    RrTimeslice.kind: 3.5,
     ThreadSched.kind: 4,
     TxQueueLen.kind: 5,
     NapiThreaded.kind: 6,
@@ -170,7 +172,7 @@ def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
         if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
             raise _broken(action, f"a lower device would be served on CPUs {cpus or 'none'}")
         return
-    if isinstance(target, CgroupDir | CpusetFile | DeviceTarget):
+    if isinstance(target, CgroupDir | CpusetFile | DeviceTarget | RrTimeslice):
         return
     if isinstance(target, Partition):
         _partition_step(state, target.path, irq)

@@ -10,6 +10,7 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.load_windows import WINDOWS
 from vsrtune.model import DATA_PLANE, Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
 from vsrtune.plan_build import level
+from vsrtune.standstill import standstills
 from vsrtune.wishes import label, main_thread
 
 # So much is asked of a CPU that another one is missing: a fifth more than it has.
@@ -24,9 +25,9 @@ def warnings(result: Snapshot, managed: AbstractSet[str], irq: CpuSet) -> tuple[
     out: list[str] = []
     for guest in guests:
         out += _order(guest)
-        out += _spinning(guest)
         out += _starved_emulator(guest)
         out += _on_interrupts(guest, irq)
+    out += _standing_still(result, managed)
     out += _between_guests(guests)
     out += _unthrottled(result.host, guests)
     out += _overcommitted(result, managed)
@@ -74,19 +75,14 @@ def _order(guest: Guest) -> list[str]:
     return out
 
 
-def _spinning(guest: Guest) -> list[str]:
-    """A FIFO thread gives way to its equals only by sleeping, and a vcpu that spins for
-    another one's lock or answer does not sleep. KVM sees it spin (kvm_vcpu_on_spin),
-    but yield_to knows no real-time class."""
-    found: dict[CpuSet, list[Thread]] = {}
-    for thread in guest.by_role(Role.VCPU):
-        if thread.sched.cls is SchedClass.FIFO and len(thread.affinity) == 1:
-            found.setdefault(thread.affinity, []).append(thread)
+def _standing_still(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
+    """What a policy with ``standstill: accept`` lets pass, once for every vcpu."""
+    found = {s.vcpu.key: s for s in standstills(result, managed)}
     return [
-        f"{guest.ref}: {len(vcpus)} vcpus share CPU {cpus} under fifo: one that spins for another "
-        "never makes room for it, and the guest can stand still; class rr takes turns"
-        for cpus, vcpus in found.items()
-        if len(vcpus) > 1
+        f"{s.vcpu_guest}: {label(s.vcpu)} is {s.vcpu.sched} on CPU {s.cpus}, and keeps "
+        f"{label(s.starved)} of {s.starved_guest} from running for as long as its guest is "
+        "busy: the router can stand still; class rr with one priority takes turns"
+        for s in found.values()
     ]
 
 

@@ -9,6 +9,7 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
 - A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only when
   the kernel's limit admits its budget; the domain has no interrupt CPU (domains.py).
+- No realtime vcpu can keep another thread of a router from running (standstill.py).
 - A refused guest gets no action; no target gets two.
 
 Actions come in this order, and in reverse they undo the plan: interrupts, RPS, XPS and
@@ -25,7 +26,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vsrtune import domain_build, domains, irq_plan, napi_plan, plan_checks, plan_warnings, softirq
+from vsrtune import (
+    domain_build,
+    domains,
+    irq_plan,
+    napi_plan,
+    plan_checks,
+    plan_warnings,
+    rr_timeslice,
+    softirq,
+    standstill,
+)
 from vsrtune.actions import (
     HOST_REF,
     CgroupTarget,
@@ -162,6 +173,8 @@ class _Made:
     asked: set[Target]
     whole: Whole | None
     movers: frozenset[str]
+    # A guest whose plan would let threads stand still: everything is planned again without it.
+    still: Refusal | None = None
 
 
 @dataclass(slots=True)
@@ -187,10 +200,13 @@ def _make(
     """The plan. Where interrupts will be is known only once nobody who moves them is
     refused: until then the guests that are refused count as moving nothing."""
     unable: frozenset[str] = frozenset()
+    still: dict[str, Refusal] = {}
     while True:
-        made = _attempt(snapshot, policies, ours or {}, reassert, memory, unable, checked)
+        made = _attempt(snapshot, policies, ours or {}, reassert, memory, unable, still, checked)
         refused = frozenset(r.guest for r in made.plan.refusals) & made.movers
-        if refused <= unable:
+        if made.still is not None:
+            still[made.still.guest] = made.still
+        elif refused <= unable:
             return made
         unable |= refused
 
@@ -202,10 +218,13 @@ def _attempt(
     reassert: Overruled,
     memory: Memory,
     unable: frozenset[str],
+    still: Mapping[str, Refusal],
     checked: bool,
 ) -> _Made:
     assigned = assign(snapshot.guests, policies)
     state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
+    state.refusals += [still[g.ref] for g, _ in state.pairs if g.ref in still]
+    state.pairs = [(g, p) for g, p in state.pairs if g.ref not in still]
     state.pairs = irq_plan.without_quarrels(snapshot.host, state.pairs, state.refusals)
     movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None and g.ref not in unable]
     _choose_interrupts(irq_plan.moved(snapshot.host, movers), state)
@@ -224,16 +243,21 @@ def _attempt(
     napi_plan.build(context, asked, phases)
     host_asked = irq_plan.build(context, asked, phases)
     host_asked |= softirq.build(context, asked, chosen, phases)
+    host_asked |= rr_timeslice.build(context, asked, phases)
     host_asked |= domain_build.build(context, snapshot, found, phases)
     state.notes += domain_build.notes(snapshot, found)
     made = Plan(
         phases.actions(), tuple(phases.skipped), tuple(state.refusals), (), tuple(state.notes)
     )
     pinned = {pin.thread.key: chosen[pin.thread.key].cpus for w in asked for pin in w.pins}
-    if checked:
-        plan_checks.check(snapshot, made, state.irq, pinned, ours)
     result = project(snapshot, made)
     managed = {w.guest.ref for w in asked}
+    movers_refs = frozenset(g.ref for g, _ in movers)
+    refusal = standstill.refusal(result, asked)
+    if refusal is not None:
+        return _Made(made, set(), None, movers_refs, refusal)
+    if checked:
+        plan_checks.check(snapshot, made, state.irq, pinned, ours)
     told = plan_warnings.warnings(result, managed, state.irq)
     told += tuple(softirq.warnings(result, managed))
     told += tuple(irq_plan.warnings(result, asked))
@@ -242,7 +266,7 @@ def _attempt(
     final = replace(made, warnings=told, drift=drift, settled=context.settled)
     whole = None if state.refusals else remember(context, policies, asked, chosen, found)
     every = set(host_asked).union(*(w.asked for w in asked))
-    return _Made(final, every, whole, frozenset(g.ref for g, _ in movers))
+    return _Made(final, every, whole, movers_refs)
 
 
 def _choose_interrupts(host: Host, state: _State) -> None:

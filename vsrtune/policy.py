@@ -16,6 +16,7 @@ from typing import Any
 from vsrtune import policy_irq
 from vsrtune.attach_steps import Attachment
 from vsrtune.cpuset import CpuSet
+from vsrtune.durations import parse_time, time_text
 from vsrtune.errors import PolicyError, VsrtuneError
 from vsrtune.model import Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
@@ -33,6 +34,8 @@ class Auto(Enum):
 
 AUTO = Auto.AUTO
 ADAPTIVE = "adaptive"
+# The kernel's own default; longer turns starve more.
+MAX_SLICE_MS = 100
 
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
@@ -53,14 +56,16 @@ class PolicyErrors(PolicyError):
 
 @dataclass(frozen=True)
 class SchedRule:
-    """A scheduling class to set; ``priority`` is 0 for classes other and deadline, the
-    times (nanoseconds) are 0 for all but deadline."""
+    """A scheduling class to set; ``priority`` is 0 for classes other, batch and deadline, the
+    times (nanoseconds) are 0 for all but deadline, ``slice_ms`` is 0 when unset and for
+    all but rr."""
 
     cls: SchedClass
     priority: int = 0
     runtime_ns: int = 0
     deadline_ns: int = 0
     period_ns: int = 0
+    slice_ms: int = 0
 
     @cached_property
     def sched(self) -> Sched:
@@ -110,6 +115,7 @@ class Policy:
     attachment: Attachment | None = None
     drift: DriftRules = ()
     placement: Auto | None = None
+    accept_standstill: bool = False
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:
@@ -244,6 +250,7 @@ class _Reader:
             attachment=self.attachment(data),
             drift=() if broken_below(self.broken, "drift") else read_rules(self.get(data, "drift")),
             placement=None if self.get(data, "placement") is None else AUTO,
+            accept_standstill=self.get(data, "standstill") is not None,
             lines=tuple(self.lines.items()),
         )
         self.irq_places(irq, beside, policy.irq_set)
@@ -353,21 +360,46 @@ class _Reader:
         cls = SchedClass(name)
         here = (*keys, "priority")
         priority = self.get(data, *here)
+        turn = self.turn(data, keys, cls)
         if cls is SchedClass.DEADLINE:
             return self.budget(data, keys)
         for key in ("runtime", "period", "deadline", "bandwidth"):
             if self.get(data, *keys, key) is not None:
                 hint = "remove it, or write class: deadline"
                 self.fail((*keys, key), f"class {name} has no {key}", hint)
-        if cls is SchedClass.OTHER:
+        if cls in (SchedClass.OTHER, SchedClass.BATCH):
             if priority is not None:
-                self.fail(here, "class other has no priority", "remove it, or write class: fifo")
+                self.fail(here, f"class {name} has no priority", "remove it, or write class: rr")
             return SchedRule(cls)
         if priority is None:
             if here not in self.broken:
                 self.fail(keys, f"class {name} needs a priority", "add priority: 10 (1 to 99)")
             return None
-        return SchedRule(cls, priority)
+        return SchedRule(cls, priority, slice_ms=turn)
+
+    def turn(self, data: Any, keys: KeyPath, cls: SchedClass) -> int:
+        """The time slice in milliseconds, 0 when unset."""
+        here = (*keys, "slice")
+        text = self.get(data, *here)
+        if text is None:
+            return 0
+        if cls is not SchedClass.RR:
+            self.fail(here, f"class {cls.value} has no slice", "remove it, or write class: rr")
+            return 0
+        try:
+            nanoseconds = parse_time(str(text))
+        except VsrtuneError as error:
+            self.fail(here, error.what, error.hint)
+            return 0
+        if nanoseconds % 1_000_000 or not 1 <= nanoseconds // 1_000_000 <= MAX_SLICE_MS:
+            self.fail(
+                here,
+                f"{time_text(nanoseconds)} is no whole number of milliseconds from 1 to "
+                f"{MAX_SLICE_MS}",
+                "write 8ms",
+            )
+            return 0
+        return nanoseconds // 1_000_000
 
     def budget(self, data: Any, keys: KeyPath) -> SchedRule | None:
         """The rule of class deadline; what the kernel would refuse is told here."""

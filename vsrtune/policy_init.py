@@ -25,6 +25,8 @@ from vsrtune.projection import project
 from vsrtune.wishes import label
 
 PRIORITY = 10
+# Turns that measured best with busy and idle guests (docs/results/no-harm.md).
+SLICE = "8ms"
 _WIDTH = 96
 _NAME = "policy"
 
@@ -123,25 +125,20 @@ def _candidates(case: _Case, *, realtime: bool) -> Iterator[_Candidate]:
     """Most useful first. A realtime thread beside interrupts starves reception, so where
     the interrupt CPUs are only named by hand no class is asked for."""
     if realtime:
-        cls = "rr" if _vcpus_meet(case) else "fifo"
-        rule = f"{{class: {cls}, priority: {PRIORITY}}}"
+        rule = f"{{class: rr, priority: {PRIORITY}, slice: {SLICE}}}"
         softirq = f"{{class: fifo, priority: {PRIORITY}}}"
         yield _Candidate(
             "pins and equal realtime priorities", _AUTO,
             {"vcpu": rule, "vhost": rule, "softirq": softirq},
         )  # fmt: skip
-    yield _Candidate("pins", _AUTO, {})
+    # Pins alone forwarded less than an untuned host; batch keeps a waking thread from
+    # interrupting the one that runs.
+    batch = dict.fromkeys(("vcpu", "vhost"), "{class: batch}")
+    yield _Candidate("pins and class batch", _AUTO, batch)
     online = case.snapshot.host.online
     if len(online) > 1:
         by_hand = {**_AUTO, "irq": str(online.first())}
-        yield _Candidate("pins, with the interrupt CPU by hand", by_hand, {})
-
-
-def _vcpus_meet(case: _Case) -> bool:
-    """Whether auto puts two of the guest's vcpus on one CPU."""
-    made, _ = case.plan(_body(case.name, _Candidate("", _AUTO, {}), {}))
-    cpus = [str(t.affinity) for t in _after(case, made).by_role(Role.VCPU)]
-    return len(set(cpus)) < len(cpus)
+        yield _Candidate("pins and class batch, with the interrupt CPU by hand", by_hand, batch)
 
 
 def _after(case: _Case, made: Plan) -> Guest:

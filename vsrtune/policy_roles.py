@@ -31,7 +31,14 @@ def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | No
 
 def asks_of_host(policy: Policy) -> bool:
     """Whether a guest with this policy needs settings of the host itself: interrupts,
-    ksoftirqd, or root domains, which class deadline stands on."""
-    rules = (rule_for(policy, role) for role in DATA_PLANE)
+    ksoftirqd, the time slice of class rr, or root domains, which class deadline stands on."""
+    rules = [rule_for(policy, role) for role in DATA_PLANE]
     budgets = any(rule is not None and rule.deadline for rule in rules)
-    return budgets or policy.moves_irqs is not None or policy.softirq_sched is not None
+    realtime = policy.softirq_sched is not None or slice_of(policy) > 0
+    return budgets or realtime or policy.moves_irqs is not None
+
+
+def slice_of(policy: Policy) -> int:
+    """The shortest time slice of class rr that the policy asks for, in ms; 0 for none."""
+    rules = [*(rule_for(policy, role) for role in DATA_PLANE), policy.softirq_sched]
+    return min((r.slice_ms for r in rules if r is not None and r.slice_ms), default=0)

@@ -84,8 +84,8 @@ def _budget(whose: str) -> dict[str, Any]:
         " deadline gives each thread a budget of CPU time (SCHED_DEADLINE with its "
         "constant bandwidth server; Abeni et al., section 3.4)."
     )
-    cls["enum"] = ["other", "fifo", "rr", "deadline"]
-    cls["x-expects"] = "other, fifo, rr or deadline"
+    cls["enum"] = ["other", "batch", "rr", "fifo", "deadline"]
+    cls["x-expects"] = "other, batch, rr, fifo or deadline"
     schema["properties"] |= {
         "runtime": _time("CPU time in each period; class deadline only"),
         "period": _time("The period of the budget, 100us to 4s; required with class deadline"),
@@ -107,23 +107,29 @@ def _scheduler(whose: str) -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "required": ["class"],
-        "x-expects": "{class: fifo, priority: 10} or {class: other}",
+        "x-expects": "{class: rr, priority: 10, slice: 8ms} or {class: other}",
         "properties": {
             "class": {
-                "description": "other (the ordinary scheduler, nice 0), or fifo or rr "
+                "description": "other (the ordinary scheduler, nice 0), batch (the same, but a "
+                "thread that wakes waits for the running one's slice to end), or rr or fifo "
                 "(realtime, sched(7)); realtime threads are set to reset-on-fork.",
-                "enum": ["other", "fifo", "rr"],
-                "x-expects": "other, fifo or rr",
+                "enum": ["other", "batch", "rr", "fifo"],
+                "x-expects": "other, batch, rr or fifo",
             },
             "priority": {
                 "description": "Realtime priority; required with fifo and rr, not allowed "
-                "with other. Equal priorities of vcpu and vhost measured best "
+                "with other and batch. Equal priorities of vcpu and vhost measured best "
                 "(Abeni et al., section 3.3).",
                 "type": "integer",
                 "minimum": 1,
                 "maximum": MAX_PRIORITY,
                 "x-expects": f"a whole number from 1 to {MAX_PRIORITY}",
             },
+            "slice": _time(
+                "How long a thread of class rr runs before its equals get their turn, 1ms to "
+                "100ms; the kernel rounds up to its tick. It has one for the whole host: the "
+                "shortest that a policy asks for. Unset leaves it alone"
+            ),
         },
     }
 
@@ -153,6 +159,13 @@ SCHEMA: dict[str, Any] = {
             "guest, once, and changes its persistent definition.",
             "enum": ["macvtap", "napi-macvlan"],
             "x-expects": "macvtap or napi-macvlan",
+        },
+        "standstill": {
+            "description": "accept: a plan is carried out although a vcpu of class fifo or rr "
+            "could keep other threads of a router from running for good. Only for trials: the "
+            "guest can stop forwarding. Unset: such a plan is refused.",
+            "enum": ["accept"],
+            "x-expects": "accept, or leave it out",
         },
         "placement": {
             "description": "auto: the CPUs of all vcpu, vhost and NAPI threads for which cpus has "

@@ -25,10 +25,12 @@ from vsrtune.actions import (
     Pin,
     Plan,
     QueueCpus,
+    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
+    TimeSlice,
     TxQueueLen,
     VcpuPin,
 )
@@ -111,6 +113,11 @@ class Projection:
                 self._thread(key, lambda g, t: replace(t, affinity=cpus))
             case (IrqAffinity() | QueueCpus(), CpuSet() as cpus):
                 self._below(action.target, cpus)
+            case (RrTimeslice(), TimeSlice(ms=ms)):
+                self._before = replace(
+                    self._before, host=replace(self._before.host, rr_timeslice_ms=ms)
+                )
+                self._host = None
             case (ThreadSched(thread=key), Sched() as sched):
                 if key in self._softirq:
                     self._softirq[key] = replace(self._softirq[key], sched=sched)

@@ -19,7 +19,6 @@ from typing import Protocol, TypeVar
 
 from vsrtune.actions import (
     CgroupDir,
-    CgroupTarget,
     CpusetFile,
     CpusetList,
     DeviceTarget,
@@ -30,11 +29,14 @@ from vsrtune.actions import (
     PartitionState,
     Pin,
     QueueCpus,
+    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
+    ThreadlessTarget,
     ThreadMask,
     ThreadSched,
+    TimeSlice,
     TxQueueLen,
     Value,
     VcpuPin,
@@ -54,6 +56,7 @@ from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
 
 _NET = "/sys/class/net"
+_RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
 T = TypeVar("T")
 
 
@@ -125,9 +128,11 @@ class LiveSysOps:
                 return self._nics.read_queue(target, self._device(target))
             case IrqAffinity():
                 return self._nics.read_irq(target)
+            case RrTimeslice():
+                return TimeSlice(int(self._root.read(_RR_TIMESLICE)))
 
     def _write(self, target: Target, value: Value) -> None:
-        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity):
+        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity | RrTimeslice):
             self._wait_for_budgets()
         match target:
             case ThreadAffinity():
@@ -153,6 +158,8 @@ class LiveSysOps:
                 self._nics.write_queue(target, self._device(target), _typed(value, CpuSet))
             case IrqAffinity():
                 self._nics.write_irq(target, _typed(value, CpuSet))
+            case RrTimeslice():
+                self._write_timeslice(target, _typed(value, TimeSlice))
 
     @contextmanager
     def _translated(self, target: Target) -> Iterator[None]:
@@ -369,9 +376,15 @@ class LiveSysOps:
         except OSError as error:
             raise write_error(operation, error, str(target), text) from error
 
+    def _write_timeslice(self, target: RrTimeslice, value: TimeSlice) -> None:
+        try:
+            self._calls.write(_RR_TIMESLICE, str(value.ms))
+        except OSError as error:
+            raise write_error(Operation.TIMESLICE, error, str(target), str(value)) from error
+
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError when the target's thread is gone by now, else the error itself."""
-        if not isinstance(target, CgroupTarget | DeviceTarget | IrqAffinity):
+        if not isinstance(target, ThreadlessTarget):
             try:
                 self._identified(target.thread, str(target))
             except VanishedError as gone:

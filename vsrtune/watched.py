@@ -65,7 +65,8 @@ def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
         return ()
     interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
     below = {name for i in interfaces for name in i.lower}
-    files = ["/proc/sys/kernel/sched_rt_runtime_us"] if below else []
+    kernel = ("sched_rt_runtime_us", "sched_rr_timeslice_ms")
+    files = [f"/proc/sys/kernel/{name}" for name in kernel] if below else []
     for nic in snapshot.host.nics:
         if nic.name in below:
             files.append(f"/sys/class/net/{nic.name}/threaded")

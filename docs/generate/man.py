@@ -81,7 +81,7 @@ def command_page() -> str:
 
 def policy_page() -> str:
     """vsrtune-policy.5."""
-    sample = (_ROOT / "policies/router-shared-core.yaml").read_text("utf-8")
+    sample = (_ROOT / "policies/router.yaml").read_text("utf-8")
     settings = [line for line in sample.splitlines() if line and not line.startswith("#")]
     out = [
         roff.title("vsrtune-policy", 5, __version__),

@@ -212,7 +212,7 @@ _PATHS = sorted(
     for path in _ROOT.path.rglob("*")
     if path.is_file() and str(path)[len(str(_ROOT.path)) :].startswith(("/proc/", "/sys/"))
 )
-_POLICY = parse_policy((POLICIES / "router-shared-core.yaml").read_text(), "p.yaml")
+_POLICY = parse_policy((POLICIES / "router.yaml").read_text(), "p.yaml")
 _DOMAINS = RecordedVirt(_ROOT).domains()
 
 
@@ -298,8 +298,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     ),
     "ethtool_statistics": (struct.pack("=QQ", 1, 2) + b"rx_received".ljust(32, b"\0") * 2,),
     "policy": (
-        _bytes(POLICIES / "router-shared-core.yaml"),
-        _bytes(POLICIES / "router-dedicated-cores.yaml"),
+        _bytes(POLICIES / "router.yaml"),
         b"a: &a [x,x]\nb: &b [*a,*a]\nguest: *b\n",
         b"guest: x\ncpus: {vcpu: " + b"9" * 5000 + b"}\n",
         b'guest: x\ncpus: {vcpu: "' + b"0-8191," * 9000 + b'"}\n',

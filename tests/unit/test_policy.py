@@ -183,7 +183,7 @@ def test_ready_policies_are_good(path: Path, count: int) -> None:
 
 def test_there_are_ready_policies() -> None:
     names = {p.stem for p in READY}
-    assert names >= {"router-shared-core", "router-dedicated-cores", "router-pins-only"}
+    assert names >= {"router"}
 
 
 # -- files

@@ -14,11 +14,12 @@ from vsrtune.cli import run
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Guest, SchedClass, Snapshot
 from vsrtune.planner import plan
-from vsrtune.policy import AUTO, Policy, parse
+from vsrtune.policy import AUTO, Policy, SchedRule, parse
 from vsrtune.policy_init import start
 from vsrtune.policy_match import Match, match
 
 TESTS = Path(__file__).parents[1]
+POLICIES = TESTS.parent / "policies"
 HOSTS = sorted((TESTS / "hosts").iterdir())
 # Every third: what they are about is planning; here they are hosts of many kinds.
 CASES = sorted((TESTS / "plans").iterdir())[::3]
@@ -107,7 +108,7 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     seen = snapshot(guest, on=host(2, {"p0": "0", "p1": "1"}))
     policy = holds(seen, guest)
     assert policy.irq == cpus("0")
-    assert policy.vcpu_sched is None
+    assert policy.vcpu_sched == SchedRule(SchedClass.BATCH)
     assert "served on every online CPU" in start(seen, guest).text
     # What its comment offers moves them, and is no refusal.
     moved = parse('guest: vr1\ncpus: {vcpu: auto}\nirq: {cpus: "0", set: true}\n', "p.yaml")
@@ -120,16 +121,14 @@ def test_vcpus_that_share_a_cpu_take_turns() -> None:
     policy = holds(snapshot(guest, on=host(2)), guest)
     assert policy.vcpu_sched is not None
     assert policy.vcpu_sched.cls is SchedClass.RR
-    policy = holds(snapshot(router(vcpus=2)), router(vcpus=2))
-    assert policy.vcpu_sched is not None
-    assert policy.vcpu_sched.cls is SchedClass.FIFO
+    assert (policy.vcpu_sched.slice_ms, policy.vhost_sched) == (8, policy.vcpu_sched)
 
 
 def test_a_kernel_that_refuses_realtime() -> None:
     guest = router()
     text = start(snapshot(guest), guest, no_realtime="RT_GROUP_SCHED").text
     policy = parse(text, "p.yaml")
-    assert (policy.vcpu, policy.vcpu_sched) == (AUTO, None)
+    assert (policy.vcpu, policy.vcpu_sched) == (AUTO, SchedRule(SchedClass.BATCH))
     assert "refused here: realtime classes: RT_GROUP_SCHED" in text
 
 
@@ -194,3 +193,12 @@ class TestCommand:
         words = ["policy", "init", "vr1", "--root", recorded, "-o", str(tmp_path / "no/p.yaml")]
         assert run(words) == 1
         assert "no/p.yaml" in capsys.readouterr().err
+
+
+def test_the_shipped_policy_asks_for_what_init_writes() -> None:
+    """The measurements of the one hold for the other."""
+    shipped = parse((POLICIES / "router.yaml").read_text(encoding="utf-8"), "router.yaml")
+    guest = router(online="0-1")
+    written = holds(snapshot(guest, on=host(2)), guest)
+    same = {"path": "", "guest": "", "lines": ()}
+    assert replace(shipped, **same) == replace(written, **same)

@@ -19,7 +19,7 @@ from hoststate import capture, differences
 
 from vsrtune.stats import paired_ratio
 
-POLICY_SOURCE = Path("/usr/share/vsrtune/policies/router-shared-core.yaml")
+POLICY_SOURCE = Path("/usr/share/vsrtune/policies/router.yaml")
 POLICY = Path("/etc/vsrtune/policies/vr1.yaml")
 METRICS = "http://127.0.0.1:9178/metrics"
 SHOWN_METRICS = (

@@ -43,8 +43,8 @@ cpus:
   vcpu: auto
   vhost: auto
 scheduler:
-  vcpu: {{{{class: {{cls}}, priority: {PRIORITY}}}}}
-  vhost: {{{{class: {{cls}}, priority: {PRIORITY}}}}}
+  vcpu: {{{{class: rr, priority: {PRIORITY}}}}}
+  vhost: {{{{class: rr, priority: {PRIORITY}}}}}
   softirq: {{{{class: fifo, priority: {PRIORITY}}}}}
 queue:
   macvtap: {QUEUE}
@@ -176,14 +176,7 @@ def write_policies(irq: int | str, guests: tuple[str, ...] = ("*", "qemu:*")) ->
 
 def tuned_policy(guest: str, irq: int | str) -> str:
     """A policy that sets everything."""
-    return TUNED.format(guest=guest, irq=irq, cls=realtime_class())
-
-
-@functools.cache
-def realtime_class() -> str:
-    """fifo; rr where routers have several vcpus, which share a CPU here and spin for
-    one another, for which FIFO makes no room."""
-    return "rr" if any(len(g.vcpus()) > 1 for g in lab_guests() if g.runs) else "fifo"
+    return TUNED.format(guest=guest, irq=irq)
 
 
 def bench_spec(guests: Sequence[LabGuest], **more: Any) -> Spec:
@@ -201,8 +194,7 @@ def bench_spec(guests: Sequence[LabGuest], **more: Any) -> Spec:
 
 def realtime_start() -> str:
     """How hoststate tells the class of a tuned thread."""
-    number = {"fifo": 1, "rr": 2}[realtime_class()]
-    return f"policy={number} flags=1 nice=0 priority={PRIORITY} "
+    return f"policy=2 flags=1 nice=0 priority={PRIORITY} "
 
 
 def clear_policies() -> None:

@@ -27,8 +27,8 @@ POLICY = f"""\
 guest: "{{guest}}"
 cpus: {{{{irq: auto, vcpu: {{cpu}}, vhost: {{cpu}}}}}}
 scheduler:
-  vcpu: {{{{class: {{cls}}, priority: {labhelp.PRIORITY}}}}}
-  vhost: {{{{class: {{cls}}, priority: {labhelp.PRIORITY}}}}}
+  vcpu: {{{{class: rr, priority: {labhelp.PRIORITY}}}}}
+  vhost: {{{{class: rr, priority: {labhelp.PRIORITY}}}}}
 queue: {{{{macvtap: adaptive, min: {LOW}, max: {HIGH}}}}}
 """
 
@@ -46,7 +46,7 @@ def adaptive(
     before = lengths(libvirt_guest)
     labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     cpu = min(set(range(labhelp.lab_cpus())) - irq_cpus)
-    text = POLICY.format(guest=libvirt_guest.name, cpu=cpu, cls=labhelp.realtime_class())
+    text = POLICY.format(guest=libvirt_guest.name, cpu=cpu)
     (labhelp.POLICIES / "adaptive.yaml").write_text(text)
     labhelp.start()
     assert lengths(libvirt_guest) == [HIGH, HIGH]

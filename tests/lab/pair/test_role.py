@@ -23,7 +23,7 @@ REPO = Path(__file__).resolve().parents[3]
 ANSIBLE = REPO / "docs/ansible"
 HOSTS = ("lab1", "lab2")
 HELPERS = "/mnt/tests/lab/pair"
-FIFO = "1"
+ROUND_ROBIN = "2"
 FLOWS, EACH, WINDOW = 40, 20, 8
 
 # One for both hosts: their NICs' interrupts go to CPU 0, their routers stay off it.
@@ -31,7 +31,7 @@ POLICY: dict[str, Any] = {
     "guest": "vr*",
     "cpus": {"vcpu": "auto", "vhost": "auto", "emulator": "auto"},
     "irq": {"cpus": "0", "set": True},
-    "scheduler": {role: {"class": "fifo", "priority": 10} for role in ("vcpu", "vhost", "softirq")},
+    "scheduler": {role: {"class": "rr", "priority": 10} for role in ("vcpu", "vhost", "softirq")},
 }
 
 
@@ -114,14 +114,17 @@ def cpus(text: str) -> set[int]:
 
 
 def assert_tuned(pair: Pair, priority: int) -> dict[str, dict[str, Any]]:
-    """Of each host: its routers' threads are FIFO and off CPU 0, its interrupts on it."""
+    """Of each host: its routers' threads are round-robin and off CPU 0, its interrupts on it."""
     states = {host: pair.state(host) for host in HOSTS}
     for number, (host, state) in enumerate(states.items(), 1):
         assert list(state["guests"]) == [f"vr{number}"]
         threads = state["guests"][f"vr{number}"]
         assert len(threads) == 3, threads
         for thread in threads:
-            assert (thread["policy"], thread["priority"]) == (FIFO, str(priority)), (host, thread)
+            assert (thread["policy"], thread["priority"]) == (ROUND_ROBIN, str(priority)), (
+                host,
+                thread,
+            )
             assert 0 not in cpus(thread["cpus"]), (host, thread)
         assert state["interrupts"]
         assert set(state["interrupts"].values()) == {"0"}, (host, state["interrupts"])

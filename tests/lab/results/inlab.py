@@ -136,13 +136,14 @@ def alike(own: list[str], theirs: list[str]) -> list[str]:
 
 def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
     """Define the lab's router anew as the matrix wants it, and wait until it forwards."""
-    if wanted == {"vcpus": 1, "queues": 1, "routes": None, "like": None}:
+    if wanted == {"vcpus": 1, "queues": 1, "routes": None, "like": None, "busy": 0}:
         return
     say(f"{name}: {wanted}")
     domain = ET.fromstring(command("virsh", "dumpxml", "--inactive", name))
     system = domain.find("os")
     assert system is not None
     words = system.findtext("cmdline", "").split()
+    words[words.index("busy=0")] = f"busy={wanted['busy']}"
     if wanted["routes"] is not None:
         right = next(i for i, word in enumerate(words) if f"10.20.{index}.1/24" in word)
         words[right] += f",{PREFIX}"

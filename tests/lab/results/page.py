@@ -26,6 +26,7 @@ _PEERS = "peers"
 _LEVERS = "levers"
 _NAPI = "napi-"
 _QUEUE = "queue"
+_HARM = "no-harm"
 
 _HEAD = """\
 One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
@@ -68,7 +69,7 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     """Write all pages; plots go to ``docs/png``."""
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
-    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _QUEUE))]
+    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _QUEUE, _HARM))]
     peers = [f for f in figures if f.id.startswith(_PEERS)]
     levers = [f for f in figures if f.id.startswith(_LEVERS)]
     title = "# The papers' figures, measured again"
@@ -80,6 +81,9 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     queue = [f for f in figures if f.id.startswith(_QUEUE)]
     title = "# Queues that adapt"
     _page(docs / "queue.md", [title, "", _HEAD], queue, data, docs, _REACHED, "")
+    harm = [f for f in figures if f.id == _HARM]
+    title = "# Does the shipped policy ever cost a router anything?"
+    _page(docs / "no-harm.md", [title, "", _HEAD], harm, data, docs, _REACHED, "")
     napi = [f for f in figures if f.id.startswith(_NAPI)]
     title = "# NAPI-macvlan, macvlan and plain IP forwarding"
     _page(docs / "napi-macvlan.md", [title, "", _NAPI_HEAD], napi, data, docs, _AGREES, "")

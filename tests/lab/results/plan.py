@@ -30,12 +30,13 @@ class Guest:
     routing table as it is, else how many prefixes (a power of two) below 10.128.0.0/9 it
     is given beside that one, which all lead to the sink. ``like`` is the number of a router
     whose addresses it has too, on interfaces with that one's MACs and on its own: it may be
-    in a group with it."""
+    in a group with it. ``busy`` is how many processes spin in it."""
 
     vcpus: int = 1
     queues: int = 1
     routes: int | None = None
     like: int | None = None
+    busy: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,11 @@ def shipped(name: str) -> str:
 
 
 def fifo(vcpu: int, vhost: int, *, queue: int | None = None, guest: str = "vr*") -> str:
-    """A policy: every thread off the interrupt CPU, FIFO with these priorities."""
+    """A policy: every thread off the interrupt CPU, FIFO with these priorities, although
+    they share one: what the papers did."""
     text = (
         f'guest: "{guest}"\n'
+        "standstill: accept\n"
         "cpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n"
         "scheduler:\n"
         f"  vcpu: {{class: fifo, priority: {vcpu}}}\n"
@@ -195,6 +198,7 @@ def placed(
     as numbers because a budget belongs to a CPU: threads of the same number share one."""
     text = (
         'guest: "vr*"\n'
+        "standstill: accept\n"
         f"cpus: {{irq: auto, vcpu: {cpus[0]}, vhost: {cpus[1]}, emulator: auto}}\n"
         "scheduler:\n"
         f"  vcpu: {vcpu}\n"

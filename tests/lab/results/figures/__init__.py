@@ -23,6 +23,7 @@ from . import (
     napi_forward,
     napi_isolation,
     native,
+    no_harm,
     peers,
     profile,
     queue,
@@ -31,6 +32,7 @@ from . import (
 
 FIGURES: tuple[Figure, ...] = (
     native.FIGURE,
+    no_harm.FIGURE,
     peers.FIGURE,
     peers.BOOKWORM_FIGURE,
     profile.FIGURE,

@@ -12,7 +12,7 @@ from results.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
 
 _OURS = "vsrtune"
 _LOADS = (64000,)
-_SHIPPED = shipped("router-shared-core")
+_SHIPPED = shipped("router")
 
 
 def _shell(name: str, apply: str, revert: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _configurations() -> tuple[dict[str, Any], ...]:
         untuned(_UNTUNED),
         libvirt_pins(_LIBVIRT, "1"),
         {"name": _TUNED, "tuning": "command", "apply": _TUNED_APPLY, "revert": _TUNED_REVERT},
-        policy(_OURS, shipped("router-shared-core")),
+        policy(_OURS, shipped("router")),
     )
 
 
@@ -132,7 +132,7 @@ def _runs(boot: Boot, figure: str) -> tuple[Run, ...]:
             _RUN, boot, _configurations(), scaled=(peak, _FACTORS), pairs=11, seed=22, seconds=2.0
         ),
         Run(
-            _OWN, boot, (policy(_OURS, shipped("router-shared-core")),),
+            _OWN, boot, (policy(_OURS, shipped("router")),),
             scaled=(peak, (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)), pairs=5, seed=23,
         ),
         Run(

@@ -86,7 +86,7 @@ FIGURE = Figure(
         Run(
             _RUN,
             BASE,
-            (policy("vsrtune", shipped("router-shared-core")),),
+            (policy("vsrtune", shipped("router")),),
             rates=(64000,),
             seconds=20,
             pairs=1,

@@ -1,0 +1,125 @@
+"""Whether the policy that we give people ever makes a router slower than it was.
+
+The rule stands before any measurement: in each of the labs, at each load, the median of the
+paired ratios tuned / untuned is at least FLOOR, at the highest load at least GAIN, and no
+tuned trial forwards fewer than ALIVE frames. A load of which the generator sent less than
+SENT decides nothing: then the last claim differs, and the others are void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from results.data import Data, offered
+from results.judge import top
+from results.plan import Boot, Claim, Figure, Guest, Run, Verdict, policy, shipped, untuned
+
+FLOOR, GAIN, ALIVE, SENT = 0.97, 2.0, 100, 0.95
+# About what this lab's router forwards untuned, twice and four times that.
+_RATES = (12000, 24000, 48000)
+_UNTUNED, _OURS = "untuned", "vsrtune"
+_RELEASES = (("bookworm", "6.1"), ("trixie", "6.12"))
+_VCPUS = (1, 2, 4)
+
+
+def _run(release: str, vcpus: int, busy: bool) -> Run:
+    guest = Guest(vcpus=vcpus, queues=vcpus, busy=vcpus if busy else 0)
+    name = f"{release}-{vcpus}-{'busy' if busy else 'idle'}"
+    # One flow would reach one queue of several.
+    traffic = {"size": 60, "flows": 1 if vcpus == 1 else 8}
+    return Run(
+        name, Boot(f"harm-{name}", release, 2, (guest,)),
+        (untuned(_UNTUNED), policy(_OURS, shipped("router"))),
+        rates=_RATES, traffic=traffic, seconds=2.0, pairs=7, seed=41,
+    )  # fmt: skip
+
+
+_RUNS = {
+    (release, vcpus, busy): _run(release, vcpus, busy)
+    for release, _ in _RELEASES
+    for vcpus in _VCPUS
+    for busy in (False, True)
+}
+
+
+def _every(least: float, loads: Callable[[Data, str], list[float]]) -> Callable[[Data], Verdict]:
+    """Agrees when the median ratio reaches ``least`` at each of these loads of every run."""
+
+    def judge(data: Data) -> Verdict:
+        ratios = [
+            (data.ratio(run.name, _OURS, _UNTUNED, load).median, run.name, load)
+            for run in _RUNS.values()
+            for load in loads(data, run.name)
+        ]
+        below = [r for r in ratios if r[0] < least]
+        worst, name, load = min(ratios)
+        text = (
+            f"{len(ratios) - len(below)} of {len(ratios)} points reach {least:g}; "
+            f"the lowest is {worst:.2f}, {name} at {offered(load)}"
+        )
+        return Verdict("differs" if below else "agrees", text)
+
+    return judge
+
+
+def _alive(data: Data) -> Verdict:
+    counts = [
+        (trial.forwarded, run.name)
+        for run in _RUNS.values()
+        for load in data.loads(run.name)
+        for trial in data.trials(run.name, _OURS, load)
+    ]
+    least, name = min(counts)
+    text = f"{len(counts)} tuned trials; the fewest frames forwarded are {least:,.0f}, {name}"
+    return Verdict("agrees" if least >= ALIVE else "differs", text)
+
+
+def _sent(data: Data) -> Verdict:
+    shares = [
+        (trial.sent / (load * trial.seconds), run.name, load)
+        for run in _RUNS.values()
+        for load in data.loads(run.name)
+        for name in (_OURS, _UNTUNED)
+        for trial in data.trials(run.name, name, load)
+    ]
+    least, name, load = min(shares)
+    text = (
+        f"{len(shares)} trials; the smallest share sent is {least:.2f}, {name} at {offered(load)}"
+    )
+    return Verdict("agrees" if least >= SENT else "differs", text)
+
+
+def _table(data: Data) -> list[str]:
+    head = ["| kernel | vcpus | guest |"]
+    head += [f" {offered(rate)} |" for rate in _RATES]
+    lines = ["".join(head), "|---|---|---|" + "---|" * len(_RATES)]
+    for (release, vcpus, busy), run in _RUNS.items():
+        cells = []
+        for load in data.loads(run.name):
+            ratio = data.ratio(run.name, _OURS, _UNTUNED, load)
+            ours = data.at(run.name, _OURS, load).pps
+            cells.append(f" {ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f}), {ours:,.0f} |")
+        kernel = dict(_RELEASES)[release]
+        lines.append(f"| {kernel} | {vcpus} | {'busy' if busy else 'idle'} |{''.join(cells)}")
+    return lines
+
+
+FIGURE = Figure(
+    id="no-harm",
+    title="No harm: the shipped policy against untuned",
+    paper="",
+    ours="Two CPUs, one router, the policy that is shipped and that `vsrtune policy init` writes "
+    "(class rr). A busy guest runs as many processes that never sleep as it has vcpus. Each cell "
+    "is the ratio to untuned in the same boot, its interval, and the tuned median in pps.",
+    runs=tuple(_RUNS.values()),
+    claims=(
+        Claim(f"Tuned forwards at least {FLOOR} of untuned everywhere.", _every(
+            FLOOR, lambda data, run: data.loads(run))),
+        Claim(f"Tuned forwards at least {GAIN:g} times untuned at the highest load.", _every(
+            GAIN, lambda data, run: [top(data, run)])),
+        Claim(f"No tuned trial forwards fewer than {ALIVE} frames.", _alive),
+        Claim(f"Every load was sent, to {SENT} at least.", _sent),
+    ),
+    native=None,
+    tables=_table,
+)  # fmt: skip

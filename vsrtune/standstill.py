@@ -1,0 +1,126 @@
+"""Threads that a realtime vcpu can keep from running for good.
+
+A vcpu whose guest is busy never sleeps: a routing daemon converges, the guest's kernel
+polls (``idle=poll``), a data plane busy-polls, or one vcpu spins for another one's lock.
+KVM notices the spinning (``kvm_vcpu_on_spin``), but ``yield_to`` has no effect between
+realtime threads. Such a vcpu leaves its CPU to no thread of a lower priority and, under
+SCHED_FIFO, to none of its own priority (sched(7)): vcpus that wait for each other stand
+still for ever, and a vhost worker beside one forwards nothing. SCHED_RR ends the turn of
+a thread after a time slice, so equals always get theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from vsrtune.actions import Refusal
+from vsrtune.cpuset import CpuSet
+from vsrtune.model import DATA_PLANE, Guest, Role, SchedClass, Snapshot, Thread
+from vsrtune.wishes import Wishes, label
+
+_REALTIME = (SchedClass.FIFO, SchedClass.RR)
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """``starved`` may never run beside ``vcpu`` on ``cpus``. ``guest`` is the one to refuse."""
+
+    guest: str
+    vcpu_guest: str
+    vcpu: Thread
+    starved_guest: str
+    starved: Thread
+    cpus: CpuSet
+
+
+def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standstill]:
+    """Every thread of the data plane that realtime vcpus can keep from running, in
+    ``result``, the host as a plan leaves it.
+
+    ``managed`` are the refs of guests that the plan acts on: a pair in which neither guest
+    is managed is not ours to judge. Where both are, the later guest is the one to refuse.
+    """
+    order = {guest.ref: number for number, guest in enumerate(result.guests)}
+    online = result.host.online
+    vcpus = [(guest, t) for guest, t in _threads(result.guests) if _spins(t)]
+    by_cpu: dict[int, list[tuple[Guest, Thread]]] = {}
+    for guest, vcpu in vcpus:
+        for cpu in vcpu.affinity & online:
+            by_cpu.setdefault(cpu, []).append((guest, vcpu))
+    if not by_cpu:
+        return
+    for guest, thread in _threads(result.guests):
+        mask = thread.affinity & online
+        if not all(cpu in by_cpu for cpu in mask):
+            continue
+        beside = {
+            vcpu.key: (owner, vcpu)
+            for cpu in mask
+            for owner, vcpu in by_cpu[cpu]
+            if vcpu.key != thread.key and _starves(vcpu, thread)
+        }
+        # A thread that may run on more CPUs than there are such vcpus finds one free.
+        covered = CpuSet(c for _, vcpu in beside.values() for c in vcpu.affinity)
+        if not beside or len(beside) < len(mask) or not mask <= covered:
+            continue
+        for owner, vcpu in beside.values():
+            ours = [ref for ref in (guest.ref, owner.ref) if ref in managed]
+            if ours:
+                refused = max(ours, key=order.__getitem__)
+                both = mask & vcpu.affinity
+                yield Standstill(refused, owner.ref, vcpu, guest.ref, thread, both)
+                break
+
+
+def refusal(result: Snapshot, asked: Sequence[Wishes]) -> Refusal | None:
+    """The refusal of the last guest whose plan would let a thread stand still, None when
+    there is none. Guests whose policy says ``standstill: accept`` are not refused."""
+    wishes = {wish.guest.ref: wish for wish in asked}
+    judged = {ref for ref, wish in wishes.items() if not wish.policy.accept_standstill}
+    found = {s.guest: s for s in standstills(result, judged)}
+    last = next((ref for ref in reversed(wishes) if ref in found), None)
+    if last is None:
+        return None
+    case = found[last]
+    wish = wishes[last]
+    starved, vcpu = label(case.starved), label(case.vcpu)
+    if case.starved_guest != last:
+        starved = f"{starved} of {case.starved_guest}"
+    if case.vcpu_guest != last:
+        vcpu = f"{vcpu} of {case.vcpu_guest}"
+    wish.refuse(
+        ("scheduler", "vcpu"),
+        f"{vcpu}, {case.vcpu.sched}, would share CPU {case.cpus} with {starved}, "
+        f"{case.starved.sched}, and keep it from running for as long as the guest is busy: "
+        "the router could stand still",
+        "write class: rr with one priority for vcpu and vhost, which take turns, or give "
+        "each vcpu a CPU of its own; standstill: accept carries it out all the same",
+    )
+    return wish.refusals[-1]
+
+
+def _threads(guests: Iterable[Guest]) -> Iterator[tuple[Guest, Thread]]:
+    for guest in guests:
+        off = {i.target for i in guest.interfaces if not i.threaded}
+        for thread in guest.threads:
+            if thread.role not in DATA_PLANE:
+                continue
+            # A NAPI thread of a device whose NAPI is not threaded any more is about to go.
+            if thread.role is not Role.NAPI or thread.interface not in off:
+                yield guest, thread
+
+
+def _spins(thread: Thread) -> bool:
+    return thread.role is Role.VCPU and thread.sched.cls in _REALTIME
+
+
+def _starves(vcpu: Thread, other: Thread) -> bool:
+    if other.sched.cls is SchedClass.DEADLINE:
+        return False
+    if other.sched.cls not in _REALTIME:
+        return True
+    if other.sched.priority != vcpu.sched.priority:
+        return other.sched.priority < vcpu.sched.priority
+    return vcpu.sched.cls is SchedClass.FIFO
