@@ -20,7 +20,7 @@ from labtool.session import CRASHED
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
 PASSED_ON = (
-    "LAB_STRIDE", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
+    "LAB_STRIDE", "LAB_BOOTS", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
     "LAB_NEIGHBOURS",
 )  # fmt: skip
 
@@ -82,8 +82,11 @@ WITH_ATTACH = tuple(
 GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 # A balancer in front of one router, and little more, which a lab with one guest can have.
 ONE_EACH = () if EVERYTHING else ("test_msr.py",)
+# Two CPUs, of which the router's threads share one.
+SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
+STILL = ("test_standstill.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, "test_show.py", "test_irq.py")
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH),
@@ -92,6 +95,8 @@ MATRIX = [
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, WITH_ATTACH),
     Boot("trixie", "bench", BENCH, (*WITH_ATTACH, *ONE_EACH)),
+    Boot("bookworm", "shared-cpu", SHARED_CPU, STILL),
+    Boot("trixie", "shared-cpu", SHARED_CPU, STILL),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]

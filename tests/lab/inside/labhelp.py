@@ -43,8 +43,8 @@ cpus:
   vcpu: auto
   vhost: auto
 scheduler:
-  vcpu: {{{{class: rr, priority: {PRIORITY}}}}}
-  vhost: {{{{class: rr, priority: {PRIORITY}}}}}
+  vcpu: {{{{class: rr, priority: {PRIORITY}, slice: 8ms}}}}
+  vhost: {{{{class: rr, priority: {PRIORITY}, slice: 8ms}}}}
   softirq: {{{{class: fifo, priority: {PRIORITY}}}}}
 queue:
   macvtap: {QUEUE}

@@ -1,0 +1,124 @@
+"""A tuned router forwards from its first frame on, whatever its vcpus do.
+
+The lab has two CPUs, so all threads of the router share the one without interrupts.
+LAB_BOOTS says how often each kind of router is started, 1 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+SHIPPED = Path("/usr/share/vsrtune/policies/router.yaml")
+SLICE = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
+BOOTS = int(os.environ.get("LAB_BOOTS") or 1)
+LOADS = (300, 12000, 48000)
+# Below so many frames a router stands still; its first second is among them.
+ALIVE = 100
+CLASS = "class: fifo, priority: 10"
+
+
+@pytest.fixture
+def domain(libvirt_guest: LabGuest) -> Iterator[ET.Element]:
+    """The router's definition, which is put back afterwards."""
+    if labhelp.lab_cpus() != 2:
+        pytest.skip("needs a lab of two CPUs")
+    text = hoststate.virsh("dumpxml", "--inactive", libvirt_guest.name)
+    yield ET.fromstring(text)
+    define(ET.fromstring(text))
+    labhelp.stop()
+    labhelp.stop_guest(libvirt_guest)
+    labhelp.start_guest(libvirt_guest)
+
+
+def define(domain: ET.Element) -> None:
+    path = Path("/run/lab/standstill.xml")
+    path.write_text(ET.tostring(domain, encoding="unicode"))
+    labhelp.sh("virsh", "-q", "define", str(path))
+
+
+def with_vcpus(domain: ET.Element, vcpus: int, busy: int) -> None:
+    """Define it with so many vcpus and queues, and processes that never sleep."""
+    count, line = domain.find("vcpu"), domain.find("os/cmdline")
+    assert count is not None
+    assert line is not None
+    assert line.text is not None
+    count.text = str(vcpus)
+    words = [word for word in line.text.split() if not word.startswith("busy=")]
+    line.text = " ".join([*words, f"busy={busy}"])
+    for driver in domain.iterfind("devices/interface/driver"):
+        driver.set("queues", str(vcpus))
+    define(domain)
+
+
+def forwarded(guest: LabGuest, rate: int) -> int:
+    words = ("--rate", str(rate), "--seconds", "3", "--flows", "8")
+    done = labhelp.sh("lab-traffic", "--guest", guest.name, *words)
+    return int(json.loads(done.stdout)["forwarded"])
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("first", ["daemon", "guest"])
+@pytest.mark.parametrize("vcpus", [1, 2, 4])
+def test_tuned_before_its_first_frame(
+    domain: ET.Element, libvirt_guest: LabGuest, vcpus: int, first: str, busy: bool
+) -> None:
+    """The daemon runs when the guest is started, or is started right after it."""
+    with_vcpus(domain, vcpus, vcpus if busy else 0)
+    (labhelp.POLICIES / "router.yaml").write_text(SHIPPED.read_text())
+    for boot in range(BOOTS):
+        labhelp.stop()
+        labhelp.stop_guest(libvirt_guest)
+        if first == "daemon":
+            labhelp.start()
+        hoststate.virsh("start", libvirt_guest.name)
+        if first == "guest":
+            labhelp.start()
+        labhelp.wait_for(
+            lambda: (
+                len(libvirt_guest.vcpus()) == vcpus
+                and all(labhelp.mask(tid) == {1} for tid in libvirt_guest.data_plane())
+            ),
+            "every thread of the router is tuned",
+        )
+        # It answers nobody before its kernel is up: the least load tells when.
+        labhelp.wait_for(lambda: forwarded(libvirt_guest, 100), "it forwards at all")
+        counts = {rate: forwarded(libvirt_guest, rate) for rate in LOADS}
+        assert min(counts.values()) >= ALIVE, f"boot {boot + 1}: {counts}"
+
+
+def test_a_plan_that_can_stop_the_router_is_refused(
+    restored: None, libvirt_guest: LabGuest
+) -> None:
+    if labhelp.lab_cpus() != 2:
+        pytest.skip("needs a lab of two CPUs")
+    text = SHIPPED.read_text().replace("class: rr, priority: 10, slice: 8ms", CLASS)
+    (labhelp.POLICIES / "router.yaml").write_text(text)
+    shown = labhelp.vsrtune("plan", check=False)
+    assert "keep it from running" in shown.stdout + shown.stderr
+    labhelp.vsrtune("apply", check=False)
+    for tid in libvirt_guest.data_plane():
+        assert hoststate.sched(tid).startswith("policy=0 ")
+    (labhelp.POLICIES / "router.yaml").write_text(text + "\nstandstill: accept\n")
+    labhelp.vsrtune("apply")
+    for tid in libvirt_guest.data_plane():
+        assert hoststate.sched(tid).startswith("policy=1 ")
+
+
+def test_the_time_slice_is_set_kept_and_given_back(restored: None) -> None:
+    original = SLICE.read_text()
+    labhelp.write_policies("auto")
+    labhelp.start()
+    labhelp.wait_for(lambda: SLICE.read_text().strip() == "8", "turns of 8 ms")
+    SLICE.write_text("50")
+    labhelp.wait_for(lambda: SLICE.read_text().strip() == "8", "turns of 8 ms again", 30)
+    labhelp.stop()
+    assert SLICE.read_text() == original
