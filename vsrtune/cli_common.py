@@ -70,11 +70,12 @@ trace_option = click.option(
 
 
 def _local(_context: click.Context, _option: click.Parameter, uri: str) -> str:
-    """Refuses the transports for which libvirt starts a program that the URI names."""
-    scheme = uri.partition(":")[0]
-    if scheme.partition("+")[2].lower() not in ("", "unix"):
+    """Refuses other hosts, and the transports for which libvirt starts a program that the URI
+    names."""
+    scheme, _, rest = uri.partition("://")
+    if scheme.partition("+")[2].lower() not in ("", "unix") or rest.partition("/")[0]:
         raise click.BadParameter(
-            f"{scheme} leads to another host or to a program; vsrtune tunes the host that it "
+            f"{uri} leads to another host or to a program; vsrtune tunes the host that it "
             f"runs on: {URI}"
         )
     return uri

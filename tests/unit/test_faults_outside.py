@@ -65,7 +65,7 @@ def test_the_faults_that_the_lab_arms(fault: str, code: str, ended: tuple[int, s
     assert run(f"from faulty import Fault\nFault({fault!r}).arm()\n{code}") == ended
 
 
-@pytest.mark.parametrize("transport", ["ext", "ssh", "libssh", "libssh2", "EXT"])
+@pytest.mark.parametrize("transport", ["ext", "ssh", "libssh", "libssh2", "EXT", "tls"])
 def test_a_connection_runs_no_command(
     transport: str,
     tmp_path: Path,
@@ -80,3 +80,8 @@ def test_a_connection_runs_no_command(
     assert cli.run(["group", "status"]) == 2
     assert f"qemu+{transport}" in capsys.readouterr().err
     assert not ran.exists()
+
+
+def test_a_connection_stays_on_this_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["group", "status", "--connect", "qemu://192.0.2.1/system"]) == 2
+    assert "qemu://192.0.2.1/system leads to another host" in capsys.readouterr().err
