@@ -32,9 +32,13 @@ _NEW = "made-by-vsrtune"
 _SECONDS = 60.0
 # The largest NVRAM that any firmware has is 64 MiB.
 _LARGEST_COPY = 256 << 20
-# The first fields of a qcow2 file: magic, version, and where the name of its base is.
-_HEADER = struct.Struct(">4sIQI")
+# The first fields of a qcow2 file: magic, version, where the name of its base is and how long,
+# log2 of a cluster, and the size of the disk.
+_HEADER = struct.Struct(">4sIQIIQ")
 _MAGIC = b"QFI\xfb"
+_SECTOR = 512
+# QEMU makes none larger: a table of 32 MiB for clusters of 64 KiB.
+_LARGEST_DISK = 2 << 50
 _LONGEST = 1023
 # As many as the kernel follows in one path.
 _LINKS = 40
@@ -73,7 +77,7 @@ def make(file: File) -> None:
             private = held.enter_context(_private(parent, part))
         with _told(file.path):
             if file.format:
-                _create(file, private)
+                _create(file, _disk_size(file, base), private)
             else:
                 _copy(file, base, private)
             _own_as(base, private)
@@ -242,7 +246,7 @@ def _names_as_base(found: int) -> str:
         head = os.pread(opened, _HEADER.size, 0)
         if len(head) < _HEADER.size:
             return ""
-        magic, _version, offset, size = _HEADER.unpack(head)
+        magic, _version, offset, size, _bits, _disk = _HEADER.unpack(head)
         if magic != _MAGIC or not 0 < offset < 1 << 62 or size > _LONGEST:
             return ""
         return os.fsdecode(os.pread(opened, size, offset))
@@ -272,10 +276,34 @@ def _own_as(base: int, private: int) -> None:
         os.fchown(new, status.st_uid, status.st_gid)
 
 
-def _create(file: File, private: int) -> None:
-    """The overlay. By way of the descriptor, whatever its directory is called by now."""
+def _disk_size(file: File, base: int) -> int:
+    """Of the disk in a template's file, bytes. Raises WriteError."""
+    if file.format == "qcow2":
+        head = os.pread(base, _HEADER.size, 0)
+        size = _HEADER.unpack(head)[-1] if len(head) == _HEADER.size else 0
+        if head[: len(_MAGIC)] != _MAGIC:
+            size = 0
+    else:
+        size = os.lseek(base, 0, os.SEEK_END)
+    if not 0 < size <= _LARGEST_DISK:
+        raise WriteError(
+            f"it is no disk of format {file.format}, empty, or larger than "
+            f"{_LARGEST_DISK >> 50} PiB",
+            where=file.base,
+            hint="does the <driver> of the template's disk name its format? See: qemu-img info",
+        )
+    return -(-size // _SECTOR) * _SECTOR
+
+
+def _create(file: File, size: int, private: int) -> None:
+    """The overlay. By way of the descriptor, whatever its directory is called by now, and
+    without a look into the base (-u): its header, which the template's QEMU writes, can name
+    any file, socket or server as what is below it, and qemu-img would open that as root."""
     new = f"/proc/self/fd/{private}/{_NEW}"
-    words = [_PROGRAM, "create", "-q", "-f", "qcow2", "-F", file.format, "-b", file.base, new]
+    words = [
+        _PROGRAM, "create", "-q", "-u", "-f", "qcow2", "-F", file.format, "-b", file.base,
+        new, str(size),
+    ]  # fmt: skip
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=_SECONDS,

@@ -8,8 +8,11 @@ import os
 import random
 import shutil
 import signal
+import socket
 import stat
+import struct
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,11 +42,7 @@ def files(tmp_path: Path) -> list[str]:
 def test_an_overlay(tmp_path: Path, base: Path) -> None:
     file = File(str(tmp_path / "vr2 ü-vda.qcow2"), str(base), "raw")
     overlays.make(file)
-    told = json.loads(
-        subprocess.run(
-            ["qemu-img", "info", "--output=json", file.path], check=True, capture_output=True
-        ).stdout
-    )
+    told = info(file.path)
     assert (told["format"], told["virtual-size"]) == ("qcow2", 65536)
     assert (told["backing-filename"], told["backing-filename-format"]) == (str(base), "raw")
     assert os.stat(file.path).st_mode & 0o777 == 0o640
@@ -107,6 +106,95 @@ def test_what_is_wrong_is_said(tmp_path: Path, base: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(WriteError, match="install qemu-utils"):
         overlays.make(File(str(tmp_path / "a.qcow2"), str(base), "raw"))
+    assert files(tmp_path) == ["router.img"]
+
+
+# -- what a base says of itself is what a guest's QEMU wrote
+
+
+def info(path: str) -> dict[str, object]:
+    words = ["qemu-img", "info", "--output=json", path]
+    found: dict[str, object] = json.loads(
+        subprocess.run(words, check=True, capture_output=True).stdout
+    )
+    return found
+
+
+def qcow2(path: Path, below: str = "", size: str = "3M") -> Path:
+    words = ["qemu-img", "create", "-q", "-u", "-f", "qcow2"]
+    words += ["-F", "raw", "-b", below] if below else []
+    subprocess.run([*words, str(path), size], check=True)
+    return path
+
+
+def test_what_a_base_names_is_not_opened(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        server.settimeout(0.2)
+        met = []
+
+        def answer() -> None:
+            while not done.is_set():
+                with contextlib.suppress(TimeoutError):
+                    met.append(server.accept()[0].close())
+
+        done = threading.Event()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            below = f"nbd+unix:///x?socket={tmp_path}/s"
+            base = qcow2(tmp_path / "router.qcow2", below)
+            file = File(str(tmp_path / "vr2-vda.qcow2"), str(base), "qcow2")
+            overlays.make(file)
+        finally:
+            done.set()
+            thread.join(10)
+    assert met == []
+    # Its own header says so much without that.
+    assert info(str(base))["backing-filename"] == below
+    with Path(file.path).open("rb") as opened:
+        assert struct.unpack(">4sIQIIQ", opened.read(32))[-1] == 3 << 20
+    assert overlays.remove(file) == ""
+
+
+@pytest.mark.parametrize(("size", "expected"), [(65536, 65536), (1, 512), (512 * 3 + 1, 2048)])
+def test_the_size_is_the_bases(tmp_path: Path, base: Path, size: int, expected: int) -> None:
+    """Of a raw one as QEMU counts it, in sectors."""
+    with base.open("r+b") as opened:
+        opened.truncate(size)
+    file = File(str(tmp_path / "vr2-vda.qcow2"), str(base), "raw")
+    overlays.make(file)
+    assert info(file.path)["virtual-size"] == expected
+    told = info(str(base))
+    assert told["virtual-size"] == expected
+
+
+def test_a_chain_is_as_large_as_its_top(tmp_path: Path, base: Path) -> None:
+    top = qcow2(tmp_path / "top.qcow2", str(base), "5M")
+    file = File(str(tmp_path / "vr2-vda.qcow2"), str(top), "qcow2")
+    overlays.make(file)
+    assert info(file.path)["virtual-size"] == 5 << 20
+    done = subprocess.run(
+        ["qemu-io", "-r", "-c", "read -P 0xab 0 64k", "-c", "read -P 0 64k 1M", file.path],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "verification failed" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"", b"QFI\xfb", b"\xab" * 512,
+        struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, 0),
+        struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, (2 << 50) + 1),
+        struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, (1 << 64) - 1),
+    ],
+)  # fmt: skip
+def test_a_header_that_says_no_size_is_refused(tmp_path: Path, base: Path, head: bytes) -> None:
+    base.write_bytes(head)
+    with pytest.raises(WriteError, match="it is no disk of format qcow2"):
+        overlays.make(File(str(tmp_path / "vr2-vda.qcow2"), str(base), "qcow2"))
     assert files(tmp_path) == ["router.img"]
 
 
