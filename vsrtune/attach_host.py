@@ -2,21 +2,12 @@
 
 They stand apart from the rules (``attach``), so that these can be tested against an
 imitated host where every call is a place to fail or to be killed at.
-
-Test hook: ``VSRTUNE_ATTACH_FAULT=fail:n`` makes the nth change fail before it is made,
-``kill:n`` kills this process right after it, ``command:n`` runs the shell command in
-``VSRTUNE_ATTACH_FAULT_COMMAND`` right before it. It proves what happens then on a real
-host and has no other use.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import shlex
-import signal
 import stat
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -29,11 +20,7 @@ from vsrtune.domain_life import DomainLife
 from vsrtune.ethtool import private_flags
 from vsrtune.ethtool_flags import set_private_flag
 from vsrtune.interface_xml import Nic, nics
-from vsrtune.live_domains import RefusedError
 from vsrtune.rtnl_model import Link
-
-FAULT = "VSRTUNE_ATTACH_FAULT"
-FAULT_COMMAND = "VSRTUNE_ATTACH_FAULT_COMMAND"
 
 
 class AttachHost(Protocol):
@@ -147,8 +134,6 @@ class LiveHost:
         self._files = files
         self._pulse = pulse
         self._domains = DomainLife(uri)
-        self._fault, _, count = os.environ.get(FAULT, "").partition(":")
-        self._until = int(count or "0")
 
     def links(self) -> dict[str, Link]:
         return {link.name: link for link in rtnl.links()}
@@ -160,33 +145,23 @@ class LiveHost:
             return False
 
     def make(self, device: Device, lower: int) -> None:
-        self._before()
         d = device
         link_writes.make(d.kind, d.name, lower, d.mac, d.mode, d.mtu, d.queue, d.vlan)
-        self._after()
 
     def remove(self, index: int) -> None:
-        self._before()
         link_writes.remove(index)
-        self._after()
 
     def set_up(self, index: int, up: bool) -> None:
-        self._before()
         link_writes.set_up(index, up)
-        self._after()
 
     def set_queue(self, index: int, queue: int) -> None:
-        self._before()
         link_writes.set_queue(index, queue)
-        self._after()
 
     def flag(self, name: str, flag: str) -> bool:
         return private_flags(name).get(flag, False)
 
     def set_flag(self, name: str, flag: str) -> None:
-        self._before()
         set_private_flag(name, flag, on=True)
-        self._after()
 
     def guests(self) -> tuple[GuestNics, ...]:
         return tuple(
@@ -203,40 +178,28 @@ class LiveHost:
         return self._domains.nics(uuid)
 
     def request_unplug(self, uuid: str, found: Nic) -> None:
-        self._before(libvirt=True)
         self._domains.request_unplug(uuid, found)
-        self._after()
 
     def plug(self, uuid: str, xml: str, mac: str) -> None:
-        self._before(libvirt=True)
         self._domains.attach(uuid, xml, mac)
-        self._after()
 
     def definition(self, uuid: str) -> str:
         return self._domains.definition(uuid)
 
     def define(self, xml: str, where: str) -> None:
-        self._before(libvirt=True)
         self._domains.define(xml, where)
-        self._after()
 
     def start_ended(self, uuid: str) -> bool:
         return self._domains.start_ended(uuid)
 
     def undefine_guest(self, uuid: str) -> None:
-        self._before(libvirt=True)
         self._domains.undefine(uuid)
-        self._after()
 
     def start_guest(self, uuid: str) -> None:
-        self._before(libvirt=True)
         self._domains.start(uuid)
-        self._after()
 
     def stop_guest(self, uuid: str) -> None:
-        self._before(libvirt=True)
         self._domains.stop(uuid)
-        self._after()
 
     def saved(self, uuid: str) -> bool:
         """Whether libvirt keeps the memory of a guest that does not run."""
@@ -248,16 +211,11 @@ class LiveHost:
 
     def make_file(self, file: File) -> None:
         self._reach(file.path)
-        self._before()
         overlays.make(file)
-        self._after()
 
     def remove_file(self, file: File) -> str:
         self._reach(file.path)
-        self._before()
-        left = overlays.remove(file)
-        self._after()
-        return left
+        return overlays.remove(file)
 
     def sleep(self, seconds: float) -> None:
         self._pulse()
@@ -277,21 +235,3 @@ class LiveHost:
                 where=path,
                 hint="vsrtune attach --recover",
             )
-
-    def _before(self, *, libvirt: bool = False) -> None:
-        if self._until != 1:
-            return
-        if self._fault == "fail":
-            self._until = 0
-            if libvirt:
-                raise RefusedError("refused, as the test asks", where=FAULT)
-            raise OSError(errno.EIO, "refused, as the test asks")
-        if self._fault == "command":
-            self._until = 0
-            subprocess.run(shlex.split(os.environ[FAULT_COMMAND]), check=True)
-
-    def _after(self) -> None:
-        if self._until and self._fault:
-            self._until -= 1
-            if not self._until and self._fault == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)

@@ -67,9 +67,23 @@ trace_option = click.option(
     envvar="VSRTUNE_TRACE",
     help="Watch transmissions for this many seconds to see which worker serves which interface.",
 )
+
+
+def _local(_context: click.Context, _option: click.Parameter, uri: str) -> str:
+    """Refuses other hosts, and the transports for which libvirt starts a program that the URI
+    names."""
+    scheme, _, rest = uri.partition("://")
+    if scheme.partition("+")[2].lower() not in ("", "unix") or rest.partition("/")[0]:
+        raise click.BadParameter(
+            f"{uri} leads to another host or to a program; vsrtune tunes the host that it "
+            f"runs on: {URI}"
+        )
+    return uri
+
+
 uri_option = click.option(
     "--connect", "uri", default=URI, show_default=True, envvar="VSRTUNE_CONNECT",
-    help="The libvirt connection.",
+    callback=_local, help="The libvirt connection.",
 )  # fmt: skip
 
 

@@ -43,6 +43,10 @@ def obstacle(disk: ET.Element) -> str:
         return f"its type is {kind}; only files and block devices can be below an overlay"
     if source is None or not source.get(_NAMES[kind]):
         return "it names no file"
+    if not posixpath.isabs(base(disk)):
+        return f"{base(disk)} is no absolute path"
+    if not target(disk).isalnum():
+        return "its target is no name that a file can have"
     if device not in ("disk", "floppy"):
         return f"it is a {device}, which passes the guest's commands on to the device"
     if disk.find("shareable") is not None:

@@ -2,25 +2,17 @@
 
 They stand apart from sysops so that its rules can be tested against an imitated
 kernel, where every call is a place to fail or to be killed at.
-
-Test hook: with ``VSRTUNE_CRASH_AFTER_WRITE=n`` in the environment the process kills
-itself with SIGKILL right after its nth change of the host (one file write, mkdir,
-rmdir, system call or libvirt call each). It proves recovery on a real host and has
-no other use.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from typing import Protocol
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import Sched
 from vsrtune.sched_syscalls import sched_setattr
-
-CRASH_VARIABLE = "VSRTUNE_CRASH_AFTER_WRITE"
 
 
 class HostCalls(Protocol):
@@ -61,7 +53,6 @@ class LiveCalls:
 
     def __init__(self, libvirt_uri: str = "qemu:///system") -> None:
         self._pins = LibvirtPins(libvirt_uri)
-        self._until_crash = int(os.environ.get(CRASH_VARIABLE, "0"))
 
     def write(self, path: str, text: str) -> None:
         # Without O_CREAT and O_TRUNC: these files are the kernel's, and one that is
@@ -71,34 +62,21 @@ class LiveCalls:
             os.write(fd, f"{text}\n".encode())
         finally:
             os.close(fd)
-        self._wrote()
 
     def mkdir(self, path: str) -> None:
         os.mkdir(path, 0o755)
-        self._wrote()
 
     def rmdir(self, path: str) -> None:
         os.rmdir(path)
-        self._wrote()
 
     def set_affinity(self, tid: int, cpus: CpuSet) -> None:
         os.sched_setaffinity(tid, cpus)
-        self._wrote()
 
     def set_sched(self, tid: int, sched: Sched) -> None:
         sched_setattr(tid, sched)
-        self._wrote()
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
         self._pins.pin_vcpu(uuid, vcpu, cpus)
-        self._wrote()
 
     def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
         self._pins.pin_emulator(uuid, cpus)
-        self._wrote()
-
-    def _wrote(self) -> None:
-        if self._until_crash:
-            self._until_crash -= 1
-            if not self._until_crash:
-                os.kill(os.getpid(), signal.SIGKILL)

@@ -168,6 +168,8 @@ def test_what_libvirt_gives_each_guest_anew() -> None:
         (DISK.replace("'qcow2'", "'vmdk'"), "its format is vmdk"),
         (DISK.replace("<serial>", "<encryption format='luks'/><serial>"), "it is encrypted"),
         ("<disk type='file' device='disk'><target dev='vdb'/></disk>", "disk vdb: a clone cannot have it: it names no file"),
+        (DISK.replace("'vda'", "'vda/../../etc/x'"), "its target is no name that a file can have"),
+        (DISK.replace(f"{IMAGE}/", "json:{"), "json:{router.qcow2 is no absolute path"),
         ("<serial type='file'><source path='/var/log/r'/></serial>", "serial file: a clone cannot have it: it is of type file on /var/log/r"),
         ("<serial type='pty'><log file='/l'/></serial>", "its <log> is one file"),
         ("<channel type='unix'><source mode='bind' path='/run/agent'/></channel>", "of type unix on /run/agent"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,17 @@ def test_no_shell(module: str) -> None:
             first = node.elts[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 assert first.value.rpartition("/")[2] not in ("sh", "bash", "dash"), first.lineno
+
+
+def test_every_variable_that_is_read_is_one_that_the_manual_explains() -> None:
+    """A hook for tests in the environment would be one for whoever can set it."""
+    text = (PACKAGE.parent / "docs" / "man" / "vsrtune.8").read_text()
+    told = set(re.findall(r"^\\fB(VSRTUNE_[A-Z_]+)\\fR$", text, re.MULTILINE))
+    found = {
+        node.value
+        for module in MODULES
+        for node in ast.walk(ast.parse(source(module)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        and re.fullmatch(r"VSRTUNE_[A-Z_]+", node.value)
+    }  # fmt: skip
+    assert found == told

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import hoststate
 import pytest
+from faulty import Fault
 
 from vsrtune.bench.model import Endpoint, Leg, Router, Spec
 from vsrtune.errors import VsrtuneError
-from vsrtune.hostcalls import CRASH_VARIABLE
 from vsrtune.journal import read_entries
 
 T = TypeVar("T")
@@ -140,9 +140,16 @@ def sh(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def vsrtune(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def program(fault: str = "") -> tuple[str, ...]:
+    """How the installed vsrtune is called, with a fault (``faulty``) or without."""
+    if not fault:
+        return ("/usr/bin/vsrtune",)
+    return ("/usr/bin/python3", "-B", str(Path(__file__).with_name("faulty.py")), fault)
+
+
+def vsrtune(*words: str, check: bool = True, fault: str = "") -> subprocess.CompletedProcess[str]:
     """Run the installed vsrtune."""
-    return sh("/usr/bin/vsrtune", *words, check=check)
+    return sh(*program(fault), *words, check=check)
 
 
 def show(*words: str) -> dict[str, Any]:
@@ -421,12 +428,12 @@ def lab_cpus() -> int:
 
 
 def in_child(work: Callable[[], object], crash_after: int) -> bool:
-    """Run ``work`` in a fork with the crash hook set; True when it was killed by it."""
+    """Run ``work`` in a fork that is killed after so many writes; whether it came to that."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.environ[CRASH_VARIABLE] = str(crash_after)
+            Fault(f"crash:{crash_after}").arm()
             work()
             status = 0
         finally:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import statistics
 import subprocess
 import time
@@ -47,17 +46,9 @@ DEATHS = {
 }
 
 
-def shell(text: str) -> str:
-    """A command of words, for vsrtune itself uses no shell."""
-    return shlex.join(["sh", "-c", text])
-
-
-def attach(to: str, guest: LabGuest, *more: str, check: bool = True, **environment: str) -> str:
+def attach(to: str, guest: LabGuest, *more: str, check: bool = True, fault: str = "") -> str:
     """Run it; what it printed. With ``check`` it must succeed, else it must fail."""
-    done = subprocess.run(
-        ["/usr/bin/vsrtune", "attach", "--to", to, guest.name, *more],
-        capture_output=True, text=True, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
+    done = labhelp.vsrtune("attach", "--to", to, guest.name, *more, check=False, fault=fault)
     text = done.stdout + done.stderr
     assert (done.returncode == 0) == check, f"exit {done.returncode}\n{text}"
     return text
@@ -222,7 +213,7 @@ def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
         attach(FORTH, guest)
     before = picture(guest)
     for n in labhelp.some(range(1, CHANGES[to] + 1)):
-        told = attach(to, guest, check=False, VSRTUNE_ATTACH_FAULT=f"fail:{n}")
+        told = attach(to, guest, check=False, fault=f"fail:{n}")
         assert "everything is as it was before" in told, f"{n}: {told}"
         assert picture(guest) == before, n
         forwards(guest)
@@ -233,10 +224,7 @@ def test_an_interruption_is_taken_back_at_once(guest: LabGuest) -> None:
     """Ctrl-C before a device is made, while the guest lets go, and before it gets a new one."""
     before = picture(guest)
     for n in labhelp.some((2, 4, 7)):
-        told = attach(
-            FORTH, guest, check=False, VSRTUNE_ATTACH_FAULT=f"command:{n}",
-            VSRTUNE_ATTACH_FAULT_COMMAND=shell("kill -INT $PPID"),
-        )  # fmt: skip
+        told = attach(FORTH, guest, check=False, fault=f"command:{n}:kill -INT $PPID")
         assert "interrupted (SIGINT); everything is as it was before" in told, f"{n}: {told}"
         assert picture(guest) == before, n
         forwards(guest)
@@ -249,7 +237,7 @@ def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
         attach(FORTH, guest)
     before = picture(guest)
     for n in labhelp.some(range(1, CHANGES[to] + 1)):
-        attach(to, guest, check=False, VSRTUNE_ATTACH_FAULT=f"kill:{n}")
+        attach(to, guest, check=False, fault=f"kill:{n}")
         assert "was taken back" in recover(), n
         assert picture(guest) == before, n
         forwards(guest)
@@ -274,12 +262,8 @@ def test_libvirtd_dies_in_between(guest: LabGuest, to: str, when: str) -> None:
     moments = {FORTH: (7, 3, 9, 8, 4), BACK: (5, 1, 7, 6, 2)}[to]
     for n in labhelp.some(moments):
         before = picture(guest)
-        done = subprocess.run(
-            ["/usr/bin/vsrtune", "attach", "--to", to, guest.name],
-            capture_output=True, text=True, check=False,
-            env={**os.environ, "VSRTUNE_ATTACH_FAULT": f"command:{n}",
-                 "VSRTUNE_ATTACH_FAULT_COMMAND": shell(DEATHS[when].format(kill=kill))},
-        )  # fmt: skip
+        fault = f"command:{n}:{DEATHS[when].format(kill=kill)}"
+        done = labhelp.vsrtune("attach", "--to", to, guest.name, check=False, fault=fault)
         print(n, done.returncode, done.stderr)
         if done.returncode:
             assert "everything is as it was before" in done.stderr
@@ -315,10 +299,7 @@ def test_what_a_dead_libvirtd_forgot_is_cleared_away(guest: LabGuest, tmp_path: 
     script.write_text(FORGET)
     words = f"p0 {guest.macs[0]} {guest.name}"
     # Right before the first plug.
-    attach(
-        BACK, guest, VSRTUNE_ATTACH_FAULT="command:5",
-        VSRTUNE_ATTACH_FAULT_COMMAND=shell(f"sh -ex {script} {words} > {log} 2>&1"),
-    )  # fmt: skip
+    attach(BACK, guest, fault=f"command:5:sh -ex {script} {words} > {log} 2>&1")
     assert log.read_text().count('"return":{}') == 2, log.read_text()
     assert not (NET / "lost0").exists()
     assert picture(guest) == before
@@ -344,7 +325,7 @@ def test_the_daemon_tunes_the_new_workers(
 @labhelp.one_release("what the steps of a switch are", "trixie")
 def test_the_daemon_recovers_at_its_start(guest: LabGuest) -> None:
     before = picture(guest)
-    attach(FORTH, guest, check=False, VSRTUNE_ATTACH_FAULT="kill:7")
+    attach(FORTH, guest, check=False, fault="kill:7")
     assert picture(guest) != before
     labhelp.start()
     labhelp.wait_for(lambda: picture(guest) == before, "the daemon took the switch back", 60)

@@ -215,7 +215,7 @@ def test_an_interrupted_delete_is_taken_back_or_done(alone: LabGuest) -> None:
         assert picture() == before, n
         configured(alone)
     # From here on it is done: two stops, two undefines and two files, two devices.
-    group("delete", "edge", check=False, VSRTUNE_ATTACH_FAULT=f"kill:{DELETE + 3}")
+    group("delete", "edge", check=False, fault=f"kill:{DELETE + 3}")
     assert picture() not in (before, untouched)
     labhelp.vsrtune("attach", "--recover")
     assert picture() == untouched
@@ -224,7 +224,7 @@ def test_an_interrupted_delete_is_taken_back_or_done(alone: LabGuest) -> None:
 def interrupted(command: str, n: int) -> None:
     """A command that is killed after its nth change, or whose nth change fails."""
     fault = "kill" if n % 2 else "fail"
-    told = group(command, "edge", check=False, VSRTUNE_ATTACH_FAULT=f"{fault}:{n}")
+    told = group(command, "edge", check=False, fault=f"{fault}:{n}")
     if fault == "kill":
         assert "was taken back" in labhelp.vsrtune("attach", "--recover").stdout, n
     else:

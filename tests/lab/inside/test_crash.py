@@ -22,15 +22,11 @@ def test_killed_daemon_is_restarted_and_still_restores(
 
 
 @pytest.mark.parametrize("writes", labhelp.shared([2, 7, 11]))
-def test_crash_after_a_write_then_undo(
-    restored: None, guests: list[LabGuest], writes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_after_a_write_then_undo(restored: None, guests: list[LabGuest], writes: int) -> None:
     labhelp.write_policies("auto")
-    monkeypatch.setenv("VSRTUNE_CRASH_AFTER_WRITE", str(writes))
-    crashed = labhelp.vsrtune("apply", check=False)
+    crashed = labhelp.vsrtune("apply", check=False, fault=f"crash:{writes}")
     assert crashed.returncode != 0
     assert labhelp.JOURNAL.stat().st_size > 0
-    monkeypatch.delenv("VSRTUNE_CRASH_AFTER_WRITE")
     labhelp.vsrtune("undo")
 
 
@@ -41,24 +37,18 @@ def test_crash_after_a_write_then_start(
     guests: list[LabGuest],
     irq_cpus: set[int],
     writes: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     labhelp.write_policies("auto")
-    monkeypatch.setenv("VSRTUNE_CRASH_AFTER_WRITE", str(writes))
-    assert labhelp.vsrtune("apply", check=False).returncode != 0
-    monkeypatch.delenv("VSRTUNE_CRASH_AFTER_WRITE")
+    crashed = labhelp.vsrtune("apply", check=False, fault=f"crash:{writes}")
+    assert crashed.returncode != 0
     labhelp.start()
     for guest in guests:
         assert labhelp.untuned_lines(guest, irq_cpus) == []
 
 
 @labhelp.one_release("the journal")
-def test_crash_while_undoing_then_undo(
-    restored: None, guests: list[LabGuest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_while_undoing_then_undo(restored: None, guests: list[LabGuest]) -> None:
     labhelp.write_policies("auto")
     labhelp.vsrtune("apply")
-    monkeypatch.setenv("VSRTUNE_CRASH_AFTER_WRITE", "3")
-    assert labhelp.vsrtune("undo", check=False).returncode != 0
-    monkeypatch.delenv("VSRTUNE_CRASH_AFTER_WRITE")
+    assert labhelp.vsrtune("undo", check=False, fault="crash:3").returncode != 0
     labhelp.vsrtune("undo")

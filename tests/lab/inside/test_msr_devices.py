@@ -173,7 +173,7 @@ def test_an_interrupted_create_is_taken_back(staged: list[LabGuest], number: int
     fault = moments(len(staged) - 1)[number]
     write(staged, "bridge")
     before = everything(staged)
-    told = group("create", "edge", check=False, VSRTUNE_ATTACH_FAULT=fault)
+    told = group("create", "edge", check=False, fault=fault)
     if fault.startswith("kill"):
         assert everything(staged) != before
         assert "was taken back" in labhelp.vsrtune("attach", "--recover").stdout
@@ -188,10 +188,10 @@ def test_an_interrupted_delete_is_taken_back(staged: list[LabGuest]) -> None:
     write(staged, "vlan")
     group("create", "edge")
     created = everything(staged)
-    told = group("delete", "edge", check=False, VSRTUNE_ATTACH_FAULT="fail:6")
+    told = group("delete", "edge", check=False, fault="fail:6")
     assert "everything is as it was before" in told
     assert everything(staged) == created
-    group("delete", "edge", check=False, VSRTUNE_ATTACH_FAULT="kill:3")
+    group("delete", "edge", check=False, fault="kill:3")
     assert "was taken back" in labhelp.vsrtune("attach", "--recover").stdout
     assert everything(staged) == created
 

@@ -40,10 +40,9 @@ group:
 """
 
 
-def group(*words: str, check: bool = True, **environment: str) -> str:
+def group(*words: str, check: bool = True, fault: str = "") -> str:
     """``vsrtune group``: what it printed. With ``check`` it must succeed, else it must fail."""
-    set_ = [f"{k}={v}" for k, v in environment.items()]
-    done = labhelp.sh("env", *set_, "/usr/bin/vsrtune", "group", *words, check=False)
+    done = labhelp.vsrtune("group", *words, check=False, fault=fault)
     text = done.stdout + done.stderr
     assert (done.returncode == 0) == check, f"exit {done.returncode}\n{text}"
     return text
@@ -324,7 +323,7 @@ def test_plan_changes_nothing_and_bad_input_neither(members: list[LabGuest]) -> 
 @pytest.mark.parametrize("fault", labhelp.some(["fail:13", "fail:4", "kill:18", "kill:13"]))
 def test_an_interrupted_create_is_taken_back(members: list[LabGuest], fault: str) -> None:
     before = pictures(members)
-    told = group("create", "edge", check=False, VSRTUNE_ATTACH_FAULT=fault)
+    told = group("create", "edge", check=False, fault=fault)
     if fault.startswith("kill"):
         assert pictures(members) != before
         assert "was taken back" in labhelp.vsrtune("attach", "--recover").stdout
