@@ -5,12 +5,14 @@
 #include <linux/module.h>
 #include <linux/rtnetlink.h>
 #include "nmv.h"
+#include "nmv_compat.h"
 
 static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 	[NMV_RX_RECEIVED]		= "rx_received",
 	[NMV_RX_DELIVERED]		= "rx_delivered",
 	[NMV_RX_DROPPED_RING_FULL]	= "rx_dropped_ring_full",
 	[NMV_RX_DROPPED_QUEUE_FULL]	= "rx_dropped_queue_full",
+	[NMV_RX_DROPPED_QUEUE_BYTES]	= "rx_dropped_queue_bytes",
 	[NMV_RX_DROPPED_NO_QUEUE]	= "rx_dropped_no_queue",
 	[NMV_RX_DROPPED_DOWN]		= "rx_dropped_down",
 	[NMV_RX_DROPPED_SHRINK]		= "rx_dropped_shrink",
@@ -26,7 +28,7 @@ static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 };
 
 static const char nmv_queue_names[][ETH_GSTRING_LEN] = {
-	"queue_high_water", "napi_thread_tid",
+	"queue_high_water", "napi_thread_tid", "port_dropped_broadcast",
 };
 
 static const char * const nmv_tapq_names[] = {
@@ -85,36 +87,42 @@ static void nmv_get_strings(struct net_device *dev, u32 sset, u8 *data)
 /* Of one open queue, in the order of nmv_tapq_names. */
 static void nmv_tapq_values(struct nmv_tapq *slot, u64 *v)
 {
-	u64 received = READ_ONCE(slot->received);
-	u64 dropped = READ_ONCE(slot->dropped) +
-		      atomic64_read(&slot->late_dropped);
+	struct nmv_tapq_stats s;
 
-	v[0] = received;
-	v[1] = received - dropped;
-	v[2] = dropped;
-	v[3] = READ_ONCE(slot->ring_high_water);
+	local_bh_disable();
+	nmv_tapq_read(slot, &s);
+	local_bh_enable();
+	v[0] = s.received;
+	v[1] = s.received - s.dropped;
+	v[2] = s.dropped;
+	v[3] = s.high_water;
 	v[4] = atomic64_read(&slot->tx_packets);
 	v[5] = READ_ONCE(slot->tid);
-	local_bh_disable();
-	v[6] = nmv_tap_stalled(slot);
-	local_bh_enable();
+	v[6] = s.stalled;
 }
 
 /*
- * Under RTNL, under which "threaded" makes and ends the thread. Once made it
- * may stay when "threaded" is 0 again, without work.
+ * The thread is made and ended under RTNL, and on newer kernels under the
+ * lock of the device alone. Once made it may stay when "threaded" is 0 again,
+ * without work.
  */
-static u64 nmv_thread_id(const struct napi_struct *napi)
+static u64 nmv_thread_id(struct nmv_dev *nd)
 {
-	if (!napi->thread || !test_bit(NAPI_STATE_THREADED, &napi->state))
-		return 0;
-	return task_pid_nr(napi->thread);
+	const struct napi_struct *napi = &nd->queue.napi;
+	u64 id = 0;
+
+	nmv_netdev_lock(nd->dev);
+	if (napi->thread && test_bit(NAPI_STATE_THREADED, &napi->state))
+		id = task_pid_nr(napi->thread);
+	nmv_netdev_unlock(nd->dev);
+	return id;
 }
 
 static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 			  u64 *data)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
+	struct nmv_port *port = rtnl_dereference(nd->port);
 	struct nmv_tapq *slot;
 	u64 sum[NMV_STATS];
 	int i, n;
@@ -126,7 +134,8 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 	memcpy(data, sum, NMV_STATS_SHOWN * sizeof(*data));
 	data += NMV_STATS_SHOWN;
 	*data++ = READ_ONCE(nd->queue.high_water);
-	*data++ = nmv_thread_id(&nd->queue.napi);
+	*data++ = nmv_thread_id(nd);
+	*data++ = port ? atomic64_read(&port->bcast.dropped) : 0;
 	n = nmv_shown_queues(nd);
 	for (i = 0; i < n; i++, data += ARRAY_SIZE(nmv_tapq_names)) {
 		slot = rtnl_dereference(nd->tap->slots[i]);

@@ -83,36 +83,51 @@ static int nmv_lower_set_mac(struct net_device *lower, const u8 *addr)
 	return dev_set_mac_address(lower, (void *)&ss, NULL);
 }
 
-/* Let the lower device's filter pass what this one wants to hear. */
+/* A passthru device that is up: the lower device has its MAC. */
+static int nmv_lend_mac(struct nmv_dev *nd, const u8 *addr)
+{
+	struct nmv_port *port = rtnl_dereference(nd->port);
+	int err;
+
+	port->lending = true;
+	err = nmv_lower_set_mac(nd->lower, addr);
+	port->lending = false;
+	return err;
+}
+
+/*
+ * Let the lower device's filter pass what this one wants to hear. The MAC
+ * comes last: taking the rest back cannot fail, giving a MAC back can.
+ */
 static int nmv_open_filters(struct nmv_dev *nd)
 {
 	struct net_device *lower = nd->lower;
 	int err;
 
-	if (nd->mode == MACVLAN_MODE_PASSTHRU)
-		err = nmv_lower_set_mac(lower, nd->dev->dev_addr);
-	else
-		err = dev_uc_add(lower, nd->dev->dev_addr);
-	if (err)
-		return err;
 	if (nmv_wants_allmulti(nd)) {
 		err = dev_set_allmulti(lower, 1);
 		if (err)
-			goto no_allmulti;
+			return err;
 	}
 	if (nmv_wants_promisc(nd)) {
 		err = dev_set_promiscuity(lower, 1);
 		if (err)
 			goto no_promisc;
 	}
+	if (nd->mode == MACVLAN_MODE_PASSTHRU)
+		err = nmv_lend_mac(nd, nd->dev->dev_addr);
+	else
+		err = dev_uc_add(lower, nd->dev->dev_addr);
+	if (err)
+		goto no_mac;
 	return 0;
 
+no_mac:
+	if (nmv_wants_promisc(nd))
+		dev_set_promiscuity(lower, -1);
 no_promisc:
 	if (nmv_wants_allmulti(nd))
 		dev_set_allmulti(lower, -1);
-no_allmulti:
-	if (nd->mode != MACVLAN_MODE_PASSTHRU)
-		dev_uc_del(lower, nd->dev->dev_addr);
 	return err;
 }
 
@@ -188,7 +203,7 @@ static int nmv_set_mac_address(struct net_device *dev, void *p)
 	}
 	/* Comes back to us as NETDEV_CHANGEADDR of the lower device. */
 	if (nd->mode == MACVLAN_MODE_PASSTHRU)
-		return dev_set_mac_address(nd->lower, p, NULL);
+		return nmv_lend_mac(nd, addr);
 	if (nmv_port_taken(nd, addr))
 		return -EADDRINUSE;
 	err = dev_uc_add(nd->lower, addr);

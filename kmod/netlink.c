@@ -9,7 +9,10 @@
 #include "nmv.h"
 #include "nmv_compat.h"
 
-static const struct nla_policy nmv_policy[IFLA_MACVLAN_MAX + 1] = {
+/* More than macvlan has in any kernel: the rest is looked at, to refuse it. */
+#define NMV_ATTR_MAX	31
+
+static const struct nla_policy nmv_policy[NMV_ATTR_MAX + 1] = {
 	[IFLA_MACVLAN_MODE]		= { .type = NLA_U32 },
 	[IFLA_MACVLAN_BC_QUEUE_LEN]	= NLA_POLICY_RANGE(NLA_U32, 1,
 							   NMV_QUEUE_LEN_MAX),
@@ -24,6 +27,8 @@ static bool nmv_is_ours(const struct net_device *dev)
 static int nmv_validate(struct nlattr *tb[], struct nlattr *data[],
 			struct netlink_ext_ack *extack)
 {
+	int i;
+
 	if (tb[IFLA_ADDRESS]) {
 		if (nla_len(tb[IFLA_ADDRESS]) != ETH_ALEN) {
 			NL_SET_ERR_MSG(extack, "a MAC address has 6 bytes");
@@ -34,6 +39,14 @@ static int nmv_validate(struct nlattr *tb[], struct nlattr *data[],
 				       "the MAC address must be unicast and not zero");
 			return -EADDRNOTAVAIL;
 		}
+	}
+	for (i = 1; data && i <= NMV_ATTR_MAX; i++) {
+		if (!data[i] || i == IFLA_MACVLAN_MODE ||
+		    i == IFLA_MACVLAN_BC_QUEUE_LEN)
+			continue;
+		NL_SET_ERR_MSG_ATTR(extack, data[i],
+				    "of macvlan's attributes only the mode and bcqueuelen are supported");
+		return -EOPNOTSUPP;
 	}
 	if (data && data[IFLA_MACVLAN_MODE] &&
 	    !nmv_mode_known(nla_get_u32(data[IFLA_MACVLAN_MODE]))) {
@@ -191,7 +204,7 @@ struct rtnl_link_ops nmv_vlan_ops = {
 	.fill_info	= nmv_fill_info,
 	.get_link_net	= nmv_get_link_net,
 	.policy		= nmv_policy,
-	.maxtype	= IFLA_MACVLAN_MAX,
+	.maxtype	= NMV_ATTR_MAX,
 };
 
 static void nmv_tap_setup(struct net_device *dev)
@@ -215,5 +228,5 @@ struct rtnl_link_ops nmv_tap_ops = {
 	.fill_info	= nmv_fill_info,
 	.get_link_net	= nmv_get_link_net,
 	.policy		= nmv_policy,
-	.maxtype	= IFLA_MACVLAN_MAX,
+	.maxtype	= NMV_ATTR_MAX,
 };

@@ -8,6 +8,7 @@
  *
  * Locking: everything is changed under RTNL and read under RCU. Counters are
  * per CPU and written with bottom halves off. The own queue has its list lock.
+ * The lock of a broadcast queue is taken before that of an own queue or a ring.
  */
 #ifndef NMV_H
 #define NMV_H
@@ -20,6 +21,8 @@
 
 #define NMV_QUEUE_LEN		1000	/* frames, default of the own queue */
 #define NMV_QUEUE_LEN_MAX	32767
+#define NMV_QUEUE_BYTES		(16 << 20)	/* memory of waiting frames */
+#define NMV_BCAST_LEN		1000	/* frames, the broadcast queue of a port */
 #define NMV_TAP_QUEUE_LEN	500	/* frames, default of a tap ring */
 /* For so long frames may wait in a ring that nobody takes one from. */
 #define NMV_TAP_PATIENCE	(HZ / 4)
@@ -30,6 +33,7 @@ enum nmv_stat {
 	NMV_RX_DELIVERED,
 	NMV_RX_DROPPED_RING_FULL,
 	NMV_RX_DROPPED_QUEUE_FULL,
+	NMV_RX_DROPPED_QUEUE_BYTES,
 	NMV_RX_DROPPED_NO_QUEUE,
 	NMV_RX_DROPPED_DOWN,
 	NMV_RX_DROPPED_SHRINK,
@@ -58,16 +62,20 @@ struct nmv_pcpu {
 
 /**
  * struct nmv_queue - the own queue of a device
- * @frames: waiting frames; its lock guards @multicast and @high_water
+ * @frames: waiting frames; its lock guards all up to @high_water but @limit
  * @limit: most frames that may wait
+ * @bytes: memory that the waiting frames take, as skb->truesize tells
  * @multicast: how many of the waiting frames are multicast
+ * @multicast_bytes: memory of those
  * @high_water: most frames that ever waited since the device came up
  * @napi: serves @frames
  */
 struct nmv_queue {
 	struct sk_buff_head	frames;
 	u32			limit;
+	u32			bytes;
 	u32			multicast;
+	u32			multicast_bytes;
 	u32			high_water;
 	struct napi_struct	napi;
 };
@@ -79,12 +87,11 @@ struct nmv_queue {
  *	tapq.c
  * @received: frames directed to it; with @dropped, @ring_high_water, @read_to
  *	and @read_at under the producer lock of its ring
- * @dropped: frames found too many for the ring
+ * @dropped: frames found too many for the ring, by us or by tap.ko
  * @ring_high_water: most frames that waited in the ring
  * @read_to: the place in the ring from which the next frame is taken, as last
  *	looked at
  * @read_at: jiffies when that was new, or the ring empty
- * @late_dropped: frames that tap.ko found too many after we let them pass
  * @tx_packets: frames sent through it
  * @tid: of the task that sent last, in the initial pid namespace
  * @sender: the task that is sending now
@@ -98,11 +105,24 @@ struct nmv_tapq {
 	u32			ring_high_water;
 	u32			read_to;
 	unsigned long		read_at;
-	atomic64_t		late_dropped;
 	atomic64_t		tx_packets;
 	pid_t			tid;
 	struct task_struct	*sender;
 	struct rcu_head		rcu;
+};
+
+/**
+ * struct nmv_tapq_stats - of an open queue, all at one moment
+ * @received: frames directed to it
+ * @dropped: of those, lost
+ * @high_water: most frames that waited in the ring
+ * @stalled: frames wait and nobody reads
+ */
+struct nmv_tapq_stats {
+	u64			received;
+	u64			dropped;
+	u32			high_water;
+	bool			stalled;
 };
 
 /**
@@ -111,6 +131,7 @@ struct nmv_tapq {
  * @slots: by queue index, what we know about that queue
  * @known: all struct nmv_tapq, under RTNL
  * @scan: looks for queues opened and closed
+ * @scanned: jiffies when it last did
  * @rx_features: what the guest lets us receive, as tap.ko tells
  * @every_queue: frames about neighbours go to every open queue; set under RTNL
  */
@@ -118,9 +139,33 @@ struct nmv_tap {
 	struct tap_dev		tap;
 	struct nmv_tapq __rcu	*slots[MAX_TAP_QUEUES];
 	struct list_head	known;
-	struct work_struct	scan;
+	struct delayed_work	scan;
+	unsigned long		scanned;
 	netdev_features_t	rx_features;
 	bool			every_queue;
+};
+
+/**
+ * struct nmv_bcast - broadcast and multicast from the NIC, on its way to the
+ *	devices of a port
+ * @frames: waiting frames; its lock guards @bytes
+ * @bytes: memory that they take
+ * @dropped: frames that found no room, or no memory
+ * @lock: guards @skb and @next
+ * @skb: the frame that is being copied
+ * @next: the device that gets the next copy of it; NULL after the last
+ * @dev: no device, but what a NAPI instance must belong to
+ * @napi: copies
+ */
+struct nmv_bcast {
+	struct sk_buff_head	frames;
+	u32			bytes;
+	atomic64_t		dropped;
+	spinlock_t		lock;
+	struct sk_buff		*skb;
+	struct nmv_dev		*next;
+	struct net_device	*dev;
+	struct napi_struct	napi;
 };
 
 /**
@@ -132,7 +177,10 @@ struct nmv_tap {
  * @count: how many
  * @uplink: of those, the one with the flag uplink, or NULL
  * @passthru: the one device takes every frame
- * @perm_addr: MAC that @lower had before a passthru device came up
+ * @perm_addr: MAC that @lower gets back when the passthru device goes down:
+ *	what it had before, or what the administrator gave it since
+ * @lending: it is we who change the MAC of @lower
+ * @bcast: frames for many of the devices
  * @rcu: to free it
  */
 struct nmv_port {
@@ -143,6 +191,8 @@ struct nmv_port {
 	struct nmv_dev __rcu	*uplink;
 	bool			passthru;
 	u8			perm_addr[ETH_ALEN];
+	bool			lending;
+	struct nmv_bcast	bcast;
 	struct rcu_head		rcu;
 };
 
@@ -207,6 +257,12 @@ struct nmv_dev *nmv_port_find(const struct nmv_port *port, const u8 *addr);
 bool nmv_port_taken(const struct nmv_dev *nd, const u8 *addr);
 int nmv_port_set_uplink(struct nmv_dev *nd, bool on);
 
+/* bcast.c */
+int nmv_bcast_init(struct nmv_port *port);
+void nmv_bcast_exit(struct nmv_port *port);
+void nmv_bcast_add(struct nmv_port *port, struct sk_buff *skb);
+void nmv_bcast_forget(struct nmv_port *port, struct nmv_dev *nd);
+
 /* rx.c */
 rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb);
 
@@ -236,12 +292,16 @@ void nmv_tap_rx_dropped(struct tap_dev *tap);
 bool nmv_is_discovery(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb);
-bool nmv_tap_stalled(struct nmv_tapq *slot);
+bool nmv_ring_room(struct ptr_ring *r, u32 places, struct nmv_tapq *slot,
+		   bool early);
+bool nmv_ring_late(struct ptr_ring *r, struct nmv_tapq *slot);
+void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s);
 
 /* tapq.c */
 void nmv_tapq_init(struct nmv_tap *t);
 void nmv_tapq_exit(struct nmv_tap *t);
 void nmv_tapq_scan(struct nmv_tap *t);
+void nmv_tapq_ask(struct nmv_tap *t);
 struct nmv_tapq *nmv_tapq_find(struct nmv_tap *t, struct tap_queue *q);
 void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk);
 

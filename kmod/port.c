@@ -74,9 +74,14 @@ static struct nmv_port *nmv_port_claim(struct nmv_dev *nd)
 	INIT_LIST_HEAD(&port->devs);
 	for (i = 0; i < NMV_HASH_SIZE; i++)
 		INIT_HLIST_HEAD(&port->hash[i]);
+	err = nmv_bcast_init(port);
+	if (err)
+		goto no_bcast;
 	err = netdev_rx_handler_register(nd->lower, nmv_handle_frame, port);
 	if (!err)
 		return port;
+	nmv_bcast_exit(port);
+no_bcast:
 	kfree(port);
 	if (err == -EBUSY)
 		netdev_info(nd->dev,
@@ -89,6 +94,7 @@ static struct nmv_port *nmv_port_claim(struct nmv_dev *nd)
 static void nmv_port_release(struct nmv_port *port)
 {
 	netdev_rx_handler_unregister(port->lower);
+	nmv_bcast_exit(port);
 	kfree_rcu(port, rcu);
 }
 
@@ -175,7 +181,7 @@ void nmv_port_leave(struct nmv_dev *nd)
 	if (rtnl_dereference(port->uplink) == nd)
 		RCU_INIT_POINTER(port->uplink, NULL);
 	hlist_del_rcu(&nd->in_hash);
-	list_del_rcu(&nd->in_port);
+	nmv_bcast_forget(port, nd);
 	RCU_INIT_POINTER(nd->port, NULL);
 	if (--port->count)
 		synchronize_net();
@@ -205,12 +211,17 @@ void nmv_port_rehash(struct nmv_dev *nd, const u8 *addr)
 	hlist_add_head_rcu(&nd->in_hash, &port->hash[nmv_hash_mac(addr)]);
 }
 
+/* The lower device has another MAC; a passthru device follows. */
 static int nmv_lower_mac(struct nmv_dev *nd)
 {
-	const struct nmv_port *port = rtnl_dereference(nd->port);
+	struct nmv_port *port = rtnl_dereference(nd->port);
 
-	if (nd->mode != MACVLAN_MODE_PASSTHRU || !port ||
-	    ether_addr_equal(nd->dev->dev_addr, nd->lower->dev_addr))
+	if (nd->mode != MACVLAN_MODE_PASSTHRU || !port)
+		return NOTIFY_DONE;
+	/* It was not us, so this is what the administrator wants it to have. */
+	if (!port->lending)
+		ether_addr_copy(port->perm_addr, nd->lower->dev_addr);
+	if (ether_addr_equal(nd->dev->dev_addr, nd->lower->dev_addr))
 		return NOTIFY_DONE;
 	nmv_port_rehash(nd, nd->lower->dev_addr);
 	call_netdevice_notifiers(NETDEV_CHANGEADDR, nd->dev);

@@ -9,8 +9,8 @@
 
 /**
  * nmv_queue_admits() - is there room for one more frame
- * @waiting: frames that wait
- * @limit: most frames that may
+ * @waiting: frames that wait, or bytes
+ * @limit: most that may; with bytes the last frame may exceed it
  *
  * Return: true if there is
  */
@@ -21,8 +21,8 @@ bool nmv_queue_admits(u32 waiting, u32 limit)
 
 /**
  * nmv_queue_admits_multicast() - may one more multicast frame wait
- * @waiting: multicast frames that wait
- * @limit: most frames of any kind that may
+ * @waiting: multicast frames that wait, or bytes
+ * @limit: most of any kind that may
  *
  * Half of the queue: everybody on the lower device can send broadcasts, and a
  * flood of them must not push out what siblings send to this device alone.
@@ -49,7 +49,49 @@ void nmv_queue_delivered(struct nmv_dev *nd, const struct sk_buff *skb)
 	nmv_count(nd, NMV_RX_BYTES, skb->len + ETH_HLEN);
 }
 
+/*
+ * Why no more frame may wait, as the counter of that; NMV_STATS if one may. A
+ * guest sends frames of 64 KiB, and the length of the queue is its owner's to
+ * set, so the memory has a bound of its own.
+ *
+ * Exact under the lock of the frames; a guess without.
+ */
+static enum nmv_stat nmv_queue_refuses(const struct nmv_queue *q,
+				       bool multicast)
+{
+	u32 limit = READ_ONCE(q->limit);
+
+	if (!nmv_queue_admits(skb_queue_len_lockless(&q->frames), limit) ||
+	    (multicast &&
+	     !nmv_queue_admits_multicast(READ_ONCE(q->multicast), limit)))
+		return NMV_RX_DROPPED_QUEUE_FULL;
+	if (!nmv_queue_admits(READ_ONCE(q->bytes), NMV_QUEUE_BYTES) ||
+	    (multicast &&
+	     !nmv_queue_admits_multicast(READ_ONCE(q->multicast_bytes),
+					 NMV_QUEUE_BYTES)))
+		return NMV_RX_DROPPED_QUEUE_BYTES;
+	return NMV_STATS;
+}
+
 /* Frames in process hold no place: the bound is on those that wait. */
+static struct sk_buff *nmv_queue_take(struct nmv_queue *q)
+{
+	struct sk_buff *skb;
+
+	spin_lock(&q->frames.lock);
+	skb = __skb_dequeue(&q->frames);
+	if (skb) {
+		WRITE_ONCE(q->bytes, q->bytes - skb->truesize);
+		if (nmv_is_multicast(skb)) {
+			WRITE_ONCE(q->multicast, q->multicast - 1);
+			WRITE_ONCE(q->multicast_bytes,
+				   q->multicast_bytes - skb->truesize);
+		}
+	}
+	spin_unlock(&q->frames.lock);
+	return skb;
+}
+
 static int nmv_queue_poll(struct napi_struct *napi, int budget)
 {
 	struct nmv_dev *nd = container_of(napi, struct nmv_dev, queue.napi);
@@ -57,12 +99,7 @@ static int nmv_queue_poll(struct napi_struct *napi, int budget)
 	int done = 0;
 
 	while (done < budget) {
-		spin_lock(&nd->queue.frames.lock);
-		skb = __skb_dequeue(&nd->queue.frames);
-		if (skb && nmv_is_multicast(skb))
-			WRITE_ONCE(nd->queue.multicast,
-				   nd->queue.multicast - 1);
-		spin_unlock(&nd->queue.frames.lock);
+		skb = nmv_queue_take(&nd->queue);
 		if (!skb)
 			break;
 		if (!nd->tap)
@@ -80,26 +117,26 @@ static void nmv_queue_add(struct nmv_dev *nd, struct sk_buff *skb)
 {
 	struct nmv_queue *q = &nd->queue;
 	bool multicast = nmv_is_multicast(skb);
-	u32 limit = READ_ONCE(q->limit);
-	u32 waiting;
-	bool room;
+	enum nmv_stat refused;
 
 	/* What waits here must not hold back its sender's socket. */
 	skb_orphan(skb);
 	spin_lock(&q->frames.lock);
-	waiting = skb_queue_len(&q->frames);
-	room = nmv_queue_admits(waiting, limit) &&
-	       (!multicast || nmv_queue_admits_multicast(q->multicast, limit));
-	if (room) {
+	refused = nmv_queue_refuses(q, multicast);
+	if (refused == NMV_STATS) {
 		__skb_queue_tail(&q->frames, skb);
-		if (multicast)
+		WRITE_ONCE(q->bytes, q->bytes + skb->truesize);
+		if (multicast) {
 			WRITE_ONCE(q->multicast, q->multicast + 1);
-		if (waiting >= q->high_water)
-			WRITE_ONCE(q->high_water, waiting + 1);
+			WRITE_ONCE(q->multicast_bytes,
+				   q->multicast_bytes + skb->truesize);
+		}
+		if (skb_queue_len(&q->frames) > q->high_water)
+			WRITE_ONCE(q->high_water, skb_queue_len(&q->frames));
 	}
 	spin_unlock(&q->frames.lock);
-	if (!room) {
-		nmv_count(nd, NMV_RX_DROPPED_QUEUE_FULL, 1);
+	if (refused != NMV_STATS) {
+		nmv_count(nd, refused, 1);
 		kfree_skb(skb);
 		return;
 	}
@@ -130,18 +167,16 @@ static bool nmv_queue_turn(struct nmv_dev *nd, struct sk_buff *skb)
 static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
 			    enum nmv_stat origin)
 {
-	struct nmv_queue *q = &nd->queue;
-	u32 limit = READ_ONCE(q->limit);
+	enum nmv_stat refused;
 
 	nmv_count(nd, NMV_RX_RECEIVED, 1);
 	nmv_count(nd, origin, 1);
 	if (nd->tap && nmv_tap_early_drop(nd, skb))
 		return false;
-	if (nmv_queue_admits(skb_queue_len_lockless(&q->frames), limit) &&
-	    (origin != NMV_RX_BROADCAST ||
-	     nmv_queue_admits_multicast(READ_ONCE(q->multicast), limit)))
+	refused = nmv_queue_refuses(&nd->queue, origin == NMV_RX_BROADCAST);
+	if (refused == NMV_STATS)
 		return true;
-	nmv_count(nd, NMV_RX_DROPPED_QUEUE_FULL, 1);
+	nmv_count(nd, refused, 1);
 	return false;
 }
 
@@ -229,7 +264,9 @@ void nmv_queue_stop(struct nmv_dev *nd)
 	napi_disable(&nd->queue.napi);
 	left = skb_queue_len(&nd->queue.frames);
 	skb_queue_purge(&nd->queue.frames);
+	nd->queue.bytes = 0;
 	nd->queue.multicast = 0;
+	nd->queue.multicast_bytes = 0;
 	local_bh_disable();
 	nmv_count(nd, NMV_RX_DROPPED_DOWN, left);
 	local_bh_enable();

@@ -1,23 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Frames that the lower device receives. Unicast goes on in the same SoftIRQ
- * with no queue between; copies of multicast go to each listener's own queue.
+ * with no queue between; multicast goes to the broadcast queue of the port.
  */
 #include <linux/rtnetlink.h>
 #include "nmv.h"
-
-static void nmv_flood_nic(const struct nmv_port *port, struct sk_buff *skb)
-{
-	const u8 *source = eth_hdr(skb)->h_source;
-	const struct nmv_dev *src = nmv_port_find(port, source);
-	u32 mode = src ? READ_ONCE(src->mode) : 0;
-	struct nmv_dev *nd;
-
-	list_for_each_entry_rcu(nd, &port->devs, in_port)
-		if (nmv_hears_nic_multicast(src, src == nd, mode,
-					    READ_ONCE(nd->mode)))
-			nmv_queue_offer_copy(nd, skb, false);
-}
 
 static bool nmv_hears(const struct nmv_port *port, const struct nmv_dev *nd,
 		      const u8 *source)
@@ -52,7 +39,7 @@ rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
 	eth = eth_hdr(skb);
 	if (is_multicast_ether_addr(eth->h_dest)) {
 		if (likely(skb->protocol != htons(ETH_P_PAUSE)))
-			nmv_flood_nic(port, skb);
+			nmv_bcast_add(port, skb);
 		return RX_HANDLER_PASS;
 	}
 

@@ -3,6 +3,7 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/icmpv6.h>
+#include <linux/ptr_ring.h>
 #include <net/ipv6.h>
 #include <net/ndisc.h>
 #include "nmv.h"
@@ -103,6 +104,44 @@ static int nmv_test_bound(void)
 	NMV_EXPECT(nmv_queue_admits_multicast(499, 1000));
 	NMV_EXPECT(!nmv_queue_admits_multicast(500, 1000));
 	NMV_EXPECT(nmv_queue_admits_multicast(0, 1));
+	/* Bytes: the last frame may exceed the bound. */
+	NMV_EXPECT(nmv_queue_admits(NMV_QUEUE_BYTES - 1, NMV_QUEUE_BYTES));
+	NMV_EXPECT(!nmv_queue_admits(NMV_QUEUE_BYTES, NMV_QUEUE_BYTES));
+	NMV_EXPECT(!nmv_queue_admits_multicast(NMV_QUEUE_BYTES / 2,
+					       NMV_QUEUE_BYTES));
+	return 0;
+}
+
+static void nmv_test_destroy(void *unused)
+{
+}
+
+/* A ring as txqueuelen makes it, also while frames are on their way to it. */
+static int nmv_test_ring(void)
+{
+	struct nmv_tapq slot = {};
+	bool right = true;
+	struct ptr_ring r;
+	int frame;
+
+	if (ptr_ring_init(&r, 1, GFP_KERNEL))
+		return -ENOMEM;
+	local_bh_disable();
+	right &= nmv_ring_room(&r, 1, &slot, false);
+	right &= !nmv_ring_late(&r, &slot);
+	right &= !ptr_ring_produce(&r, &frame);
+	right &= !nmv_ring_room(&r, 1, &slot, false);
+	right &= nmv_ring_late(&r, NULL);
+	local_bh_enable();
+	right &= !ptr_ring_resize(&r, 0, GFP_KERNEL, nmv_test_destroy);
+	local_bh_disable();
+	right &= !nmv_ring_room(&r, 1, &slot, false);
+	right &= nmv_ring_late(&r, NULL);
+	local_bh_enable();
+	ptr_ring_cleanup(&r, nmv_test_destroy);
+	NMV_EXPECT(right);
+	NMV_EXPECT(slot.received == 3 && slot.dropped == 3);
+	NMV_EXPECT(slot.ring_high_water == 1);
 	return 0;
 }
 
@@ -150,8 +189,8 @@ static int nmv_test_discovery(void)
 }
 
 /**
- * nmv_selftest() - check hashes, modes, the bound of the own queue, and which
- *	frames tell of neighbours
+ * nmv_selftest() - check hashes, modes, the bounds of the own queue and of rings,
+ *	and which frames tell of neighbours
  *
  * Return: 0, or -EINVAL with the failed condition in the kernel's log; then
  * the module does not load
@@ -161,7 +200,7 @@ int nmv_selftest(void)
 	int err;
 
 	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound() ?:
-	      nmv_test_discovery();
+	      nmv_test_ring() ?: nmv_test_discovery();
 	if (!err)
 		pr_info("self-tests passed\n");
 	return err;

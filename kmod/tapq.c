@@ -18,6 +18,9 @@
 #include <linux/sched.h>
 #include "nmv.h"
 
+/* The least time between two scans of a device. */
+#define NMV_SCAN_EVERY		(HZ / 20 ?: 1)
+
 static struct proto_ops nmv_sock_ops;
 /* By which a socket is known to be that of a queue; NULL before the first. */
 static struct proto *nmv_tap_proto;
@@ -79,7 +82,7 @@ static int nmv_sendmsg(struct socket *sock, struct msghdr *m, size_t len)
 		atomic64_add(nmv_tapq_batch(m), &slot->tx_packets);
 	} else if (t) {
 		/* Others were closed and this one got another number. */
-		schedule_work(&t->scan);
+		nmv_tapq_ask(t);
 	}
 	rcu_read_unlock();
 
@@ -131,6 +134,7 @@ void nmv_tapq_scan(struct nmv_tap *t)
 	LIST_HEAD(alive);
 	int i;
 
+	WRITE_ONCE(t->scanned, jiffies);
 	list_for_each_entry(q, &t->tap.queue_list, next) {
 		slot = nmv_tapq_known(t, q);
 		if (!slot) {
@@ -162,15 +166,33 @@ void nmv_tapq_scan(struct nmv_tap *t)
 
 static void nmv_tapq_work(struct work_struct *work)
 {
-	struct nmv_tap *t = container_of(work, struct nmv_tap, scan);
+	struct nmv_tap *t = container_of(to_delayed_work(work), struct nmv_tap,
+					 scan);
 
-	/* The end of the device waits for this under RTNL: do not wait too.
-	 * The next frame asks again.
-	 */
-	if (!rtnl_trylock())
+	/* The end of the device waits for this under RTNL: do not wait too. */
+	if (!rtnl_trylock()) {
+		schedule_delayed_work(&t->scan, NMV_SCAN_EVERY);
 		return;
+	}
 	nmv_tapq_scan(t);
 	rtnl_unlock();
+}
+
+/**
+ * nmv_tapq_ask() - have the queues looked at soon
+ * @t: device
+ *
+ * For every frame that meets an unknown queue: at once when nobody has looked
+ * for a while, and else not before NMV_SCAN_EVERY, however many ask.
+ *
+ * Context: any.
+ */
+void nmv_tapq_ask(struct nmv_tap *t)
+{
+	bool recent = time_before(jiffies,
+				  READ_ONCE(t->scanned) + NMV_SCAN_EVERY);
+
+	schedule_delayed_work(&t->scan, recent ? NMV_SCAN_EVERY : 0);
 }
 
 /**
@@ -195,7 +217,7 @@ void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk)
 	slot = taps ? nmv_tapq_find(t, q) : NULL;
 	if (!slot) {
 		if (READ_ONCE(t->tap.numvtaps))
-			schedule_work(&t->scan);
+			nmv_tapq_ask(t);
 	} else if (in_task() && READ_ONCE(slot->sender) != current) {
 		WRITE_ONCE(slot->tid, task_pid_nr(current));
 		atomic64_inc(&slot->tx_packets);
@@ -205,7 +227,8 @@ void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk)
 void nmv_tapq_init(struct nmv_tap *t)
 {
 	INIT_LIST_HEAD(&t->known);
-	INIT_WORK(&t->scan, nmv_tapq_work);
+	INIT_DELAYED_WORK(&t->scan, nmv_tapq_work);
+	t->scanned = jiffies - NMV_SCAN_EVERY;
 }
 
 /**
@@ -216,6 +239,6 @@ void nmv_tapq_init(struct nmv_tap *t)
  */
 void nmv_tapq_exit(struct nmv_tap *t)
 {
-	cancel_work_sync(&t->scan);
+	cancel_delayed_work_sync(&t->scan);
 	nmv_tapq_scan(t);
 }

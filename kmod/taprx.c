@@ -91,26 +91,36 @@ static void nmv_tapq_look(struct nmv_tapq *slot, u32 used, u32 head)
 }
 
 /**
- * nmv_tap_stalled() - do frames wait in a queue that nobody reads
- * @slot: counters of an open queue
+ * nmv_tapq_read() - counters of an open queue
+ * @slot: the queue
+ * @s: filled in, with what holds at one moment
  *
- * A guest that hangs, or has not set up its interface yet, leaves them there.
+ * A guest that hangs, or has not set up its interface yet, leaves frames in
+ * the ring: the queue is stalled when that has lasted NMV_TAP_PATIENCE.
  *
  * Context: bottom halves off; RCU read side, or RTNL.
- * Return: true if so, for NMV_TAP_PATIENCE
  */
-bool nmv_tap_stalled(struct nmv_tapq *slot)
+void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s)
 {
 	struct ptr_ring *r = &slot->q->ring;
 	u32 used, head;
-	bool stalled;
 
 	spin_lock(&r->producer_lock);
 	used = nmv_ring_used(r, &head);
 	nmv_tapq_look(slot, used, head);
-	stalled = time_after(jiffies, slot->read_at + NMV_TAP_PATIENCE);
+	s->received = slot->received;
+	s->dropped = slot->dropped;
+	s->high_water = slot->ring_high_water;
+	s->stalled = time_after(jiffies, slot->read_at + NMV_TAP_PATIENCE);
 	spin_unlock(&r->producer_lock);
-	return stalled;
+}
+
+static bool nmv_tap_stalled(struct nmv_tapq *slot)
+{
+	struct nmv_tapq_stats s;
+
+	nmv_tapq_read(slot, &s);
+	return s.stalled;
 }
 
 /**
@@ -126,8 +136,8 @@ bool nmv_tap_stalled(struct nmv_tapq *slot)
  * Context: bottom halves off.
  * Return: true if there is
  */
-static bool nmv_ring_room(struct ptr_ring *r, u32 places,
-			  struct nmv_tapq *slot, bool early)
+bool nmv_ring_room(struct ptr_ring *r, u32 places, struct nmv_tapq *slot,
+		   bool early)
 {
 	u32 at, last, size, head, used;
 	bool room = false;
@@ -163,7 +173,7 @@ static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
 	struct nmv_tapq *slot = nmv_tapq_find(t, q);
 
 	if (unlikely(!slot))
-		schedule_work(&t->scan);
+		nmv_tapq_ask(t);
 	return slot;
 }
 
@@ -197,16 +207,25 @@ bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
 	return true;
 }
 
-/* tap.ko dropped a frame that we had found room for. */
-static void nmv_tap_count_late(struct nmv_dev *nd, struct tap_queue *q,
-			       struct nmv_tapq *slot)
+/**
+ * nmv_ring_late() - a frame that had found room was dropped after all
+ * @r: ring; under its lock alone it cannot become one of size 0, which has no
+ *	place to look at
+ * @slot: counters of its queue, which had received the frame, or NULL
+ *
+ * Context: bottom halves off.
+ * Return: true if the ring is full now, as one of size 0 always is
+ */
+bool nmv_ring_late(struct ptr_ring *r, struct nmv_tapq *slot)
 {
-	bool full = ptr_ring_full(&q->ring);
+	bool full;
 
-	nmv_count(nd, full ? NMV_RX_DROPPED_RING_FULL : NMV_RX_DROPPED_OTHER,
-		  1);
+	spin_lock(&r->producer_lock);
+	full = !r->size || READ_ONCE(r->queue[r->producer]);
 	if (slot)
-		atomic64_inc(&slot->late_dropped);
+		slot->dropped++;
+	spin_unlock(&r->producer_lock);
+	return full;
 }
 
 /*
@@ -233,12 +252,12 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 	__this_cpu_write(nmv_late_drop, false);
 	if (unlikely(tap_handle_frame(&skb) == RX_HANDLER_PASS)) {
 		/* The queue was closed between the two looks. */
+		nmv_ring_late(&q->ring, slot);
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		if (slot)
-			atomic64_inc(&slot->late_dropped);
 		kfree_skb(skb);
 	} else if (unlikely(__this_cpu_read(nmv_late_drop))) {
-		nmv_tap_count_late(nd, q, slot);
+		nmv_count(nd, nmv_ring_late(&q->ring, slot) ?
+			  NMV_RX_DROPPED_RING_FULL : NMV_RX_DROPPED_OTHER, 1);
 	} else {
 		nmv_count(nd, NMV_RX_DELIVERED, 1);
 		nmv_count(nd, NMV_RX_BYTES, len);

@@ -37,8 +37,8 @@ class QueueCounters:
 class TapCounters:
     """One napi_macvtap or napi_macvlan device, in frames (a GSO super-frame is one).
 
-    ``rx_dropped_*`` name the place: the ring of the guest, the device's own queue, no
-    open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
+    ``rx_dropped_*`` name the place: the ring of the guest, the device's own queue (its frames
+    or their memory), no open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
     ``rx_forwarded``, ``rx_broadcast`` and ``rx_copied`` are the received ones by origin: the
     NIC, a sibling, broadcast and multicast, and copies for all queues but one where several
     guests share the device. ``rx_diverted``: received for a stalled queue and given to
@@ -50,6 +50,7 @@ class TapCounters:
     rx_delivered: int | None = None
     rx_dropped_ring_full: int | None = None
     rx_dropped_queue_full: int | None = None
+    rx_dropped_queue_bytes: int | None = None
     rx_dropped_no_queue: int | None = None
     rx_dropped_down: int | None = None
     rx_dropped_shrink: int | None = None

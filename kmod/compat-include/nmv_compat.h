@@ -9,6 +9,7 @@
 #include <linux/device/class.h>
 #include <linux/netdevice.h>
 #include <linux/ptr_ring.h>
+#include <linux/slab.h>
 #include <linux/version.h>
 #include <net/rtnetlink.h>
 #ifdef NMV_HAVE_GSO_H
@@ -63,6 +64,43 @@ static inline void nmv_set_lltx(struct net_device *dev)
 #else
 #define NMV_F_STICKY	NETIF_F_LLTX
 #endif
+
+/* What NAPI threads are made and ended under, where RTNL is not enough. */
+#ifdef NMV_HAVE_NETDEV_LOCK
+#define nmv_netdev_lock		netdev_lock
+#define nmv_netdev_unlock	netdev_unlock
+#else
+static inline void nmv_netdev_lock(struct net_device *dev)
+{
+}
+
+static inline void nmv_netdev_unlock(struct net_device *dev)
+{
+}
+#endif
+
+/* A net_device that no namespace has, for a NAPI instance to belong to. */
+static inline struct net_device *nmv_dummy_alloc(void)
+{
+#ifdef NMV_HAVE_NETDEV_DUMMY
+	return alloc_netdev_dummy(0);
+#else
+	struct net_device *dev = kzalloc(sizeof(*dev), GFP_KERNEL);
+
+	if (dev)
+		init_dummy_netdev(dev);
+	return dev;
+#endif
+}
+
+static inline void nmv_dummy_free(struct net_device *dev)
+{
+#ifdef NMV_HAVE_NETDEV_DUMMY
+	free_netdev(dev);
+#else
+	kfree(dev);
+#endif
+}
 
 #ifdef NMV_HAVE_RESIZE_BH
 #define nmv_rings_resize	ptr_ring_resize_multiple_bh

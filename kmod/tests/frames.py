@@ -3,31 +3,73 @@
 """Frames and links for netns.sh: what the shell and iproute2 cannot do.
 
     frames.py mode DEVICE MODE        set the mode of a device that exists (1 2 4 8)
+    frames.py with KIND NAME LOWER ATTRIBUTE  make a device with a 4-byte attribute of macvlan
     frames.py add KIND NAME LOWER MODE  make a device with a mode
     frames.py send ADDRESS PORT COUNT [broadcast]   UDP datagrams
+    frames.py burst ADDRESS PORT COUNT SIZE   the same of a size, without a pause, once a line
+                                  arrives on stdin
     frames.py flood ADDRESS PORT      the same until killed; errors are ignored
     frames.py count PORT COUNT SECONDS  prints how many came, after COUNT or SECONDS
     frames.py tap DEVICE COUNT SECONDS  prints how many frames /dev/tapN gave
     frames.py write DEVICE COUNT      frames from the guest's side, by write(); prints
                                   this task's id and waits to be killed
     frames.py hold DEVICE QUEUES      opens /dev/tapN that often and waits to be killed
+    frames.py drain DEVICE QUEUES     the same, and reads what comes
+    frames.py resize DEVICE SECONDS   ring lengths of 0, 1 and 500, at random
+    frames.py largest DEVICE NAME SECONDS  reads a statistic over and over; the largest value
+    frames.py rtnl DEVICE             holds the RTNL lock: prints when, until a line arrives on
+                                  stdin. Not of ours: statistics of ours look for queues.
+    frames.py starve DEVICE SECONDS   keeps the NAPI thread from its CPU, which is made CPU 0
+    frames.py unthread DEVICE         the same, and ends the thread by netlink, for a device under
+                                  flood; prints whether statistics waited for that. Exit 3 when
+                                  this kernel cannot do it.
+    frames.py log                     number of the last line of the kernel's log
+    frames.py complaints NUMBER       lines since in which the kernel complains of itself
 
 Exit 1 and a line on stderr when the kernel refuses.
 """
 
 import contextlib
+import ctypes
+import fcntl
+import mmap
 import os
+import random
+import re
 import select
 import socket
 import struct
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 RTM_NEWLINK, NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 16, 1, 4, 0x200, 0x400
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_INFO_DATA = 3, 5, 18, 1, 2
 IFLA_MACVLAN_MODE = 1
 SO_RCVBUFFORCE = 33  # Python has no name for it
 VNET_HEADER = 10  # bytes before each frame of /dev/tapN
+SIOCETHTOOL, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO = 0x8946, 0x1B, 0x1D, 0x37
+ETH_SS_STATS, NAME_LENGTH = 1, 32
+NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 11, 14
+NAPI_IFINDEX, NAPI_ID, NAPI_THREADED = 1, 2, 8
+NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x300, 2, 3
+
+# What the kernel says when something in it is wrong, by any of its detectors.
+COMPLAINT = re.compile(
+    r"BUG[: ]|WARNING:|\bOops\b|Call Trace|Kernel panic|general protection|RIP: 0010|"
+    r"unable to handle|refcount_t|(list_\w+|slab|memory) corruption|corrupted|bad page|"
+    r"unregister_netdevice: waiting|NETDEV WATCHDOG|scheduling while atomic|"
+    r"lockdep|possible (circular|recursive)|inconsistent lock state|suspicious RCU|"
+    r"rcu(_\w+)?:? .*(stall|detected|starved)|sleeping function called|"
+    r"soft lockup|hard LOCKUP|blocked for more than|hogged CPU|"
+    r"KASAN|KCSAN|KFENCE|KMSAN|UBSAN|kmemleak",
+    re.IGNORECASE,
+)
+# The lockup detectors say at boot that they exist.
+HARMLESS = re.compile(
+    r"Lock dependency validator|detector|NMI watchdog: Enabled|kfence: init", re.IGNORECASE
+)
 
 
 def attribute(kind: int, data: bytes) -> bytes:
@@ -47,8 +89,8 @@ def newlink(flags: int, index: int, attributes: bytes) -> None:
         raise OSError(-error, os.strerror(-error))
 
 
-def info(kind: str, mode: int) -> bytes:
-    data = attribute(IFLA_INFO_DATA, attribute(IFLA_MACVLAN_MODE, struct.pack("=I", mode)))
+def info(kind: str, value: int, of: int = IFLA_MACVLAN_MODE) -> bytes:
+    data = attribute(IFLA_INFO_DATA, attribute(of, struct.pack("=I", value)))
     return attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind.encode()) + data)
 
 
@@ -61,10 +103,18 @@ def mode(device: str, number: str) -> None:
     newlink(0, socket.if_nametoindex(device), info(kind_of(device), int(number)))
 
 
-def add(kind: str, name: str, lower: str, number: str) -> None:
+def make(name: str, lower: str, data: bytes) -> None:
     link = attribute(IFLA_LINK, struct.pack("=I", socket.if_nametoindex(lower)))
     name_attribute = attribute(IFLA_IFNAME, name.encode() + b"\0")
-    newlink(NLM_F_CREATE | NLM_F_EXCL, 0, name_attribute + link + info(kind, int(number)))
+    newlink(NLM_F_CREATE | NLM_F_EXCL, 0, name_attribute + link + data)
+
+
+def add(kind: str, name: str, lower: str, number: str) -> None:
+    make(name, lower, info(kind, int(number)))
+
+
+def add_with(kind: str, name: str, lower: str, number: str) -> None:
+    make(name, lower, info(kind, 0, int(number)))
 
 
 def datagrams() -> socket.socket:
@@ -79,6 +129,14 @@ def send(address: str, port: str, count: str, *_: str) -> None:
             udp.sendto(b"%d" % number, (address, int(port)))
             if number % 50 == 49:
                 time.sleep(0.002)  # the receiver's socket buffer is not what is tested
+
+
+def burst(address: str, port: str, count: str, size: str) -> None:
+    with datagrams() as udp:
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        os.read(0, 1)  # one byte: the next line may be for another process
+        for _ in range(int(count)):
+            udp.sendto(bytes(int(size)), (address, int(port)))
 
 
 def flood(address: str, port: str) -> None:
@@ -135,8 +193,236 @@ def hold(device: str, queues: str) -> None:
     time.sleep(3600)
 
 
+def drain(device: str, queues: str) -> None:
+    fds = [open_tap(device) for _ in range(int(queues))]
+    print(len(fds), flush=True)
+    while True:
+        for fd in select.select(fds, [], [])[0]:
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(64):
+                    os.read(fd, 65536)
+
+
+def resize(device: str, seconds: str) -> None:
+    seed = time.time_ns()
+    choice, end, times = random.Random(seed), time.monotonic() + float(seconds), 0
+    with open(f"/sys/class/net/{device}/tx_queue_len", "w", encoding="ascii") as length:
+        while time.monotonic() < end:
+            length.write(choice.choice(("0", "1", "500")))
+            length.flush()
+            times += 1
+            time.sleep(choice.choice((0, 0, 0.001, 0.01)))
+    print(f"{times} times, seed {seed}")
+
+
+def ethtool(sock: socket.socket, device: str, data: ctypes.Array[ctypes.c_char]) -> None:
+    request = struct.pack("16sP16x", device.encode(), ctypes.addressof(data))
+    fcntl.ioctl(sock, SIOCETHTOOL, request)
+
+
+def statistic_names(sock: socket.socket, device: str) -> list[str]:
+    data = ctypes.create_string_buffer(
+        struct.pack("=IIQI", ETHTOOL_GSSET_INFO, 0, 1 << ETH_SS_STATS, 0)
+    )
+    ethtool(sock, device, data)
+    (number,) = struct.unpack_from("=I", data.raw, 16)
+    data = ctypes.create_string_buffer(
+        struct.pack("=III", ETHTOOL_GSTRINGS, ETH_SS_STATS, number), 12 + number * NAME_LENGTH
+    )
+    ethtool(sock, device, data)
+    names = data.raw[12:]
+    each = (names[at : at + NAME_LENGTH] for at in range(0, len(names), NAME_LENGTH))
+    return [name.split(b"\0")[0].decode() for name in each]
+
+
+def statistics_buffer(names: list[str]) -> ctypes.Array[ctypes.c_char]:
+    head = struct.pack("=II", ETHTOOL_GSTATS, len(names))
+    return ctypes.create_string_buffer(head, 8 + 8 * len(names))
+
+
+def largest(device: str, name: str, seconds: str) -> None:
+    found, reads, end = 0, 0, time.monotonic() + float(seconds)
+    with datagrams() as sock:
+        names = statistic_names(sock, device)
+        data = statistics_buffer(names)
+        while time.monotonic() < end:
+            ethtool(sock, device, data)
+            found = max(found, struct.unpack_from("=Q", data, 8 + 8 * names.index(name))[0])
+            reads += 1
+    print(f"frames.py: {reads} reads of {name} of {device}", file=sys.stderr)
+    print(found)
+
+
+def rtnl(device: str) -> None:
+    """Where statistics are to be written is memory that userfaultfd(2) withholds: the kernel
+    waits for it with the lock in its hand."""
+    sys_userfaultfd, api, register, zeropage = 323, 0xC018AA3F, 0xC020AA00, 0xC020AA04
+    libc = ctypes.CDLL(None, use_errno=True)
+    fault = libc.syscall(sys_userfaultfd, os.O_CLOEXEC)
+    if fault < 0:
+        raise OSError(ctypes.get_errno(), "userfaultfd")
+    fcntl.ioctl(fault, api, struct.pack("=QQQ", 0xAA, 0, 0))
+    page = mmap.mmap(-1, 2 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    with datagrams() as sock:
+        names = statistic_names(sock, device)
+        # The head is in the first page, which is there; the values are in the second.
+        head = mmap.PAGESIZE - 8
+        page[head : head + 8] = struct.pack("=II", ETHTOOL_GSTATS, len(names))
+        second = struct.pack("=QQ", start + mmap.PAGESIZE, mmap.PAGESIZE)
+        fcntl.ioctl(fault, register, second + struct.pack("=QQ", 1, 0))
+        request = struct.pack("16sP16x", device.encode(), start + head)
+        reader = threading.Thread(target=fcntl.ioctl, args=(sock, SIOCETHTOOL, request))
+        reader.start()
+        select.select([fault], [], [])
+        print("held", flush=True)
+        os.read(0, 1)
+        fcntl.ioctl(fault, zeropage, second + struct.pack("=Qq", 0, 0))
+        reader.join()
+
+
+def generic(sock: socket.socket, family: int, command: int, flags: int, data: bytes) -> list[bytes]:
+    """One request of generic netlink; the attributes of each answer."""
+    body = struct.pack("=BBH", command, 1, 0) + data
+    sock.send(struct.pack("=IHHII", 16 + len(body), family, flags | NLM_F_REQUEST, 1, 0) + body)
+    answers = []
+    while True:
+        packet = sock.recv(1 << 16)
+        while packet:
+            length, kind, more = struct.unpack_from("=IHH", packet)
+            if kind == NLMSG_ERROR:
+                (error,) = struct.unpack_from("=i", packet, 16)
+                if error:
+                    raise OSError(-error, os.strerror(-error))
+                return answers
+            if kind == NLMSG_DONE:
+                return answers
+            answers.append(packet[20:length])
+            packet = packet[(length + 3) & ~3 :]
+            if not more & 2 and not flags & NLM_F_ACK:
+                return answers
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    found = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = data[4:length]
+        data = data[(length + 3) & ~3 :]
+    return found
+
+
+def away(device: str, seconds: float) -> int:
+    """A process that keeps the device's NAPI thread from running; its id. Kernels let such a
+    thread run again after most of a second."""
+    with datagrams() as udp:
+        names = statistic_names(udp, device)
+        data = statistics_buffer(names)
+        ethtool(udp, device, data)
+    (thread,) = struct.unpack_from("=Q", data, 8 + 8 * names.index("napi_thread_tid"))
+    os.sched_setaffinity(thread, {0})
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {0})
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, {0})
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+        os._exit(0)
+    while os.sched_getscheduler(child) != os.SCHED_FIFO:
+        time.sleep(0.001)
+    return child
+
+
+def starve(device: str, seconds: str) -> None:
+    child = away(device, float(seconds))
+    print("away", flush=True)
+    os.waitpid(child, 0)
+
+
+def unthread(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock, datagrams() as udp:
+        controller, get_family, family_name = 16, 3, 2
+        try:
+            (about,) = generic(sock, controller, get_family, 0, attribute(family_name, b"netdev\0"))
+        except OSError:
+            sys.exit(3)
+        family = struct.unpack("=H", attributes(about)[1])[0]
+        index = attribute(NAPI_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
+        (napi,) = generic(sock, family, NETDEV_CMD_NAPI_GET, NLM_F_DUMP, index)
+        if NAPI_THREADED not in attributes(napi):
+            sys.exit(3)
+        chosen = attribute(NAPI_ID, attributes(napi)[NAPI_ID])
+        off = chosen + attribute(NAPI_THREADED, struct.pack("=I", 0))
+        names = statistic_names(udp, device)
+        data = statistics_buffer(names)
+        away(device, 0.8)
+        time.sleep(0.1)  # the thread has work by now
+        request = (sock, family, NETDEV_CMD_NAPI_SET, NLM_F_ACK, off)
+        ending = threading.Thread(target=generic, args=request)
+        ending.start()
+        time.sleep(0.1)
+        if not ending.is_alive():
+            print("the thread ended at once")
+            return
+        ethtool(udp, device, data)
+        ending.join(0.1)
+        print("did not wait" if ending.is_alive() else "waited")
+        ending.join()
+
+
+def records() -> Iterator[tuple[int, str]]:
+    """The lines that the kernel's log still has, with their numbers."""
+    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                line = os.read(log, 8192).decode(errors="replace")
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue  # overwritten meanwhile; the next read goes on behind that
+            head, _, text = line.partition(";")
+            yield int(head.split(",")[1]), text.splitlines()[0]
+    finally:
+        os.close(log)
+
+
+def last_line() -> None:
+    print(max((number for number, _ in records()), default=-1))
+
+
+def complains(text: str) -> bool:
+    return bool(COMPLAINT.search(text)) and not HARMLESS.search(text)
+
+
+def complaints(since: str) -> None:
+    expected = int(since) + 1
+    for number, text in records():
+        if number < expected:
+            continue
+        if number > expected:
+            print(
+                f"the kernel's log lost lines {expected} to {number - 1}: boot with log_buf_len=4M"
+            )
+        expected = number + 1
+        if complains(text):
+            print(text)
+
+
 COMMANDS = {
     "mode": mode,
+    "with": add_with,
+    "burst": burst,
+    "drain": drain,
+    "resize": resize,
+    "largest": largest,
+    "rtnl": rtnl,
+    "unthread": unthread,
+    "starve": starve,
+    "log": last_line,
+    "complaints": complaints,
     "add": add,
     "send": send,
     "flood": flood,

@@ -9,6 +9,7 @@ rx_received: 1000
 rx_delivered: 900
 rx_dropped_ring_full: 60
 rx_dropped_queue_full: 20
+rx_dropped_queue_bytes: 7
 rx_dropped_no_queue: 10
 rx_dropped_down: 5
 rx_dropped_shrink: 3
@@ -46,6 +47,7 @@ def test_every_counter() -> None:
     assert counters.dropped == (
         ("ring_full", 60),
         ("queue_full", 20),
+        ("queue_bytes", 7),
         ("no_queue", 10),
         ("down", 5),
         ("shrink", 3),

@@ -26,13 +26,6 @@ BROADCAST = "ff:ff:ff:ff:ff:ff"
 # For local experiments (IEEE 802): no protocol of the kernel receives or answers it.
 ETHERTYPE = b"\x88\xb5"
 
-# What the kernel says when something in it is wrong.
-_SPLAT = re.compile(
-    r"WARNING:|BUG:|Oops|Call Trace|KASAN|lockdep|possible (circular|recursive)|"
-    r"suspicious RCU|refcount_t|unregister_netdevice: waiting|scheduling while atomic|"
-    r"general protection|list_(add|del) corruption|NETDEV WATCHDOG"
-)
-
 _MACS = itertools.count(1)
 _MACVLAN_BC_QUEUE_LEN = 7
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
@@ -211,6 +204,16 @@ def kernel_log() -> list[str]:
     return labhelp.sh("dmesg").stdout.splitlines()
 
 
-def splats(since: int) -> list[str]:
-    """Lines after the first ``since`` of dmesg in which the kernel complains of itself."""
-    return [line for line in kernel_log()[since:] if _SPLAT.search(line)]
+def log_end() -> str:
+    """Number of the last line of the kernel's log."""
+    return _frames("log").strip()
+
+
+def complaints(since: str) -> list[str]:
+    """Lines after that number in which the kernel complains of itself, as the module's own
+    suite judges it; lines that the log has lost are one."""
+    return _frames("complaints", since).splitlines()
+
+
+def _frames(*words: str) -> str:
+    return labhelp.sh("python3", "-B", "/run/lab/kmod-tests/frames.py", *words).stdout

@@ -21,13 +21,13 @@ KINDS = ("napi_macvlan", "napi_macvtap")
 @pytest.fixture(autouse=True)
 def silent() -> Iterator[None]:
     """The kernel complains of nothing; nobody sends what the test did not ask for."""
-    said = len(kmodhelp.kernel_log())
+    end = kmodhelp.log_end()
     ipv6 = "net.ipv6.conf.default.disable_ipv6"
     before = labhelp.sh("sysctl", "-n", ipv6).stdout.strip()
     labhelp.sh("sysctl", "-qw", f"{ipv6}=1")
     yield
     labhelp.sh("sysctl", "-qw", f"{ipv6}={before}")
-    assert kmodhelp.splats(said) == []
+    assert kmodhelp.complaints(end) == []
 
 
 @pytest.fixture
@@ -60,6 +60,15 @@ def test_loads_unloads_and_reloads() -> None:
         assert loaded()
         assert remove_module()
         assert not loaded()
+
+
+def test_its_self_tests_pass() -> None:
+    said = len(kmodhelp.kernel_log())
+    labhelp.sh("modprobe", "-r", kmodhelp.MODULE)
+    labhelp.sh("modprobe", "tap")
+    labhelp.sh("insmod", f"/lib/modules/{os.uname().release}/napi_macvlan-selftest.ko")
+    assert any("self-tests passed" in line for line in kmodhelp.kernel_log()[said:])
+    assert remove_module()
 
 
 @pytest.mark.parametrize("kind", KINDS)
