@@ -161,7 +161,6 @@ def parse(text: str, path: str) -> Policy:
             )
         )
         raise PolicyErrors(document.errors)
-    document.data = _without_nulls(document.data)
     broken = structural(document, path)
     reader = _Reader(document.lines, path, {keys for keys, _ in broken})
     policy = reader.policy(document.data)
@@ -169,15 +168,6 @@ def parse(text: str, path: str) -> Policy:
     if errors:
         raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
     return policy
-
-
-def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    """A key without a value is unset, as when all below it is commented out."""
-    return {
-        key: _without_nulls(value) if isinstance(value, dict) else value
-        for key, value in data.items()
-        if value is not None
-    }
 
 
 def broken_below(broken: Iterable[KeyPath], key: str) -> bool:

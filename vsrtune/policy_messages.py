@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any
 
 from vsrtune.errors import PolicyError
-from vsrtune.policy_schema import schema
+from vsrtune.policy_schema import CPU_RANGE, schema
 from vsrtune.policy_yaml import Document, KeyPath, dotted, shown
 
+_CPU_RANGE = re.compile(CPU_RANGE)
 _TYPES = {
     "integer": "a whole number",
     "string": "text",
@@ -31,20 +32,77 @@ def structural(
 ) -> list[tuple[KeyPath, PolicyError]]:
     """What is wrong with the structure: (key path, error) in the order of lines.
 
-    ``wanted`` is the JSON Schema, that of a policy when None.
+    ``wanted`` is the JSON Schema, that of a policy when None. A key without a value is an
+    error: a setting that an operator wrote must not be passed over in silence.
     """
-    validator = _validating()(schema() if wanted is None else wanted)
-    found: list[tuple[KeyPath, int, PolicyError]] = []
-    for error in validator.iter_errors(document.data):
+    wanted = schema() if wanted is None else wanted
+    torn = list(_torn(document, document.data, ()))
+    pieces = {piece for _, parts in torn for piece in parts}
+    told = [_tell_torn(document.data, owner, parts) for owner, parts in torn]
+    for error in _validating()(wanted).iter_errors(document.data):
         where = tuple(str(p) for p in error.absolute_path)
-        told = _tell(str(error.validator), error.instance, dict(error.schema), where)
-        for keys, what, hint in told:
-            line = line_of(document.lines, keys)
-            name = f"{dotted(keys)}: " if keys else ""
-            problem = PolicyError(name + what, where=f"{path}:{line}", hint=hint)
-            found.append((keys, line, problem))
+        kind, part = str(error.validator), dict(error.schema)
+        if error.instance is None and where and isinstance(error.absolute_path[-1], str):
+            if where not in pieces:
+                told.append(_empty(where, part, _required(wanted, error)))
+        else:
+            told += [t for t in _tell(kind, error.instance, part, where) if t[0] not in pieces]
+    found: list[tuple[KeyPath, int, PolicyError]] = []
+    for keys, what, hint in told:
+        line = line_of(document.lines, keys)
+        name = f"{dotted(keys)}: " if keys else ""
+        found.append((keys, line, PolicyError(name + what, where=f"{path}:{line}", hint=hint)))
     found.sort(key=lambda item: (item[1], item[0], item[2].what))
     return [(keys, problem) for keys, _, problem in found]
+
+
+def _torn(
+    document: Document, value: Any, where: KeyPath
+) -> Iterator[tuple[KeyPath, tuple[KeyPath, ...]]]:
+    """CPU lists that a comma ended early: the key, and the keys that the rest was read as."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _torn(document, item, (*where, str(number)))
+    if not isinstance(value, dict):
+        return
+    owner: KeyPath = ()
+    parts: list[KeyPath] = []
+    for key, below in (*value.items(), ("", "")):
+        here = (*where, key)
+        if owner and below is None and here in document.bare and _CPU_RANGE.fullmatch(key):
+            parts.append(here)
+            continue
+        if parts:
+            yield owner, tuple(parts)
+        parts = []
+        owner = here if "cpus" in here and _CPU_RANGE.fullmatch(str(below)) else ()
+        yield from _torn(document, below, here)
+
+
+def _tell_torn(data: Any, owner: KeyPath, parts: tuple[KeyPath, ...]) -> tuple[KeyPath, str, str]:
+    value = data
+    for key in owner:
+        value = value[int(key) if isinstance(value, list) else key]
+    name, rest = owner[-1], [keys[-1] for keys in parts]
+    what = f"keys {', '.join(rest)}" if len(rest) > 1 else f"a key {rest[0]}"
+    whole = ",".join([str(value), *rest])
+    told = f"YAML reads this as {name}: {value} and {what} without a value"
+    why = "because a comma ends a value between { and }"
+    return owner, f"{told}, {why}", f'write {name}: "{whole}"'
+
+
+def _required(wanted: dict[str, Any], error: Any) -> bool:
+    """Whether the mapping around the place of an error requires its key."""
+    around: Any = wanted
+    for step in list(error.absolute_schema_path)[:-3]:
+        around = around[step]
+    return error.absolute_path[-1] in around.get("required", ())
+
+
+def _empty(where: KeyPath, part: dict[str, Any], required: bool) -> tuple[KeyPath, str, str]:
+    need = _need(part)
+    otherwise = "" if required or need.endswith("leave it out") else ", or remove the key"
+    return where, "the key has no value", f"write {need}{otherwise}"
 
 
 @cache

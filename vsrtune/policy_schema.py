@@ -20,8 +20,8 @@ SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
 MAX_PRIORITY = 99
 
-_RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
-_CPU_LIST = rf"{_RANGE}(\s*,\s*{_RANGE})*"
+CPU_RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
+_CPU_LIST = rf"{CPU_RANGE}(\s*,\s*{CPU_RANGE})*"
 MAC_PATTERN = r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"
 DEVICE_PATTERN = r"^[^/:\s]{1,15}$"
 

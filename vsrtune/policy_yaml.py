@@ -64,10 +64,12 @@ def dotted(path: KeyPath) -> str:
 @dataclass(slots=True)
 class Document:
     """Plain data (dict with text keys, list, int, float, bool, str, None), the
-    1-based line of every key path, and the errors found while reading."""
+    1-based line of every key path, and the errors found while reading. ``bare`` are the
+    keys that no colon follows: YAML reads ``{vcpu: 1,2}`` as ``{vcpu: 1, 2: null}``."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    bare: set[KeyPath] = field(default_factory=set)
     errors: list[PolicyError] = field(default_factory=list)
 
 
@@ -89,8 +91,9 @@ def read(text: str, path: str, kind: str = "policy") -> Document:
         fail(line, "the indentation contains a tab", "indent with spaces")
         return document
     try:
-        events = YAML(typ="safe", pure=True).parse(text.removeprefix("\ufeff"))
-        document.data = _Builder(events, document, fail, kind).document()
+        text = text.removeprefix("\ufeff")
+        events = YAML(typ="safe", pure=True).parse(text)
+        document.data = _Builder(events, text, document, fail, kind).document()
     except _Stop:
         document.data = None
     except MarkedYAMLError as error:
@@ -132,10 +135,12 @@ class _Builder:
     the recursion is too."""
 
     def __init__(
-        self, events: Iterator[Any], document: Document, fail: _Failures, kind: str
+        self, events: Iterator[Any], text: str, document: Document, fail: _Failures, kind: str
     ) -> None:
         self.events = events
+        self.text = text
         self.lines = document.lines
+        self.bare = document.bare
         self.fail = fail
         self.kind = kind
 
@@ -194,7 +199,10 @@ class _Builder:
                 self.value(next(self.events), here)
                 continue
             self.lines[here] = line
-            out[key] = self.value(next(self.events), here)
+            found = next(self.events)
+            if ":" not in self.text[event.end_mark.index : found.start_mark.index]:
+                self.bare.add(here)
+            out[key] = self.value(found, here)
         return out
 
     def sequence(self, path: KeyPath) -> list[Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -17,7 +19,7 @@ from vsrtune.planner import plan
 from vsrtune.policy import AUTO, Policy, PolicyErrors, SchedRule, literal, parse
 from vsrtune.policy_files import check, files_in, load, load_dirs, read_policy
 from vsrtune.policy_schema import schema
-from vsrtune.policy_yaml import MAX_BYTES
+from vsrtune.policy_yaml import MAX_BYTES, dotted
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = sorted((ROOT / "policies").glob("*.yaml"))
@@ -68,9 +70,6 @@ def test_every_key() -> None:
 def test_a_key_that_is_not_written_is_unset() -> None:
     policy = parse("guest: vr1\n", "p")
     assert policy == Policy("p", "vr1", lines=((("guest",), 1),))
-    # A section whose keys are all commented out is unset too.
-    same = parse("guest: vr1\ncpus:\n  # vcpu: auto\nqueue: {macvtap: }\n", "p")
-    assert (same.vcpu, same.macvtap_queue) == (None, None)
 
 
 def test_place_of_an_unwritten_key_is_the_nearest_above() -> None:
@@ -159,6 +158,25 @@ def test_every_key_is_described() -> None:
 
     for key, part in schema()["properties"].items():
         walk(part, key)
+
+
+def _paths(part: dict[str, Any], *above: str) -> Iterator[tuple[str, ...]]:
+    for key, below in part.get("properties", {}).items():
+        yield (*above, key)
+        yield from _paths(below, *above, key)
+
+
+@pytest.mark.parametrize("keys", list(_paths(schema())), ids=".".join)
+def test_no_key_may_go_without_a_value(keys: tuple[str, ...]) -> None:
+    text = "" if keys == ("guest",) else "guest: vr1\n"
+    text += "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))
+    with pytest.raises(PolicyErrors) as caught:
+        parse(text, "p")
+    place = f"p:{len(text.splitlines())}: {dotted(keys)}: the key has no value; write "
+    told = [str(e) for e in caught.value.errors if str(e).startswith(place)]
+    assert len(told) == 1, str(caught.value)
+    needed = keys[-1] in ("guest", "class")
+    assert told[0].endswith((", or remove the key", ", or leave it out")) != needed
 
 
 # -- the ready policies

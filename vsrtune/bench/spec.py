@@ -124,7 +124,6 @@ def _router_data(router: Router) -> dict[str, Any]:
 
 def _load(document: Document, path: str, base: Spec | None) -> Spec:
     _require_mapping(document, path)
-    document.data = _without_nulls(document.data)
     errors = [
         *document.errors,
         *(error for _, error in structural(document, path, schema(partial=base is not None))),
@@ -153,15 +152,6 @@ def _require_mapping(document: Document, path: str) -> None:
         what = f"the file holds {shown(document.data)}, not a mapping"
     hint = "write keys such as left, right and routers"
     raise SpecErrors([*document.errors, PolicyError(what, where=f"{path}:1", hint=hint)])
-
-
-def _without_nulls(data: Any) -> Any:
-    """A key without a value is unset, as when all below it is commented out."""
-    if isinstance(data, dict):
-        return {k: _without_nulls(v) for k, v in data.items() if v is not None}
-    if isinstance(data, list):
-        return [_without_nulls(v) for v in data]
-    return data
 
 
 def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
