@@ -178,6 +178,8 @@ def _text(path: Path) -> str:
 def _say_discarded(journal: Journal) -> None:
     if journal.discarded:
         click.echo(f"Forgot {journal.discarded} settings of before this host booted.")
+    if journal.set_aside:
+        click.echo(f"The journal of another version and boot is kept as {journal.set_aside}.")
 
 
 def _say(result: Result, what: str) -> None:

@@ -118,6 +118,14 @@ class Reconciler(Adjusting):
 
     def recover(self) -> None:
         """Resolve what a crash left in the journal, before the first pass."""
+        if self._journal.foreign is not None:
+            LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
+        if self._journal.set_aside is not None:
+            LOGGER.warning(
+                "the journal was of another version of vsrtune and of before this host booted: "
+                "nothing of it is needed, it is kept as %s",
+                self._journal.set_aside,
+            )
         if self._journal.discarded:
             LOGGER.info("forgot %d settings of before this host booted", self._journal.discarded)
         result = executor.recover(self._ops, self._journal)
@@ -158,6 +166,9 @@ class Reconciler(Adjusting):
     def stop(self) -> bool:
         """Undo everything; True when nothing of ours is left on the host."""
         self._pulse()
+        if self._journal.foreign is not None:
+            LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
+            return False
         result = executor.undo(self._ops, self._journal)
         self._log_result(result, "put back")
         return not result.failed
