@@ -65,7 +65,7 @@ def apply(
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
     or refused (the refused guest was not changed).
     """
-    from vsrtune import executor, plan_json, render
+    from vsrtune import brought, executor, plan_json, render
     from vsrtune.full_plan import full_plan
     from vsrtune.irq_plan import refused
     from vsrtune.journal import Journal
@@ -86,7 +86,10 @@ def apply(
         switched = True
         if made is None:
             switched = _switch(policies, uri, attach_ledger, journal)
-            snapshot = observe(None, uri, trace_seconds)
+        snapshot = observe(None, uri, 0.0 if made is not None else trace_seconds)
+        # The plan puts back what guests have brought along; the journal has to know of it.
+        brought.adopt(snapshot, snapshot.guests, opened)
+        if made is None:
             made = full_plan(snapshot, policies, opened.entries(), reassert=True)
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)
@@ -116,7 +119,8 @@ def apply(
 @click.command()
 @options(json_option, journal_option, attach_ledger_option, uri_option)
 def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
-    """Put back everything vsrtune has changed on this host.
+    """Put back everything vsrtune has changed on this host, and what it has changed on
+    another one, or before a restart, of the pins that guests have brought along.
 
     A setting that somebody else has changed since is left alone and named. Guests that a
     policy had switched to another attachment are switched back; those that `vsrtune
@@ -126,12 +130,15 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     \b
     Exit codes: 0 all is back, 1 something could not be put back.
     """
+    from vsrtune import brought
     from vsrtune.journal import Journal, read_entries
     from vsrtune.rootfs import boot_id
 
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
-    if not read_entries(journal, boot):
+    known = read_entries(journal, boot)
+    seen = observe(None, uri, 0.0)
+    if not known and not brought.entries(seen.guests, seen.host, known):
         if as_json:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
@@ -141,6 +148,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     from vsrtune.sysops import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
+        brought.adopt(seen, seen.guests, opened)
         result = executor.undo(LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end), opened)
     if as_json:
         _print_json(result)

@@ -39,6 +39,7 @@ from vsrtune.journal_records import (
     Entry,
     Fold,
     compacted,
+    entry_record,
     header_record,
     intent_record,
     target_record,
@@ -137,6 +138,12 @@ class Journal(Closing):
         self._append(intent_record(action, original))
         self._fold.intent(action, original)
         self._reckon(action.target)
+
+    def adopt(self, entry: Entry) -> None:
+        """Record a settled entry of a target that has none."""
+        self._append(entry_record(entry))
+        self._fold.entry(entry)
+        self._reckon(entry.target)
 
     def done(self, target: Target) -> None:
         """Record that the value of the last intent is on the host."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from vsrtune import brought as brought_pins
 from vsrtune import executor, gone, planner, rounds
 from vsrtune.actions import (
     HOST_REF,
@@ -169,6 +170,11 @@ class Reconciler(Adjusting):
         if self._journal.foreign is not None:
             LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
             return False
+        try:
+            seen = self._observer.observe()
+            brought_pins.adopt(seen, seen.guests, self._journal)
+        except VsrtuneError as error:
+            LOGGER.warning("guests that have just come are not looked at: %s", error)
         result = executor.undo(self._ops, self._journal)
         self._log_result(result, "put back")
         return not result.failed
@@ -199,6 +205,9 @@ class Reconciler(Adjusting):
         self._guests = None
         part = self._observe(self._look_too(look, settle))
         gone.forget(part, self._ops, self._journal)
+        given_back = self._give_back(part)
+        if given_back:
+            part = self._observe(FULL)
         part = self._measured(part)
         released: Result | None = None
         overruled = any(overrules(reassert, name) for name in part.names or ())
@@ -237,7 +246,7 @@ class Reconciler(Adjusting):
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
         self.state = self._loads.counted(part.snapshot, self.state, done)
-        return released is not None or bool(done)
+        return given_back or released is not None or bool(done)
 
     def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
         ours, memory = self._ours(), self._drift.memory()
@@ -302,6 +311,15 @@ class Reconciler(Adjusting):
         left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
         failed = released is not None and bool(released.failed)
         self._owed.end(frozenset(left), part.names, failed or bool(ours & busy or unread))
+
+    def _give_back(self, part: Part) -> bool:
+        """Undo what guests have brought along; whether any had."""
+        brought = brought_pins.adopt(part.snapshot, part.guests, self._journal)
+        if not brought:
+            return False
+        result = executor.undo(self._ops, self._journal, brought.__contains__)
+        self._log_result(result, "put back, " + brought_pins.REASON)
+        return bool(result.done)
 
     def _release(self, snapshot: Snapshot, settle: bool) -> Result | None:
         """Undo what no policy asks for any more; None when there was no such thing.
