@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vsrtune.actions import Plan
     from vsrtune.executor import Result
     from vsrtune.journal import Journal
+    from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
 
 
@@ -130,25 +131,25 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     \b
     Exit codes: 0 all is back, 1 something could not be put back.
     """
-    from vsrtune import brought
     from vsrtune.journal import Journal, read_entries
     from vsrtune.rootfs import boot_id
 
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
-    known = read_entries(journal, boot)
-    seen = observe(None, uri, 0.0)
-    if not known and not brought.entries(seen.guests, seen.host, known):
+    seen = _with_libvirt_guests(uri)
+    carried = seen is not None and _carried(seen, journal, boot)
+    if not carried and not read_entries(journal, boot):
         if as_json:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
             click.echo("Nothing to undo: no setting on this host is vsrtune's.")
         return 0 if switched else 1
-    from vsrtune import executor
+    from vsrtune import brought, executor
     from vsrtune.sysops import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
-        brought.adopt(seen, seen.guests, opened)
+        if seen is not None and carried:
+            brought.adopt(seen, seen.guests, opened)
         result = executor.undo(LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end), opened)
     if as_json:
         _print_json(result)
@@ -177,6 +178,25 @@ def _switch(
         elif not quiet:
             click.echo(f"{', '.join(batch.guests)}: on {batch.to} now ({batch.reason})")
     return clean
+
+
+def _with_libvirt_guests(uri: str) -> Snapshot | None:
+    """This host; None when no guest of libvirt's runs on it."""
+    from vsrtune.process_table import scan
+    from vsrtune.rootfs import LiveRoot
+
+    if not any(process.args.libvirt for process in scan(LiveRoot()).qemus):
+        return None
+    return observe(None, uri, 0.0)
+
+
+def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
+    """Whether guests have pins of ours that the journal does not know."""
+    from vsrtune import brought
+    from vsrtune.journal import read_entries
+
+    known = read_entries(journal, boot)
+    return bool(brought.entries(snapshot.guests, snapshot.host, known))
 
 
 def _text(path: Path) -> str:

@@ -43,6 +43,7 @@ from vsrtune.journal_records import (
     header_record,
     intent_record,
     target_record,
+    torn_header,
     undo_action,
 )
 
@@ -55,7 +56,6 @@ TINY = 16 << 10
 _VERSION = str(VERSION)
 # For lines that come out longer than was reckoned.
 _SLACK = 4096
-_HEADER_BEGIN = b'{"r":"header","version":'
 _HOW_TO_REPAIR = (
     "nothing was changed on the host; move the file away to go on without undo "
     "information, or remove the bad line if the rest is wanted"
@@ -224,7 +224,7 @@ class Journal(Closing):
 
     def _set_aside(self, data: bytes) -> None:
         """Keep a file of another version, which nothing needs, under another name."""
-        version = "" if _torn(data) else _header(self.path, data.split(b"\n")[0])[0]
+        version = "" if torn_header(data) else _header(self.path, data.split(b"\n")[0])[0]
         if version in ("", _VERSION):
             return
         name = self.path.with_name(f"{self.path.name}.version-{_for_name(version)}")
@@ -356,7 +356,7 @@ def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     or has a torn header, is of no boot. The records of a file of another boot never raise:
     nothing in them is needed. Raises JournalError."""
     fold = Fold()
-    if _torn(data):
+    if torn_header(data):
         return fold, False
     lines = data.split(b"\n")[:-1] or [data]
     version, boot = _header(path, lines[0])
@@ -375,13 +375,6 @@ def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
                 f"line {number} is corrupt: {error}", where=str(path), hint=_HOW_TO_REPAIR
             ) from error
     return fold, same_boot
-
-
-def _torn(data: bytes) -> bool:
-    """Whether the header is not complete: the host was not written yet."""
-    if b"\n" in data:
-        return False
-    return data.startswith(_HEADER_BEGIN) or _HEADER_BEGIN.startswith(data)
 
 
 def _header(path: Path, line: bytes) -> tuple[str, str]:

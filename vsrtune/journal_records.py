@@ -283,6 +283,12 @@ def target_record(kind: Literal["done", "revert", "drop"], target: Target) -> di
     return {"r": kind, "target": encode(target)}
 
 
+def torn_header(data: bytes) -> bool:
+    """Whether a file ends in its header, or before: the host was not written yet."""
+    begin = b'{"r":"header","version":'
+    return b"\n" not in data and (data.startswith(begin) or begin.startswith(data))
+
+
 def entry_record(entry: Entry) -> dict[str, Any]:
     """The record of ``Fold.entry``."""
     return {

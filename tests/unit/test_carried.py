@@ -299,7 +299,7 @@ class TestBrought:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setattr("vsrtune.cli_apply.observe", lambda *_: host.observe())
+        monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
         words = ["undo", "--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
@@ -316,6 +316,7 @@ class TestBrought:
         policies.mkdir()
         (policies / "a.yaml").write_text(POLICY)
         monkeypatch.setattr("vsrtune.cli_apply.observe", lambda *_: host.observe())
+        monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
         more = ["--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
