@@ -69,12 +69,15 @@ class Cputune:
                 found.append(CarriedPin(which, now, original))
         return tuple(found)
 
-    def ahead(self, which: Which, cpus: CpuSet) -> dict[Which, Note]:
-        """The notes to write ahead of a pin to ``cpus``."""
+    def ahead(self, which: Which, cpus: CpuSet, was: CpuSet | None = None) -> dict[Which, Note]:
+        """The notes to write ahead of a pin to ``cpus``. ``was`` is the original as the
+        journal has it, empty for no pin; None: what the domain itself says."""
         notes, now = dict(self.notes), self.pins.get(which)
         known = notes.pop(which, None)
         kept = now is not None and known is not None and now in known.ours
         original = known.original if kept and known is not None else now
+        if was is not None:
+            original = was or None
         ours = (now, cpus) if kept and now is not None and now != cpus else (cpus,)
         if kept or original != cpus:
             notes[which] = Note(original, ours)

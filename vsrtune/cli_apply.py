@@ -82,7 +82,7 @@ def apply(
         made = plan_json.loads(text, boot, str(stored))
     with Journal.open(journal, boot) as opened:
         _say_discarded(opened)
-        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end)
+        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
         _say(executor.recover(ops, opened), "finished after a crash")
         switched = True
         if made is None:
@@ -150,7 +150,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     with Journal.open(journal, boot) as opened:
         if seen is not None and carried:
             brought.adopt(seen, seen.guests, opened)
-        result = executor.undo(LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end), opened)
+        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
+        result = executor.undo(ops, opened)
     if as_json:
         _print_json(result)
     else:

@@ -47,12 +47,13 @@ class HostCalls(Protocol):
         """``sched_setattr``."""
         ...
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``."""
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinVcpuFlags(LIVE)``. ``was``: the pin that undo restores, which is
+        noted in the domain; empty when there was none, None when only the domain knows."""
         ...
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
-        """``virDomainPinEmulator(LIVE)``."""
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinEmulator(LIVE)``. ``was`` as for ``pin_vcpu``."""
         ...
 
 
@@ -89,12 +90,12 @@ class LiveCalls:
         sched_setattr(tid, sched)
         self._wrote()
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
-        self._pins.pin_vcpu(uuid, vcpu, cpus)
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        self._pins.pin_vcpu(uuid, vcpu, cpus, was)
         self._wrote()
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
-        self._pins.pin_emulator(uuid, cpus)
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        self._pins.pin_emulator(uuid, cpus, was)
         self._wrote()
 
     def _wrote(self) -> None:

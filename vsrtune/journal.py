@@ -131,6 +131,10 @@ class Journal(Closing):
         """The live entry of a target; None when it has none."""
         return self._fold.live.get(target)
 
+    def original(self, target: Target) -> Value | None:
+        """What undo restores of a target; None when it has no live entry."""
+        return None if target not in self._fold.live else self._fold.live[target].original
+
     def intent(self, action: Action, original: Value | None = None) -> None:
         """Record that ``action.after`` is about to be written. ``original`` is what undo is
         to restore, where that is not what the records so far say (``Fold``)."""

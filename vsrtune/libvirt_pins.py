@@ -32,23 +32,25 @@ class LibvirtPins:
         self._uri = uri
         self._connection: Any = None
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``."""
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``. ``was`` as for
+        ``HostCalls.pin_vcpu``."""
         import libvirt
 
         def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
             domain.pinVcpuFlags(vcpu, cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-        self._call(f"domain {uuid} vcpu {vcpu}", uuid, vcpu, cpus, pin)
+        self._call(f"domain {uuid} vcpu {vcpu}", uuid, vcpu, cpus, was, pin)
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
-        """``virDomainPinEmulator(LIVE)``: as ``virsh emulatorpin --live``."""
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinEmulator(LIVE)``: as ``virsh emulatorpin --live``. ``was`` as for
+        ``HostCalls.pin_vcpu``."""
         import libvirt
 
         def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
             domain.pinEmulator(cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-        self._call(f"domain {uuid} emulator", uuid, None, cpus, pin)
+        self._call(f"domain {uuid} emulator", uuid, None, cpus, was, pin)
 
     def close(self) -> None:
         """Give the connection back; the next pin opens a new one."""
@@ -67,6 +69,7 @@ class LibvirtPins:
         uuid: str,
         which: carried.Which,
         cpus: CpuSet,
+        was: CpuSet | None,
         pin: Callable[[Any, tuple[bool, ...]], None],
     ) -> None:
         import libvirt
@@ -78,7 +81,7 @@ class LibvirtPins:
                 cpumap = _cpumap(connection, cpus, where)
                 _check_job(domain, where)
                 xml = _cputune(domain, where)
-                notes = xml.ahead(which, cpus)
+                notes = xml.ahead(which, cpus, was)
                 if notes != xml.notes or xml.problem:
                     _note(domain, notes)
                 pin(domain, cpumap)

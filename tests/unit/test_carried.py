@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import shell_samples as samples
 from fake_host import FakeHost
+from fake_kernel import BOOT, FakeKernel, make_host, make_plan
 from test_daemon import POLICY
 
-from vsrtune import brought, carried, cli
-from vsrtune.actions import EmulatorPin, Pin, VcpuPin
+from vsrtune import brought, carried, cli, executor
+from vsrtune.actions import EmulatorPin, Pin, Plan, VcpuPin
 from vsrtune.carried import Note
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import WriteError
@@ -25,6 +26,7 @@ from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import CarriedPin, Guest, Role
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
+from vsrtune.sysops import LiveSysOps
 from vsrtune.virt import DomainText
 
 ZERO, ONE, TWO, ALL = CpuSet([0]), CpuSet([1]), CpuSet([2]), CpuSet(range(4))
@@ -154,6 +156,16 @@ class TestLibvirt:
         assert "<metadata>" not in domain.XMLDesc(0)
         assert carried.parse(domain.XMLDesc(0)).pins == {None: ZERO | ONE}
 
+    def test_the_journal_tells_the_original(self, domain: Any, pins: LibvirtPins) -> None:
+        """A guest that was tuned before there were notes, or pinned by somebody whose pin
+        was nobody's to have, is noted with what undo restores."""
+        uuid = domain.UUIDString()
+        domain.pinEmulator((True, True, False, False), 0)
+        for was, original in ((CpuSet(), None), (TWO, TWO)):
+            pins.pin_emulator(uuid, ONE, was)
+            found = carried.parse(domain.XMLDesc(0)).carried()
+            assert found == (CarriedPin(None, ONE, original),)
+
     def test_foreign_text_gives_way(self, domain: Any, pins: LibvirtPins) -> None:
         domain.setMetadata(2, "<b/>", "vsrtune", carried.NAMESPACE, 1)
         domain.setMetadata(2, "<mine/>", "other", "urn:other", 1)
@@ -192,6 +204,33 @@ def travelled(pid: int = 100) -> Guest:
     )
     pins = (CarriedPin(0, ONE, None), CarriedPin(None, ZERO, None))
     return replace(made, threads=threads, carried=pins)
+
+
+class Noting(FakeKernel):
+    """Remembers of each pin what it was told that undo restores, as a domain does."""
+
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        super().pin_vcpu(uuid, vcpu, cpus)
+        self.state["notes"][str(vcpu)] = str(was)
+
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        super().pin_emulator(uuid, cpus)
+        self.state["notes"]["emulator"] = str(was)
+
+
+@pytest.mark.parametrize("controller", [True, False])
+def test_the_original_in_the_journal_is_what_is_noted(tmp_path: Path, controller: bool) -> None:
+    host = Noting(make_host("6.12").state | {"notes": {}})
+    if not controller:
+        for group in host.state["cgroups"].values():
+            group["cpus"] = None
+    with Journal.open(tmp_path / "journal", BOOT) as journal:
+        ops = LiveSysOps(root=host, calls=host, original=journal.original)
+        pins = [a for a in make_plan(host).actions if isinstance(a.target, VcpuPin | EmulatorPin)]
+        assert executor.apply(Plan(tuple(pins)), ops, journal).failed == ()
+        assert host.state["notes"] == {"0": "", "1": "0-2", "emulator": ""}
+        executor.undo(ops, journal)
+        assert host.state["notes"] == {"0": "", "1": "0-2", "emulator": ""}
 
 
 def seen(guest: Guest) -> list[tuple[CpuSet, str | None]]:

@@ -72,7 +72,7 @@ class Tuner:
         self._guests = tuple(guests)
         self._sender = sender
         self._uri = uri
-        self._ops = LiveSysOps(libvirt_uri=uri, budgets_end=journal.budgets_end)
+        self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
         # Makes the present plan anew while something of it waits for its thread to run.
         self._unsettled: Callable[[Snapshot], Plan] | None = None
 
