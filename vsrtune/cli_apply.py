@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vsrtune.actions import Plan
     from vsrtune.executor import Result
     from vsrtune.journal import Journal
+    from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
 
 
@@ -65,7 +66,7 @@ def apply(
     Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
     or refused (the refused guest was not changed).
     """
-    from vsrtune import executor, plan_json, render
+    from vsrtune import brought, executor, plan_json, render
     from vsrtune.full_plan import full_plan
     from vsrtune.irq_plan import refused
     from vsrtune.journal import Journal
@@ -81,12 +82,15 @@ def apply(
         made = plan_json.loads(text, boot, str(stored))
     with Journal.open(journal, boot) as opened:
         _say_discarded(opened)
-        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end)
+        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
         _say(executor.recover(ops, opened), "finished after a crash")
         switched = True
         if made is None:
             switched = _switch(policies, uri, attach_ledger, journal)
-            snapshot = observe(None, uri, trace_seconds)
+        snapshot = observe(None, uri, 0.0 if made is not None else trace_seconds)
+        # The plan puts back what guests have brought along; the journal has to know of it.
+        brought.adopt(snapshot, snapshot.guests, opened)
+        if made is None:
             made = full_plan(snapshot, policies, opened.entries(), reassert=True)
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)
@@ -116,7 +120,8 @@ def apply(
 @click.command()
 @options(json_option, journal_option, attach_ledger_option, uri_option)
 def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
-    """Put back everything vsrtune has changed on this host.
+    """Put back everything vsrtune has changed on this host, and what it has changed on
+    another one, or before a restart, of the pins that guests have brought along.
 
     A setting that somebody else has changed since is left alone and named. Guests that a
     policy had switched to another attachment are switched back; those that `vsrtune
@@ -131,17 +136,22 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
 
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
-    if not read_entries(journal, boot):
+    seen = _with_libvirt_guests(uri)
+    carried = seen is not None and _carried(seen, journal, boot)
+    if not carried and not read_entries(journal, boot):
         if as_json:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
             click.echo("Nothing to undo: no setting on this host is vsrtune's.")
         return 0 if switched else 1
-    from vsrtune import executor
+    from vsrtune import brought, executor
     from vsrtune.sysops import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
-        result = executor.undo(LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end), opened)
+        if seen is not None and carried:
+            brought.adopt(seen, seen.guests, opened)
+        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
+        result = executor.undo(ops, opened)
     if as_json:
         _print_json(result)
     else:
@@ -171,6 +181,25 @@ def _switch(
     return clean
 
 
+def _with_libvirt_guests(uri: str) -> Snapshot | None:
+    """This host; None when no guest of libvirt's runs on it."""
+    from vsrtune.process_table import scan
+    from vsrtune.rootfs import LiveRoot
+
+    if not any(process.args.libvirt for process in scan(LiveRoot()).qemus):
+        return None
+    return observe(None, uri, 0.0)
+
+
+def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
+    """Whether guests have pins of ours that the journal does not know."""
+    from vsrtune import brought
+    from vsrtune.journal import read_entries
+
+    known = read_entries(journal, boot)
+    return bool(brought.entries(snapshot.guests, snapshot.host, known))
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
@@ -178,6 +207,8 @@ def _text(path: Path) -> str:
 def _say_discarded(journal: Journal) -> None:
     if journal.discarded:
         click.echo(f"Forgot {journal.discarded} settings of before this host booted.")
+    if journal.set_aside:
+        click.echo(f"The journal of another version and boot is kept as {journal.set_aside}.")
 
 
 def _say(result: Result, what: str) -> None:

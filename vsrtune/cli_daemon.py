@@ -139,7 +139,7 @@ def daemon(
         observer = live_observer(uri)
         reconciler = Reconciler(
             observer,
-            LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end),
+            LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original),
             opened,
             policies,
             trace=trace_seconds,

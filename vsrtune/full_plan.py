@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vsrtune import planner
+from vsrtune import brought, planner
 from vsrtune.actions import (
     Action,
     CgroupTarget,
@@ -42,9 +42,12 @@ def full_plan(
     reassert: bool = False,
 ) -> Plan:
     """planner.plan for the host as it is once left-overs are put back, with the actions
-    that put them back, latest first, ahead of the others. ``entries`` are the journal's."""
+    that put them back, latest first, ahead of the others. ``entries`` are the journal's.
+    What guests have brought along is put back as well, whoever asks for it."""
+    entries = (*entries, *brought.entries(snapshot.guests, snapshot.host, entries))
+    came = {e.target for e in entries if e.reason == brought.REASON}
     ours: Mapping[Target, Value] = {e.target: e.written for e in entries}
-    released = planner.released(snapshot, policies, ours)
+    released = planner.released(snapshot, policies, ours) | came
     if not released:
         return planner.plan(snapshot, policies, ours, reassert)
     back: list[Action] = []
@@ -53,7 +56,9 @@ def full_plan(
         target = entry.target
         if target not in released:
             continue
-        if _still_ours(snapshot, target, entry.written):
+        if target in came:
+            back.append(Action(target, entry.written, entry.original, entry.reason))
+        elif _still_ours(snapshot, target, entry.written):
             back.append(Action(target, entry.written, entry.original, REASON))
         else:
             subject = str(target).removeprefix(f"{target.guest}: ")

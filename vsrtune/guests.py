@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.backends import Backend, backends, read_descriptors
+from vsrtune.carried import parse as parse_carried
 from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError
-from vsrtune.model import Guest, Interface, Role, Thread, ThreadKey, WorkerKind
+from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.model import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.napi import NapiThread, read_napi_threads
 from vsrtune.net import NetReader
 from vsrtune.proc import (
@@ -132,6 +133,10 @@ class GuestReader:
         known, unused = told(interfaces, workers)
         napi, unknown = read_napi_threads(self.root, interfaces, self.napi)
         problems += [*unused, *unknown]
+        carried: tuple[CarriedPin, ...] = ()
+        if domain is not None:
+            carried, problem = _carried(domain)
+            problems += [problem] if problem else []
         mapped = assign(
             workers,
             slots,
@@ -158,6 +163,7 @@ class GuestReader:
             interfaces=interfaces,
             problems=tuple(problems),
             busy=domain is not None and domain.busy,
+            carried=carried,
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
@@ -314,6 +320,15 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
     if role is Role.VCPU:
         return next((p.cpus for p in domain.vcpu_pins if p.vcpu == index), None)
     return None
+
+
+def _carried(domain: DomainText) -> tuple[tuple[CarriedPin, ...], str]:
+    """Pins of ours by what the domain says, and what is wrong with that."""
+    try:
+        found = parse_carried(domain.live_xml)
+    except (ValueError, VsrtuneError) as error:
+        return (), f"the pins in its domain XML make no sense: {error}"
+    return found.carried(), found.problem
 
 
 def _name(process: QemuProcess, domain: DomainText | None) -> str:

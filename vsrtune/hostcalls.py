@@ -39,12 +39,13 @@ class HostCalls(Protocol):
         """``sched_setattr``."""
         ...
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``."""
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinVcpuFlags(LIVE)``. ``was``: the pin that undo restores, which is
+        noted in the domain; empty when there was none, None when only the domain knows."""
         ...
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
-        """``virDomainPinEmulator(LIVE)``."""
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinEmulator(LIVE)``. ``was`` as for ``pin_vcpu``."""
         ...
 
 
@@ -75,8 +76,8 @@ class LiveCalls:
     def set_sched(self, tid: int, sched: Sched) -> None:
         sched_setattr(tid, sched)
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
-        self._pins.pin_vcpu(uuid, vcpu, cpus)
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        self._pins.pin_vcpu(uuid, vcpu, cpus, was)
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
-        self._pins.pin_emulator(uuid, cpus)
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        self._pins.pin_emulator(uuid, cpus, was)

@@ -5,8 +5,14 @@ A file belongs to one boot: every setting we write is volatile, so entries of an
 boot are discarded, and counted in ``Journal.discarded``.
 
 A line without its newline at the end of the file was torn by a crash while it was
-written. It is ignored: the host is written only after its record is complete. Any
-other line that cannot be read is corruption: JournalError, and the host stays as it is.
+written. It is ignored: the host is written only after its record is complete. The header
+is written before any record, so a torn header means that the host was not written.
+Any other line that cannot be read is corruption: JournalError, and the host stays as it is.
+
+A file of another version of the format (``VERSION``) is renamed when it is of another
+boot. When it is of this boot it stays where it is, for the version that can read it, and
+the journal takes no records (``Journal.foreign``): what the host has now may be tuned,
+and must not become an original.
 
 One process writes at a time (``journal_lock``).
 """
@@ -33,9 +39,11 @@ from vsrtune.journal_records import (
     Entry,
     Fold,
     compacted,
+    entry_record,
     header_record,
     intent_record,
     target_record,
+    torn_header,
     undo_action,
 )
 
@@ -45,6 +53,7 @@ DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
 MAX_SIZE = 1 << 20
 MAX_RATIO = 10
 TINY = 16 << 10
+_VERSION = str(VERSION)
 # For lines that come out longer than was reckoned.
 _SLACK = 4096
 _HOW_TO_REPAIR = (
@@ -56,7 +65,9 @@ _HOW_TO_REPAIR = (
 class Journal(Closing):
     """The open journal of this boot, locked. Use as a context manager, or ``close``.
 
-    ``discarded`` counts entries of another boot. ``budgets_end`` is on the clock of
+    ``discarded`` counts entries of another boot. ``set_aside`` is the new name of a file of
+    another boot and version. ``foreign`` says why nothing can be recorded or undone: the
+    file is of this boot and of another version. ``budgets_end`` is on the clock of
     ``time.monotonic``: until then the kernel may have bandwidth booked for threads that
     whoever wrote the journal before us took out of class deadline.
 
@@ -68,6 +79,8 @@ class Journal(Closing):
         """Use ``Journal.open``."""
         self.path = path
         self.discarded = 0
+        self.set_aside: Path | None = None
+        self.foreign: JournalError | None = None
         self.budgets_end = 0.0
         self._boot_id = boot_id
         self._lock = lock
@@ -83,7 +96,8 @@ class Journal(Closing):
 
     @classmethod
     def open(cls, path: Path, boot_id: str) -> Journal:
-        """Lock and read the journal, making it and its directory when missing.
+        """Lock and read the journal, making it and its directory when missing. One of another
+        version is opened as well (``foreign``, ``set_aside``).
 
         Raises JournalError when another process holds it, when it is corrupt, or
         when it cannot be written.
@@ -117,6 +131,10 @@ class Journal(Closing):
         """The live entry of a target; None when it has none."""
         return self._fold.live.get(target)
 
+    def original(self, target: Target) -> Value | None:
+        """What undo restores of a target; None when it has no live entry."""
+        return None if target not in self._fold.live else self._fold.live[target].original
+
     def intent(self, action: Action, original: Value | None = None) -> None:
         """Record that ``action.after`` is about to be written. ``original`` is what undo is
         to restore, where that is not what the records so far say (``Fold``)."""
@@ -124,6 +142,12 @@ class Journal(Closing):
         self._append(intent_record(action, original))
         self._fold.intent(action, original)
         self._reckon(action.target)
+
+    def adopt(self, entry: Entry) -> None:
+        """Record a settled entry of a target that has none."""
+        self._append(entry_record(entry))
+        self._fold.entry(entry)
+        self._reckon(entry.target)
 
     def done(self, target: Target) -> None:
         """Record that the value of the last intent is on the host."""
@@ -146,6 +170,7 @@ class Journal(Closing):
         need = sum(2 * _room(action) for action in actions)
         if not need:
             return
+        self._check_version()
         need += self._owed + _SLACK
         try:
             claim(self._fd, self._size, need)
@@ -169,8 +194,13 @@ class Journal(Closing):
             data = b""
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        fold, same_boot = read(self.path, data, self._boot_id)
+        try:
+            fold, same_boot = read(self.path, data, self._boot_id)
+        except _ForeignError as error:
+            self.foreign = error
+            return
         if not same_boot:
+            self._set_aside(data)
             self.discarded = len(fold.live)
             self._replace(Fold())
             return
@@ -195,6 +225,19 @@ class Journal(Closing):
         age = max(0.0, time.time() - os.fstat(self._fd).st_mtime)
         self.budgets_end = time.monotonic() + fold.lag - age
         self._compact_if_grown()
+
+    def _set_aside(self, data: bytes) -> None:
+        """Keep a file of another version, which nothing needs, under another name."""
+        version = "" if torn_header(data) else _header(self.path, data.split(b"\n")[0])[0]
+        if version in ("", _VERSION):
+            return
+        name = self.path.with_name(f"{self.path.name}.version-{_for_name(version)}")
+        try:
+            os.replace(self.path, name)
+            fsync_directory(self.path.parent)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self.set_aside = name
 
     def _open_file(self) -> None:
         if self._fd >= 0:
@@ -232,7 +275,12 @@ class Journal(Closing):
             self._rooms[target] = _room(undo_action(entry))
             self._owed += self._rooms[target]
 
+    def _check_version(self) -> None:
+        if self.foreign is not None:
+            raise self.foreign.with_traceback(None)
+
     def _append(self, record: dict[str, Any]) -> None:
+        self._check_version()
         if self._broken:
             raise JournalError(
                 f"an earlier write failed: {self._broken}",
@@ -293,7 +341,7 @@ def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
     """Live entries without the lock, for commands that only show them.
 
     A missing journal, or one of another boot, has none. Raises JournalError when it
-    is corrupt or unreadable.
+    is corrupt, unreadable, or of this boot and another version.
     """
     try:
         data = read_file(path)
@@ -308,14 +356,19 @@ def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
 
 
 def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
-    """The fold of a file's content, and whether it is of this boot. An empty file
-    is of no boot. A file of another boot never raises: nothing in it is needed. Raises
-    JournalError."""
+    """The fold of a file's content, and whether it is of this boot. A file that is empty,
+    or has a torn header, is of no boot. The records of a file of another boot never raise:
+    nothing in them is needed. Raises JournalError."""
     fold = Fold()
-    if not data:
+    if torn_header(data):
         return fold, False
     lines = data.split(b"\n")[:-1] or [data]
-    same_boot = _header(path, lines[0]) == boot_id
+    version, boot = _header(path, lines[0])
+    same_boot = boot in (boot_id, "")
+    if version != _VERSION:
+        if same_boot:
+            raise _foreign(path, version)
+        return fold, False
     for number, line in enumerate(lines[1:], start=2):
         try:
             fold.record(json_value(line))
@@ -328,23 +381,39 @@ def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     return fold, same_boot
 
 
-def _header(path: Path, line: bytes) -> str:
+def _header(path: Path, line: bytes) -> tuple[str, str]:
+    """The version and the boot of a header; the boot is "" when another version names none.
+    Raises JournalError."""
     try:
         data = json_value(line)
-        version, boot_id = data["version"], data["boot_id"]
-    except (ValueError, TypeError, KeyError) as error:
+        version = str(data["version"])
+        return version, str(data["boot_id"] if version == _VERSION else data.get("boot_id", ""))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise JournalError(
             "line 1 is corrupt: it is not a journal's header",
             where=str(path),
             hint=_HOW_TO_REPAIR,
         ) from error
-    if version != VERSION:
-        raise JournalError(
-            f"line 1: the journal has version {version!r}, this vsrtune writes {VERSION}",
-            where=str(path),
-            hint="run `vsrtune undo` of the version that wrote it, or reboot and remove it",
-        )
-    return str(boot_id)
+
+
+class _ForeignError(JournalError):
+    """The journal is of this boot and of another version."""
+
+
+def _foreign(path: Path, version: str) -> _ForeignError:
+    return _ForeignError(
+        f"version {version} of the journal's format has what another vsrtune set since this "
+        f"host booted; this vsrtune knows version {VERSION}, so it can neither undo these "
+        "settings nor tell them from what was there before: it changes nothing on the host",
+        where=str(path),
+        hint="the file stays there: install the vsrtune that wrote it and run `vsrtune undo`, "
+        "or reboot the host; if you move the file away, what is set now counts as untuned",
+    )
+
+
+def _for_name(version: str) -> str:
+    """A version as a part of a file's name."""
+    return "".join(c if c.isalnum() else "_" for c in version)[:20]
 
 
 def _line(record: dict[str, Any]) -> bytes:

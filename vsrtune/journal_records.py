@@ -8,8 +8,8 @@ intent    action[, original]     about to write ``action.after``
 done      target                 the intent's value is on the host, read back
 revert    target                 the intent was taken back; its ``before`` is on the host
 drop      target, why            not ours any more (undone, vanished, changed by others)
-entry     target, original,      a live entry as a compaction found it; stands for
-          written                everything about the target before it
+entry     target, original,      a live entry as a compaction found it, or as a guest has
+          written, reason        brought it; stands for everything about the target before it
 lag       seconds                threads have left class deadline; their bandwidth stays
                                  booked for up to so long after the last record
 ========  =====================  =====================================================
@@ -220,7 +220,7 @@ class Fold:
             raise VsrtuneError("drops a target without a live entry")
 
     def entry(self, entry: Entry) -> None:
-        """A settled entry from a compaction."""
+        """A settled entry from a compaction, or one that was adopted."""
         self.put(entry)
 
     def _unfinished(self, target: Target) -> Entry:
@@ -283,6 +283,23 @@ def target_record(kind: Literal["done", "revert", "drop"], target: Target) -> di
     return {"r": kind, "target": encode(target)}
 
 
+def torn_header(data: bytes) -> bool:
+    """Whether a file ends in its header, or before: the host was not written yet."""
+    begin = b'{"r":"header","version":'
+    return b"\n" not in data and (data.startswith(begin) or begin.startswith(data))
+
+
+def entry_record(entry: Entry) -> dict[str, Any]:
+    """The record of ``Fold.entry``."""
+    return {
+        "r": "entry",
+        "target": encode(entry.target),
+        "original": encode(entry.original),
+        "written": encode(entry.written),
+        "reason": entry.reason,
+    }
+
+
 def header_record(boot_id: str) -> dict[str, Any]:
     """The first line of a journal."""
     return {"r": "header", "version": VERSION, "boot_id": boot_id}
@@ -297,15 +314,7 @@ def compacted(fold: Fold) -> list[dict[str, Any]]:
     for entry in fold.live.values():
         settled = entry if entry.state == "done" else entry.settled
         if settled is not None:
-            records.append(
-                {
-                    "r": "entry",
-                    "target": encode(settled.target),
-                    "original": encode(settled.original),
-                    "written": encode(settled.written),
-                    "reason": settled.reason,
-                }
-            )
+            records.append(entry_record(settled))
         if entry.state == "intent":
             action = Action(entry.target, entry.before_value, entry.written, entry.reason)
             records.append(intent_record(action, entry.original))

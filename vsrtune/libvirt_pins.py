@@ -1,5 +1,8 @@
 """Pins of vcpus and of the emulator through libvirt, on the running domain only.
 
+What libvirt pinned to before stands in the domain's metadata before it is pinned
+(``carried``): it travels with the pins.
+
 The connection is opened at the first pin and opened again once when libvirtd was
 restarted meanwhile. Both calls are idempotent, so the second try is safe.
 
@@ -10,11 +13,12 @@ that its state does not tell. It is asked for such a job ahead of the pin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from vsrtune import carried
 from vsrtune.cpuset import CpuSet
-from vsrtune.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
 
 _DOWN = "see: systemctl status libvirtd; tried again at the next pass"
 _LATER = "tried again at the next pass"
@@ -28,23 +32,25 @@ class LibvirtPins:
         self._uri = uri
         self._connection: Any = None
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``."""
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``. ``was`` as for
+        ``HostCalls.pin_vcpu``."""
         import libvirt
 
         def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
             domain.pinVcpuFlags(vcpu, cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-        self._call(f"domain {uuid} vcpu {vcpu}", uuid, cpus, pin)
+        self._call(f"domain {uuid} vcpu {vcpu}", uuid, vcpu, cpus, was, pin)
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
-        """``virDomainPinEmulator(LIVE)``: as ``virsh emulatorpin --live``."""
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinEmulator(LIVE)``: as ``virsh emulatorpin --live``. ``was`` as for
+        ``HostCalls.pin_vcpu``."""
         import libvirt
 
         def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
             domain.pinEmulator(cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-        self._call(f"domain {uuid} emulator", uuid, cpus, pin)
+        self._call(f"domain {uuid} emulator", uuid, None, cpus, was, pin)
 
     def close(self) -> None:
         """Give the connection back; the next pin opens a new one."""
@@ -61,7 +67,9 @@ class LibvirtPins:
         self,
         where: str,
         uuid: str,
+        which: carried.Which,
         cpus: CpuSet,
+        was: CpuSet | None,
         pin: Callable[[Any, tuple[bool, ...]], None],
     ) -> None:
         import libvirt
@@ -72,7 +80,14 @@ class LibvirtPins:
                 domain = connection.lookupByUUIDString(uuid)
                 cpumap = _cpumap(connection, cpus, where)
                 _check_job(domain, where)
+                xml = _cputune(domain, where)
+                notes = xml.ahead(which, cpus, was)
+                if notes != xml.notes or xml.problem:
+                    _note(domain, notes)
                 pin(domain, cpumap)
+                left = carried.behind(notes, which, cpus)
+                if left != notes:
+                    _note(domain, left)
                 return
             except libvirt.libvirtError as error:
                 if not _alive(connection):
@@ -151,6 +166,26 @@ def _check_job(domain: Any, where: str) -> None:
         where=where,
         hint=f"see: virsh domjobinfo; {_LATER}",
         lasting=Lasting.TRANSIENT,
+    )
+
+
+def _cputune(domain: Any, where: str) -> carried.Cputune:
+    try:
+        return carried.parse(domain.XMLDesc(0))
+    except (ValueError, VsrtuneError) as error:
+        raise WriteError(f"the domain's XML makes no sense: {error}", where=where) from error
+
+
+def _note(domain: Any, notes: Mapping[carried.Which, carried.Note]) -> None:
+    """``virDomainSetMetadata(LIVE)``. Its event is none that we listen to (``events``)."""
+    import libvirt
+
+    domain.setMetadata(
+        libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+        carried.text(notes) if notes else None,
+        carried.PREFIX,
+        carried.NAMESPACE,
+        libvirt.VIR_DOMAIN_AFFECT_LIVE,
     )
 
 

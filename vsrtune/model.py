@@ -202,6 +202,17 @@ class Interface:
     counters: TapCounters | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedPin:
+    """A pin of libvirt's that is ours by what the domain itself says (``carried``): of a vcpu,
+    or of the emulator (``vcpu`` None). ``original``: the CPUs that libvirt would pin it to
+    without us, None for no pin."""
+
+    vcpu: int | None
+    cpus: CpuSet
+    original: CpuSet | None
+
+
 @dataclass(frozen=True)
 class Guest:
     """A running guest. ``source`` is ``libvirt``, ``qemu``, which policies name as
@@ -220,6 +231,7 @@ class Guest:
     interfaces: tuple[Interface, ...]
     problems: tuple[str, ...] = ()
     busy: bool = False
+    carried: tuple[CarriedPin, ...] = ()
 
     @property
     def ref(self) -> str:

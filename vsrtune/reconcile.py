@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from vsrtune import brought as brought_pins
 from vsrtune import executor, gone, planner, rounds
 from vsrtune.actions import (
     HOST_REF,
@@ -118,6 +119,14 @@ class Reconciler(Adjusting):
 
     def recover(self) -> None:
         """Resolve what a crash left in the journal, before the first pass."""
+        if self._journal.foreign is not None:
+            LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
+        if self._journal.set_aside is not None:
+            LOGGER.warning(
+                "the journal was of another version of vsrtune and of before this host booted: "
+                "nothing of it is needed, it is kept as %s",
+                self._journal.set_aside,
+            )
         if self._journal.discarded:
             LOGGER.info("forgot %d settings of before this host booted", self._journal.discarded)
         result = executor.recover(self._ops, self._journal)
@@ -158,6 +167,14 @@ class Reconciler(Adjusting):
     def stop(self) -> bool:
         """Undo everything; True when nothing of ours is left on the host."""
         self._pulse()
+        if self._journal.foreign is not None:
+            LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
+            return False
+        try:
+            seen = self._observer.observe()
+            brought_pins.adopt(seen, seen.guests, self._journal)
+        except VsrtuneError as error:
+            LOGGER.warning("guests that have just come are not looked at: %s", error)
         result = executor.undo(self._ops, self._journal)
         self._log_result(result, "put back")
         return not result.failed
@@ -188,6 +205,9 @@ class Reconciler(Adjusting):
         self._guests = None
         part = self._observe(self._look_too(look, settle))
         gone.forget(part, self._ops, self._journal)
+        given_back = self._give_back(part)
+        if given_back:
+            part = self._observe(FULL)
         part = self._measured(part)
         released: Result | None = None
         overruled = any(overrules(reassert, name) for name in part.names or ())
@@ -226,7 +246,7 @@ class Reconciler(Adjusting):
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
         self.state = self._loads.counted(part.snapshot, self.state, done)
-        return released is not None or bool(done)
+        return given_back or released is not None or bool(done)
 
     def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
         ours, memory = self._ours(), self._drift.memory()
@@ -291,6 +311,15 @@ class Reconciler(Adjusting):
         left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
         failed = released is not None and bool(released.failed)
         self._owed.end(frozenset(left), part.names, failed or bool(ours & busy or unread))
+
+    def _give_back(self, part: Part) -> bool:
+        """Undo what guests have brought along; whether any had."""
+        brought = brought_pins.adopt(part.snapshot, part.guests, self._journal)
+        if not brought:
+            return False
+        result = executor.undo(self._ops, self._journal, brought.__contains__)
+        self._log_result(result, "put back, " + brought_pins.REASON)
+        return bool(result.done)
 
     def _release(self, snapshot: Snapshot, settle: bool) -> Result | None:
         """Undo what no policy asks for any more; None when there was no such thing.

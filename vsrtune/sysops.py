@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
@@ -80,6 +80,8 @@ class LiveSysOps:
     """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for.
 
     No root domain is changed before ``budgets_end``, which ``Journal.budgets_end`` tells.
+    ``original`` is what undo restores of a target, as ``Journal.original`` tells: of a pin it
+    is noted in the guest's domain (``carried``).
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class LiveSysOps:
         root: HostRoot | None = None,
         calls: HostCalls | None = None,
         budgets_end: float = 0.0,
+        original: Callable[[Target], Value | None] = lambda _target: None,
     ) -> None:
+        self._original = original
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
         self._cgroups = Cgroups(self._root, self._calls)
@@ -302,9 +306,9 @@ class LiveSysOps:
             nearest = CpuSet.parse(pin.cpuset) if pin.cpuset else self.online()
         try:
             if isinstance(target, VcpuPin):
-                self._calls.pin_vcpu(target.uuid, target.vcpu, nearest)
+                self._calls.pin_vcpu(target.uuid, target.vcpu, nearest, self._was(target))
             else:
-                self._calls.pin_emulator(target.uuid, nearest)
+                self._calls.pin_emulator(target.uuid, nearest, self._was(target))
         except VanishedError as error:
             thread.check()
             # What comes after the pin relies on it: a realtime class, above all.
@@ -331,6 +335,15 @@ class LiveSysOps:
             known = next((o.cpus for o in pin.others if o.thread == key), None)
             wanted = known if known is not None else pin.cpus if mask in followers else mask
             settle(HostThread(self._root, self._calls, key, where), wanted)
+
+    def _was(self, target: VcpuPin | EmulatorPin) -> CpuSet | None:
+        """What libvirt pinned to before us, as ``HostCalls.pin_vcpu`` wants it."""
+        original = self._original(target)
+        if not isinstance(original, Pin):
+            return None
+        if original.cpuset is None:
+            return CpuSet() if self.online() <= original.cpus else original.cpus
+        return CpuSet.parse(original.cpuset)
 
     def _neighbours(self, thread: HostThread) -> list[HostThread]:
         """The other threads of the thread's cgroup: QEMU's own, and workers."""

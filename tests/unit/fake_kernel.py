@@ -264,10 +264,10 @@ class FakeKernel:
         with _Point(self, f"sched {tid} {sched}"):
             self._set_sched(tid, sched)
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
         self._pin(uuid, f"vcpu{vcpu}", 1010 + vcpu, cpus)
 
-    def pin_emulator(self, uuid: str, cpus: CpuSet) -> None:
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
         self._pin(uuid, "emulator", 1000, cpus)
 
     def _pin(self, uuid: str, cgroup: str, tid: int, cpus: CpuSet) -> None:

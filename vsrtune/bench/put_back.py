@@ -24,7 +24,8 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
         settle(
             executor.undo(
-                LiveSysOps(libvirt_uri=data["uri"], budgets_end=journal.budgets_end), journal
+                LiveSysOps(data["uri"], budgets_end=journal.budgets_end, original=journal.original),
+                journal,
             )
         )
 

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 
-from vsrtune import executor
+from vsrtune import brought, executor
 from vsrtune.actions import HOST_REF, Plan
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
@@ -72,7 +72,7 @@ class Tuner:
         self._guests = tuple(guests)
         self._sender = sender
         self._uri = uri
-        self._ops = LiveSysOps(libvirt_uri=uri, budgets_end=journal.budgets_end)
+        self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
         # Makes the present plan anew while something of it waits for its thread to run.
         self._unsettled: Callable[[Snapshot], Plan] | None = None
 
@@ -132,7 +132,9 @@ class Tuner:
 
     def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
         for attempt in range(1, _TRIES + 1):
-            plan = make(live_observer(self._uri).observe(0.0))
+            seen = live_observer(self._uri).observe(0.0)
+            brought.adopt(seen, seen.guests, self._journal)
+            plan = make(seen)
             for refusal in plan.refusals:
                 where = f"{refusal.policy}: {refusal.guest}"
                 raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)

@@ -20,6 +20,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 from test_events import Say, domain_state, idle, listening, say, start, tuned  # noqa: F401
+from test_travel import fresh, notes, shape
 
 from vsrtune.actions import HOST_REF
 
@@ -223,3 +224,52 @@ def test_the_daemon_does_not_wait_for_a_guest_that_is_leaving(
         labhelp.sh("virsh", "domjobabort", guest.name, check=False)
         leaving.join()
     labhelp.wait_for(lambda: guest.ref not in journalled(), "it is as it was before")
+
+
+def shape_there(guest: LabGuest) -> list[str]:
+    return shape(guest, int(labhelp.text(f"{OTHER}/run/qemu/{guest.name}.pid")))
+
+
+def test_pins_that_went_along_are_restored_there_and_here(
+    listening: set[int],  # noqa: F811
+    libvirt_guest: LabGuest,
+    other_host: str,
+    tmp_path: Path,
+) -> None:
+    """Compared is with the guest that was never tuned and went the same way. At the target
+    without vsrtune it keeps our pins; vsrtune there restores what it had, and tunes it."""
+    guest = libvirt_guest
+    there = ("--connect", other_host, "--journal", str(tmp_path / "journal"),
+             "--attach-ledger", str(tmp_path / "ledger"))  # fmt: skip
+    policies = tmp_path / "policies"
+    shutil.move(labhelp.POLICIES, policies)
+    labhelp.POLICIES.mkdir()
+    labhelp.stop()
+    fresh(guest)
+    migrate(guest, HOME, other_host, NICS)
+    never_there = shape_there(guest)
+    migrate(guest, other_host, HOME, BACK)
+    never_here = shape(guest)
+    for restores in ("undo there", "apply and undo there", "the stop here"):
+        fresh(guest)
+        for path in policies.iterdir():
+            shutil.copy(path, labhelp.POLICIES)
+        labhelp.start()
+        labhelp.wait_for(lambda: tuned(guest, listening), "it is tuned")
+        migrate(guest, HOME, other_host, NICS)
+        print(f"\n{restores}: came there with {notes(guest, other_host)}")
+        assert shape_there(guest) != never_there, "nothing went along"
+        if restores != "the stop here":
+            labhelp.stop()
+            if restores.startswith("apply"):
+                labhelp.vsrtune("apply", "--policies", str(policies), *there)
+                assert any("policy=1" in v or "policy=2" in v for v in state_there(guest).values())
+            labhelp.vsrtune("undo", *there)
+            assert shape_there(guest) == never_there
+            migrate(guest, other_host, HOME, BACK)
+        else:
+            migrate(guest, other_host, HOME, BACK)
+            labhelp.wait_for(lambda: tuned(guest, listening), "tuned after it has come back")
+            labhelp.stop()
+            assert shape(guest) == never_here
+        print(f"restored: {notes(guest)}")
