@@ -24,6 +24,7 @@ COMMANDS = {
     "top": ("cli_top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
     "plan": ("cli_plan", "plan", "Show what the policies would change, and why."),
     "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
+    "confirm": ("cli_apply", "confirm", "Keep what `vsrtune apply --confirm` has applied."),
     "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),
     "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),

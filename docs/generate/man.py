@@ -23,6 +23,7 @@ FILES = (
     ("/usr/share/vsrtune/policies/*.yaml", "Policies to copy."),
     ("/etc/default/vsrtune", "Environment of the daemon, such as VSRTUNE_METRICS."),
     (str(JOURNAL), "What was changed on this boot, with the original values."),
+    (f"{JOURNAL}.trial", "Exists while a change waits for `vsrtune confirm`."),
     (str(ATTACH_LEDGER), "Switched attachments, and the devices made for them."),
     ("/run/vsrtune/seen.json", "Which worker was seen to serve which interface."),
 )
