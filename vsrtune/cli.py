@@ -23,6 +23,7 @@ COMMANDS = {
     "show": ("cli_show", "show", "Show guests, threads, interfaces, CPUs and interrupts."),
     "top": ("cli_top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
     "plan": ("cli_plan", "plan", "Show what the policies would change, and why."),
+    "try": ("cli_try", "try_", "Try a policy against untuned, on the traffic there is."),
     "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
     "confirm": ("cli_apply", "confirm", "Keep what `vsrtune apply --confirm` has applied."),
     "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hoststate
 import labhelp
@@ -83,6 +85,20 @@ def original(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> dict
     return hoststate.capture()
 
 
+@pytest.fixture
+def overload(libvirt_guest: LabGuest) -> Iterator[None]:
+    """More frames to the first router than it can forward, until the test ends."""
+    sending = subprocess.Popen(
+        ["lab-traffic", "--guest", libvirt_guest.name, "--rate", "40000", "--seconds", "900"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        sending.terminate()
+        sending.wait()
+
+
 def is_over() -> None:
     """Wait until no guardian has anything to do."""
     labhelp.wait_for(
@@ -134,7 +150,7 @@ def test_confirmed_by_another_session_it_stays(
     assert labhelp.vsrtune("confirm", check=False).returncode == 1
 
 
-@pytest.mark.parametrize("end", labhelp.shared(sorted(ENDS)))
+@pytest.mark.parametrize("end", labhelp.shared(["kill group", "terminal"]))
 def test_however_an_unconfirmed_apply_ends(original: dict[str, str], end: str) -> None:
     command = OnTerminal("apply", "--confirm", "300s")
     try:
@@ -142,6 +158,47 @@ def test_however_an_unconfirmed_apply_ends(original: dict[str, str], end: str) -
         assert labhelp.journal_is_live()
         ENDS[end](command)
         command.ended()
+    finally:
+        command.close()
+    assert_back(original)
+
+
+def test_a_ratio_from_the_routers_own_traffic(
+    restored: None, libvirt_guest: LabGuest, irq_cpus: set[int], overload: None
+) -> None:
+    before = hoststate.capture()
+    done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "30s", "--json", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["guests"] == [libvirt_guest.ref]
+    assert found["verdict"] in ("better", "not better")
+    assert found["pairs"] >= 6
+    for ratio in (found["share"], found["rate"]):
+        assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert len(found["turns"]) == 14
+    assert all(turn["forwarded"] <= turn["received"] for turn in found["turns"])
+    assert sum(turn["drops"].get("ring", 0) for turn in found["turns"]) > 0
+    assert not found["kept"]
+    print("\n".join(found["text"]), done.stderr, sep="\n")
+    assert_back(before)
+
+
+@labhelp.one_release("counters that do not move", "trixie")
+def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGuest) -> None:
+    done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "24s", check=False)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "12 of 12 turns left out: fewer than 100 frames arrived" in done.stdout
+    assert "nothing decided" in done.stdout
+
+
+@pytest.mark.parametrize("end", labhelp.shared(sorted(ENDS)))
+def test_however_a_trial_ends(original: dict[str, str], libvirt_guest: LabGuest, end: str) -> None:
+    command = OnTerminal("try", libvirt_guest.name, "--for", "300s")
+    try:
+        command.says(b"pair 1, ")
+        labhelp.wait_for(labhelp.journal_is_live, "a tuned turn")
+        ENDS[end](command)
+        assert command.ended() != 0
     finally:
         command.close()
     assert_back(original)
