@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import select
+import sys
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +14,7 @@ import click
 
 from vsrtune import report
 from vsrtune.cli_common import (
+    Seconds,
     attach_ledger_option,
     journal_option,
     json_option,
@@ -24,6 +29,7 @@ from vsrtune.cli_common import (
 if TYPE_CHECKING:
     from vsrtune.actions import Plan
     from vsrtune.executor import Result
+    from vsrtune.guardian import Guard
     from vsrtune.journal import Journal
     from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
@@ -39,6 +45,14 @@ if TYPE_CHECKING:
         help="Carry out this plan, stored with `vsrtune plan --json`, unless the host "
         "has changed since.",
     ),
+    click.option(
+        "--confirm",
+        "confirm_seconds",
+        type=Seconds(1, 600),
+        metavar="TIME",
+        help="Put everything back unless this is confirmed within TIME (as 60s): with Enter, "
+        "or with `vsrtune confirm` from another session.",
+    ),
     trace_option,
     journal_option,
     attach_ledger_option,
@@ -47,6 +61,7 @@ if TYPE_CHECKING:
 def apply(
     policy_dirs: tuple[Path, ...],
     stored: Path | None,
+    confirm_seconds: float | None,
     trace_seconds: float,
     journal: Path,
     attach_ledger: Path,
@@ -62,16 +77,18 @@ def apply(
     setting is named as pending, as is what concerns a NAPI thread that the plan itself
     makes (napi.threaded); apply again, or let the daemon do it.
 
+    With --confirm everything, settings of earlier applies included, ends at the original
+    as after `vsrtune undo`, unless it is confirmed in time. So it does when the command is
+    killed or its session is lost.
+
     \b
-    Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
-    or refused (the refused guest was not changed).
+    Exit codes: 0 done, 1 something failed, or was not confirmed and is put back, 2 a policy
+    is wrong (nothing was changed) or refused (the refused guest was not changed).
     """
-    from vsrtune import brought, executor, plan_json, render
+    from vsrtune import attach_show, brought, executor, guardian, plan_json, render
     from vsrtune.full_plan import full_plan
-    from vsrtune.irq_plan import refused
     from vsrtune.journal import Journal
     from vsrtune.rootfs import boot_id
-    from vsrtune.seen import SeenMemory
     from vsrtune.sysops import LiveSysOps
 
     boot = boot_id()
@@ -80,20 +97,50 @@ def apply(
     if stored is not None:
         text = click.get_text_stream("stdin").read() if str(stored) == "-" else _text(stored)
         made = plan_json.loads(text, boot, str(stored))
-    with Journal.open(journal, boot) as opened:
-        _say_discarded(opened)
-        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
-        _say(executor.recover(ops, opened), "finished after a crash")
-        switched = True
-        if made is None:
-            switched = _switch(policies, uri, attach_ledger, journal)
-        snapshot = observe(None, uri, 0.0 if made is not None else trace_seconds)
-        # The plan puts back what guests have brought along; the journal has to know of it.
-        brought.adopt(snapshot, snapshot.guests, opened)
-        if made is None:
-            made = full_plan(snapshot, policies, opened.entries(), reassert=True)
-        render.show(report.plan_tables(made))
-        result = executor.apply(made, ops, opened)
+    with ExitStack() as stack:
+        guard: Guard | None = None
+        with Journal.open(journal, boot) as opened:
+            if confirm_seconds is not None:
+                guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
+            _say_discarded(opened)
+            ops = LiveSysOps(
+                libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original
+            )
+            _say(executor.recover(ops, opened), "finished after a crash")
+            switched = True
+            if made is None:
+                switched = _switch(policies, uri, attach_ledger, journal)
+            snapshot = observe(None, uri, 0.0 if made is not None else trace_seconds)
+            # The plan puts back what guests have brought along; the journal has to know of it.
+            brought.adopt(snapshot, snapshot.guests, opened)
+            if made is None:
+                made = full_plan(snapshot, policies, opened.entries(), reassert=True)
+            render.show(report.plan_tables(made))
+            result = executor.apply(made, ops, opened)
+            live = len(opened.entries())
+        _say_applied(made, result, boot)
+        if guard is not None and confirm_seconds is not None:
+            if live or attach_show.concerned((), attach_ledger):
+                _ask(guard, confirm_seconds, live)
+            else:
+                guard.keep()  # nothing was changed
+            guard.close()
+            if not guard.kept:
+                return 1
+    if result.failed:
+        how = "is as it was" if result.rolled_back else "could not be put back completely"
+        click.echo(f"vsrtune: every guest with a failure {how}", err=True)
+        return 1
+    if not switched:
+        return 1
+    return 2 if made.refusals else 0
+
+
+def _say_applied(made: Plan, result: Result, boot: str) -> None:
+    """What became of the plan."""
+    from vsrtune.irq_plan import refused
+    from vsrtune.seen import SeenMemory
+
     for action, error in result.failed:
         click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
     for target in result.vanished:
@@ -108,13 +155,41 @@ def apply(
         memory.remember_fixed(refused(result.fixed))
     if made.actions:
         click.echo(f"{len(result.done)} of {len(made.actions)} changes done.")
-    if result.failed:
-        how = "is as it was" if result.rolled_back else "could not be put back completely"
-        click.echo(f"vsrtune: every guest with a failure {how}", err=True)
-        return 1
-    if not switched:
-        return 1
-    return 2 if made.refusals else 0
+
+
+def _ask(guard: Guard, seconds: float, live: int) -> None:
+    """Wait for Enter, `vsrtune confirm` or the deadline."""
+    terminal = sys.stdin.isatty()
+    how = "Press Enter, or run `vsrtune confirm`," if terminal else "Run `vsrtune confirm`"
+    click.echo(
+        f"{how} within {seconds:g} s to keep this. Otherwise `vsrtune undo` is run, which puts "
+        f"back everything that vsrtune has changed ({live} settings now)."
+    )
+    end = time.monotonic() + seconds
+    guard.ask(seconds)
+    while guard.waits and time.monotonic() < end:
+        if not terminal:
+            time.sleep(0.1)
+        elif select.select([sys.stdin], [], [], 0.1)[0]:
+            if not sys.stdin.readline():
+                break  # the terminal has gone
+            guard.keep()
+    click.echo("Confirmed." if guard.kept else "Not confirmed.")
+
+
+@click.command()
+@options(journal_option)
+def confirm(journal: Path) -> int:
+    """Keep what `vsrtune apply --confirm` has applied.
+
+    \b
+    Exit codes: 0 it stays, 1 nothing waits for a confirmation.
+    """
+    from vsrtune import guardian
+
+    guardian.confirm(journal)
+    click.echo("Confirmed. `vsrtune undo` puts everything back.")
+    return 0
 
 
 @click.command()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from vsrtune.durations import parse_time
 from vsrtune.errors import VsrtuneError
 
 if TYPE_CHECKING:
@@ -85,6 +86,27 @@ uri_option = click.option(
     "--connect", "uri", default=URI, show_default=True, envvar="VSRTUNE_CONNECT",
     callback=_local, help="The libvirt connection.",
 )  # fmt: skip
+
+
+class Seconds(click.ParamType):
+    """A time with its unit, ``60s``, between two limits in seconds; a float of seconds."""
+
+    name = "time"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = parse_time(str(value)) / 1e9
+        except VsrtuneError as error:
+            self.fail(str(error), param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{value} is not between {self._least:g}s and {self._most:g}s", param, ctx)
+        return seconds
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:

@@ -88,7 +88,7 @@ def start(
     policy can name.
     """
     others = [p for p in others if match(p.guest, guest) is not Match.EXACT]
-    case = _Case(snapshot, guest, _policy_name(guest), others, {} if ours is None else ours)
+    case = _Case(snapshot, guest, policy_name(guest), others, {} if ours is None else ours)
     tried: list[tuple[str, str]] = []
     if no_realtime:
         tried.append(("realtime classes", no_realtime))
@@ -102,9 +102,9 @@ def start(
     return Start(_head(case, tried) + "\n" + body + "\n" + _rest(body), case.plan(body)[0])
 
 
-def _policy_name(guest: Guest) -> str:
+def policy_name(guest: Guest) -> str:
     """The guest's name as a policy writes it, in quotes; its UUID where its name cannot be
-    written."""
+    written. Raises VsrtuneError for a guest that no policy can name."""
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.ref)
     for name in (literal, guest.uuid):
         text = json.dumps(name, ensure_ascii=False)

@@ -23,6 +23,7 @@ FILES = (
     ("/usr/share/vsrtune/policies/*.yaml", "Policies to copy."),
     ("/etc/default/vsrtune", "Environment of the daemon, such as VSRTUNE_METRICS."),
     (str(JOURNAL), "What was changed on this boot, with the original values."),
+    (f"{JOURNAL}.trial", "Exists while `vsrtune try` or `apply --confirm` is at work."),
     (str(ATTACH_LEDGER), "Switched attachments, and the devices made for them."),
     ("/run/vsrtune/seen.json", "Which worker was seen to serve which interface."),
 )
@@ -30,6 +31,7 @@ EXIT = (
     ("0", "Done, or nothing to do; the host is as the policies say."),
     ("1", "An error, or a difference that was found (verify), or warnings (doctor)."),
     ("2", "A wrong command line or policy, a refusal (plan, apply), or errors (doctor)."),
+    ("3", "Nothing was decided (try)."),
     ("130", "Interrupted."),
 )
 

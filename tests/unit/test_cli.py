@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune import cli, cli_common
+from vsrtune import cli, cli_common, guardian
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError, WriteError
 from vsrtune.journal import Journal
@@ -252,6 +255,79 @@ class TestVerifyAndUndo:
         run("apply")
         assert run("undo", "--json") == 0
         assert json.loads(run.out)["restored"]
+
+
+class TestConfirm:
+    """`apply --confirm`, whose guardian is a thread here (test_guardian.py has real ones)."""
+
+    @pytest.fixture
+    def guarded(self, run: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+        threads = []
+
+        def spawn(_guard: guardian.Guard, _variables: object) -> None:
+            path = guardian.trial_file(run.journal)
+            watch = lambda: guardian.watch(path, lambda: cli.run(["undo"]))  # noqa: E731
+            threads.append(threading.Thread(target=watch))
+            threads[-1].start()
+
+        monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(guardian.Guard, "spawn", spawn)
+        yield run
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def test_unconfirmed_everything_is_back(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+        before = guarded.host.snapshot
+        assert guarded("apply", "--confirm", "1s") == 1
+        assert "Run `vsrtune confirm` within 1 s to keep this." in guarded.out
+        assert guarded.out.endswith("Not confirmed.\nEverything is put back.\n")
+        assert guarded.host.writes > 0
+        assert guarded.host.snapshot == before
+
+    def test_confirmed_by_another_session_it_stays(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+
+        def confirm() -> None:
+            while cli.run(["confirm"]) != 0:
+                time.sleep(0.01)
+
+        other = threading.Thread(target=confirm)
+        other.start()
+        assert guarded("apply", "--confirm", "60s") == 0
+        other.join()
+        assert guarded("verify") == 0
+        assert guarded("confirm") == 1
+        assert "nothing waits for a confirmation" in guarded.err
+
+    def test_what_changes_nothing_waits_for_nobody(self, guarded: Cli) -> None:
+        assert guarded("apply", "--confirm", "60s") == 0
+        assert guarded("apply", "--confirm", "1h") == 2
+        assert "'1h' is not a time" in guarded.err
+        assert guarded("apply", "--confirm", "601s") == 2
+
+    def test_an_apply_that_dies_is_taken_back(
+        self, guarded: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        guarded.policy(GOOD)
+        before = guarded.host.snapshot
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("vsrtune.cli_apply._ask", interrupt)
+        assert guarded("apply", "--confirm", "60s") == 130
+        assert guarded.host.writes > 0
+        assert guarded.host.snapshot == before
+
+    def test_beside_the_daemon_nothing_is_begun(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+        with Journal.open(guarded.journal, samples.BOOT):
+            assert guarded("apply", "--confirm", "60s") == 1
+        assert "systemctl stop vsrtune" in guarded.err
+        assert guarded.host.writes == 0
+        assert not guardian.trial_file(guarded.journal).exists()
 
 
 class TestPolicy:

@@ -95,3 +95,34 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter(tmp_path:
         Spot("p0", "rx_missed_errors"): 5,
     }
     assert sample.threads == {}
+
+
+def test_frames_that_came_for_guests_and_that_they_sent(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path).host()
+    for number, (name, has) in enumerate({"tap0": "tun_flags", "mvt0": "macvtap"}.items(), 7):
+        tree.device(name, number, has=has)
+        for at, counter in enumerate(("rx_packets", "tx_packets")):
+            path = f"/sys/devices/virtual/net/{name}/statistics/{counter}"
+            tree.file(path, f"{number * 100 + at}\n")
+    seen = replay(REPO / "tests/hosts/bookworm-veth-plain")
+    (guest, *_) = seen.guests
+
+    def frames(*names: str) -> tuple[int, int]:
+        taps = tuple(replace(guest.interfaces[0], target=name) for name in names)
+        one = replace(guest, interfaces=taps)
+        # Members of a group stand on the same device.
+        return top_sample.frames(tree.root(), Snapshot(seen.host, (one, one)))
+
+    # tx_dropped is 9: these had come for the guest, too.
+    assert frames("tap0") == (701 + 9, 700)
+    assert frames("mvt0", "gone") == (800, 801)
+
+
+def test_frames_of_the_module_count_before_its_rings() -> None:
+    root = AdvancedRoot(REPO / "tests/hosts/trixie-napi")
+    seen = replay(root.path)
+    taps = {i.target: i for g in seen.guests for i in g.interfaces}
+    counters = [i.counters for i in taps.values() if i.counters is not None]
+    assert counters
+    received, _ = top_sample.frames(root, seen)
+    assert received >= sum(c.rx_received or 0 for c in counters) > 0

@@ -95,11 +95,14 @@ class Tuner:
             case Tuning.UNTUNED | Tuning.COMMAND:
                 return ()
             case Tuning.POLICY:
-                chosen = policies(configuration)
-                return self._carry_out(lambda snapshot: self._policy_plan(snapshot, chosen))
+                return self.apply_policies(policies(configuration))
             case Tuning.LIBVIRT_PINS:
                 cpus = pin_cpus(configuration, self._ops.online(), self._sender)
                 return self._carry_out(lambda s: libvirt_pins(s, self._guests, cpus))
+
+    def apply_policies(self, chosen: Sequence[Policy]) -> tuple[str, ...]:
+        """Carry out these policies on an untuned host; notes for people."""
+        return self._carry_out(lambda snapshot: self._policy_plan(snapshot, chosen))
 
     @property
     def waits(self) -> bool:

@@ -1,0 +1,358 @@
+"""Trials: which turns count, what pairs show, and a host that is as it was afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+
+from vsrtune import cli, guardian, trial, trial_run
+from vsrtune.cpuset import CpuSet
+from vsrtune.interrupts import Held, Interrupted
+from vsrtune.journal import Journal
+from vsrtune.load_windows import Reading
+from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.top_model import Sample, Spot
+from vsrtune.trial import Counts, Turn
+
+GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
+SECOND = 10**9
+
+
+def made(pair: int, tuned: bool, forwarded: int, received: int = 1000, **more: Any) -> Turn:
+    base = Turn(pair, tuned, 1.0, received, forwarded, 0, {}, 0.0)
+    return replace(base, **more)
+
+
+def turns(tuned: Sequence[int], untuned: Sequence[int], **more: Any) -> list[Turn]:
+    """Pairs that forwarded so many frames; ``more`` is of the tuned turns."""
+    return [
+        turn
+        for number, (ours, theirs) in enumerate(zip(tuned, untuned, strict=True), 1)
+        for turn in (made(number, True, ours, **more), made(number, False, theirs))
+    ]
+
+
+class TestVerdict:
+    def test_better_when_the_whole_interval_is_above_1(self) -> None:
+        found = trial.judge(turns([600, 700, 800, 610, 620, 630], [500] * 6), "p.yaml")
+        assert found.better is True
+        assert found.share is not None
+        assert (found.share["low"], found.share["high"]) == (1.2, 1.6)
+        assert found.text[0].startswith("p.yaml: higher forwarded share than untuned (ratio 1.25")
+        assert found.text[-1] == "p.yaml: better than untuned"
+
+    @pytest.mark.parametrize("ours", [[500] * 6, [600] * 5 + [499], [400] * 6])
+    def test_not_better_when_the_interval_reaches_1(self, ours: list[int]) -> None:
+        found = trial.judge(turns(ours, [500] * 6), "p.yaml")
+        assert found.better is False
+        assert found.text[-1] == "p.yaml: not shown to be better than untuned"
+
+    def test_who_starves_the_nic_is_not_better_for_forwarding_the_rest(self) -> None:
+        assert (
+            trial.judge(turns([400] * 6, [500] * 6, received=400, early=600), "p").better is False
+        )
+
+    def test_a_higher_share_of_a_lower_rate_is_not_better(self) -> None:
+        found = trial.judge(turns([100] * 6, [500] * 6, received=100), "p")
+        assert found.share is not None
+        assert found.share["verdict"] == "higher"
+        assert found.better is False
+
+    def test_something_is_better_than_nothing(self) -> None:
+        assert trial.judge(turns([500] * 6, [0] * 6), "p").better is True
+
+    def test_too_few_pairs_decide_nothing_and_say_why(self) -> None:
+        made_ = turns([600] * 6, [500] * 6)
+        made_[3] = replace(made_[3], left_out="a setting changed")
+        found = trial.judge(made_, "p")
+        assert found.better is None
+        assert found.share is None
+        assert found.text == (
+            "1 of 12 turns left out: a setting changed",
+            "nothing decided: 5 pairs of turns count, 6 are needed",
+        )
+
+    def test_a_pair_with_one_turn_left_out_is_not_counted(self) -> None:
+        made_ = turns([600] * 7, [500] * 7)
+        made_[0] = replace(made_[0], forwarded=0, left_out="a setting changed")
+        found = trial.judge(made_, "p")
+        assert (found.better, found.pairs) == (True, 6)
+
+    def test_table_of_medians(self) -> None:
+        rows = trial.table(turns([600] * 6, [500] * 6, drops={"ring": 7, "other": 0})).rows
+        assert ("forwarded/s", "500", "600") in rows
+        assert ("forwarded %", "50.0", "60.0") in rows
+        assert ("dropped/s, ring", "0", "7") in rows
+        assert not any("other" in row[0] for row in rows)
+
+
+class TestTurn:
+    KEY = ThreadKey(100, 101, 5)
+
+    def counts(self, at: int, received: int, forwarded: int, **more: Any) -> Counts:
+        base = Counts(at, received, forwarded, 0, {"ring": received}, {self.KEY: at // 4})
+        return replace(base, **more)
+
+    def test_what_changed_between_two_moments(self) -> None:
+        before, after = self.counts(0, 5, 3), self.counts(2 * SECOND, 1005, 803, early=200)
+        found = trial.turn(before, after, 4, tuned=True)
+        assert (found.pair, found.tuned, found.left_out) == (4, True, "")
+        assert (found.arrived, found.share, found.rate) == (1200, 800 / 1200, 400.0)
+        assert (found.drops, found.wait) == ({"ring": 1000}, 0.25)
+
+    @pytest.mark.parametrize(
+        ("received", "forwarded", "why"),
+        [(104, 5, "fewer than 100 frames arrived"), (400, 2, "a counter began anew")],
+    )
+    def test_left_out(self, received: int, forwarded: int, why: str) -> None:
+        after = self.counts(SECOND, received, forwarded)
+        assert trial.turn(self.counts(0, 5, 3), after, 1, tuned=False).left_out == why
+
+    def test_drops_by_place_and_what_never_reached_the_guest(self) -> None:
+        sample = Sample(
+            samples.snapshot(),
+            SECOND,
+            threads={self.KEY: Reading(SECOND, 9, 7)},
+            drops={
+                Spot("CPU 0", "backlog"): 1, Spot("p0", "rx_dropped"): 2,
+                Spot("p1", "rx_missed_errors"): 4, Spot("p1", "tx_dropped"): 8,
+                Spot("macvtap0", "ring", "vr1"): 16, Spot("macvtap1", "ring", "vr1"): 32,
+            },
+        )  # fmt: skip
+        found = trial.counts(sample, (70, 60))
+        assert (found.received, found.forwarded, found.early) == (70, 60, 6)
+        assert found.drops == {
+            "backlog": 1, "NIC rx_dropped": 2, "NIC rx_missed_errors": 4, "NIC tx_dropped": 8,
+            "ring": 48,
+        }  # fmt: skip
+        assert found.waits == {self.KEY: 7}
+
+    def test_settings_are_what_can_be_set(self) -> None:
+        host = FakeHost()
+        before = trial.settings(host.snapshot)
+        guest = host.snapshot.guests[0]
+        ran = tuple(replace(t, last_cpu=3, cpu_ns=99) for t in guest.threads)
+        host.snapshot = replace(host.snapshot, guests=(replace(guest, threads=ran),))
+        assert trial.settings(host.snapshot) == before
+        host.change("vhost", affinity=CpuSet([3]))
+        assert trial.settings(host.snapshot) != before
+
+
+class Ground:
+    """A router that forwards 300 frames of 1,000 untuned and 600 tuned, in no time."""
+
+    def __init__(self) -> None:
+        self.host = FakeHost()
+        self.tuned = False
+        self.switches = 0
+        self.now = self.received = self.forwarded = 0
+        self.upset_at = -1
+
+    def switch(self, tuned: bool) -> None:
+        assert tuned is not self.tuned
+        self.tuned = tuned
+        self.switches += 1
+
+    def settle(self) -> bool:
+        return True
+
+    def look(self) -> Snapshot:
+        return self.host.snapshot
+
+    def count(self, seen: Snapshot) -> Counts:
+        return Counts(self.now * SECOND, self.received, self.forwarded, 0, {}, {})
+
+    def wait(self, seconds: float) -> None:
+        self.now += 1
+        self.received += 1000
+        self.forwarded += 600 if self.tuned else 300
+        if self.now == self.upset_at:
+            self.host.change("vhost", affinity=CpuSet([3]))
+
+
+class TestRun:
+    def test_pairs_with_each_first_equally_often(self) -> None:
+        ground = Ground()
+        found = list(trial_run.run(ground, 10, 1, ground.wait))
+        pairs = [tuple(g) for _, g in itertools.groupby(found, lambda t: t.pair)]
+        assert [{t.tuned for t in pair} for pair in pairs] == [{True, False}] * 10
+        assert sum(pair[0].tuned for pair in pairs) == 5
+        assert {t.share for t in found if t.tuned} == {0.6}
+        assert {t.share for t in found if not t.tuned} == {0.3}
+        assert trial.judge(found, "p").better is True
+
+    def test_a_turn_in_which_a_setting_changed_is_left_out(self) -> None:
+        ground = Ground()
+        ground.upset_at = 4  # of two waits in each turn
+        found = list(trial_run.run(ground, 6, 1, ground.wait))
+        assert [t.left_out for t in found] == ["", "a setting changed", *[""] * 10]
+
+
+class Host:
+    """`vsrtune try` on a host in memory."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.host = FakeHost()
+        self.policies = directory / "policies"
+        self.policies.mkdir()
+        self.file = directory / "draft.yaml"
+        self.file.write_text(GOOD)
+        self.journal = directory / "journal.jsonl"
+        self.forwards = (300, 600)
+        self._capsys = capsys
+        self._counts = itertools.count(1)
+        self._forwarded = 0
+
+    def count(self) -> Counts:
+        at = next(self._counts)
+        vhost = self.host.snapshot.guests[0].threads[2]
+        self._forwarded += self.forwards[vhost.affinity == CpuSet([2])]
+        return Counts(at * SECOND, at * 1000, self._forwarded, 0, {}, {})
+
+    def __call__(self, *words: str) -> int:
+        code = cli.run(["try", *words])
+        captured = self._capsys.readouterr()
+        self.out, self.err = captured.out, captured.err
+        assert "Traceback" not in self.err
+        assert not list(self.journal.parent.glob("*.trial*"))
+        return code
+
+
+@pytest.fixture
+def tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Host]:
+    found = Host(tmp_path, capsys)
+    threads: list[threading.Thread] = []
+
+    def spawn(_guard: guardian.Guard, _variables: object) -> None:
+        path = guardian.trial_file(found.journal)
+        watch: Callable[[], int] = lambda: guardian.watch(path, lambda: cli.run(["undo"]))  # noqa: E731
+        threads.append(threading.Thread(target=watch))
+        threads[-1].start()
+
+    monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(guardian.Guard, "spawn", spawn)
+    monkeypatch.setattr(trial_run, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(trial_run, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(trial_run.HostGround, "count", lambda *_: found.count())
+    for module in ("cli_try", "cli_apply"):
+        monkeypatch.setattr(f"vsrtune.{module}.observe", lambda *_: found.host.snapshot)
+    for module in ("trial_run", "bench.tuning"):
+        monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda _uri: found.host)
+    for module in ("sysops", "bench.tuning"):
+        monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda **_: found.host)
+    monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
+    monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
+    monkeypatch.setenv("VSRTUNE_JOURNAL", str(found.journal))
+    yield found
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+class TestCommand:
+    def test_better_and_all_is_back(self, tried: Host) -> None:
+        before = tried.host.snapshot
+        assert tried(str(tried.file), "--for", "24s") == 0
+        assert "draft.yaml: better than untuned\nEverything is put back.\n" in tried.out
+        assert tried.host.writes > 0
+        assert tried.host.snapshot == before
+
+    def test_kept_as_apply_leaves_it(self, tried: Host) -> None:
+        before = tried.host.snapshot
+        assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == 0
+        assert "It stays applied. To make it permanent: cp" in tried.out
+        tuned = tried.host.snapshot
+        assert cli.run(["undo"]) == 0
+        assert tried.host.snapshot == before
+        (tried.policies / "p.yaml").write_text(GOOD)
+        assert cli.run(["apply"]) == 0
+        assert tried.host.snapshot == tuned
+
+    def test_not_kept_when_it_is_no_better(self, tried: Host) -> None:
+        tried.forwards = (300, 300)
+        before = tried.host.snapshot
+        assert tried(str(tried.file), "--for", "24s", "--keep-if-better", "--json") == 0
+        found = json.loads(tried.out)
+        assert (found["verdict"], found["kept"], found["pairs"]) == ("not better", False, 6)
+        assert len(found["turns"]) == 12
+        assert tried.host.snapshot == before
+
+    def test_without_traffic_nothing_is_decided(
+        self, tried: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        idle = Counts(0, 0, 0, 0, {}, {})
+        clock = itertools.count(1)
+        monkeypatch.setattr(
+            trial_run.HostGround, "count", lambda *_: replace(idle, at_ns=next(clock))
+        )
+        before = tried.host.snapshot
+        assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == trial.UNDECIDED
+        assert "12 of 12 turns left out: fewer than 100 frames arrived" in tried.out
+        assert "nothing decided" in tried.out
+        assert tried.host.snapshot == before
+
+    def test_a_guest_has_the_policy_that_names_it_on_itself_alone(self, tried: Host) -> None:
+        other = samples.guest("vr2", 200)
+        tried.host.start(other)
+        (tried.policies / "all.yaml").write_text(GOOD.replace("vr1", "'*'"))
+        assert tried("vr1", "--for", "24s", "--keep-if-better") == 0
+        assert "systemctl enable --now vsrtune" in tried.out
+        assert tried.host.snapshot.guests[0].threads[2].affinity == CpuSet([2])
+        assert tried.host.snapshot.guests[1] == other
+
+    def test_a_guest_without_a_policy_has_the_one_of_policy_init(self, tried: Host) -> None:
+        tried("vr1", "--for", "24s", "--json")
+        assert json.loads(tried.out)["policy"] == "policy init vr1"
+        assert tried.host.writes > 0
+
+    def test_an_interrupted_trial_is_taken_back(
+        self, tried: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = tried.host.snapshot
+
+        def check(_held: Held) -> None:
+            if tried.host.writes > 0:
+                raise Interrupted("interrupted (SIGTERM)")
+
+        monkeypatch.setattr(Held, "check", check)
+        assert tried(str(tried.file), "--for", "24s") == 130
+        assert tried.host.writes > 0
+        assert "Everything is put back." in tried.out
+        assert tried.host.snapshot == before
+
+    @pytest.mark.parametrize(
+        ("text", "code", "said"),
+        [
+            ("guest: nobody\n", 1, "no running guest matches"),
+            ("guest: vr1\nqueues: 1\n", 2, "draft.yaml:2"),
+            ("guest: vr1\n", trial.UNDECIDED, "Nothing to try"),
+            ("guest: vr1\ncpus: {vcpu: 99}\n", 2, ""),
+        ],
+    )
+    def test_what_cannot_be_tried(self, tried: Host, text: str, code: int, said: str) -> None:
+        tried.file.write_text(text)
+        assert tried(str(tried.file)) == code
+        assert said in tried.err
+        assert tried.host.writes == 0
+
+    def test_a_tuned_host_and_a_daemon_are_refused(self, tried: Host) -> None:
+        with Journal.open(tried.journal, samples.BOOT):
+            assert tried(str(tried.file)) == 1
+        assert "systemctl stop vsrtune" in tried.err
+        (tried.policies / "p.yaml").write_text(GOOD)
+        assert cli.run(["apply"]) == 0
+        assert tried(str(tried.file)) == 1
+        assert "tuned already" in tried.err
+        assert tried("nobody") == 1
+        assert "no such guest is running" in tried.err

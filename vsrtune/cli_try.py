@@ -1,0 +1,247 @@
+"""``vsrtune try``: a policy in turns against untuned, on the router's own traffic."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vsrtune import report
+from vsrtune.cli_common import (
+    Seconds,
+    attach_ledger_option,
+    journal_option,
+    json_option,
+    observe,
+    options,
+    policies_option,
+    uri_option,
+)
+from vsrtune.errors import VsrtuneError
+
+if TYPE_CHECKING:
+    from vsrtune.journal import Journal
+    from vsrtune.model import Guest, Snapshot
+    from vsrtune.policy import Policy
+    from vsrtune.trial import Turn, Verdict
+
+_LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
+
+
+@click.command("try")
+@click.argument("subject", metavar="POLICY_FILE|GUEST")
+@options(
+    click.option(
+        "--for",
+        "seconds",
+        type=Seconds(_LEAST_SECONDS, _MOST_SECONDS),
+        default="60s",
+        show_default=True,
+        metavar="TIME",
+        help="How long the turns take in all; switching between them comes on top.",
+    ),
+    click.option(
+        "--keep-if-better",
+        is_flag=True,
+        help="Leave the policy applied, as `vsrtune apply` does, when it is shown to be better.",
+    ),
+    json_option,
+    policies_option,
+    journal_option,
+    attach_ledger_option,
+    uri_option,
+)
+def try_(
+    subject: str,
+    seconds: float,
+    keep_if_better: bool,
+    as_json: bool,
+    policy_dirs: tuple[Path, ...],
+    journal: Path,
+    attach_ledger: Path,
+    uri: str,
+) -> int:
+    """Try a policy against untuned, in turns, on the traffic that the router has.
+
+    With POLICY_FILE, tries that policy on the guests that it names. With GUEST, tries the
+    policy of the policy directories that names it, or if there is none the one that `vsrtune
+    policy init` would write, on this guest alone. No frame is generated. For each turn of 2 s
+    the frames that arrived for the guests and that they forwarded are counted.
+
+    The policy is better only if the lower end of the 95 % interval of the forwarded share,
+    tuned over untuned, is above 1. Everything ends at the original, also when the command is
+    killed or its session is lost, unless --keep-if-better is given and the policy is better.
+
+    \b
+    Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong or refused,
+    3 nothing was decided: too little traffic, or too many turns were left out.
+    """
+    from vsrtune import guardian, render, trial, trial_run
+    from vsrtune.bench.tuning import Tuner
+    from vsrtune.full_plan import full_plan
+    from vsrtune.interrupts import held
+    from vsrtune.journal import Journal
+    from vsrtune.rootfs import boot_id
+
+    snapshot = observe(None, uri, 0.0)
+    policy, permanent = _chosen(subject, snapshot, policy_dirs)
+    guests = _guests(policy, snapshot)
+    _check_attachment(policy, uri, attach_ledger, journal)
+    turns: list[Turn] = []
+    with held() as signals, ExitStack() as stack, Journal.open(journal, boot_id()) as opened:
+        _check_untuned(opened, attach_ledger)
+        made = full_plan(snapshot, [policy], (), reassert=True)
+        if not as_json:
+            render.show(report.plan_tables(made))
+        if made.refusals:
+            return 2
+        if not made.actions:
+            click.echo("Nothing to try: the host is as the policy says.", err=True)
+            return trial.UNDECIDED
+        guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
+
+        def wait(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+                signals.check()
+            signals.check()
+
+        names = [name for g in guests for name in {g.ref, g.name}]
+        ground = trial_run.HostGround(
+            Tuner(opened, names, None, uri), [policy], frozenset(g.ref for g in guests), uri
+        )
+        pairs = int(seconds / trial_run.PAIR_SECONDS)
+        for one in trial_run.run(ground, pairs, time.time_ns(), wait):
+            turns.append(one)
+            click.echo(trial.line(one), err=as_json)
+        verdict = trial.judge(turns, policy.path)
+        keep = keep_if_better and verdict.better is True
+        if not (turns[-1].tuned and keep):
+            ground.switch(False)
+            if keep:
+                ground.switch(True)
+        signals.check()
+        guard.keep()
+    for note in ground.notes:
+        click.echo(f"left alone: {note}", err=True)
+    if as_json:
+        _print_json(policy, guests, turns, verdict, keep)
+    else:
+        render.show([trial.table(turns)])
+        for text in verdict.text:
+            click.echo(text)
+        click.echo(
+            f"It stays applied. To make it permanent: {permanent}. To take it back: vsrtune undo"
+            if keep
+            else "Everything is put back."
+        )
+    return trial.UNDECIDED if verdict.better is None else 0
+
+
+def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:
+    """The policy to try, and how to make it permanent. Raises VsrtuneError."""
+    from vsrtune.policy import parse
+    from vsrtune.policy_files import SUFFIXES, load_dirs, read_policy
+    from vsrtune.policy_init import policy_name, start
+    from vsrtune.policy_match import policies_of
+
+    enable = "systemctl enable --now vsrtune"
+    path = Path(subject)
+    if path.is_file() or path.suffix in SUFFIXES:
+        return read_policy(path), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
+    found = [g for g in snapshot.guests if subject in (g.ref, g.uuid)]
+    if not found:
+        raise VsrtuneError(
+            "no such guest is running, and there is no such file",
+            where=subject,
+            hint="`vsrtune show` lists the guests; a policy file ends in .yaml",
+        )
+    others = load_dirs(dirs)
+    ours = policies_of(found[0], others)
+    if len(ours) > 1:
+        places = " and ".join(p.at("guest") for p in ours)
+        raise VsrtuneError(
+            "several policies name this guest equally well",
+            where=places,
+            hint="name the file to try",
+        )
+    name = policy_name(found[0])
+    if ours:
+        # It may name other guests as well, which nobody asked to try it on.
+        return replace(ours[0], guest=parse(f"guest: {name}\n", subject).guest), enable
+    text = start(snapshot, found[0], others).text
+    file = shlex.quote(f"{dirs[-1]}/{found[0].name}.yaml")
+    init = f"vsrtune policy init {shlex.quote(subject)} -o {file}"
+    return parse(text, f"policy init {subject}"), f"{init} && {enable}"
+
+
+def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
+    """The running guests that the policy names. Raises VsrtuneError when there are none."""
+    from vsrtune.policy_match import Match, match
+
+    found = [g for g in snapshot.guests if match(policy.guest, g) is not Match.NONE]
+    if not found:
+        raise VsrtuneError(
+            f"no running guest matches {policy.guest!r}",
+            where=policy.at("guest"),
+            hint="`vsrtune show` lists the guests",
+        )
+    return found
+
+
+def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> None:
+    """Raises VsrtuneError when the policy asks for a switch: every one stops the traffic for
+    seconds, and so cannot be tried in turns."""
+    from vsrtune import attach_show
+    from vsrtune.attach_wishes import batches
+
+    if policy.attachment is None:
+        return
+    if attach_show.preview(lambda host, _: batches(host, [policy]), uri, ledger, journal):
+        raise VsrtuneError(
+            f"the guests are not on {policy.attachment} yet, which is not tried in turns",
+            where=policy.at("attachment"),
+            hint="switch with `vsrtune attach` first, or take the key out of the file that you try",
+        )
+
+
+def _check_untuned(journal: Journal, ledger: Path) -> None:
+    """Raises VsrtuneError when the host is not at its original, which is what is compared to."""
+    from vsrtune import attach_show
+
+    live = len(journal.entries())
+    if live or attach_show.concerned((), ledger):
+        raise VsrtuneError(
+            f"this host is tuned already ({live} settings, or an attachment that a policy "
+            "switched), so there is no untuned to compare with",
+            where=str(journal.path),
+            hint="run `vsrtune undo`, then try again",
+        )
+
+
+def _print_json(
+    policy: Policy, guests: Sequence[Guest], turns: Sequence[Turn], verdict: Verdict, kept: bool
+) -> None:
+    import json
+
+    words = {True: "better", False: "not better", None: "undecided"}
+    print_ready = {
+        "policy": policy.path,
+        "guests": [g.ref for g in guests],
+        "verdict": words[verdict.better],
+        "pairs": verdict.pairs,
+        "share": verdict.share,
+        "rate": verdict.rate,
+        "left_out": verdict.left_out,
+        "kept": kept,
+        "text": verdict.text,
+        "turns": [asdict(t) for t in turns],
+    }
+    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))

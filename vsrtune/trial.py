@@ -1,0 +1,231 @@
+"""A policy tried in turns on the traffic that a router has: what is counted, and what it shows.
+Pure.
+
+Turns come in pairs, one tuned and one untuned. Of each pair two ratios are taken, tuned over
+untuned:
+
+* the forwarded share: frames that the guests sent, of those that arrived for them. What a NIC
+  below them or a CPU's backlog dropped has arrived as well: otherwise a policy that starves the
+  NIC would look good, because the few frames that are left are all forwarded;
+* the forwarded rate: frames that the guests sent in a second.
+
+The policy is better only if the lower end of the share's 95 % interval is above 1, and the
+interval of the rate is not wholly below 1. A turn counts only if no setting changed within it
+and at least ``LEAST_FRAMES`` frames arrived; a pair only if both its turns count. Fewer pairs than
+an interval takes decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from vsrtune import stats
+from vsrtune.bench import compare
+from vsrtune.model import DATA_PLANE, Nic, Role, Snapshot, ThreadKey
+from vsrtune.report import Table
+from vsrtune.top_model import Sample
+
+# Frames that have to arrive in a turn, so that a share of them says something.
+LEAST_FRAMES = 100
+# The exit code of a trial that decided nothing.
+UNDECIDED = 3
+# The fewest pairs of which an interval can be told.
+LEAST_PAIRS = stats.pairs_needed(1)
+# Counters of a lower device that say that a frame never reached the guest.
+_EARLY = ("rx_dropped", "rx_missed_errors")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counters of some guests at one moment (``at_ns``), since their devices began.
+    ``received``: frames for the guests, those their rings dropped included; ``forwarded``: frames
+    they sent; ``early``: frames dropped on the way to them; ``drops`` by place; ``waits``: how long
+    each thread stood in a run queue, ns."""
+
+    at_ns: int
+    received: int
+    forwarded: int
+    early: int
+    drops: Mapping[str, int]
+    waits: Mapping[ThreadKey, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was counted in one turn, in frames. ``wait``: how many threads stood in a run queue,
+    on average. ``left_out`` says why the turn does not count, "" when it does."""
+
+    pair: int
+    tuned: bool
+    seconds: float
+    received: int
+    forwarded: int
+    early: int
+    drops: Mapping[str, int]
+    wait: float
+    left_out: str = ""
+
+    @property
+    def arrived(self) -> int:
+        return self.received + self.early
+
+    @property
+    def share(self) -> float:
+        """Of what arrived, the share that was forwarded; 0 when nothing arrived."""
+        return self.forwarded / self.arrived if self.arrived else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Frames forwarded in a second."""
+        return self.forwarded / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``better`` is None when nothing was decided, and then there are no ratios. ``text`` holds
+    sentences for people."""
+
+    better: bool | None
+    text: tuple[str, ...]
+    pairs: int
+    share: Mapping[str, Any] | None = None
+    rate: Mapping[str, Any] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def counts(sample: Sample, frames: tuple[int, int]) -> Counts:
+    """Of a sample of the guests alone, and the frames they received and sent."""
+    drops: dict[str, int] = {}
+    early = 0
+    for spot, count in sample.drops.items():
+        lower = not spot.guest and spot.place != "backlog"
+        place = f"NIC {spot.place}" if lower else spot.place
+        drops[place] = drops.get(place, 0) + count
+        early += count if lower and spot.place in _EARLY else 0
+    return Counts(
+        at_ns=sample.at_ns,
+        received=frames[0],
+        forwarded=frames[1],
+        early=early,
+        drops=drops,
+        waits={key: reading.wait_ns for key, reading in sample.threads.items()},
+    )
+
+
+def turn(before: Counts, after: Counts, pair: int, tuned: bool, left_out: str = "") -> Turn:
+    """What was counted between two moments."""
+    span = after.at_ns - before.at_ns
+    waited = sum(ns - before.waits[key] for key, ns in after.waits.items() if key in before.waits)
+    drops = {place: count - before.drops.get(place, 0) for place, count in after.drops.items()}
+    received = after.received - before.received
+    forwarded = after.forwarded - before.forwarded
+    early = after.early - before.early
+    if not left_out and min(received, forwarded, early) < 0:
+        left_out = "a counter began anew"
+    if not left_out and received + early < LEAST_FRAMES:
+        left_out = f"fewer than {LEAST_FRAMES} frames arrived"
+    return Turn(pair, tuned, span / 1e9, received, forwarded, early, drops, waited / span, left_out)
+
+
+def settings(snapshot: Snapshot) -> Hashable:
+    """All that a policy, or an operator, can set for the guests; two that are equal were measured
+    alike."""
+    lowers = {name for g in snapshot.guests for i in g.interfaces for name in i.lower}
+    roles = (*DATA_PLANE, Role.EMULATOR)
+    return (
+        snapshot.host.online,
+        frozenset((s.key, s.sched) for s in snapshot.host.softirq),
+        frozenset(_nic(n) for n in snapshot.host.nics if n.name in lowers),
+        frozenset(
+            (t.key, t.sched, t.affinity, t.cgroup, t.pin)
+            for g in snapshot.guests
+            for t in g.threads
+            if t.role in roles
+        ),
+        frozenset(
+            (i.target, i.ifindex, i.txqueuelen, i.threaded, i.queues, i.lower)
+            for g in snapshot.guests
+            for i in g.interfaces
+        ),
+    )
+
+
+def _nic(nic: Nic) -> Hashable:
+    return (
+        nic.name,
+        nic.txqueuelen,
+        nic.threaded_napi,
+        nic.queues,
+        tuple((i.number, i.affinity) for i in nic.irqs),
+        tuple((t.key, t.affinity) for t in nic.napi),
+    )
+
+
+def judge(turns: Sequence[Turn], name: str) -> Verdict:
+    """What the turns show of the policy ``name``, by the rule above."""
+    pairs = _pairs(turns)
+    left_out = Counter(t.left_out for t in turns if t.left_out)
+    told = tuple(
+        f"{count} of {len(turns)} turns left out: {why}" for why, count in left_out.most_common()
+    )
+    if len(pairs) < LEAST_PAIRS:
+        few = f"nothing decided: {len(pairs)} pairs of turns count, {LEAST_PAIRS} are needed"
+        return Verdict(None, (*told, few), len(pairs), left_out=left_out)
+    # As frames of an equal load, of which none at all counts as one.
+    share = stats.paired_ratio(
+        [ours.share * theirs.arrived for ours, theirs in pairs],
+        [float(theirs.forwarded) for _, theirs in pairs],
+    )
+    rate = stats.paired_ratio(
+        [ours.rate * theirs.seconds for ours, theirs in pairs],
+        [float(theirs.forwarded) for _, theirs in pairs],
+    )
+    shown = compare.verdict(share, True, name, "untuned", "forwarded share")
+    also = compare.verdict(rate, True, name, "untuned", "forwarded rate")
+    better = share.low > 1.0 and rate.high >= 1.0
+    sentence = "better than untuned" if better else "not shown to be better than untuned"
+    text = (*told, shown["text"], also["text"], f"{name}: {sentence}")
+    return Verdict(better, text, len(pairs), shown, also, left_out)
+
+
+def _pairs(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
+    """Tuned and untuned turns of each pair that counts."""
+    good = {(t.pair, t.tuned): t for t in turns if not t.left_out}
+    numbers = sorted({t.pair for t in turns})
+    return [
+        (good[n, True], good[n, False]) for n in numbers if {(n, True), (n, False)} <= set(good)
+    ]
+
+
+def line(made: Turn) -> str:
+    """A turn in one line."""
+    told = (
+        f"pair {made.pair}, {'tuned' if made.tuned else 'untuned'}: {made.forwarded:,} of "
+        f"{made.arrived:,} frames forwarded in {made.seconds:.1f} s"
+    )
+    return f"{told}, left out: {made.left_out}" if made.left_out else told
+
+
+def table(turns: Sequence[Turn]) -> Table:
+    """Medians over the pairs that count."""
+    pairs = _pairs(turns)
+    sides = [[theirs for _, theirs in pairs], [ours for ours, _ in pairs]]
+    rows = [
+        _row("forwarded/s", [[t.rate for t in side] for side in sides]),
+        _row("arrived/s", [[t.arrived / t.seconds for t in side] for side in sides]),
+        _row("forwarded %", [[100 * t.share for t in side] for side in sides], 1),
+    ]
+    for place in sorted({place for t in turns for place in t.drops}):
+        values = [[t.drops.get(place, 0) / t.seconds for t in side] for side in sides]
+        if any(map(any, values)):
+            rows.append(_row(f"dropped/s, {place}", values))
+    rows.append(_row("threads waiting for a CPU", [[t.wait for t in side] for side in sides], 2))
+    return Table(f"Medians of {len(pairs)} pairs", ("", "untuned", "tuned"), rows)
+
+
+def _row(label: str, sides: Sequence[Sequence[float]], digits: int = 0) -> tuple[str, ...]:
+    return (label, *(f"{median(side):,.{digits}f}" if side else "-" for side in sides))

@@ -1,0 +1,98 @@
+"""Runs a trial: switches between tuned and untuned, waits, and counts (``trial`` judges)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from vsrtune import top_sample, trial
+from vsrtune.bench.schedule import rounds
+from vsrtune.bench.tuning import Tuner
+from vsrtune.model import Snapshot
+from vsrtune.observe import live_observer
+from vsrtune.policy import Policy
+from vsrtune.rootfs import LiveRoot
+from vsrtune.trial import Counts, Turn
+
+# What is cut off at the beginning of a turn: threads move, queues fill or drain.
+SETTLE_SECONDS = 0.5
+# Within which frames are counted.
+COUNT_SECONDS = 1.5
+PAIR_SECONDS = 2 * (SETTLE_SECONDS + COUNT_SECONDS)
+
+
+class Ground(Protocol):
+    """Where a trial takes place: the guests, tuned or not."""
+
+    def switch(self, tuned: bool) -> None:
+        """Apply the policy, or undo it. Raises VsrtuneError."""
+        ...
+
+    def settle(self) -> bool:
+        """Carry out what waited for its thread to run; whether all is as the policy says."""
+        ...
+
+    def look(self) -> Snapshot:
+        """The guests and their settings now."""
+        ...
+
+    def count(self, seen: Snapshot) -> Counts:
+        """The counters of these guests now."""
+        ...
+
+
+class HostGround:
+    """This host. ``refs`` are the guests that the policies name; ``notes`` tell what somebody
+    else has changed, which undo left alone."""
+
+    def __init__(
+        self, tuner: Tuner, policies: Sequence[Policy], refs: frozenset[str], uri: str
+    ) -> None:
+        self._tuner = tuner
+        self._policies = policies
+        self._refs = refs
+        self._root = LiveRoot()
+        self._observer = live_observer(uri)
+        self.notes: list[str] = []
+
+    def switch(self, tuned: bool) -> None:
+        if tuned:
+            self._tuner.apply_policies(self._policies)
+        else:
+            self.notes += self._tuner.undo()
+
+    def settle(self) -> bool:
+        if self._tuner.waits:
+            self._tuner.again()
+        return not self._tuner.waits
+
+    def look(self) -> Snapshot:
+        seen = self._observer.observe()
+        return replace(seen, guests=tuple(g for g in seen.guests if g.ref in self._refs))
+
+    def count(self, seen: Snapshot) -> Counts:
+        sample = top_sample.take(self._root, seen)
+        return trial.counts(sample, top_sample.frames(self._root, seen))
+
+
+def run(ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]) -> Iterator[Turn]:
+    """The turns of so many pairs as they are made, on untuned ground, which is tuned or untuned
+    after. ``wait`` takes seconds. Within a pair the order is drawn, so that each comes first
+    equally often and what changes with time favours neither. Raises VsrtuneError."""
+    present = False
+    for number, pair in enumerate(rounds([0, 1], 1, pairs, seed), 1):
+        for index in pair.configurations:
+            tuned = index == 1
+            if tuned is not present:
+                ground.switch(tuned)
+                present = tuned
+            wait(SETTLE_SECONDS)
+            left_out = "" if ground.settle() else "a setting still waits for its thread to run"
+            seen = ground.look()
+            before = ground.count(seen)
+            wait(COUNT_SECONDS)
+            after = ground.count(seen)
+            if trial.settings(ground.look()) != trial.settings(seen):
+                left_out = "a setting changed"
+            yield trial.turn(before, after, number, tuned, left_out)
