@@ -87,7 +87,8 @@ def apply(
         if made is None:
             switched = _switch(policies, uri, attach_ledger, journal)
             snapshot = observe(None, uri, trace_seconds)
-            made = full_plan(snapshot, policies, opened.entries(), reassert=True)
+            ours, steps = opened.entries(), opened.steps
+            made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)
     for action, error in result.failed:
@@ -126,12 +127,13 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     \b
     Exit codes: 0 all is back, 1 something could not be put back.
     """
-    from vsrtune.journal import Journal, read_entries
+    from vsrtune.journal import Journal, read_fold
     from vsrtune.rootfs import boot_id
 
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
-    if not read_entries(journal, boot):
+    there = read_fold(journal, boot)
+    if not there.live and not there.steps:
         if as_json:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:

@@ -110,6 +110,8 @@ class Policy:
     attachment: Attachment | None = None
     drift: DriftRules = ()
     placement: Auto | None = None
+    # Its scheduling rules are not those of the file (stepdown).
+    lowered: bool = False
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:
