@@ -82,8 +82,11 @@ WITH_ATTACH = tuple(
 GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 # A balancer in front of one router, and little more, which a lab with one guest can have.
 ONE_EACH = () if EVERYTHING else ("test_msr.py",)
+# Two vcpus that can have one CPU only.
+SHARED = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
+GUARD = ("test_guard.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, "test_show.py", "test_irq.py")
+ELSEWHERE = (*ALONE, *GROUPS, *GUARD, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH),
@@ -92,6 +95,8 @@ MATRIX = [
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, WITH_ATTACH),
     Boot("trixie", "bench", BENCH, (*WITH_ATTACH, *ONE_EACH)),
+    Boot("bookworm", "guard", SHARED, GUARD),
+    Boot("trixie", "guard", SHARED, GUARD),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]
