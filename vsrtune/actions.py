@@ -363,13 +363,14 @@ class Skipped:
     """A setting that is left as it is, and why. ``held`` marks one that an operator
     changed after us, and that is therefore drift although nothing will be written;
     ``pending`` one that the kernel takes only once its thread has run, or libvirt when it
-    is done with the guest."""
+    is done with the guest; ``stepped`` one that the guard took from the guest (stepdown)."""
 
     guest: str
     subject: str
     reason: str
     held: bool = False
     pending: bool = False
+    stepped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ def apply(
             # The plan puts back what guests have brought along; the journal has to know of it.
             brought.adopt(snapshot, snapshot.guests, opened)
             if made is None:
-                made = full_plan(snapshot, policies, opened.entries(), reassert=True)
+                ours, steps = opened.entries(), opened.steps
+                made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
             render.show(report.plan_tables(made))
             result = executor.apply(made, ops, opened)
             live = len(opened.entries())
@@ -206,14 +207,15 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     \b
     Exit codes: 0 all is back, 1 something could not be put back.
     """
-    from vsrtune.journal import Journal, read_entries
+    from vsrtune.journal import Journal, read_fold
     from vsrtune.rootfs import boot_id
 
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
     seen = _with_libvirt_guests(uri)
     carried = seen is not None and _carried(seen, journal, boot)
-    if not carried and not read_entries(journal, boot):
+    there = read_fold(journal, boot)
+    if not carried and not there.live and not there.steps:
         if as_json:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:

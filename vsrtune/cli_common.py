@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vsrtune.journal_records import Entry
     from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
+    from vsrtune.stepdown import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -141,14 +142,16 @@ def check_guests(snapshot: Snapshot, asked: Iterable[str]) -> None:
         )
 
 
-def entries(journal: Path, root: Path | None) -> tuple[Entry, ...]:
-    """What vsrtune has written on this host; nothing on a recorded one."""
+def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Steps]:
+    """What vsrtune has written on this host, and which guests are stepped down; nothing on a
+    recorded one."""
     if root is not None:
-        return ()
-    from vsrtune.journal import read_entries
+        return (), {}
+    from vsrtune.journal import read_fold
     from vsrtune.rootfs import boot_id
 
-    return read_entries(journal, boot_id())
+    fold = read_fold(journal, boot_id())
+    return tuple(fold.live.values()), fold.steps
 
 
 def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -107,11 +108,12 @@ def daemon(
     if not policies:
         log.LOGGER.warning("%s", no_policies(policy_dirs))
 
-    from vsrtune import events, sdnotify, web
+    from vsrtune import events, queue_status, sdnotify, web
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.daemon import Daemon, Timing
     from vsrtune.errors import VsrtuneError
+    from vsrtune.guard import Guard
     from vsrtune.journal import Journal
     from vsrtune.link_events import LinkEvents
     from vsrtune.load_meter import LoadMeter
@@ -124,6 +126,7 @@ def daemon(
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
     from vsrtune.rootfs import LiveRoot
+    from vsrtune.starvation import Starved
     from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()
@@ -170,8 +173,14 @@ def daemon(
         def seen() -> Snapshot | None:
             return reconciler.state.snapshot
 
+        def starving(found: tuple[Starved, ...]) -> None:
+            running.starving(found)
+            with contextlib.suppress(OSError):
+                queue_status.write(found, queue_status.STARVED_PATH)
+
         LinkEvents(seen, running.mark_dirty, own_queue=reconciler.own_queue).start()
         Patrol(LiveRoot(), seen, running.mark_dirty).start()
+        Guard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
         code = running.run()
         queues.close()

@@ -10,8 +10,8 @@ import click
 from vsrtune import report
 from vsrtune.cli_common import (
     attach_ledger_option,
-    entries,
     journal_option,
+    journalled,
     json_option,
     load_policies,
     observe,
@@ -62,7 +62,8 @@ def plan(
     snapshot = observe(root, uri, trace_seconds)
     # An operator who asks for a plan asks for the policies: pins set by hand since
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
-    made = full_plan(snapshot, policies, entries(journal, root), reassert=True)
+    ours, steps = journalled(journal, root)
+    made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
     if as_json:
         click.echo(plan_json.dumps(made, snapshot.host.boot_id))
         return 2 if made.refusals else 0
@@ -95,7 +96,8 @@ def verify(
     """Exit 1 when the host is not what the policies say.
 
     Names every setting that differs, those included that an operator changed by hand
-    and that the daemon therefore leaves alone.
+    and that the daemon therefore leaves alone, and every guest that the daemon has stepped
+    down.
 
     \b
     Exit codes: 0 no difference, 1 differences, 2 a policy is wrong or refused.
@@ -104,7 +106,8 @@ def verify(
 
     policies = load_policies(policy_dirs)
     snapshot = observe(root, uri, trace_seconds)
-    made = full_plan(snapshot, policies, entries(journal, root))
+    ours, steps = journalled(journal, root)
+    made = full_plan(snapshot, policies, ours, steps=steps)
     lines = report.drift_lines(made.actions, made.skipped)
     found = _attachments(policies, root, uri, attach_ledger, journal)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]

@@ -96,7 +96,7 @@ def init(
     from vsrtune.policy_init import start
 
     snapshot = cli_common.observe(root, uri, trace_seconds)
-    entries = cli_common.entries(journal, root)
+    entries, _ = cli_common.journalled(journal, root)
     made = start(
         snapshot,
         _guest(snapshot, guest),

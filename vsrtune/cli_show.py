@@ -11,8 +11,8 @@ import click
 from vsrtune.actions import Plan
 from vsrtune.cli_common import (
     check_guests,
-    entries,
     journal_option,
+    journalled,
     json_option,
     observe,
     options,
@@ -64,8 +64,11 @@ def show(
     shown = {g.ref for g in snapshot.guests}
     drift = tuple(d for d in changed.drift if not guests or d.target.guest in shown)
     tables = [*report.snapshot_tables(snapshot, budgets), *report.drift_tables(drift)]
+    down = report.step_tables(s for s in changed.skipped if s.guest in shown)
+    if root is None:
+        down += _starved()
     queues = _queues(shown) if root is None else []
-    render.show([*tables, *queues, *_moves(snapshot, root)])
+    render.show([*down, *tables, *queues, *_moves(snapshot, root)])
 
 
 def _queues(shown: set[str]) -> list[Table]:
@@ -80,6 +83,18 @@ def _queues(shown: set[str]) -> list[Table]:
     return [Table("Adaptive queues, as the daemon keeps them", heads, rows)] if rows else []
 
 
+def _starved() -> list[Table]:
+    """What the daemon tells of threads that starve."""
+    from vsrtune.queue_status import read_starved
+    from vsrtune.report import Table
+
+    rows: list[tuple[str, ...]] = [
+        (str(s.cpu), s.name, str(s.tid), s.guest or "-") for s in read_starved()
+    ]
+    heads = ("CPU", "thread", "tid", "held by")
+    return [Table("Threads that do not get to run", heads, rows, "bad")] if rows else []
+
+
 def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> Plan:
     """What the daemon would plan; nothing where policies or journal cannot be read, of which
     other commands tell."""
@@ -87,7 +102,8 @@ def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> P
     from vsrtune.policy_files import load_dirs
 
     try:
-        return full_plan(snapshot, load_dirs(policy_dirs), entries(journal, None))
+        ours, steps = journalled(journal, None)
+        return full_plan(snapshot, load_dirs(policy_dirs), ours, steps=steps)
     except VsrtuneError:
         return Plan()
 

@@ -19,8 +19,10 @@ from vsrtune.errors import VsrtuneError
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, NOTHING, TURNS, Look
 from vsrtune.policy import Policy
+from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import Notifier
+from vsrtune.starvation import Starved
 from vsrtune.state import State
 from vsrtune.wakeup import Wakeup
 
@@ -90,6 +92,11 @@ class Daemon:
         self._files_changed = False
         # Appended to by other threads, emptied by the loop: deque does both atomically.
         self._dirty: deque[Look] = deque()
+        # Guests that the guard wants stepped down, and why.
+        self._steps: deque[tuple[str, str]] = deque()
+        # Threads of others that starve, and those that were published.
+        self._starved: tuple[Starved, ...] = ()
+        self._told: tuple[Starved, ...] = ()
         # When it is time to look for what has no event.
         self._turn = 0.0
         self._reload_success = True
@@ -102,6 +109,17 @@ class Daemon:
         name of the guest it is about, None the host or something unknown."""
         LOGGER.debug("dirty: %s", reason)
         self._dirty.append(Look.of(guest))
+        self._wake.set()
+
+    def step_down(self, guest: str, why: str) -> None:
+        """A guest is to be stepped down by one level, at once; callable from any thread.
+        ``guest`` is the name its policy uses."""
+        self._steps.append((guest, why))
+        self._wake.set()
+
+    def starving(self, starved: tuple[Starved, ...]) -> None:
+        """Which threads of others starve by now; callable from any thread."""
+        self._starved = starved
         self._wake.set()
 
     def policies_changed(self, reason: str) -> None:
@@ -153,6 +171,8 @@ class Daemon:
                 break
             if self._reload_asked:
                 self._reload()
+            elif self._steps:
+                self._step_down()
             elif self._files_changed:
                 self._follow_files()
             else:
@@ -174,14 +194,16 @@ class Daemon:
         self._notifier.ping()
 
     def _tell(self) -> None:
-        self._publish(replace(self._reconciler.state, reload_success=self._reload_success))
+        self._told = self._starved
+        state = self._reconciler.state
+        self._publish(replace(state, reload_success=self._reload_success, starved=self._told))
         self._notifier.status(self._status())
 
     def _meanwhile(self) -> float:
         """What is done between passes; seconds until it is due again, maybe endless."""
         before = self._reconciler.state
         pause = self._between()
-        if self._reconciler.state is not before:
+        if self._reconciler.state is not before or self._starved is not self._told:
             self._tell()
         return float("inf") if pause is None else pause
 
@@ -192,9 +214,20 @@ class Daemon:
             extra.append("the last reload failed, older policies are kept")
         elif not state.policies:
             extra.append("no policy")
+        down = sum(g.step is not None for g in state.guests)
+        if down:
+            extra.append(f"{down} stepped down")
         if state.failure:
             extra.append("the last pass failed, the log says why")
         return report.status_line(state.tuned, state.drift, extra)
+
+    def _step_down(self) -> None:
+        look = NOTHING
+        while self._steps:
+            guest, why = self._steps.popleft()
+            self._reconciler.step_down(guest, why)
+            look = look.merge(FULL if guest.startswith(PLAIN_QEMU) else Look.of(guest))
+        self._pass(look)
 
     def _reload(self) -> None:
         self._reload_asked = False
@@ -204,6 +237,7 @@ class Daemon:
         policies = self._read()
         if policies is not None:
             self._reconciler.policies = policies
+            self._reconciler.forget_steps()
         # A reload asks for the policies: what was set by hand in the meantime gives way,
         # unless there is nothing valid to ask for.
         self._pass(FULL, settle=self._reload_success, reassert=self._reload_success)
@@ -219,7 +253,7 @@ class Daemon:
             return
         LOGGER.info("policy files have changed")
         self._notifier.reloading()
-        self._reconciler.policies = policies
+        self._reconciler.take(policies)
         self._pass(FULL, settle=True, reassert=True)
         self._notifier.ready()
 
@@ -248,7 +282,7 @@ class Daemon:
         if self._confirm:
             latest = earliest
         slice_ = (self._notifier.watchdog_seconds or 90.0) / 3
-        while not (self._stop_asked or self._reload_asked):
+        while not self._urgent:
             if self._files_changed:
                 self._settle_burst(self._timing.policy_pause)
                 return NOTHING
@@ -263,10 +297,15 @@ class Daemon:
                 self._settle_burst(self._timing.debounce)
         return NOTHING
 
+    @property
+    def _urgent(self) -> bool:
+        """Whether there is something that waits for no pause."""
+        return self._stop_asked or self._reload_asked or bool(self._steps)
+
     def _settle_burst(self, pause: float) -> None:
         """Wait until events pause for so long, ten times that at most."""
         for _ in range(10):
-            if self._stop_asked or self._reload_asked:
+            if self._urgent:
                 return
             if not self._wake.wait(pause):
                 return
@@ -280,6 +319,8 @@ class Daemon:
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
             self._leave()
+            # Starting again is the operator's word.
+            self._reconciler.forget_steps()
             return 0
         LOGGER.info("stopping: putting the host back")
         clean = self._finish()

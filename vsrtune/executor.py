@@ -181,7 +181,8 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
     Unfinished writes are resolved first, as ``recover`` does. A value that is no longer
     the one we wrote is left alone, reported and forgotten. An entry whose write
     fails is kept for the next try, and what depends on it in its guest is not tried
-    (``obstacles``). Raises JournalError only.
+    (``obstacles``). When all is undone, no guest is stepped down any more. Raises
+    JournalError only.
     """
     tally = _Tally()
     chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
@@ -193,6 +194,9 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
     if lists:
         tally.failed = [f for f in tally.failed if f[0].target not in lists]
         _restore_all(lists, ops, journal, tally)
+    if only is None:
+        for guest in journal.steps:
+            journal.step(guest, None)
     return tally.result()
 
 

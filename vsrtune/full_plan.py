@@ -27,6 +27,7 @@ from vsrtune.journal_records import Entry, undo_order
 from vsrtune.model import Snapshot
 from vsrtune.policy import Policy
 from vsrtune.projection import after, project_actions
+from vsrtune.stepdown import NO_STEPS, Steps
 
 REASON = "no policy asks for it any more"
 
@@ -40,16 +41,17 @@ def full_plan(
     entries: Sequence[Entry],
     *,
     reassert: bool = False,
+    steps: Steps = NO_STEPS,
 ) -> Plan:
     """planner.plan for the host as it is once left-overs are put back, with the actions
-    that put them back, latest first, ahead of the others. ``entries`` are the journal's.
-    What guests have brought along is put back as well, whoever asks for it."""
+    that put them back, latest first, ahead of the others. ``entries`` and ``steps`` are the
+    journal's. What guests have brought along is put back as well, whoever asks for it."""
     entries = (*entries, *brought.entries(snapshot.guests, snapshot.host, entries))
     came = {e.target for e in entries if e.reason == brought.REASON}
     ours: Mapping[Target, Value] = {e.target: e.written for e in entries}
-    released = planner.released(snapshot, policies, ours) | came
+    released = planner.released(snapshot, policies, ours, steps) | came
     if not released:
-        return planner.plan(snapshot, policies, ours, reassert)
+        return planner.plan(snapshot, policies, ours, reassert, steps=steps)
     back: list[Action] = []
     foreign: list[Skipped] = []
     for entry in undo_order(entries):
@@ -64,7 +66,8 @@ def full_plan(
             subject = str(target).removeprefix(f"{target.guest}: ")
             foreign.append(Skipped(target.guest, subject, FOREIGN))
     kept = {target: value for target, value in ours.items() if target not in released}
-    made = planner.plan(project_actions(snapshot, back), policies, kept, reassert)
+    left = project_actions(snapshot, back)
+    made = planner.plan(left, policies, kept, reassert, steps=steps)
     return replace(made, actions=(*back, *made.actions), skipped=(*foreign, *made.skipped))
 
 

@@ -11,6 +11,7 @@ from vsrtune.part import Part
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.state import GuestState
+from vsrtune.stepdown import NO_STEPS, Steps
 
 
 def guest_states(
@@ -19,11 +20,14 @@ def guest_states(
     policies: Sequence[Policy],
     unsettled: Mapping[str, int],
     pending: Mapping[str, int],
+    steps: Steps = NO_STEPS,
 ) -> tuple[GuestState, ...]:
     """The guests of a part after a pass over it. For each guest, ``unsettled`` counts the
-    settings that could not be made or that wait, ``pending`` those that the kernel put off."""
+    settings that could not be made or that wait, ``pending`` those that the kernel put off.
+    ``steps`` tells which are stepped down."""
     guests = part.guests
     named = {g.ref: p for g, p in assign(guests, policies).pairs}
+    stepped = Counter(s.guest for s in plan.skipped if s.stepped)
     unable = {r.guest for r in plan.refusals} | set(unsettled)
     held = Counter(s.guest for s in plan.skipped if s.held)
     waits = Counter(s.guest for s in plan.skipped if s.pending) + Counter(pending)
@@ -31,12 +35,19 @@ def guest_states(
         GuestState(
             guest.ref,
             guest.source,
-            tuned=guest.ref in named and guest.ref not in unable and not waits[guest.ref],
-            drift=held[guest.ref] + unsettled.get(guest.ref, 0) + waits[guest.ref],
+            tuned=guest.ref in named
+            and guest.ref not in unable
+            and not waits[guest.ref]
+            and not stepped[guest.ref],
+            drift=held[guest.ref]
+            + unsettled.get(guest.ref, 0)
+            + waits[guest.ref]
+            + stepped[guest.ref],
             held=held[guest.ref],
             pending=waits[guest.ref],
             policy=named[guest.ref].path if guest.ref in named else "",
             irq=_irq(named.get(guest.ref)),
+            step=steps.get(guest.ref),
         )
         for guest in guests
     )

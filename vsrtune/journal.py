@@ -42,10 +42,12 @@ from vsrtune.journal_records import (
     entry_record,
     header_record,
     intent_record,
+    step_record,
     target_record,
     torn_header,
     undo_action,
 )
+from vsrtune.stepdown import Step
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
 # A journal is compacted when it has more than this many bytes, or more than this
@@ -161,6 +163,18 @@ class Journal(Closing):
         """Forget a target, for the reason ``why``."""
         if target in self._fold.live:
             self._finish("drop", target, why)
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        """Which guests are stepped down, and how far."""
+        return dict(self._fold.steps)
+
+    def step(self, guest: str, step: Step | None) -> None:
+        """Record how far a guest is stepped down; None: it is tuned as its policy says."""
+        if self._fold.steps.get(guest) != step:
+            self._append(step_record(guest, step))
+            self._fold.step(guest, step)
+            self._compact_if_grown()
 
     def reserve(self, actions: Iterable[Action]) -> None:
         """Claim disk space for applying and later undoing ``actions``, and for undoing all
@@ -337,22 +351,27 @@ class Journal(Closing):
             raise _unwritable(self.path, error) from error
 
 
-def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
-    """Live entries without the lock, for commands that only show them.
+def read_fold(path: Path, boot_id: str) -> Fold:
+    """What the journal holds, without the lock, for commands that only show it.
 
-    A missing journal, or one of another boot, has none. Raises JournalError when it
+    A missing journal, or one of another boot, holds nothing. Raises JournalError when it
     is corrupt, unreadable, or of this boot and another version.
     """
     try:
         data = read_file(path)
     except FileNotFoundError:
-        return ()
+        return Fold()
     except OSError as error:
         raise JournalError(
             f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
         ) from error
     fold, same_boot = read(path, data, boot_id)
-    return tuple(fold.live.values()) if same_boot else ()
+    return fold if same_boot else Fold()
+
+
+def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
+    """The live entries of ``read_fold``."""
+    return tuple(read_fold(path, boot_id).live.values())
 
 
 def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:

@@ -12,6 +12,8 @@ entry     target, original,      a live entry as a compaction found it, or as a 
           written, reason        brought it; stands for everything about the target before it
 lag       seconds                threads have left class deadline; their bandwidth stays
                                  booked for up to so long after the last record
+step      guest, step            the guest is stepped down so far (stepdown); step null: it
+                                 is tuned as its policy says
 ========  =====================  =====================================================
 
 Rules of the fold
@@ -51,6 +53,7 @@ from vsrtune.deadline import lag_seconds
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.root_domains import is_partition
+from vsrtune.stepdown import Step
 
 VERSION = 1
 
@@ -148,7 +151,8 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
 
 
 class Fold:
-    """Live entries by target, in the order of the first write, and by guest. ``lag`` is how
+    """Live entries by target, in the order of the first write, and by guest. ``steps`` are
+    the guests that are stepped down, also those of which nothing is left. ``lag`` is how
     long, in seconds, the kernel keeps the bandwidth booked of any thread that we took out of
     class deadline. Methods raise VsrtuneError for a record that cannot follow the ones before
     it."""
@@ -156,6 +160,7 @@ class Fold:
     def __init__(self) -> None:
         self.live: dict[Target, Entry] = {}
         self.by_guest: dict[str, dict[Target, Entry]] = {}
+        self.steps: dict[str, Step] = {}
         self.lag = 0.0
 
     def put(self, entry: Entry) -> None:
@@ -223,6 +228,13 @@ class Fold:
         """A settled entry from a compaction, or one that was adopted."""
         self.put(entry)
 
+    def step(self, guest: str, step: Step | None) -> None:
+        """How far a guest is stepped down; None when it is not."""
+        if step is None:
+            self.steps.pop(guest, None)
+        else:
+            self.steps[guest] = step
+
     def _unfinished(self, target: Target) -> Entry:
         entry = self.live.get(target)
         if entry is None or entry.state != "intent":
@@ -243,6 +255,10 @@ class Fold:
             self.revert(decode_target(data.get("target")))
         elif kind == "drop":
             self.drop(decode_target(data.get("target")))
+        elif kind == "step":
+            step = data.get("step")
+            found = None if step is None else decode(Step, step, "$.step")
+            self.step(decode(str, data.get("guest"), "$.guest"), found)
         elif kind == "lag":
             self.lag = max(self.lag, decode(float, data.get("seconds"), "$.seconds"))
         elif kind == "entry":
@@ -300,15 +316,20 @@ def entry_record(entry: Entry) -> dict[str, Any]:
     }
 
 
+def step_record(guest: str, step: Step | None) -> dict[str, Any]:
+    """The record of ``Fold.step``."""
+    return {"r": "step", "guest": guest, "step": encode(step)}
+
+
 def header_record(boot_id: str) -> dict[str, Any]:
     """The first line of a journal."""
     return {"r": "header", "version": VERSION, "boot_id": boot_id}
 
 
 def compacted(fold: Fold) -> list[dict[str, Any]]:
-    """Records that fold to exactly ``fold``; none without live entries, which no wait of
-    anything could concern."""
-    records: list[dict[str, Any]] = []
+    """Records that fold to exactly ``fold``; no wait without live entries, which it could
+    concern."""
+    records = [step_record(guest, step) for guest, step in fold.steps.items()]
     if fold.live and fold.lag:
         records.append({"r": "lag", "seconds": fold.lag})
     for entry in fold.live.values():

@@ -173,6 +173,19 @@ FAMILIES = {
             "Settings of the guest that can only be made later: when their thread has run, or "
             "libvirt is done with it.",
         ),
+        Family(
+            "guest_step_level",
+            "gauge",
+            ("domain", "source"),
+            "How far the guest is stepped down: 0 not at all, 1 rr, 2 other, 3 undone.",
+        ),
+        Family("step_downs", "counter", (), "How often a guest was stepped down by one level."),
+        Family(
+            "starved_threads",
+            "gauge",
+            ("cpu", "domain"),
+            "Threads of others that do not get to run on the CPU, which the guest holds.",
+        ),
         Family("policies", "gauge", (), "Number of policies in use."),
         Family(
             "policy_reload_success",
@@ -277,6 +290,8 @@ def families(state: State) -> list[Any]:
         out["guest_drift"].add_metric(labels, one.drift)
         out["guest_held"].add_metric(labels, one.held)
         out["guest_pending"].add_metric(labels, one.pending)
+        level = one.step.level.number if one.step is not None else 0
+        out["guest_step_level"].add_metric(labels, level)
     drifts = Counter((_label(d.target.guest), d.setting, d.rule.value, d.by) for d in state.drifts)
     for names, number in sorted(drifts.items()):
         out["drift"].add_metric(list(names), number)
@@ -285,7 +300,11 @@ def families(state: State) -> list[Any]:
         for phase in PHASES:
             out["queue_adaptive_phase"].add_metric([of, phase], float(phase == queue.phase))
         out["queue_adaptive_changes"].add_metric([of], queue.changes)
+    starved = Counter((str(s.cpu), _label(s.guest)) for s in state.starved)
+    for on, number in sorted(starved.items()):
+        out["starved_threads"].add_metric(list(on), number)
     totals = state.totals
+    out["step_downs"].add_metric([], totals.step_downs)
     out["policies"].add_metric([], state.policies)
     out["policy_reload_success"].add_metric([], float(state.reload_success))
     out["reconcile_last_timestamp_seconds"].add_metric([], state.last_pass)

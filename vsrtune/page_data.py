@@ -97,8 +97,10 @@ def status_page(state: State) -> StatusPage:
     )
     cpus, cpus_left_out = _cpus(snapshot, state)
     drift, drift_left_out = _cut(state.drifts, ROWS, _drift)
+    told_problems = [(f"CPU {s.cpu}", str(s)) for s in state.starved]
+    told_problems += [(p.reader, p.what) for p in snapshot.problems]
     problems, problems_left_out = _cut(
-        snapshot.problems, ROWS, lambda p: ProblemView(_text(p.reader), _text(p.what))
+        told_problems, ROWS, lambda p: ProblemView(_text(p[0]), _text(p[1]))
     )
     return StatusPage(
         vsrtune=__version__,
@@ -226,7 +228,10 @@ def _guest(
         threads_left_out=threads_left_out,
         interfaces=interfaces,
         interfaces_left_out=interfaces_left_out,
-        problems=tuple(_text(p) for p in guest.problems[:ROWS]),
+        problems=tuple(
+            _text(p)
+            for p in (*([str(told.step)] if told.step is not None else []), *guest.problems)[:ROWS]
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.root_domains import Found
+from vsrtune.stepdown import NO_STEPS, Steps
 from vsrtune.wishes import Context, PinWish, Wishes, wishes
 
 
@@ -70,6 +71,7 @@ def plan_alone(
     policies: Sequence[Policy],
     ours: Mapping[Target, Value],
     memory: Memory,
+    steps: Steps = NO_STEPS,
 ) -> Plan | None:
     """The plan for the guests of ``snapshot``, which has no others (part.Part.alone); ``ours``
     and ``memory`` need to know of them only. None when the whole has to be planned."""
@@ -79,7 +81,7 @@ def plan_alone(
     if host.cpus is not whole.host.cpus or host.nics is not whole.host.nics:
         return None
     guests = snapshot.guests
-    assigned = assign(guests, policies)
+    assigned = assign(guests, policies, steps)
     if assigned.refusals or len({g.ref for g in guests}) != len(guests):
         return None
     context = Context(host, whole.irq, ours, drifts(snapshot, assigned.pairs, ours, memory))

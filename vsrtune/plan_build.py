@@ -39,6 +39,7 @@ class Phases:
     domain_dirs: list[Action] = field(default_factory=list)
     dirs: list[Action] = field(default_factory=list)
     moves: list[Action] = field(default_factory=list)
+    stepped_down: list[Action] = field(default_factory=list)
     vhost_lowered: list[Action] = field(default_factory=list)
     vcpu_lowered: list[Action] = field(default_factory=list)
     vhost_pins: list[Action] = field(default_factory=list)
@@ -59,12 +60,14 @@ class Phases:
     def actions(self) -> tuple[Action, ...]:
         """All actions in order. A vhost worker is lowered before and raised after
         the vcpus, so that it never stands above them in between, and NAPI threads with
-        the workers; ksoftirqd is lowered after and raised before both."""
+        the workers; ksoftirqd is lowered after and raised before both. Of a guest that is
+        stepped down the vcpus go first: they keep the workers from running."""
         return (
             *self.interrupts,
             *self.domain_dirs,
             *self.dirs,
             *self.moves,
+            *self.stepped_down,
             *self.vhost_lowered,
             *self.vcpu_lowered,
             *self.softirq_lowered,
@@ -186,7 +189,8 @@ def _scheduling(
         for thread in threads:
             phases.skip(ref, f"{label(thread)} scheduling", "not asked by the policy")
         return
-    reason = f"scheduler.{role.value} ({wish.policy.at('scheduler', role.value)})"
+    down = ", stepped down" if wish.policy.lowered else ""
+    reason = f"scheduler.{role.value}{down} ({wish.policy.at('scheduler', role.value)})"
     for thread in threads:
         name = label(thread)
         target = ThreadSched(ref, thread.key, name)
@@ -208,6 +212,8 @@ def _scheduling(
         action = Action(target, thread.sched, rule.sched, reason)
         if level(rule.sched) < level(thread.sched) and not rule.deadline:
             into = phases.vcpu_lowered if role is Role.VCPU else phases.vhost_lowered
+            if wish.policy.lowered and role is Role.VCPU:
+                into = phases.stepped_down
         else:
             into = phases.vcpu_raised if role is Role.VCPU else phases.vhost_raised
         into.append(action)

@@ -14,11 +14,12 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 
 Actions come in this order, and in reverse they undo the plan: interrupts, RPS, XPS and
 NAPI threads of lower devices, our cgroups, moves into them, scheduling that is lowered
-(vhost, vcpu), CPUs (vhost, vcpu, emulator), root domains (moves, CPU lists, partitions),
-scheduling that is raised (ksoftirqd, vcpu, vhost), queue lengths, threaded NAPI. So on the
+(vhost, vcpu; of a guest that is stepped down vcpu, vhost), CPUs (vhost, vcpu, emulator),
+root domains (moves, CPU lists, partitions), scheduling that is raised (ksoftirqd, vcpu,
+vhost), queue lengths, threaded NAPI. So on the
 way, there and back, no thread is realtime on a CPU where it is not so at either end, no
-worker stands above its vcpu that does not at either end, and no thread is DEADLINE while
-its root domain is made or taken away.
+worker stands above its vcpu that does not at either end (stepped down: its vcpus starve it),
+and no thread is DEADLINE while its root domain is made or taken away.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ from vsrtune.policy_roles import asks_of_host
 from vsrtune.projection import project
 from vsrtune.quarrels import without_quarrels
 from vsrtune.root_domains import Found
+from vsrtune.stepdown import NO_STEPS, Level, Steps
 from vsrtune.wishes import (
     Context,
     Wishes,
@@ -77,8 +79,10 @@ def plan(
     ours: Mapping[Target, Value] | None = None,
     reassert: Overruled = False,
     memory: Memory = NO_MEMORY,
+    steps: Steps = NO_STEPS,
 ) -> Plan:
-    """What to change so that the host is as the policies ask.
+    """What to change so that the host is as the policies ask, but for what guests are
+    stepped down by (``steps``).
 
     ``ours`` is what was last written (from the journal): it keeps placements
     stable and tells what somebody has changed since, of which ``memory`` knows more.
@@ -86,7 +90,7 @@ def plan(
     guests, or of these.
     Raises PlanError when the result breaks an invariant.
     """
-    return _make(snapshot, policies, ours, reassert, memory).plan
+    return _make(snapshot, policies, ours, reassert, memory, steps).plan
 
 
 def plan_whole(
@@ -95,14 +99,18 @@ def plan_whole(
     ours: Mapping[Target, Value],
     reassert: Overruled,
     memory: Memory,
+    steps: Steps = NO_STEPS,
 ) -> tuple[Plan, Whole | None]:
     """As ``plan``, with what lets guests be planned alone afterwards (plan_alone)."""
-    made = _make(snapshot, policies, ours, reassert, memory)
+    made = _make(snapshot, policies, ours, reassert, memory, steps)
     return made.plan, made.whole
 
 
 def released(
-    snapshot: Snapshot, policies: Sequence[Policy], ours: Mapping[Target, Value]
+    snapshot: Snapshot,
+    policies: Sequence[Policy],
+    ours: Mapping[Target, Value],
+    steps: Steps = NO_STEPS,
 ) -> frozenset[Target]:
     """Targets of ``ours`` that no policy asks for any more, on guests that run.
 
@@ -112,7 +120,7 @@ def released(
     the host stays as well.
     """
     # What has to go first may stand in the way of what is planned: not to be checked yet.
-    made = _make(snapshot, policies, ours, False, NO_MEMORY, checked=False)
+    made = _make(snapshot, policies, ours, False, NO_MEMORY, steps, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
     refused |= {g.ref for g in snapshot.guests if g.busy}
@@ -139,11 +147,15 @@ def released(
     return frozenset(gone)
 
 
-def pressing(released: frozenset[Target], snapshot: Snapshot) -> frozenset[Target]:
+def pressing(
+    released: frozenset[Target], snapshot: Snapshot, steps: Steps = NO_STEPS
+) -> frozenset[Target]:
     """Those of ``released`` that cannot wait for a reload: what is the host's own or was
-    left by a guest that is gone, and root domains that have to be made anew."""
+    left by a guest that is gone, root domains that have to be made anew, and all of a guest
+    that is stepped down to nothing."""
     running = {g.ref for g in snapshot.guests}
     anew = {t.guest for t in released if isinstance(t, Partition | ThreadSched)}
+    anew |= {ref for ref, step in steps.items() if step.level is Level.UNDONE}
     return frozenset(t for t in released if t.guest not in running or t.guest in anew)
 
 
@@ -194,6 +206,7 @@ def _make(
     ours: Mapping[Target, Value] | None,
     reassert: Overruled,
     memory: Memory,
+    steps: Steps,
     *,
     checked: bool = True,
 ) -> _Made:
@@ -202,7 +215,9 @@ def _make(
     unable: frozenset[str] = frozenset()
     still: dict[str, Refusal] = {}
     while True:
-        made = _attempt(snapshot, policies, ours or {}, reassert, memory, unable, still, checked)
+        made = _attempt(
+            snapshot, policies, ours or {}, reassert, memory, steps, unable, still, checked
+        )
         refused = frozenset(r.guest for r in made.plan.refusals) & made.movers
         if made.still is not None:
             still[made.still.guest] = made.still
@@ -217,11 +232,12 @@ def _attempt(
     ours: Mapping[Target, Value],
     reassert: Overruled,
     memory: Memory,
+    steps: Steps,
     unable: frozenset[str],
     still: Mapping[str, Refusal],
     checked: bool,
 ) -> _Made:
-    assigned = assign(snapshot.guests, policies)
+    assigned = assign(snapshot.guests, policies, steps)
     state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
     state.refusals += [still[g.ref] for g, _ in state.pairs if g.ref in still]
     state.pairs = [(g, p) for g, p in state.pairs if g.ref not in still]

@@ -116,6 +116,8 @@ class Policy:
     drift: DriftRules = ()
     placement: Auto | None = None
     accept_standstill: bool = False
+    # Its scheduling rules are not those of the file (stepdown).
+    lowered: bool = False
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from vsrtune.actions import Refusal, Skipped
 from vsrtune.model import Guest
 from vsrtune.policy import Policy, literal
+from vsrtune.stepdown import NO_STEPS, UNTIL, Level, Steps, lowered
 
 PLAIN_QEMU = "qemu:"
 
@@ -65,8 +66,11 @@ class Assignment:
     notes: list[str] = field(default_factory=list)
 
 
-def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
-    """Give every guest the policy that names it; two that name it equally well refuse it."""
+def assign(
+    guests: Sequence[Guest], policies: Sequence[Policy], steps: Steps = NO_STEPS
+) -> Assignment:
+    """Give every guest the policy that names it, lowered as far as the guest is stepped down;
+    two that name it equally well refuse it."""
     out = Assignment()
     used: set[str] = set()
     for guest in guests:
@@ -82,7 +86,7 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
         elif len(chosen) > 1:
             out.refusals.append(_ambiguous(guest, chosen))
         else:
-            out.pairs.append((guest, chosen[0]))
+            _add(out, guest, chosen[0], steps)
             out.notes += [
                 f"{guest.ref}: {chosen[0].path} names it exactly and wins over "
                 f"{p.path} ({p.guest!r})"
@@ -95,6 +99,18 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
         if p.path not in used
     ]
     return out
+
+
+def _add(out: Assignment, guest: Guest, policy: Policy, steps: Steps) -> None:
+    step = steps.get(guest.ref)
+    if step is not None:
+        everything = step.level is Level.UNDONE
+        subject = "all settings" if everything else "scheduling"
+        out.skipped.append(Skipped(guest.ref, subject, f"{step}; {UNTIL}", stepped=True))
+        if everything:
+            return
+        policy = lowered(policy, step.level)
+    out.pairs.append((guest, policy))
 
 
 def _ambiguous(guest: Guest, chosen: Sequence[Policy]) -> Refusal:

@@ -1,4 +1,5 @@
-"""What the daemon's adaptive queues are doing, for other processes: /run/vsrtune/queues.json.
+"""What the daemon knows and no command can see by itself, for other processes: its adaptive
+queues (/run/vsrtune/queues.json), threads that starve (/run/vsrtune/starved.json).
 
 Only as true as the daemon that wrote it is alive.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from vsrtune.bounded import json_value
 from vsrtune.codec import decode, encode
@@ -15,13 +17,19 @@ from vsrtune.durable import read_file, replace_volatile
 from vsrtune.errors import VsrtuneError
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
+from vsrtune.starvation import Starved
 from vsrtune.state import QueueState
 
 DEFAULT_PATH = Path("/run/vsrtune/queues.json")
+STARVED_PATH = Path("/run/vsrtune/starved.json")
+
+T = TypeVar("T")
 
 
 def write(
-    states: tuple[QueueState, ...], path: Path = DEFAULT_PATH, root: HostRoot | None = None
+    states: tuple[QueueState, ...] | tuple[Starved, ...],
+    path: Path = DEFAULT_PATH,
+    root: HostRoot | None = None,
 ) -> None:
     """Replace the file; it is removed when there is nothing to tell. Raises OSError."""
     if not states:
@@ -31,19 +39,28 @@ def write(
     data = {
         "pid": pid,
         "start_time": _start_time(root or LiveRoot(), pid),
-        "queues": encode(states),
+        "told": encode(states),
     }
     replace_volatile(path, json.dumps(data, ensure_ascii=False).encode(), 0o644)
 
 
 def read(path: Path = DEFAULT_PATH, root: HostRoot | None = None) -> tuple[QueueState, ...]:
-    """What the daemon that runs tells; nothing when none runs, or the file is damaged or
-    not for this user."""
+    """What the daemon that runs tells of its queues; nothing when none runs, or the file is
+    damaged or not for this user."""
+    return _read(tuple[QueueState, ...], path, root)
+
+
+def read_starved(path: Path = STARVED_PATH, root: HostRoot | None = None) -> tuple[Starved, ...]:
+    """As ``read``, of threads that starve."""
+    return _read(tuple[Starved, ...], path, root)
+
+
+def _read(kind: type[tuple[T, ...]], path: Path, root: HostRoot | None) -> tuple[T, ...]:
     try:
         data = json_value(read_file(path).decode("utf-8", "replace"))
         if data["start_time"] != _start_time(root or LiveRoot(), int(data["pid"])):
             return ()
-        return decode(tuple[QueueState, ...], data["queues"])
+        return decode(kind, data["told"])
     except (OSError, ValueError, LookupError, TypeError, VsrtuneError):
         return ()
 

@@ -46,6 +46,8 @@ from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
 from vsrtune.state import GuestState, State
+from vsrtune.stepdown import Level
+from vsrtune.stepping import Stepping
 from vsrtune.sysops import SysOps
 from vsrtune.watching import Budgets, Tracing
 
@@ -65,7 +67,7 @@ class Observing(Protocol):
     def observe_turns(self, names: frozenset[str]) -> Part: ...
 
 
-class Reconciler(Adjusting):
+class Reconciler(Adjusting, Stepping):
     """Runs passes. ``policies`` may be replaced between two of them.
 
     ``trace`` is how long a pass watches transmissions while some worker's interface
@@ -112,6 +114,7 @@ class Reconciler(Adjusting):
         # some pass's wait.
         self._waiting: Counter[str] = Counter()
         self._pending: frozenset[str] = frozenset()
+        self._steps = journal.steps
         # Changes that this pass planned and has not made.
         self._unmade: tuple[Unmade, ...] = ()
         self.policies = policies
@@ -199,6 +202,9 @@ class Reconciler(Adjusting):
         plain = any(name == HOST_REF or name.startswith(PLAIN_QEMU) for name in names)
         return FULL if plain or len(self.state.guests) <= rounds.FEW else Look(names)
 
+    def _plan_anew(self) -> None:
+        self._whole = None
+
     # -- the stages of a pass
 
     def _run(self, look: Look, settle: bool, reassert: Overruled) -> bool:
@@ -250,11 +256,13 @@ class Reconciler(Adjusting):
 
     def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
         ours, memory = self._ours(), self._drift.memory()
-        plan, self._whole = planner.plan_whole(snapshot, self.policies, ours, reassert, memory)
+        plan, self._whole = planner.plan_whole(
+            snapshot, self.policies, ours, reassert, memory, self._steps
+        )
         unsure = None if settle or reassert is True else self._drift.unsure(plan, memory)
         if unsure is None:
             return plan
-        return planner.plan(snapshot, self.policies, ours, reassert, unsure)
+        return planner.plan(snapshot, self.policies, ours, reassert, unsure, self._steps)
 
     def _plan_alone(self, part: Part) -> Plan | None:
         """The plan for the guests that were looked at; None when all have to be planned."""
@@ -265,11 +273,11 @@ class Reconciler(Adjusting):
         if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
             return None  # what the host got for a guest that is gone may be asked for no more
         ours, memory = self._ours(names), self._drift.memory(names)
-        plan = plan_alone(whole, alone, self.policies, ours, memory)
+        plan = plan_alone(whole, alone, self.policies, ours, memory, self._steps)
         unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
         if unsure is None:
             return plan
-        return plan_alone(whole, alone, self.policies, ours, unsure)
+        return plan_alone(whole, alone, self.policies, ours, unsure, self._steps)
 
     def _observe(self, look: Look) -> Part:
         """The host, and the part of it that was looked at."""
@@ -328,11 +336,14 @@ class Reconciler(Adjusting):
         when the guest that needed them is gone: they are looked at in every pass.
         """
         ours = self._journal.ours()
-        if not settle and not any(t.guest == HOST_REF or isinstance(t, Partition) for t in ours):
+        undone = {ref for ref, step in self._steps.items() if step.level is Level.UNDONE}
+        if not settle and not any(
+            t.guest == HOST_REF or t.guest in undone or isinstance(t, Partition) for t in ours
+        ):
             return None
-        released = planner.released(snapshot, self.policies, ours)
+        released = planner.released(snapshot, self.policies, ours, self._steps)
         if not settle:
-            released = planner.pressing(released, snapshot)
+            released = planner.pressing(released, snapshot, self._steps)
         if not released:
             return None
         result = executor.undo(self._ops, self._journal, released.__contains__)
@@ -395,7 +406,7 @@ class Reconciler(Adjusting):
     # -- counting and saying
 
     def _publish(self, part: Part, plan: Plan, unsettled: Mapping[str, int]) -> None:
-        new = guest_states(part, plan, self.policies, unsettled, self._waiting)
+        new = guest_states(part, plan, self.policies, unsettled, self._waiting, self._steps)
         self._heal(part, new)
         # Of the end of what libvirt is busy with an event tells.
         busy = {g.ref for g in part.guests if g.busy}

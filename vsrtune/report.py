@@ -340,6 +340,12 @@ def plan_tables(plan: Plan) -> list[Table]:
     return tables
 
 
+def step_tables(skipped: Iterable[Skipped]) -> list[Table]:
+    """Guests that the daemon has stepped down."""
+    rows: list[tuple[str, ...]] = [(s.guest, s.reason) for s in skipped if s.stepped]
+    return [Table("Stepped down by the daemon", ("guest", "why"), rows, "bad")] if rows else []
+
+
 def drift_tables(drifts: Iterable[Drift]) -> list[Table]:
     """What somebody has changed, who it was, and what the policy says of that."""
     rows: list[tuple[str, ...]] = [
@@ -396,7 +402,8 @@ def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[s
         f"{a.target}: is {value_text(a.before)}, should be {value_text(a.after)} ({a.reason})"
         for a in actions
     ]
-    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in skipped if s.held or s.pending]
+    told = (s for s in skipped if s.held or s.pending or s.stepped)
+    lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in told]
     return lines
 
 

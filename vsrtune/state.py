@@ -8,6 +8,8 @@ from vsrtune.actions import Drift
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Snapshot, ThreadKey
 from vsrtune.plan_state import PlanState
+from vsrtune.starvation import Starved
+from vsrtune.stepdown import Step
 
 # Upper bounds of the pass duration histogram, seconds.
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -18,7 +20,8 @@ class GuestState:
     """One guest after a pass. ``drift`` counts settings that differ from the policy,
     ``held`` those of them that an operator changed and that we leave alone, ``pending``
     those that the kernel takes only once their thread has run. ``policy`` is the file that
-    names it, "" for none, ``irq`` the CPUs that are interrupt CPUs by that file."""
+    names it, "" for none, ``irq`` the CPUs that are interrupt CPUs by that file. ``step``
+    is how far it is stepped down, None when it is not."""
 
     ref: str
     source: str
@@ -28,6 +31,7 @@ class GuestState:
     pending: int = 0
     policy: str = ""
     irq: CpuSet = field(default_factory=CpuSet)
+    step: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Totals:
     write_errors: int = 0
     corrections: int = 0
     moves: int = 0
+    step_downs: int = 0
     duration_sum: float = 0.0
     durations: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
 
@@ -88,6 +93,8 @@ class State:
     last_moves: int = 0
     last_move: float = 0.0
     queues: tuple[QueueState, ...] = ()
+    # Threads of others that starve beside the guests' real-time threads.
+    starved: tuple[Starved, ...] = ()
 
     @property
     def tuned(self) -> int:

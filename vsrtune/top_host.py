@@ -70,10 +70,10 @@ class TopHost:
 
         try:
             policies = load_dirs(self._dirs)
-            entries = cli_common.entries(self._journal, self._root)
+            entries, steps = cli_common.journalled(self._journal, self._root)
         except VsrtuneError as error:
             errors = getattr(error, "errors", None) or (error,)
             return None, tuple(str(one) for one in errors)
         if not policies and not entries:
             return None, (cli_common.no_policies(self._dirs),)
-        return full_plan(snapshot, policies, entries), ()
+        return full_plan(snapshot, policies, entries, steps=steps), ()

@@ -84,7 +84,7 @@ GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 ONE_EACH = () if EVERYTHING else ("test_msr.py",)
 # Two CPUs, of which the router's threads share one.
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
-STILL = ("test_standstill.py",)
+STILL = ("test_guard.py", "test_standstill.py")
 # In the labs of real NICs, with two guests, or in a lab of their own.
 ELSEWHERE = (*ALONE, *GROUPS, *STILL, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.

@@ -432,7 +432,7 @@ def test_start_up_does_not_load_what_is_not_needed(
 
 
 def test_recorded_host_is_nobodys_journal(tmp_path: Path) -> None:
-    assert cli_common.entries(tmp_path / "missing", tmp_path) == ()
+    assert cli_common.journalled(tmp_path / "missing", tmp_path) == ((), {})
 
 
 def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:

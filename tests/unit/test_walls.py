@@ -13,11 +13,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
 PURE = {
     "__init__", "actions", "attach_model", "attach_plan", "attach_steps", "attach_wishes", "clone_devices", "clone_disks", "clone_model", "clone_plan", "clone_steps", "closing", "codec", "cpu_limits", "cpuset", "deadline", "doctor_guests", "doctor_host", "doctor_model", "doctor_module", "domain_books", "domain_build", "domain_checks", "domain_clone", "domains", "doctor_checks", "drift", "durations", "errors", "group_links", "group_members", "group_msr", "group_plan", "group_rulebook", "group_rules", "group_scale", "group_schema", "group_status", "groups", "interface_xml", "irq_choice", "irq_plan", "look", "model", "napi_plan", "nic_settings", "obstacles", "page_html", "page_markup", "page_model", "page_style", "placement", "plan_state", "bounded",
     "plan_alone", "plan_build", "printable", "plan_checks", "plan_warnings", "planner", "policy", "policy_budget", "policy_drift", "policy_init", "policy_irq", "policy_match", "cpuset_groups", "part",
-    "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "quarrels", "report", "queue_control", "queue_windows", "root_domains", "rr_timeslice", "rtnl_model", "softirq", "standstill", "stats", "tap_counters", "watched", "wishes", "workers",
+    "policy_messages", "policy_schema", "policy_yaml", "projection", "qemu_args", "quarrels", "report", "queue_control", "queue_windows", "root_domains", "rr_timeslice", "rtnl_model", "softirq", "starvation", "standstill", "stats", "stepdown", "tap_counters", "watched", "wishes", "workers",
     "balancing", "carried", "choosing", "crowding", "load_windows", "top_frame", "top_model", "top_tables", "trial", "placement_board", "placement_exact", "placement_search", "policy_roles",
 }  # fmt: skip
 READERS = {
-    "_vendor", "attempts", "backends", "domain_process", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
+    "_vendor", "attempts", "backends", "domain_process", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guard_samples", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
     "rootfs", "rtnl", "seen", "trace", "virt",
     "load_file", "load_meter", "top_sample",
 }  # fmt: skip

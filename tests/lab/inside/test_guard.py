@@ -1,0 +1,199 @@
+"""The daemon ends a standstill that its own tuning made, and leaves alone what is none.
+
+Two vcpus of one router and its vhost workers share CPU 1 under FIFO. When its first frames
+come, the vcpus spin for each other and nobody else there runs: not one frame is forwarded.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+
+CPU = 1
+FIFO, RR = 1, 2
+# Seconds from the first frames to forwarding.
+SOON = 3.0
+
+
+def policy(guest: LabGuest, cls: str) -> str:
+    """Every vcpu and worker on one CPU, in one class."""
+    return f"""\
+guest: "{guest.name}"
+cpus: {{irq: 0, vcpu: {CPU}, vhost: {CPU}}}
+scheduler:
+  vcpu: {{class: {cls}, priority: {labhelp.PRIORITY}}}
+  vhost: {{class: {cls}, priority: {labhelp.PRIORITY}}}
+"""
+
+
+def tune(guest: LabGuest, cls: str) -> None:
+    """Start the daemon with the policy."""
+    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
+    (labhelp.POLICIES / "guard.yaml").write_text(policy(guest, cls))
+    labhelp.start()
+
+
+def boot(guest: LabGuest) -> None:
+    """Start a router that is off; returns when it is up and has seen no frame."""
+    console = Path(f"/var/log/libvirt/qemu/router{guest.index}.log")
+    labhelp.sh("virsh", "-q", "start", "--", guest.name)
+    labhelp.wait_for(
+        lambda: console.read_text(errors="replace").count("router: eth") >= 2, "it has booted"
+    )
+
+
+@pytest.fixture
+def fresh(untuned: None, libvirt_guest: LabGuest) -> LabGuest:
+    """A router that has booted on an untuned host and has seen no frame."""
+    if labhelp.lab_cpus() != 2 or len(libvirt_guest.vcpus()) != 2:
+        pytest.skip("needs 2 CPUs and a guest of 2 vcpus")
+    labhelp.stop_guest(libvirt_guest)
+    boot(libvirt_guest)
+    return libvirt_guest
+
+
+def frames(guest: LabGuest) -> tuple[int, int]:
+    """Frames that came for a router on its first NIC, and that it sent on its second."""
+    return tuple(
+        int(labhelp.text(f"/sys/class/net/{guest.device(nic)}/statistics/{name}"))
+        for nic, name in ((0, "rx_packets"), (1, "tx_packets"))
+    )  # type: ignore[return-value]
+
+
+@contextmanager
+def traffic(guest: LabGuest, rate: int, seconds: int) -> Iterator[subprocess.Popen[str]]:
+    """Frames for a router, of several flows, until the end of the block."""
+    words = ["lab-traffic", "--guest", guest.name, "--rate", str(rate), "--flows", "8"]
+    words += ["--seconds", str(seconds)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, text=True) as sending:
+        try:
+            yield sending
+        finally:
+            sending.terminate()
+
+
+def until_forwarding(guest: LabGuest, sending: subprocess.Popen[str]) -> float:
+    """Seconds from the first frames of the traffic until the router forwards some."""
+    came, went = frames(guest)
+    began = None
+    while True:
+        assert sending.poll() is None, "the traffic ended, and nothing was forwarded"
+        now_came, now_went = frames(guest)
+        now = time.monotonic()
+        if began is None and now_came > came:
+            began = now
+        if began is not None and now_went >= went + 20:
+            return now - began
+        time.sleep(0.02)
+
+
+def classes(guest: LabGuest) -> set[int]:
+    """The scheduling policies of its vcpus and workers."""
+    found = [hoststate.sched(tid) for tid in guest.data_plane()]
+    return {int(text.split()[0].removeprefix("policy=")) for text in found}
+
+
+def metric(name: str) -> float:
+    """The sum of a metric's samples."""
+    lines = [line for line in labhelp.scrape() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def told(guest: LabGuest) -> str:
+    """What the log says of steps."""
+    return labhelp.sh(
+        "journalctl", "-u", "vsrtune", "--no-pager", "-o", "cat", f"VSRTUNE_GUEST={guest.name}",
+        "VSRTUNE_STEP=rr", "+", f"VSRTUNE_GUEST={guest.name}", "VSRTUNE_STEP=other",
+        check=False,
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [300, 48000])
+def test_a_standstill_ends_by_itself_and_stays_ended(
+    fresh: LabGuest, restored: None, rate: int
+) -> None:
+    guest = fresh
+    tune(guest, "fifo")
+    assert classes(guest) == {FIFO}
+    before = told(guest)
+    with traffic(guest, rate, 30) as sending:
+        took = until_forwarding(guest, sending)
+        print(f"{guest.name}: forwards {took:.2f} s after the first frames at {rate} pps")
+        labhelp.wait_for(lambda: metric("vsrtune_guest_step_level") >= 1, "the level is told")
+    print(labhelp.daemon_log(25))
+    assert took < SOON
+    assert FIFO not in classes(guest)
+    assert len(told(guest)) > len(before)
+    assert metric("vsrtune_step_downs_total") >= 1
+    check_told(guest)
+    if rate > 300:
+        return
+    first = labhelp.main_pid()
+    os.kill(first, signal.SIGKILL)
+    labhelp.started_again(first)
+    labhelp.wait_for(lambda: metric("vsrtune_reconcile_last_timestamp_seconds"), "a pass")
+    assert metric("vsrtune_guest_step_level") >= 1
+    assert FIFO not in classes(guest)
+    check_told(guest)
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    labhelp.wait_for(lambda: classes(guest) == {FIFO}, "tuned by its policy again")
+    assert metric("vsrtune_guest_step_level") == 0
+    assert labhelp.vsrtune("verify").returncode == 0
+
+
+def check_told(guest: LabGuest) -> None:
+    """verify and show say that the guest is stepped down."""
+    verified = labhelp.vsrtune("verify", check=False)
+    assert verified.returncode == 1, verified.stdout + verified.stderr
+    assert f"{guest.name}: scheduling: stepped down to" in verified.stdout
+    assert "Stepped down" in labhelp.vsrtune("show", guest.name).stdout
+    assert "stepped down to" in labhelp.vsrtune("plan", "--json").stdout
+
+
+def test_it_steps_down_again_after_a_reload(fresh: LabGuest) -> None:
+    """The router is started under the daemon: whether its vcpus spin while it boots or with
+    its first frames, it comes to forward."""
+    guest = fresh
+    tune(guest, "fifo")
+    for _ in range(2):
+        labhelp.sh("systemctl", "reload", "vsrtune")
+        labhelp.wait_for(lambda: metric("vsrtune_guest_step_level") == 0, "no level")
+        labhelp.stop_guest(guest)
+        boot(guest)
+        labhelp.wait_for(
+            lambda: metric("vsrtune_guest_tuned") == 1 or metric("vsrtune_guest_step_level") >= 1,
+            "it is tuned",
+        )
+        with traffic(guest, 300, 30) as sending:
+            print(f"forwards after {until_forwarding(guest, sending):.2f} s")
+        labhelp.wait_for(lambda: metric("vsrtune_guest_step_level") >= 1, "the level is told")
+
+
+def test_a_paused_router_keeps_its_tuning(fresh: LabGuest) -> None:
+    guest = fresh
+    tune(guest, "rr")
+    with traffic(guest, 3000, 60) as sending:
+        until_forwarding(guest, sending)
+        labhelp.sh("virsh", "-q", "suspend", "--", guest.name)
+        time.sleep(4)
+        labhelp.sh("virsh", "-q", "resume", "--", guest.name)
+        until_forwarding(guest, sending)
+        os.kill(guest.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(guest.pid, signal.SIGCONT)
+        until_forwarding(guest, sending)
+        labhelp.sh("virsh", "-q", "reset", "--", guest.name)
+        labhelp.wait_for(lambda: sending.poll() is not None, "the traffic has ended")
+    print(labhelp.daemon_log(15))
+    assert metric("vsrtune_step_downs_total") == 0
+    assert classes(guest) == {RR}

@@ -1,0 +1,277 @@
+"""stepdown.py through the planner, the journal, the passes and the daemon's loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+from test_daemon import Clock, Running, policies, thread
+
+from vsrtune import planner, report
+from vsrtune.actions import ThreadSched
+from vsrtune.errors import Lasting, WriteError
+from vsrtune.full_plan import full_plan
+from vsrtune.journal import Journal, read_fold
+from vsrtune.model import Role, Sched, SchedClass
+from vsrtune.policy import Policy, parse
+from vsrtune.reconcile import Reconciler
+from vsrtune.stepdown import Level, Step, lowered, next_level
+
+FIFO = """\
+guest: "*"
+cpus: {vcpu: 1, vhost: 1}
+scheduler:
+  vcpu: {class: fifo, priority: 7}
+  vhost: {class: fifo, priority: 9}
+queue: {macvtap: 300}
+"""
+PINS = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\n'
+BUDGETS = """\
+guest: "*"
+cpus: {vcpu: 1, vhost: 1}
+scheduler:
+  vcpu: {class: deadline, runtime: 4ms, period: 10ms}
+  vhost: {class: fifo, priority: 9}
+"""
+WHY = "vcpu 1 has waited"
+ROLES = (Role.VCPU, Role.VHOST)
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
+        yield opened
+
+
+@pytest.fixture
+def passes(host: FakeHost, journal: Journal) -> Reconciler:
+    made = Reconciler(host, host, journal, policies(FIFO), clock=Clock())
+    made.run(settle=True)
+    return made
+
+
+def policy(text: str) -> Policy:
+    return parse(text, "test.yaml")
+
+
+def classes(host: FakeHost) -> list[str]:
+    return [str(thread(host, role).sched) for role in ROLES]
+
+
+def ladder(text: str) -> list[Level]:
+    """The levels that a guest with this policy goes through."""
+    found = [Level.POLICY]
+    while found[-1] is not Level.UNDONE:
+        found.append(next_level(policy(text), found[-1]))
+    return found[1:]
+
+
+def test_levels_that_change_nothing_are_passed_over() -> None:
+    assert ladder(FIFO) == [Level.RR, Level.OTHER, Level.UNDONE]
+    assert ladder(FIFO.replace("fifo", "rr")) == [Level.OTHER, Level.UNDONE]
+    assert ladder(PINS) == [Level.UNDONE]
+    assert ladder(FIFO.replace("vhost: {class: fifo, priority: 9}", "vhost: {class: other}")) == [
+        Level.RR, Level.OTHER, Level.UNDONE,
+    ]  # fmt: skip
+
+
+def test_budgets_go_to_the_ordinary_class_at_once() -> None:
+    assert ladder(BUDGETS) == [Level.OTHER, Level.UNDONE]
+    rules = lowered(policy(BUDGETS), Level.OTHER)
+    assert rules.vcpu_sched is not None and rules.vcpu_sched.sched == Sched()
+
+
+def test_priorities_stay_and_everything_else_does() -> None:
+    full, less = policy(FIFO), lowered(policy(FIFO), Level.RR)
+    assert less.vcpu_sched is not None and less.vhost_sched is not None
+    assert (less.vcpu_sched.priority, less.vhost_sched.priority) == (7, 9)
+    assert (less.vcpu, less.vhost, less.macvtap_queue) == (full.vcpu, full.vhost, 300)
+    assert lowered(policy(PINS), Level.OTHER) == policy(PINS)
+
+
+@pytest.mark.parametrize("level", [Level.RR, Level.OTHER])
+def test_vcpus_leave_first(host: FakeHost, passes: Reconciler, level: Level) -> None:
+    """They keep the workers from running, so the workers may not go below them first."""
+    steps = {"vr1": Step(level, WHY)}
+    made = planner.plan(host.snapshot, policies(FIFO), steps=steps)
+    kinds = [a.target.label for a in made.actions if isinstance(a.target, ThreadSched)]
+    assert kinds[0] == "vcpu 0"
+    assert len(kinds) == 2
+
+
+def test_each_step_takes_less_and_a_reload_gives_all_back(
+    host: FakeHost, passes: Reconciler, journal: Journal
+) -> None:
+    asked = host.snapshot
+    untuned = samples.snapshot()
+    expected = [
+        ["rr:7 reset-on-fork", "rr:9 reset-on-fork"],
+        ["other", "other"],
+    ]
+    for number, want in enumerate(expected, 1):
+        passes.step_down("vr1", WHY)
+        assert classes(host) == want, "at once, before the next pass"
+        (state,) = passes.state.guests
+        assert state.step is not None and state.step.level.number == number
+        passes.run()
+        assert classes(host) == want
+        assert thread(host, Role.VCPU).affinity == thread(host, Role.VHOST).affinity
+        (state,) = passes.state.guests
+        assert (state.tuned, state.drift) == (False, 1)
+        assert not passes.run(), "nothing is left to do"
+    passes.step_down("vr1", WHY)
+    passes.run()
+    passes.run()
+    assert host.snapshot == untuned
+    assert journal.entries() == ()
+    passes.step_down("vr1", WHY)
+    assert passes.state.totals.step_downs == 3, "there is no further level"
+    passes.forget_steps()
+    passes.run(settle=True, reassert=True)
+    assert host.snapshot == asked
+    assert passes.state.guests[0].tuned
+    assert passes.stop()
+    assert host.snapshot == untuned
+
+
+def test_one_line_tells_of_a_step(passes: Reconciler, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "vsrtune"):
+        passes.step_down("vr1", WHY)
+        passes.run()
+    lines = [r for r in caplog.records if "stepped down to" in r.message]
+    assert len(lines) == 1
+    assert lines[0].levelname == "ERROR"
+    assert WHY in lines[0].message and "systemctl reload" in lines[0].message
+    told = lines[0].vsrtune  # type: ignore[attr-defined]
+    assert (told["guest"], told["step"]) == ("vr1", "rr")
+
+
+def test_a_guest_that_is_gone_or_has_no_policy_is_not_stepped_down(passes: Reconciler) -> None:
+    passes.step_down("vr9", WHY)
+    assert passes.state.totals.step_downs == 0
+
+
+def test_other_guests_keep_their_tuning(host: FakeHost, passes: Reconciler) -> None:
+    host.start(samples.guest("vr2", pid=200))
+    passes.run()
+    passes.step_down("vr2", WHY)
+    passes.run()
+    assert thread(host, Role.VCPU, 0).sched.cls is SchedClass.FIFO
+    assert thread(host, Role.VCPU, 1).sched.cls is SchedClass.RR
+
+
+def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
+    host: FakeHost, passes: Reconciler, journal: Journal, tmp_path: Path
+) -> None:
+    passes.step_down("vr1", WHY)
+    passes.run()
+    journal.close()
+    with Journal.open(journal.path, samples.BOOT) as again:
+        second = Reconciler(host, host, again, policies(FIFO), clock=Clock())
+        second.recover()
+        assert not second.run(settle=True)
+        assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
+        (state,) = second.state.guests
+        assert state.step == Step(Level.RR, WHY)
+        second.step_down("vr1", WHY)
+        second.step_down("vr1", WHY)
+        second.run()
+        assert again.entries() == ()
+        again._replace(again._fold)
+        assert again.steps["vr1"].level is Level.UNDONE, "a compaction keeps it"
+        assert read_fold(again.path, samples.BOOT).steps == again.steps
+        assert second.stop()
+        assert again.steps == {}
+        assert read_fold(again.path, samples.BOOT).steps == {}
+    with Journal.open(journal.path, "another boot") as later:
+        assert later.steps == {}
+
+
+def test_of_another_boot_no_level_is_left(journal: Journal) -> None:
+    journal.step("vr1", Step(Level.OTHER, WHY))
+    journal.close()
+    with Journal.open(journal.path, "another boot") as later:
+        assert later.steps == {}
+
+
+def test_a_journal_that_cannot_be_written_stops_no_step(
+    host: FakeHost, passes: Reconciler, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_record: object) -> None:
+        raise WriteError("no space", lasting=Lasting.TRANSIENT)
+
+    monkeypatch.setattr(journal, "_append", full)
+    passes.step_down("vr1", WHY)
+    monkeypatch.undo()
+    passes.run()
+    assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
+
+
+@pytest.mark.parametrize("level", [Level.RR, Level.UNDONE])
+def test_commands_see_what_the_daemon_runs(
+    host: FakeHost, passes: Reconciler, journal: Journal, level: Level
+) -> None:
+    steps = {"vr1": Step(level, WHY)}
+    made = full_plan(host.snapshot, policies(FIFO), journal.entries(), steps=steps)
+    assert made.actions, "the host is not yet as it is to be"
+    lines = report.drift_lines((), made.skipped)
+    assert len(lines) == 1 and f"stepped down to {level.value}: {WHY}" in lines[0]
+    (table,) = report.step_tables(made.skipped)
+    assert table.rows[0][0] == "vr1"
+
+
+def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:
+    passes.step_down("vr1", WHY)
+    other = policy('guest: "vr2"\nqueue: {macvtap: 5}\n')
+    passes.take((*policies(FIFO), other))
+    passes.run(settle=True, reassert=True)
+    assert passes.state.guests[0].step is not None
+    passes.take(policies(FIFO.replace("7", "8")))
+    passes.run(settle=True, reassert=True)
+    assert passes.state.guests[0].step is None
+    assert classes(host)[0] == "fifo:8 reset-on-fork"
+
+
+class TestLoop:
+    def test_a_step_waits_for_no_pause(self, host: FakeHost, journal: Journal) -> None:
+        running = Running(host, journal)
+        try:
+            running.daemon._timing = running.daemon._timing.__class__(600, 30, 30, 30)
+            running.until(lambda: len(running.states) >= 1)
+            running.daemon.step_down("vr1", WHY)
+            running.until(lambda: running.states[-1].guests[0].step is not None)
+            assert thread(host, Role.VCPU).sched.cls is SchedClass.RR
+            assert "1 stepped down" in [h for h in running.notifier.heard if "STATUS" in h][-1]
+            running.daemon.ask_reload()
+            running.until(lambda: running.states[-1].guests[0].step is None)
+            assert thread(host, Role.VCPU).sched.cls is SchedClass.FIFO
+        finally:
+            running.stop()
+
+    @pytest.mark.parametrize(("ask", "kept"), [("ask_handover", True), ("ask_stop", False)])
+    def test_whoever_takes_over_keeps_the_level_and_the_operator_begins_anew(
+        self, host: FakeHost, journal: Journal, ask: str, kept: bool
+    ) -> None:
+        running = Running(host, journal, keep=True)
+        running.daemon.step_down("vr1", WHY)
+        running.until(lambda: running.states[-1].guests[0].step is not None)
+        getattr(running.daemon, ask)()
+        running.thread.join(20)
+        assert bool(journal.steps) is kept
+
+
+def test_a_record_is_one_json_object(journal: Journal) -> None:
+    journal.step("vr1", Step(Level.RR, WHY, 12.5))
+    last = json.loads(journal.path.read_text().splitlines()[-1])
+    assert last["r"] == "step" and last["guest"] == "vr1"
+    assert journal.steps["vr1"].at == 12.5

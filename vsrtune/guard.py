@@ -1,0 +1,226 @@
+"""Watches what the daemon did: a tuned router that stops forwarding is stepped down.
+
+A thread of the daemon looks at all tuned guests EVERY seconds, by the rule of starvation.py,
+and asks the loop to step a guest down. It begins to look anew once the pass has done that,
+so that the next level follows only when the sign persists there. Looking takes at most
+SHARE of a CPU: with very many threads it is done less often.
+
+CPUs on which guests have real-time threads are looked at for threads of others as well, but
+only while such a CPU has had nothing to be idle for since the last look: who waits for a CPU
+that has been idle does not starve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from vsrtune.background import Background
+from vsrtune.guard_samples import GuardSampler
+from vsrtune.log import LOGGER, fields
+from vsrtune.model import SchedClass, Snapshot, ThreadKey
+from vsrtune.rootfs import HostRoot
+from vsrtune.starvation import STARVED, Rule, Starved, Subject, Waiting, subject
+from vsrtune.state import State
+from vsrtune.stepdown import Level
+
+EVERY = 0.25
+SHARE = 0.1
+# CPUs are asked so seldom whether they have been idle, seconds.
+OTHERS = 2.0
+# So long a step is waited for before it is asked for again, seconds.
+UNANSWERED = 5.0
+# Threads of others that are followed at a time.
+MOST = 64
+
+_REAL_TIME = (SchedClass.FIFO, SchedClass.RR)
+
+
+class Guard(Background):
+    """Looks from ``start`` to ``stop``. ``state`` gives the latest one, ``step_down`` is
+    called with a guest and why, ``starving`` with the threads of others that starve, when
+    these have changed; both from this thread."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        state: Callable[[], State],
+        step_down: Callable[[str, str], None],
+        starving: Callable[[tuple[Starved, ...]], None] = lambda _starved: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("guard")
+        self._sampler = GuardSampler(root)
+        self._state = state
+        self._step_down = step_down
+        self._clock = clock
+        self._rule = Rule()
+        self._others = _Others(self._sampler, self._rule, starving)
+        self._seen: State | None = None
+        self._subjects: tuple[Subject, ...] = ()
+        self._levels: dict[str, Level] = {}
+        # Guests of which a step is under way: until when it is waited for.
+        self._asked: dict[str, float] = {}
+
+    def run(self) -> None:
+        """One look after the other."""
+        pause = EVERY
+        while not self._stopping.wait(pause):
+            begin = time.thread_time()
+            try:
+                self.look()
+            except Exception:
+                # Whoever watches must not end by what it sees; the next look may go well.
+                LOGGER.exception("the guard's look failed")
+            pause = max(EVERY, (time.thread_time() - begin) / SHARE)
+
+    def look(self) -> None:
+        """Look once at everything that is due."""
+        state, now = self._state(), self._clock()
+        if state is not self._seen:
+            self._choose(state)
+            self._seen = state
+        self._asked = {ref: until for ref, until in self._asked.items() if now < until}
+        for sign in self._rule.look(now, self._sampler.sights(self._subjects)):
+            self._ask(sign.guest, sign.why, now)
+        for starved in self._others.look(now, state.snapshot, self._subjects):
+            self._ask(starved.guest, str(starved), now)
+
+    def _ask(self, guest: str, why: str, now: float) -> None:
+        if guest not in self._asked:
+            self._asked[guest] = now + UNANSWERED
+            self._step_down(guest, why)
+
+    def _choose(self, state: State) -> None:
+        """Whom to look at, after a pass. A guest of another level than before is seen anew."""
+        levels = {g.ref: g.step.level for g in state.guests if g.step is not None}
+        changed = {
+            ref
+            for ref in self._levels.keys() | levels.keys()
+            if self._levels.get(ref) is not levels.get(ref)
+        }
+        self._levels = levels
+        if changed:
+            self._rule.begin_anew()
+            for ref in changed:
+                self._asked.pop(ref, None)
+        self._subjects = ()
+        if state.snapshot is None:
+            return
+        refused = {r.guest for r in state.plan.refusals}
+        tuned = {
+            g.ref
+            for g in state.guests
+            if g.policy
+            and g.ref not in refused
+            and (g.tuned or g.pending or g.step is not None)
+            and levels.get(g.ref) is not Level.UNDONE
+        }
+        users = Counter(i.ifindex for g in state.snapshot.guests for i in g.interfaces)
+        shared = {index for index, count in users.items() if count > 1}
+        self._subjects = tuple(subject(g, shared) for g in state.snapshot.guests if g.ref in tuned)
+
+
+class _Others:
+    """Threads of others on CPUs where guests have real-time threads."""
+
+    def __init__(
+        self,
+        sampler: GuardSampler,
+        rule: Rule,
+        tell: Callable[[tuple[Starved, ...]], None],
+    ) -> None:
+        self._sampler = sampler
+        self._rule = rule
+        self._tell = tell
+        self._waiting = Waiting()
+        self._due = 0.0
+        self._idle: dict[int, int] = {}
+        # CPUs that were not idle of late, the walk through their threads, what it has found.
+        self._full: frozenset[int] = frozenset()
+        self._walk: Iterator[dict[ThreadKey, tuple[str, bool]]] | None = None
+        self._suspects: dict[ThreadKey, tuple[str, bool]] = {}
+        self._told: tuple[Starved, ...] = ()
+
+    def look(
+        self, now: float, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
+    ) -> list[Starved]:
+        """Those vital to the host whose CPU a guest holds."""
+        if now >= self._due:
+            self._due = now + OTHERS
+            self._full = self._full_cpus(snapshot, subjects)
+        found: list[Starved] = []
+        if self._full:
+            ours = {t.key for s in subjects for t in s.threads}
+            self._follow(ours)
+            found = self._starved(now)
+        else:
+            self._walk, self._suspects = None, {}
+            self._waiting.clear()
+        self._report(tuple(found))
+        return [s for s in found if s.vital and s.guest]
+
+    def _full_cpus(
+        self, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
+    ) -> frozenset[int]:
+        watched = {s.ref for s in subjects}
+        cpus = {
+            cpu
+            for guest in (snapshot.guests if snapshot is not None else ())
+            if guest.ref in watched
+            for thread in guest.threads
+            if thread.sched.cls in _REAL_TIME
+            for cpu in thread.affinity
+        }
+        before, self._idle = self._idle, {}
+        if not cpus:
+            return frozenset()
+        try:
+            self._idle = self._sampler.idle()
+        except (OSError, ValueError):
+            return frozenset()
+        return frozenset(c for c in cpus if c in before and self._idle.get(c) == before[c])
+
+    def _follow(self, ours: set[ThreadKey]) -> None:
+        """One step of the walk."""
+        if self._walk is None:
+            self._walk = self._sampler.walk(self._full)
+        found = next(self._walk, None)
+        if found is None:
+            self._walk = None
+            return
+        for key, what in found.items():
+            if key not in ours and len(self._suspects) < MOST:
+                self._suspects[key] = what
+
+    def _starved(self, now: float) -> list[Starved]:
+        samples = {}
+        for key in list(self._suspects):
+            sample = self._sampler.thread(key)
+            if sample is None or not sample.runnable or sample.cpu not in self._full:
+                del self._suspects[key]
+            else:
+                samples[key] = sample
+        waits = self._waiting.look(now, samples)
+        found = []
+        for key, seconds in sorted(waits.items()):
+            if seconds >= STARVED:
+                name, important = self._suspects[key]
+                cpu = samples[key].cpu
+                found.append(Starved(key.tid, name, cpu, self._rule.holder(cpu), important))
+        return found
+
+    def _report(self, found: tuple[Starved, ...]) -> None:
+        if found == self._told:
+            return
+        known = {s.tid for s in self._told}
+        for starved in found:
+            if starved.tid not in known:
+                LOGGER.warning(
+                    "%s",
+                    starved,
+                    extra=fields(guest=starved.guest or None, cpu=starved.cpu),
+                )
+        self._told = found
+        self._tell(found)

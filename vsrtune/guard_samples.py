@@ -1,0 +1,148 @@
+"""Reads what the guard judges by: states and run times of threads, counters of devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+
+from vsrtune.model import NicKind, Role, ThreadKey
+from vsrtune.proc import PF_KTHREAD
+from vsrtune.rootfs import HostRoot
+from vsrtune.starvation import Counters, Sight, Subject, ThreadSample, vital
+
+# How much time one step of the walk through all threads may take, seconds.
+SLICE = 0.004
+
+
+class _Stat:
+    """The fields of /proc/TID/stat that matter here."""
+
+    __slots__ = ("cpu", "flags", "name", "start", "state", "threads", "ticks")
+
+    def __init__(self, text: str) -> None:
+        head, _, tail = text.rpartition(")")
+        fields = tail.split(None, 37)
+        self.name = head.partition("(")[2]
+        self.state = fields[0]
+        self.flags = int(fields[6])
+        self.ticks = int(fields[11]) + int(fields[12])
+        self.threads = int(fields[17])
+        self.start = int(fields[19])
+        self.cpu = int(fields[36])
+
+
+class GuardSampler:
+    """Reads below ``root``. What is gone is left out of the answers."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+
+    def sights(self, subjects: Collection[Subject]) -> list[Sight]:
+        """All subjects as they are now."""
+        devices = self._devices() if any(s.devices for s in subjects) else {}
+        return [Sight(s, self._threads(s), _counters(s, devices)) for s in subjects]
+
+    def thread(self, key: ThreadKey, always: bool = True) -> ThreadSample | None:
+        """One thread; None when it is gone. With ``always`` false its run time is only read
+        while it is runnable."""
+        where = f"/proc/{key.pid}/task/{key.tid}"
+        try:
+            stat = _Stat(self._root.read(f"{where}/stat"))
+            if stat.start != key.start_time:
+                return None
+            return self._sample(where, stat, always)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def idle(self) -> dict[int, int]:
+        """For each CPU the ticks in which it had nothing to run. Raises OSError."""
+        found = {}
+        for line in self._root.read("/proc/stat").splitlines():
+            if not line.startswith("cpu"):
+                break
+            name, *fields = line.split()
+            if name != "cpu":
+                found[int(name[3:])] = int(fields[3]) + int(fields[4])
+        return found
+
+    def _sample(self, where: str, stat: _Stat, always: bool) -> ThreadSample:
+        ran = waited = None
+        if always or stat.state == "R":
+            ran, waited = map(int, self._root.read(f"{where}/schedstat").split()[:2])
+        return ThreadSample(stat.state, stat.cpu, stat.ticks, ran, waited)
+
+    def _threads(self, subject: Subject) -> dict[ThreadKey, ThreadSample]:
+        found = {}
+        for thread in subject.threads:
+            sample = self.thread(thread.key, thread.role is Role.VHOST)
+            if sample is not None:
+                found[thread.key] = sample
+        return found
+
+    def _devices(self) -> dict[str, tuple[int, int, int, int]]:
+        """Received, dropped, sent, dropped, by device."""
+        try:
+            lines = self._root.read("/proc/net/dev").splitlines()[2:]
+        except OSError:
+            return {}
+        found = {}
+        for line in lines:
+            name, _, rest = line.rpartition(":")
+            fields = rest.split()
+            found[name.strip()] = int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])
+        return found
+
+    # -- threads of others
+
+    def walk(self, cpus: Collection[int]) -> Iterator[dict[ThreadKey, tuple[str, bool]]]:
+        """Runnable threads that last ran on ``cpus``, with their names and whether they are
+        vital, in steps of at most SLICE seconds (listing /proc is one step). Kernel threads
+        of the boot come first. Ends when all threads were looked at."""
+        try:
+            pids = sorted(int(name) for name, _ in self._root.processes())
+        except OSError:
+            return
+        yield {}
+        found: dict[ThreadKey, tuple[str, bool]] = {}
+        end = time.monotonic() + SLICE
+        for pid in pids:
+            for key, name, important in self._runnable(pid, cpus):
+                found[key] = name, important
+            if time.monotonic() >= end:
+                yield found
+                found, end = {}, time.monotonic() + SLICE
+        yield found
+
+    def _runnable(self, pid: int, cpus: Collection[int]) -> Iterator[tuple[ThreadKey, str, bool]]:
+        try:
+            stat = _Stat(self._root.read(f"/proc/{pid}/stat"))
+            tids = [str(pid)]
+            if stat.threads > 1:
+                tids = self._root.listdir(f"/proc/{pid}/task")
+        except (OSError, ValueError, IndexError):
+            return
+        for tid in tids:
+            try:
+                if stat.threads > 1:
+                    stat = _Stat(self._root.read(f"/proc/{pid}/task/{tid}/stat"))
+            except (OSError, ValueError, IndexError):
+                continue
+            if stat.state == "R" and stat.cpu in cpus:
+                important = vital(stat.name, bool(stat.flags & PF_KTHREAD))
+                yield ThreadKey(pid, int(tid), stat.start), stat.name, important
+
+
+def _counters(subject: Subject, devices: dict[str, tuple[int, int, int, int]]) -> Counters | None:
+    if not subject.devices or any(name not in devices for name, _ in subject.devices):
+        return None
+    arrived = dropped = sent = 0
+    for name, kind in subject.devices:
+        rx, rx_dropped, tx, tx_dropped = devices[name]
+        if kind is NicKind.BRIDGE:
+            # The host sends to the guest through a tap.
+            arrived, dropped, sent = arrived + tx + tx_dropped, dropped + tx_dropped, sent + rx
+        else:
+            # macvtap counts a frame that it drops as received too (macvlan_count_rx).
+            both = rx if kind is NicKind.MACVTAP else rx + rx_dropped
+            arrived, dropped, sent = arrived + both, dropped + rx_dropped, sent + tx
+    return Counters(arrived, dropped, sent)

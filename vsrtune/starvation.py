@@ -1,0 +1,340 @@
+"""When a guest's tuning keeps threads from running, told from samples. Pure.
+
+A thread starves when it is runnable (state R) and its run time does not change for SURE
+seconds (with a budget, two periods if that is longer), seen at least LOOKS times. A thread
+cannot leave state R without running, so two such samples mean that it waited all the time in
+between. Whoever holds the CPU is to blame: the real-time threads of tuned guests that ran
+there meanwhile. That is the starved thread's own guest when it has such a thread there,
+otherwise the guest that ran most, and the starved thread's own guest when no tuned thread ran
+there.
+
+A guest stands still when for SURE seconds, in every interval between two samples
+
+- frames arrived at its devices and it sent none,
+- none was taken from its rings: all that arrived were dropped; or nothing was dropped, no
+  vhost worker ran, and the guest had sent at least half as many a second within the last
+  RECENT seconds,
+- its vcpus were alive: one was runnable or used CPU time,
+- and one of its threads waited for a CPU for a quarter of the interval or more.
+
+So none of these is taken for a standstill: a firewall that drops everything takes the frames
+from its rings. A paused guest (suspended, stopped, frozen) has vcpus that sleep and use no
+CPU time. A guest that boots or has crashed is not held up by other threads. A burst fills the
+rings for less than SURE. Broadcasts to an idle router do not fill them.
+
+Threads of others starve when they wait for STARVED seconds for a CPU that is never idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, SchedClass, ThreadKey
+from vsrtune.report import thread_label
+
+SURE = 1.0
+LOOKS = 3
+RECENT = 60.0
+STARVED = 4.0
+
+_TIMED = (SchedClass.FIFO, SchedClass.RR, SchedClass.DEADLINE)
+_RUNNABLE = "R"
+# How finely the rates of the last minute are kept, seconds.
+_BUCKET = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSample:
+    """``state`` is the letter of /proc/TID/stat, ``cpu`` where it last ran, ``ticks`` its user
+    and system time. ``ran_ns`` and ``waited_ns`` are of /proc/TID/schedstat; None where they
+    were not read."""
+
+    state: str
+    cpu: int
+    ticks: int
+    ran_ns: int | None = None
+    waited_ns: int | None = None
+
+    @property
+    def runnable(self) -> bool:
+        """Running, or waiting for a CPU."""
+        return self.state == _RUNNABLE
+
+    def ran_since(self, before: ThreadSample) -> bool:
+        """Whether it ran. The run time of a thread that runs alone is brought up to date
+        once a second on a CPU without ticks (nohz_full); its ticks are whenever they are
+        read."""
+        return (self.ticks, self.ran_ns) != (before.ticks, before.ran_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Frames of all devices of a guest: ``arrived`` for it, the ``dropped`` ones among them,
+    ``sent`` by it."""
+
+    arrived: int
+    dropped: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One thread of a tuned guest; ``timed``: real-time or deadline. It may wait for
+    ``patience`` seconds: one with a budget waits for its next period anyway."""
+
+    key: ThreadKey
+    label: str
+    role: Role
+    timed: bool
+    patience: float = SURE
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A tuned guest, and what of it is looked at. ``devices``: names and kinds."""
+
+    ref: str
+    threads: tuple[Watched, ...]
+    devices: tuple[tuple[str, NicKind], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A subject at one moment; threads that are gone are not in it."""
+
+    subject: Subject
+    threads: Mapping[ThreadKey, ThreadSample]
+    counters: Counters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """``guest`` is to be stepped down because of ``why``."""
+
+    guest: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """A thread that is no tuned guest's and waits for ``cpu``, which ``guest`` holds ("" when
+    no tuned guest does). ``vital``: a kernel thread of that CPU without which the host hangs."""
+
+    tid: int
+    name: str
+    cpu: int
+    guest: str
+    vital: bool = False
+
+    def __str__(self) -> str:
+        by = f", which real-time threads of {self.guest} hold" if self.guest else ""
+        return f"{self.name} (tid {self.tid}) does not get to run on CPU {self.cpu}{by}"
+
+
+def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
+    """What to look at of a guest. Devices of which the guest has to share the counters
+    (``shared``, by ifindex) tell nothing of it alone: it is then judged by its threads."""
+    roles = (*DATA_PLANE, Role.EMULATOR)
+    threads = tuple(
+        Watched(
+            t.key,
+            thread_label(t),
+            t.role,
+            t.sched.cls in _TIMED,
+            max(SURE, 2 * t.sched.period_ns / 1e9),
+        )
+        for role in roles
+        for t in guest.by_role(role)
+    )
+    devices = tuple((i.target, i.kind) for i in guest.interfaces)
+    told = all(i.kind is not NicKind.OTHER and i.ifindex not in shared for i in guest.interfaces)
+    return Subject(guest.ref, threads, devices if told else ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    since: float
+    looks: int
+    sample: ThreadSample
+
+
+class Waiting:
+    """How long threads have been runnable without running."""
+
+    def __init__(self) -> None:
+        self._marks: dict[ThreadKey, _Mark] = {}
+
+    def look(self, at: float, samples: Mapping[ThreadKey, ThreadSample]) -> dict[ThreadKey, float]:
+        """Seconds by thread, of those seen waiting LOOKS times or more. ``at`` is a steady
+        clock's time."""
+        marks: dict[ThreadKey, _Mark] = {}
+        for key, sample in samples.items():
+            if not sample.runnable:
+                continue
+            known = self._marks.get(key)
+            if known is not None and not sample.ran_since(known.sample):
+                marks[key] = replace(known, looks=known.looks + 1)
+            else:
+                marks[key] = _Mark(at, 1, sample)
+        self._marks = marks
+        return {key: at - mark.since for key, mark in marks.items() if mark.looks >= LOOKS}
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._marks = {}
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What came and went of one guest. ``peaks``: frames sent a second at most, by time in
+    units of _BUCKET."""
+
+    at: float = 0.0
+    before: Sight | None = None
+    since: float | None = None
+    looks: int = 0
+    peaks: dict[int, float] = field(default_factory=dict)
+
+    def look(self, at: float, sight: Sight) -> float:
+        """For how long it has stood still by now, seconds."""
+        before, passed = self.before, at - self.at
+        began = self.at
+        self.at, self.before = at, sight
+        still = before is not None and passed > 0 and self._still(before, sight, passed)
+        if not still:
+            self.since, self.looks = None, 0
+            return 0.0
+        self.since = began if self.since is None else self.since
+        self.looks += 1
+        return at - self.since if self.looks >= LOOKS - 1 else 0.0
+
+    def _still(self, before: Sight, now: Sight, passed: float) -> bool:
+        if before.counters is None or now.counters is None:
+            return False
+        arrived = now.counters.arrived - before.counters.arrived
+        dropped = now.counters.dropped - before.counters.dropped
+        sent = now.counters.sent - before.counters.sent
+        self._remember(sent / passed)
+        if sent or arrived <= 0:
+            return False
+        if dropped:
+            taken = arrived > dropped
+        else:
+            usual = 2 * max(self.peaks.values(), default=0.0) >= arrived / passed
+            taken = not usual or _ran(before, now, Role.VHOST)
+        alive = _alive(before, now)
+        return not taken and alive and _waited(before, now, passed)
+
+    def _remember(self, rate: float) -> None:
+        bucket = int(self.at // _BUCKET)
+        oldest = bucket - int(RECENT // _BUCKET)
+        self.peaks = {n: peak for n, peak in self.peaks.items() if n >= oldest}
+        self.peaks[bucket] = max(rate, self.peaks.get(bucket, 0.0))
+
+
+def _pairs(before: Sight, now: Sight) -> Iterable[tuple[Watched, ThreadSample, ThreadSample]]:
+    for thread in now.subject.threads:
+        old, new = before.threads.get(thread.key), now.threads.get(thread.key)
+        if old is not None and new is not None:
+            yield thread, old, new
+
+
+def _ran(before: Sight, now: Sight, role: Role) -> bool:
+    return any(t.role is role and new.ran_since(old) for t, old, new in _pairs(before, now))
+
+
+def _alive(before: Sight, now: Sight) -> bool:
+    return any(
+        t.role is Role.VCPU and (new.runnable or new.ticks != old.ticks)
+        for t, old, new in _pairs(before, now)
+    )
+
+
+def _waited(before: Sight, now: Sight, passed: float) -> bool:
+    for _, old, new in _pairs(before, now):
+        if not (old.runnable and new.runnable):
+            continue
+        if not new.ran_since(old):
+            return True
+        if (
+            old.waited_ns is not None
+            and new.waited_ns is not None
+            and new.waited_ns - old.waited_ns >= passed / 4 * 1e9
+        ):
+            return True
+    return False
+
+
+class Rule:
+    """Looks at all tuned guests of a host, a few times a second."""
+
+    def __init__(self) -> None:
+        self._waiting = Waiting()
+        self._flows: dict[str, _Flow] = {}
+        self._before: dict[ThreadKey, ThreadSample] = {}
+        # CPU time of tuned real-time threads in the last interval: by CPU, by guest, ns.
+        self._held: dict[int, dict[str, int]] = {}
+
+    def look(self, at: float, sights: Iterable[Sight]) -> list[Sign]:
+        """Which guests are to be stepped down now; ``at`` is a steady clock's time."""
+        seen = list(sights)
+        samples = {key: sample for s in seen for key, sample in s.threads.items()}
+        self._hold(seen)
+        self._before = samples
+        waits = self._waiting.look(at, samples)
+        signs: dict[str, Sign] = {}
+        for sight in seen:
+            ref = sight.subject.ref
+            for thread in sight.subject.threads:
+                waited = waits.get(thread.key, 0.0)
+                if waited >= thread.patience:
+                    cpu = sight.threads[thread.key].cpu
+                    guest = self.holder(cpu, ref) or ref
+                    whose = thread.label if guest == ref else f"{thread.label} of {ref}"
+                    why = f"{whose} (tid {thread.key.tid}) has waited {waited:.1f} s for CPU {cpu}"
+                    signs.setdefault(guest, Sign(guest, why))
+        flows = {s.subject.ref: self._flows.get(s.subject.ref) or _Flow() for s in seen}
+        self._flows = flows
+        for sight in seen:
+            ref = sight.subject.ref
+            still = flows[ref].look(at, sight)
+            if still >= SURE:
+                why = f"frames arrive, and none was taken or sent for {still:.1f} s"
+                signs.setdefault(ref, Sign(ref, why))
+        return list(signs.values())
+
+    def begin_anew(self) -> None:
+        """What is seen from now on is of other scheduling. Rates are remembered."""
+        self._waiting.clear()
+        for flow in self._flows.values():
+            flow.since, flow.looks, flow.before = None, 0, None
+
+    def holder(self, cpu: int, first: str = "") -> str:
+        """The guest whose real-time threads hold a CPU: ``first`` if it is one of them,
+        otherwise the one that ran most; "" when none did."""
+        held = self._held.get(cpu, {})
+        return first if first in held else max(held, key=held.__getitem__, default="")
+
+    def _hold(self, sights: Iterable[Sight]) -> None:
+        self._held = {}
+        for sight in sights:
+            for thread in sight.subject.threads:
+                new, old = sight.threads.get(thread.key), self._before.get(thread.key)
+                if not thread.timed or new is None or old is None or not new.ran_since(old):
+                    continue
+                # Ticks are of 10 ms (proc.CLOCK_TICKS).
+                ran = (new.ticks - old.ticks) * 10_000_000
+                if new.ran_ns is not None and old.ran_ns is not None:
+                    ran = max(ran, new.ran_ns - old.ran_ns)
+                on = self._held.setdefault(new.cpu, {})
+                on[sight.subject.ref] = on.get(sight.subject.ref, 0) + ran
+
+
+def vital(name: str, kernel: bool) -> bool:
+    """Whether a thread is a kernel thread bound to its CPU whose starvation hangs the host:
+    SoftIRQ, RCU, a bound worker."""
+    if not kernel:
+        return False
+    bound_worker = name.startswith("kworker/") and name[8:9].isdigit()
+    return bound_worker or name.startswith(("ksoftirqd/", "rcu", "ktimers/"))

@@ -1,0 +1,118 @@
+"""The part of the reconciler that steps guests down, and tunes them by their policies again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from vsrtune import executor, planner
+from vsrtune.actions import Plan, Target, ThreadSched, Value
+from vsrtune.errors import VsrtuneError
+from vsrtune.executor import Result
+from vsrtune.journal import Journal
+from vsrtune.log import LOGGER, fields
+from vsrtune.part import Part
+from vsrtune.policy import Policy
+from vsrtune.policy_match import assign
+from vsrtune.projection import project_actions
+from vsrtune.state import State
+from vsrtune.stepdown import UNTIL, Level, Step, Steps, next_level
+from vsrtune.sysops import SysOps
+
+
+class Stepping:
+    """``_steps`` are the guests that are stepped down, also where the journal could not be
+    told."""
+
+    _ops: SysOps
+    _journal: Journal
+    policies: tuple[Policy, ...]
+    state: State
+    _steps: Steps
+
+    def step_down(self, guest: str, why: str) -> None:
+        """Lower what the policy asks for a guest by one level, because of ``why``. Classes are
+        lowered at once, as the guest was seen last; the next pass does the rest. Nothing
+        happens where nothing is left to take."""
+        named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
+        policy = next((p for g, p in named.pairs if g.ref == guest), None)
+        now = self._steps[guest].level if guest in self._steps else Level.POLICY
+        if policy is None or now is Level.UNDONE:
+            return
+        step = Step(next_level(policy, now), why, time.time())
+        self._note_step(guest, step)
+        self._count(step_downs=1)
+        LOGGER.error(
+            "%s: %s; %s",
+            guest,
+            step,
+            UNTIL,
+            extra=fields(guest=guest, policy=policy.path, step=step.level.value),
+        )
+        self._lower_at_once(guest)
+
+    def _lower_at_once(self, guest: str) -> None:
+        snapshot = self.state.snapshot
+        if snapshot is None:
+            return
+        alone = Part.of(snapshot, frozenset([guest]))
+        ours = self._ours(alone.names)
+        try:
+            plan = planner.plan(alone.alone(), self.policies, ours, steps=self._steps)
+            classes = tuple(
+                a
+                for a in plan.actions
+                if a.target.guest == guest and isinstance(a.target, ThreadSched)
+            )
+            result = executor.apply(Plan(actions=classes), self._ops, self._journal)
+        except VsrtuneError as error:
+            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
+            return
+        self._log_result(result, "")
+        self._count(writes=len(result.done), write_errors=len(result.failed))
+        guests = tuple(
+            replace(g, step=self._steps[guest], tuned=False) if g.ref == guest else g
+            for g in self.state.guests
+        )
+        self.state = replace(
+            self.state, snapshot=project_actions(snapshot, result.done), guests=guests
+        )
+
+    def take(self, policies: tuple[Policy, ...]) -> None:
+        """Replace the policies; guests that have another one now are no longer stepped
+        down."""
+        guests = self.state.snapshot.guests if self.state.snapshot is not None else ()
+        before = {g.ref: p for g, p in assign(guests, self.policies).pairs}
+        after = {g.ref: p for g, p in assign(guests, policies).pairs}
+        self.policies = policies
+        self.forget_steps(ref for ref in after if after[ref] != before.get(ref))
+
+    def forget_steps(self, guests: Iterable[str] | None = None) -> None:
+        """Tune these guests by their policies again, or all; the next pass does it."""
+        for guest in list(self._steps) if guests is None else guests:
+            if guest in self._steps:
+                LOGGER.info("%s: tuned by its policy again", guest, extra=fields(guest=guest))
+                self._note_step(guest, None)
+
+    def _note_step(self, guest: str, step: Step | None) -> None:
+        steps = {ref: s for ref, s in self._steps.items() if ref != guest}
+        self._steps = steps if step is None else {**steps, guest: step}
+        self._plan_anew()
+        try:
+            self._journal.step(guest, step)
+        except VsrtuneError as error:
+            # What is stepped down helps, recorded or not.
+            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
+
+    def _plan_anew(self) -> None:
+        raise NotImplementedError
+
+    def _ours(self, guests: frozenset[str] | None = None) -> Mapping[Target, Value]:
+        raise NotImplementedError
+
+    def _log_result(self, result: Result, why: str) -> None:
+        raise NotImplementedError
+
+    def _count(self, **increments: int) -> None:
+        raise NotImplementedError
