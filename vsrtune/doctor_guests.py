@@ -238,8 +238,8 @@ def realtime(case: Case) -> Iterable[Finding]:
 
 
 def order(case: Case) -> Iterable[Finding]:
-    """Priorities that starve: vhost above vcpu, unequal guests on a CPU, vcpus under fifo on
-    one CPU, ksoftirqd below realtime threads."""
+    """Priorities that starve: vhost above vcpu, unequal guests on a CPU, a busy vcpu
+    beside threads it never gives way to, ksoftirqd below realtime threads."""
     snapshot = case.snapshot
     refs = {g.ref for g in snapshot.guests}
     # Throttling has a check of its own.

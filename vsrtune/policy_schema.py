@@ -220,7 +220,7 @@ SCHEMA: dict[str, Any] = {
             "description": "Scheduling classes of the guest's threads.",
             "type": "object",
             "additionalProperties": False,
-            "x-expects": "keys such as vcpu: {class: fifo, priority: 10}",
+            "x-expects": "keys such as vcpu: {class: rr, priority: 10, slice: 8ms}",
             "properties": {
                 "vcpu": _budget("the guest's vcpu threads"),
                 "vhost": _budget("the guest's vhost threads"),
