@@ -185,8 +185,8 @@ class _Made:
     asked: set[Target]
     whole: Whole | None
     movers: frozenset[str]
-    # A guest whose plan would let threads stand still: everything is planned again without it.
-    still: Refusal | None = None
+    # Guests whose plans would let threads stand still: all is planned again without them.
+    still: Sequence[Refusal] = ()
 
 
 @dataclass(slots=True)
@@ -219,8 +219,8 @@ def _make(
             snapshot, policies, ours or {}, reassert, memory, steps, unable, still, checked
         )
         refused = frozenset(r.guest for r in made.plan.refusals) & made.movers
-        if made.still is not None:
-            still[made.still.guest] = made.still
+        if made.still:
+            still |= {refusal.guest: refusal for refusal in made.still}
         elif refused <= unable:
             return made
         unable |= refused
@@ -269,9 +269,9 @@ def _attempt(
     result = project(snapshot, made)
     managed = {w.guest.ref for w in asked}
     movers_refs = frozenset(g.ref for g, _ in movers)
-    refusal = standstill.refusal(result, asked)
-    if refusal is not None:
-        return _Made(made, set(), None, movers_refs, refusal)
+    still_now = standstill.refusals(result, asked)
+    if still_now:
+        return _Made(made, set(), None, movers_refs, still_now)
     if checked:
         plan_checks.check(snapshot, made, state.irq, pinned, ours)
     told = plan_warnings.warnings(result, managed, state.irq)

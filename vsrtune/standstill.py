@@ -74,21 +74,30 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
                 break
 
 
-def refusal(result: Snapshot, asked: Sequence[Wishes]) -> Refusal | None:
-    """The refusal of the last guest whose plan would let a thread stand still, None when
-    there is none. Guests whose policy says ``standstill: accept`` are not refused."""
+def refusals(result: Snapshot, asked: Sequence[Wishes]) -> list[Refusal]:
+    """Refusals of guests whose plans would let a thread stand still. Guests whose policy says
+    ``standstill: accept`` are not refused, nor is one that is in nobody's way once those
+    before it are refused: what is left has to be planned and judged again."""
     wishes = {wish.guest.ref: wish for wish in asked}
     judged = {ref for ref, wish in wishes.items() if not wish.policy.accept_standstill}
-    found = {s.guest: s for s in standstills(result, judged)}
-    last = next((ref for ref in reversed(wishes) if ref in found), None)
-    if last is None:
-        return None
-    case = found[last]
-    wish = wishes[last]
+    found: dict[str, list[Standstill]] = {}
+    for case in standstills(result, judged):
+        found.setdefault(case.guest, []).append(case)
+    out: dict[str, Refusal] = {}
+    for ref, wish in wishes.items():
+        for case in found.get(ref, ()):
+            if {case.vcpu_guest, case.starved_guest}.isdisjoint(out):
+                out[ref] = _refuse(wish, case)
+                break
+    return list(out.values())
+
+
+def _refuse(wish: Wishes, case: Standstill) -> Refusal:
+    ref = wish.guest.ref
     starved, vcpu = label(case.starved), label(case.vcpu)
-    if case.starved_guest != last:
+    if case.starved_guest != ref:
         starved = f"{starved} of {case.starved_guest}"
-    if case.vcpu_guest != last:
+    if case.vcpu_guest != ref:
         vcpu = f"{vcpu} of {case.vcpu_guest}"
     wish.refuse(
         ("scheduler", "vcpu"),

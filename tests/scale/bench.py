@@ -44,8 +44,8 @@ POLICY = """\
 guest: "*"
 cpus: {irq: "0", vcpu: auto, vhost: auto}
 scheduler:
-  vcpu: {class: fifo, priority: 7}
-  vhost: {class: fifo, priority: 7}
+  vcpu: {class: rr, priority: 7}
+  vhost: {class: rr, priority: 7}
 queue: {macvtap: 300}
 """
 PAIRS = 5
@@ -252,7 +252,7 @@ def page(rows: list[Row]) -> str:
 
 `make bench-scale` measured this on synthetic hosts, made after a recorded one (tests/scale), on
 tmpfs. Guests have 8 vcpus and 4 vhost workers, {last.threads // last.guests} threads in all, under
-one policy that chooses CPUs (`auto`), asks for fifo and sets the queues. They are tuned by the
+one policy that chooses CPUs (`auto`), asks for rr and sets the queues. They are tuned by the
 daemon's own passes first, so everything is as it is on a host that runs.
 
 Machine: {model}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; load

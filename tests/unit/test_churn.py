@@ -30,8 +30,8 @@ EDGE = """\
 guest: "edge*"
 cpus: {vcpu: 1, vhost: 2}
 scheduler:
-  vcpu: {class: fifo, priority: 7}
-  vhost: {class: fifo, priority: 7}
+  vcpu: {class: rr, priority: 7}
+  vhost: {class: rr, priority: 7}
 queue: {macvtap: 300}
 """
 QUEUES = 'guest: "edge*"\nqueue: {macvtap: 200}\n'

@@ -27,11 +27,11 @@ POLICY = """\
 guest: "*"
 cpus: {vcpu: 1, vhost: 2}
 scheduler:
-  vcpu: {class: fifo, priority: 7}
-  vhost: {class: fifo, priority: 7}
+  vcpu: {class: rr, priority: 7}
+  vhost: {class: rr, priority: 7}
 queue: {macvtap: 300}
 """
-FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)
+RR = Sched(SchedClass.RR, 7, reset_on_fork=True)
 # An operator's `virsh vcpupin`.
 PINNED: dict[str, object] = {
     "affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3", "cpuset_effective": CpuSet([3]),
@@ -82,7 +82,7 @@ class TestPass:
         assert passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert thread(host, Role.VHOST).affinity == CpuSet([2])
-        assert thread(host, Role.VCPU).sched == FIFO
+        assert thread(host, Role.VCPU).sched == RR
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
         assert not passes.run()
         (state,) = passes.state.guests
@@ -254,7 +254,7 @@ class TestPass:
             host.set_queue(77)
             clock.now += 60
             assert passes.run()
-            assert thread(host, Role.VHOST).sched == FIFO
+            assert thread(host, Role.VHOST).sched == RR
         assert passes.stop()
         assert host.snapshot == before
 
@@ -262,7 +262,7 @@ class TestPass:
         self, host: FakeHost, passes: Reconciler
     ) -> None:
         host.set_queue(300)
-        host.change("vhost", sched=FIFO)
+        host.change("vhost", sched=RR)
         before = host.snapshot
         passes.run()
         host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
@@ -287,7 +287,7 @@ class TestPass:
         assert {d.setting for d in passes.state.drifts} == {"cpus.vcpu", "scheduler.vhost"}
         assert len([r for r in caplog.records if "left alone: reported" in r.message]) == 2
         passes.run(settle=True, reassert=True)
-        assert thread(host, Role.VHOST).sched == FIFO
+        assert thread(host, Role.VHOST).sched == RR
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.state.drifts == ()
 

@@ -34,7 +34,7 @@ FEW, MANY = 20, 200
 POLICY = """\
 guest: "*"
 cpus: {irq: "0", vcpu: auto, vhost: auto}
-scheduler: {vcpu: {class: fifo, priority: 7}, vhost: {class: fifo, priority: 7}}
+scheduler: {vcpu: {class: rr, priority: 7}, vhost: {class: rr, priority: 7}}
 queue: {macvtap: 300}
 """
 

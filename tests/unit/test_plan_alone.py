@@ -26,8 +26,8 @@ POLICIES = {
 }
 SCHEDULING = """
 scheduler:
-  vcpu: {class: fifo, priority: 7}
-  vhost: {class: fifo, priority: 7}
+  vcpu: {class: rr, priority: 7}
+  vhost: {class: rr, priority: 7}
 """
 NAMES = ("vr1", "vr2", "vr3", "vr4")
 

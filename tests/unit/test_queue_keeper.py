@@ -193,7 +193,7 @@ def test_an_original_that_is_one_of_the_lengths_is_no_reason_to_begin_anew(
 
 
 SECOND = POLICY.replace('"*"', "v*")
-FAILING = POLICY + "scheduler: {vcpu: {class: fifo, priority: 7}}\n"
+FAILING = POLICY + "scheduler: {vcpu: {class: rr, priority: 7}}\n"
 
 
 @pytest.mark.parametrize("why", ["refused", "failing"])

@@ -29,6 +29,7 @@ scheduler:
   vcpu: {class: fifo, priority: 7}
   vhost: {class: fifo, priority: 9}
 queue: {macvtap: 300}
+standstill: accept
 """
 PINS = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\n'
 BUDGETS = """\
