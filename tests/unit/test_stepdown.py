@@ -251,11 +251,11 @@ class TestLoop:
             running.until(lambda: len(running.states) >= 1)
             running.daemon.step_down("vr1", WHY)
             running.until(lambda: running.states[-1].guests[0].step is not None)
-            assert thread(host, Role.VCPU).sched.cls is SchedClass.RR
+            assert thread(host, Role.VCPU).sched.cls is SchedClass.OTHER
             assert "1 stepped down" in [h for h in running.notifier.heard if "STATUS" in h][-1]
             running.daemon.ask_reload()
             running.until(lambda: running.states[-1].guests[0].step is None)
-            assert thread(host, Role.VCPU).sched.cls is SchedClass.FIFO
+            assert thread(host, Role.VCPU).sched.cls is SchedClass.RR
         finally:
             running.stop()
 
