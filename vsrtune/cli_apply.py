@@ -17,6 +17,7 @@ from vsrtune.cli_common import (
     observe,
     options,
     policies_option,
+    say,
     trace_option,
     uri_option,
 )
@@ -91,22 +92,22 @@ def apply(
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)
     for action, error in result.failed:
-        click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
+        say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
     for target in result.vanished:
-        click.echo(f"{target}: gone meanwhile")
+        say(f"{target}: gone meanwhile")
     for action, error in result.pending:
-        click.echo(f"pending: {report.failure_line(action, error)}")
+        say(f"pending: {report.failure_line(action, error)}")
     for action, error in result.fixed:
-        click.echo(f"left alone: {report.failure_line(action, error)}")
+        say(f"left alone: {report.failure_line(action, error)}")
     if result.fixed:
         memory = SeenMemory()
         memory.load(boot)
         memory.remember_fixed(refused(result.fixed))
     if made.actions:
-        click.echo(f"{len(result.done)} of {len(made.actions)} changes done.")
+        say(f"{len(result.done)} of {len(made.actions)} changes done.")
     if result.failed:
         how = "is as it was" if result.rolled_back else "could not be put back completely"
-        click.echo(f"vsrtune: every guest with a failure {how}", err=True)
+        say(f"vsrtune: every guest with a failure {how}", err=True)
         return 1
     if not switched:
         return 1
@@ -146,7 +147,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
         _print_json(result)
     else:
         _say(result, "restored")
-        click.echo(f"{len(result.done)} settings restored.")
+        say(f"{len(result.done)} settings restored.")
     return 1 if result.failed or not switched else 0
 
 
@@ -167,7 +168,7 @@ def _switch(
             clean = False
             complain(error)
         elif not quiet:
-            click.echo(f"{', '.join(batch.guests)}: on {batch.to} now ({batch.reason})")
+            say(f"{', '.join(batch.guests)}: on {batch.to} now ({batch.reason})")
     return clean
 
 
@@ -177,18 +178,18 @@ def _text(path: Path) -> str:
 
 def _say_discarded(journal: Journal) -> None:
     if journal.discarded:
-        click.echo(f"Forgot {journal.discarded} settings of before this host booted.")
+        say(f"Forgot {journal.discarded} settings of before this host booted.")
 
 
 def _say(result: Result, what: str) -> None:
     for action in result.done:
-        click.echo(f"{what}: {report.action_line(action)}")
+        say(f"{what}: {report.action_line(action)}")
     for left in result.left:
-        click.echo(f"left alone: {left}")
+        say(f"left alone: {left}")
     for target in result.vanished:
-        click.echo(f"gone: {target}")
+        say(f"gone: {target}")
     for action, error in result.failed:
-        click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
+        say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
 
 
 def _print_json(result: Result) -> None:
