@@ -15,7 +15,7 @@ import click
 
 from vsrtune import __version__
 from vsrtune.errors import VsrtuneError
-from vsrtune.printable import printable_lines
+from vsrtune.printable import printable, printable_lines
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
@@ -103,7 +103,7 @@ def run(args: Sequence[str]) -> int:
         return 141
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"vsrtune: error: {where}{error.strerror or error}\n")
+        sys.stderr.write(f"vsrtune: error: {printable(f'{where}{error.strerror or error}')}\n")
         return 1
     return code if isinstance(code, int) else 0
 
@@ -111,8 +111,8 @@ def run(args: Sequence[str]) -> int:
 def complain(error: VsrtuneError) -> None:
     """Print an error, or each of the errors it stands for, on standard error."""
     for one in getattr(error, "errors", None) or (error,):
-        where = f"{one.where}: " if one.where else ""
-        sys.stderr.write(f"vsrtune: error: {printable_lines(f'{where}{one.what}')}\n")
+        where = f"{printable(one.where)}: " if one.where else ""
+        sys.stderr.write(f"vsrtune: error: {where}{printable_lines(one.what)}\n")
         if one.hint:
             sys.stderr.write(f"vsrtune: hint: {printable_lines(one.hint)}\n")
 

@@ -22,6 +22,7 @@ from vsrtune.cli_common import (
     observe,
     options,
     policies_option,
+    say,
     trace_option,
     uri_option,
 )
@@ -130,7 +131,7 @@ def apply(
                 return 1
     if result.failed:
         how = "is as it was" if result.rolled_back else "could not be put back completely"
-        click.echo(f"vsrtune: every guest with a failure {how}", err=True)
+        say(f"vsrtune: every guest with a failure {how}", err=True)
         return 1
     if not switched:
         return 1
@@ -143,26 +144,26 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
     from vsrtune.seen import SeenMemory
 
     for action, error in result.failed:
-        click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
+        say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
     for target in result.vanished:
-        click.echo(f"{target}: gone meanwhile")
+        say(f"{target}: gone meanwhile")
     for action, error in result.pending:
-        click.echo(f"pending: {report.failure_line(action, error)}")
+        say(f"pending: {report.failure_line(action, error)}")
     for action, error in result.fixed:
-        click.echo(f"left alone: {report.failure_line(action, error)}")
+        say(f"left alone: {report.failure_line(action, error)}")
     if result.fixed:
         memory = SeenMemory()
         memory.load(boot)
         memory.remember_fixed(refused(result.fixed))
     if made.actions:
-        click.echo(f"{len(result.done)} of {len(made.actions)} changes done.")
+        say(f"{len(result.done)} of {len(made.actions)} changes done.")
 
 
 def _ask(guard: Guard, seconds: float, live: int) -> None:
     """Wait for Enter, `vsrtune confirm` or the deadline."""
     terminal = sys.stdin.isatty()
     how = "Press Enter, or run `vsrtune confirm`," if terminal else "Run `vsrtune confirm`"
-    click.echo(
+    say(
         f"{how} within {seconds:g} s to keep this. Otherwise `vsrtune undo` is run, which puts "
         f"back everything that vsrtune has changed ({live} settings now)."
     )
@@ -175,7 +176,7 @@ def _ask(guard: Guard, seconds: float, live: int) -> None:
             if not sys.stdin.readline():
                 break  # the terminal has gone
             guard.keep()
-    click.echo("Confirmed." if guard.kept else "Not confirmed.")
+    say("Confirmed." if guard.kept else "Not confirmed.")
 
 
 @click.command()
@@ -189,7 +190,7 @@ def confirm(journal: Path) -> int:
     from vsrtune import guardian
 
     guardian.confirm(journal)
-    click.echo("Confirmed. `vsrtune undo` puts everything back.")
+    say("Confirmed. `vsrtune undo` puts everything back.")
     return 0
 
 
@@ -217,9 +218,9 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     there = read_fold(journal, boot)
     if not carried and not there.live and not there.steps:
         if as_json:
-            click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
+            say('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
-            click.echo("Nothing to undo: no setting on this host is vsrtune's.")
+            say("Nothing to undo: no setting on this host is vsrtune's.")
         return 0 if switched else 1
     from vsrtune import brought, executor
     from vsrtune.sysops import LiveSysOps
@@ -233,7 +234,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
         _print_json(result)
     else:
         _say(result, "restored")
-        click.echo(f"{len(result.done)} settings restored.")
+        say(f"{len(result.done)} settings restored.")
     return 1 if result.failed or not switched else 0
 
 
@@ -254,7 +255,7 @@ def _switch(
             clean = False
             complain(error)
         elif not quiet:
-            click.echo(f"{', '.join(batch.guests)}: on {batch.to} now ({batch.reason})")
+            say(f"{', '.join(batch.guests)}: on {batch.to} now ({batch.reason})")
     return clean
 
 
@@ -283,20 +284,20 @@ def _text(path: Path) -> str:
 
 def _say_discarded(journal: Journal) -> None:
     if journal.discarded:
-        click.echo(f"Forgot {journal.discarded} settings of before this host booted.")
+        say(f"Forgot {journal.discarded} settings of before this host booted.")
     if journal.set_aside:
-        click.echo(f"The journal of another version and boot is kept as {journal.set_aside}.")
+        say(f"The journal of another version and boot is kept as {journal.set_aside}.")
 
 
 def _say(result: Result, what: str) -> None:
     for action in result.done:
-        click.echo(f"{what}: {report.action_line(action)}")
+        say(f"{what}: {report.action_line(action)}")
     for left in result.left:
-        click.echo(f"left alone: {left}")
+        say(f"left alone: {left}")
     for target in result.vanished:
-        click.echo(f"gone: {target}")
+        say(f"gone: {target}")
     for action, error in result.failed:
-        click.echo(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
+        say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
 
 
 def _print_json(result: Result) -> None:
@@ -308,4 +309,4 @@ def _print_json(result: Result) -> None:
         "vanished": [str(target) for target in result.vanished],
         "failed": [{"target": str(a.target), "error": str(e)} for a, e in result.failed],
     }
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
+    say(json.dumps(print_ready, indent=2, ensure_ascii=False))

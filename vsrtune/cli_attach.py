@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import attach_ledger_option, journal_option, options, uri_option
+from vsrtune.cli_common import attach_ledger_option, journal_option, options, say, uri_option
 
 if TYPE_CHECKING:
     from vsrtune.attach_model import Switch
@@ -161,7 +161,7 @@ class _Reporter:
             watch.plugged()
             watch.wait(PATIENCE)
             for line in watch.lines():
-                click.echo(f"{guest}: {line}")
+                say(f"{guest}: {line}")
 
 
 def _after(switch: Switch, journal: Path) -> None:
@@ -171,7 +171,7 @@ def _after(switch: Switch, journal: Path) -> None:
 
     forth = switch.to is Attachment.NAPI_MACVLAN
     if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:
-        click.echo(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
+        say(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
     if not any(m.live[0] for m in switch.moves):
         return
     if in_use(journal):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vsrtune.cli_common import options, uri_option
+from vsrtune.cli_common import options, say, uri_option
 from vsrtune.errors import VsrtuneError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def clean() -> int:
 
     lines = session.clean()
     for line in lines:
-        click.echo(line)
+        say(line)
     if not lines:
         click.echo("Nothing to clean: no bench has left anything on this host.")
     return 0

@@ -10,6 +10,7 @@ import click
 
 from vsrtune.durations import parse_time
 from vsrtune.errors import VsrtuneError
+from vsrtune.printable import printable
 
 if TYPE_CHECKING:
     from vsrtune.journal_records import Entry
@@ -121,6 +122,11 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, of which names may be others' words."""
+    click.echo(printable(text), err=err)
+
+
 def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
     """This host, or the recorded one under ``root``."""
     if root is not None:
@@ -160,7 +166,7 @@ def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
 
     policies = load_dirs(dirs)
     if not policies:
-        click.echo(f"vsrtune: {no_policies(dirs)}", err=True)
+        say(f"vsrtune: {no_policies(dirs)}", err=True)
     return policies
 
 

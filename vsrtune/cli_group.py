@@ -15,6 +15,7 @@ from vsrtune.cli_common import (
     journal_option,
     json_option,
     options,
+    say,
     uri_option,
 )
 
@@ -76,7 +77,7 @@ def check(files: tuple[Path, ...]) -> int:
         for error in errors:
             complain(error)
         if not errors:
-            click.echo(f"{path}: good")
+            say(f"{path}: good")
         bad = bad or bool(errors)
     return 2 if bad else 0
 
@@ -314,7 +315,7 @@ def _carry_out(
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
             swept = switcher.carry_out(switch)
             for text in swept.did if switch.ended else ():
-                click.echo(text)
+                say(text)
             failed = swept.failed
     return cli_switch.complain(failed)
 

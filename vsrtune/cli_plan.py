@@ -18,6 +18,7 @@ from vsrtune.cli_common import (
     options,
     policies_option,
     root_option,
+    say,
     trace_option,
     uri_option,
 )
@@ -112,9 +113,9 @@ def verify(
     found = _attachments(policies, root, uri, attach_ledger, journal)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]
     for line in lines:
-        click.echo(line)
+        say(line)
     for refusal in made.refusals:
-        click.echo(f"{refusal.guest}: refused ({refusal.policy}): {refusal.reason}", err=True)
+        say(f"{refusal.guest}: refused ({refusal.policy}): {refusal.reason}", err=True)
     if made.refusals:
         return 2
     if not lines:

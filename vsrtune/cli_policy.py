@@ -12,6 +12,7 @@ from vsrtune.cli_common import (
     options,
     policies_option,
     root_option,
+    say,
     trace_option,
     uri_option,
 )
@@ -50,7 +51,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
     for path in paths:
         if str(path) not in bad:
-            click.echo(f"{path}: good")
+            say(f"{path}: good")
     return 2 if errors else 0
 
 
@@ -114,7 +115,7 @@ def init(
         raise VsrtuneError(
             "the file exists and is left as it is", where=str(output), hint="name a new one"
         ) from None
-    click.echo(f"{output}: written; next: vsrtune plan")
+    say(f"{output}: written; next: vsrtune plan")
     return 0
 
 

@@ -18,6 +18,7 @@ from vsrtune.cli_common import (
     options,
     policies_option,
     root_option,
+    say,
     trace_option,
     uri_option,
 )
@@ -135,4 +136,4 @@ def record(directory: Path, note: str, trace_seconds: float, uri: str) -> None:
     from vsrtune.record import record as save
 
     seen = save(directory, uri, trace_seconds=trace_seconds, note=note)
-    click.echo(f"Recorded {len(seen.guests)} guests in {directory}.")
+    say(f"Recorded {len(seen.guests)} guests in {directory}.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.cli_common import say
+
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
     from vsrtune.attach_model import Switch
@@ -28,7 +30,7 @@ def recover(switcher: Switcher) -> int:
 def outcome(swept: Swept) -> int:
     """Say what became of the devices; the exit code."""
     for text in swept.did:
-        click.echo(text)
+        say(text)
     return complain(swept.failed)
 
 
@@ -53,6 +55,6 @@ def show(switch: Switch) -> None:
     if switch.leaves:
         told.append(f"remove {', '.join(d.name for d in switch.leaves)}")
     for number, text in enumerate(told, 1):
-        click.echo(f"{number}. {text}")
+        say(f"{number}. {text}")
     for note in switch.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")

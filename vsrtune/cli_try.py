@@ -21,6 +21,7 @@ from vsrtune.cli_common import (
     observe,
     options,
     policies_option,
+    say,
     uri_option,
 )
 from vsrtune.errors import VsrtuneError
@@ -120,7 +121,7 @@ def try_(
         pairs = int(seconds / trial_run.PAIR_SECONDS)
         for one in trial_run.run(ground, pairs, time.time_ns(), wait):
             turns.append(one)
-            click.echo(trial.line(one), err=as_json)
+            say(trial.line(one), err=as_json)
         verdict = trial.judge(turns, policy.path)
         keep = keep_if_better and verdict.better is True
         if not (turns[-1].tuned and keep):
@@ -130,13 +131,13 @@ def try_(
         signals.check()
         guard.keep()
     for note in ground.notes:
-        click.echo(f"left alone: {note}", err=True)
+        say(f"left alone: {note}", err=True)
     if as_json:
         _print_json(policy, guests, turns, verdict, keep)
     else:
         render.show([trial.table(turns)])
         for text in verdict.text:
-            click.echo(text)
+            say(text)
         click.echo(
             f"It stays applied. To make it permanent: {permanent}. To take it back: vsrtune undo"
             if keep

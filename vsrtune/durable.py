@@ -11,6 +11,8 @@ from pathlib import Path
 # The largest file of ours by far: a journal is written anew beyond one MiB.
 MAX_SIZE = 64 << 20
 _FALLOC_FL_KEEP_SIZE = 1
+# Where only vsrtune looks for anything.
+OURS = frozenset({Path("/var/lib/vsrtune"), Path("/run/vsrtune/bench")})
 # What a file system says that has no room; any other refusal is that it cannot claim any.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -29,6 +31,30 @@ def replace_file(path: Path, data: bytes, mode: int, room: int = 0) -> None:
     after the host has crashed. Only one process may do so at a time. ``room``: so many bytes
     behind the data are claimed for what is to be appended; without them the old file stays."""
     _replace(path, path.with_name(path.name + ".new"), data, mode, room, lasting=True)
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory that its owner alone may enter, with its parents. One of ours that
+    others may enter is closed to them; one of an operator's choice stays as it is."""
+    if not path.is_dir():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fsync_directory(path.parent)
+    elif path in OURS and path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """A descriptor of a file that its owner alone may read, so that nobody else can lock it
+    either (flock(2) asks for no more than that); it is made with O_CREAT. One that others may
+    read is closed to them. Raises OSError, ELOOP for a symbolic link."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def claim(fd: int, offset: int, length: int) -> None:
@@ -53,7 +79,8 @@ def replace_volatile(path: Path, data: bytes, mode: int) -> None:
 
 def _replace(path: Path, new: Path, data: bytes, mode: int, room: int, *, lasting: bool) -> None:
     try:
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(new, flags, mode)
         try:
             write_all(fd, data)
             if room:

@@ -31,7 +31,16 @@ from typing import Any, Literal
 from vsrtune.actions import Action, Target, ThreadCgroup, Value
 from vsrtune.bounded import json_value
 from vsrtune.closing import Closing
-from vsrtune.durable import FULL, claim, fsync_directory, read_file, replace_file, write_all
+from vsrtune.durable import (
+    FULL,
+    claim,
+    fsync_directory,
+    open_private,
+    private_directory,
+    read_file,
+    replace_file,
+    write_all,
+)
 from vsrtune.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.journal_lock import take_lock
 from vsrtune.journal_records import (
@@ -105,7 +114,7 @@ class Journal(Closing):
         when it cannot be written.
         """
         try:
-            _make_directory(path.parent)
+            private_directory(path.parent)
             lock = take_lock(path)
         except OSError as error:
             raise _unwritable(path, error) from error
@@ -257,7 +266,7 @@ class Journal(Closing):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = open_private(self.path, os.O_WRONLY | os.O_APPEND)
 
     # -- writing
 
@@ -338,7 +347,7 @@ class Journal(Closing):
         # A pass that is under way goes on with as much room as it had.
         room = max(self._owed + _SLACK, self._claimed - self._size) if fold.live else 0
         try:
-            replace_file(self.path, data, 0o644, room)
+            replace_file(self.path, data, 0o600, room)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._fold = fold
@@ -444,12 +453,6 @@ def _room(action: Action) -> int:
     between cgroups has a second change around it, which keeps the affinity."""
     changes = 2 if isinstance(action.target, ThreadCgroup) else 1
     return 2 * changes * len(_line(intent_record(action)))
-
-
-def _make_directory(path: Path) -> None:
-    if not path.is_dir():
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fsync_directory(path.parent)
 
 
 def _unwritable(path: Path, error: OSError) -> JournalError:

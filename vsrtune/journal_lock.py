@@ -10,13 +10,14 @@ import fcntl
 import os
 from pathlib import Path
 
+from vsrtune.durable import open_private
 from vsrtune.errors import JournalError, Lasting
 
 
 def take_lock(path: Path) -> int:
     """Take the lock and leave our pid in it: the descriptor that holds it. Raises
     JournalError when another process has it, OSError when it cannot be made."""
-    fd = os.open(_name(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_private(_name(path), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

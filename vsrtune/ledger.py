@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from vsrtune.bounded import json_value
 from vsrtune.closing import Closing
-from vsrtune.durable import FULL, read_file, replace_file
+from vsrtune.durable import FULL, open_private, private_directory, read_file, replace_file
 from vsrtune.errors import Lasting, VsrtuneError
 
 # One that still cleans up after a killed user gets this long.
@@ -83,10 +83,10 @@ class Ledger(Closing):
         """
         opened: list[int] = []
         try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            private_directory(path.parent)
             if lock is None:
                 opened.append(lock := cls._take_lock(path, wait))
-            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             opened.append(file)
             text = read_file(path)
             whole = text[: text.rfind(b"\n") + 1]
@@ -97,7 +97,7 @@ class Ledger(Closing):
             if len(whole) > max(_LARGE, 4 * len(owed)):
                 os.close(opened.pop())
                 replace_file(path, owed, 0o600)
-                file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+                file = open_private(path, os.O_RDWR | os.O_APPEND)
                 opened.append(file)
         except BaseException as error:
             for descriptor in opened:
@@ -168,7 +168,7 @@ class Ledger(Closing):
 
     @classmethod
     def _take_lock(cls, path: Path, wait: float) -> int:
-        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_private(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT)
         end = time.monotonic() + wait
         while True:
             try:

@@ -1,5 +1,8 @@
 """Logging: structured journald fields under systemd, plain lines on stderr elsewhere.
 
+Names in a message are others' words (``printable``): a record is one line, to which only
+the indented lines of a traceback are added.
+
 Call sites pass fields with ``extra=fields(guest="vr1", ...)``; they become
 ``VSRTUNE_GUEST=vr1`` and can be selected with ``journalctl VSRTUNE_GUEST=vr1``.
 """
@@ -12,6 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from vsrtune.printable import printable, printable_lines
+
 LOGGER = logging.getLogger("vsrtune")
 
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
@@ -19,7 +24,7 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 def fields(**values: object) -> dict[str, Any]:
     """``extra=`` for a log call; None values are left out."""
-    return {"vsrtune": {k: str(v) for k, v in values.items() if v is not None}}
+    return {"vsrtune": {k: printable(str(v)) for k, v in values.items() if v is not None}}
 
 
 def priority(level: int) -> int:
@@ -27,11 +32,22 @@ def priority(level: int) -> int:
     return next((number for floor, number in _PRIORITIES if level >= floor), 7)
 
 
+class Printable(logging.Formatter):
+    """Formats records as one printable line each."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        return "  " + printable_lines(super().formatException(ei))
+
+
 class JournalHandler(logging.Handler):
     """Sends records with their fields to journald; ``send`` is systemd.journal.send."""
 
     def __init__(self, send: Callable[..., object]) -> None:
         super().__init__()
+        self.setFormatter(Printable())
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -62,7 +78,7 @@ def _on_journal() -> bool:
 def setup(verbose: bool = False) -> None:
     """Attach the one handler that suits this process to the ``vsrtune`` logger."""
     handler: logging.Handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("vsrtune: %(levelname)s: %(message)s"))
+    handler.setFormatter(Printable("vsrtune: %(levelname)s: %(message)s"))
     if _on_journal():
         try:
             from systemd import journal

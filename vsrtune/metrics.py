@@ -221,6 +221,12 @@ FAMILIES = {
             (),
             "Threads that the last pass with any moved from one CPU to another.",
         ),
+        Family(
+            "http_refused_connections",
+            "counter",
+            (),
+            "Connections to this server that were closed at once because too many were open.",
+        ),
     )
 }
 
@@ -231,6 +237,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state = State()
+        self._refused = 0
 
     def update(self, state: State) -> None:
         """Replace what the next scrape reports."""
@@ -249,7 +256,12 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         """The families of the latest State (prometheus_client's collector interface)."""
-        return iter(families(self.state))
+        return iter(families(self.state, self._refused))
+
+    def refused_connection(self) -> None:
+        """Count a connection that was closed unanswered."""
+        with self._lock:
+            self._refused += 1
 
     def registry(self) -> CollectorRegistry:
         """A registry of our own: no process or platform metrics in between."""
@@ -269,8 +281,9 @@ def exposition(state: State) -> str:
     return generate_latest(metrics.registry()).decode()
 
 
-def families(state: State) -> list[Any]:
-    """All metric families, those without samples included."""
+def families(state: State, refused: int = 0) -> list[Any]:
+    """All metric families, those without samples included; ``refused`` is how many
+    connections were closed unanswered."""
     out = {name: _empty(family) for name, family in FAMILIES.items()}
     out["build"].add_metric([], {"version": __version__})
     if state.snapshot is not None:
@@ -305,6 +318,7 @@ def families(state: State) -> list[Any]:
         out["starved_threads"].add_metric(list(on), number)
     totals = state.totals
     out["step_downs"].add_metric([], totals.step_downs)
+    out["http_refused_connections"].add_metric([], refused)
     out["policies"].add_metric([], state.policies)
     out["policy_reload_success"].add_metric([], float(state.reload_success))
     out["reconcile_last_timestamp_seconds"].add_metric([], state.last_pass)

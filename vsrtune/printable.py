@@ -13,5 +13,6 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines."""
-    return "\n".join(map(printable, text.split("\n")))
+    """The same for a text of several lines. All but the first are indented, so that none
+    passes for a message of its own."""
+    return "\n  ".join(map(printable, text.split("\n")))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from vsrtune.printable import printable
+
 
 class Notifier(Protocol):
     """The service manager, as far as the daemon talks to it."""
@@ -70,7 +72,7 @@ class SystemdNotifier:
         self._notify("STOPPING=1")
 
     def status(self, text: str) -> None:
-        self._notify("STATUS=" + " ".join(text.split()))
+        self._notify("STATUS=" + printable(" ".join(text.split())))
 
     def ping(self) -> None:
         self._notify("WATCHDOG=1")

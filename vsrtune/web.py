@@ -7,10 +7,12 @@ it is one that a pass waits for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -28,8 +30,10 @@ from vsrtune.page_html import html, policy
 from vsrtune.page_model import StatusPage
 from vsrtune.state import State
 
-# A connection that says nothing for so long is closed, seconds.
+# A connection is closed this long after it was accepted, whatever was said on it, seconds.
 PATIENCE = 10.0
+# So many are served at a time. Each is a thread and a descriptor, which passes need too.
+CONNECTIONS = 32
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -133,14 +137,48 @@ def _names_this_host(header: str) -> bool:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = PATIENCE
-
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Requests are not logged."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128
+    metrics: Metrics
+
+    def __init__(self, *words: Any) -> None:
+        self._lock = threading.Lock()
+        # Connections that are served, and when each is closed at the latest (monotonic).
+        self._ends: dict[Any, float] = {}
+        super().__init__(*words)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, or close it when there are enough."""
+        with self._lock:
+            full = len(self._ends) >= CONNECTIONS
+            if not full:
+                self._ends[request] = time.monotonic() + PATIENCE
+        if full:
+            self.metrics.refused_connection()
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        """Also of a connection for which no thread could be started."""
+        with self._lock:
+            self._ends.pop(request, None)
+            super().close_request(request)
+
+    def service_actions(self) -> None:
+        """Every half second, and after each connection: end those that are due. Whoever reads
+        or writes in a thread then comes to the end of the connection."""
+        now = time.monotonic()
+        with self._lock:
+            for request, end in self._ends.items():
+                if end <= now:
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Whoever asks may go away or say nothing: that is no error of ours."""
@@ -156,6 +194,8 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
 
         class Server(_Server):
             address_family = found[0]
+
+        Server.metrics = metrics
 
         address = str(found[4][0])
         listening = make_server(address, port, app(metrics, address), Server, _Handler)

@@ -1,14 +1,27 @@
-"""Every test that docs/reliability.md promises by exists."""
+"""Every test that docs/reliability.md and docs/hardening.md promise by exists."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 TREE = Path(__file__).resolve().parents[2]
-NAMED = re.findall(r"`([\w/]+\.py)::(test_\w+)`", (TREE / "docs" / "reliability.md").read_text())
+
+
+def named(document: str) -> Iterator[tuple[str, str]]:
+    """Files and tests; one without a file is in that of the one before."""
+    last = ""
+    for file, name in re.findall(
+        r"`([\w/]+\.py)?::(test_\w+)`", (TREE / "docs" / document).read_text()
+    ):
+        last = file or last
+        yield last, name
+
+
+NAMED = [*named("reliability.md"), *named("hardening.md")]
 
 
 def test_there_are_promises() -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from vsrtune import log
+
+REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +51,49 @@ def test_outside_systemd_lines_go_to_stderr(
     log.LOGGER.info("hello", extra=log.fields(guest="vr1"))
     log.LOGGER.debug("hidden")
     assert capsys.readouterr().err == "vsrtune: INFO: hello\n"
+
+
+FORGED = "vr1\nvsrtune: ERROR: vr2: forged\r\x1b[2J\u2028\u202e\udcff"
+
+
+def lines_of(emit: str) -> list[str]:
+    """What a process without systemd's library writes to standard error, which the journal
+    takes by lines."""
+    code = (
+        "import sys; sys.modules['systemd'] = None\n"
+        "import os; status = os.fstat(2)\n"
+        "os.environ['JOURNAL_STREAM'] = f'{status.st_dev}:{status.st_ino}'\n"
+        f"from vsrtune import log; log.setup(); name = {FORGED!r}\n{emit}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, cwd=REPO, check=True, timeout=60
+    )
+    assert done.stderr.endswith(b"\n")
+    return done.stderr.decode().removesuffix("\n").split("\n")
+
+
+def test_a_name_forges_no_line_without_systemd() -> None:
+    (line,) = lines_of("log.LOGGER.warning('%s: gone', name, extra=log.fields(guest=name))")
+    assert line.startswith(r"vsrtune: WARNING: vr1\nvsrtune: ERROR: vr2: forged\r\x1b[2J\u2028")
+    assert line.endswith(r"\udcff: gone")
+    assert line.isprintable()
+
+
+def test_nor_does_an_error_with_a_traceback() -> None:
+    first, *others = lines_of(
+        "try: raise ValueError(name)\nexcept ValueError: log.LOGGER.exception('%s', name)"
+    )
+    assert first.startswith("vsrtune: ERROR: vr1")
+    assert len(others) > 3
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+
+
+def test_nor_in_the_journal() -> None:
+    sent: list[tuple[str, dict[str, str]]] = []
+    handler = log.JournalHandler(lambda message, **fields: sent.append((message, fields)))
+    record = logging.LogRecord("test", logging.INFO, "f", 1, "%s", (FORGED,), None)
+    record.vsrtune = log.fields(guest=FORGED)["vsrtune"]
+    handler.emit(record)
+    ((message, fields),) = sent
+    assert message.isprintable()
+    assert fields["VSRTUNE_GUEST"] == message

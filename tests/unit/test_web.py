@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
@@ -232,7 +239,7 @@ def test_an_address_that_is_none() -> None:
 def test_whoever_says_nothing_is_sent_away_and_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(web._Handler, "timeout", 0.2)
+    monkeypatch.setattr(web, "PATIENCE", 0.2)
     port = free_port()
     web.serve(metrics_of(state()), "127.0.0.1", port)
     with socket.create_connection(("127.0.0.1", port)) as silent:
@@ -241,3 +248,125 @@ def test_whoever_says_nothing_is_sent_away_and_holds_up_nobody(
         silent.settimeout(10)
         assert silent.recv(1) == b""
     assert "Traceback" not in capfd.readouterr().err
+
+
+# Opens so many connections, tells their number, and sends a byte of a request on every second
+# one each second, as long as there is anything to read from its standard input.
+CROWD = """
+import resource, select, socket, sys
+port, count = int(sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+found = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(count)]
+print(len(found), flush=True)
+while not select.select([sys.stdin], [], [], 1)[0]:
+    for one in found[::2]:
+        try:
+            one.send(b"G")
+        except OSError:
+            pass
+"""
+
+
+@pytest.fixture
+def crowd() -> Iterator[Callable[[int, int], None]]:
+    """Opens connections to a port, in a process of its own."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def come(port: int, count: int) -> None:
+        words = [sys.executable, "-c", CROWD, str(port), str(count)]
+        begun.append(
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        assert begun[-1].stdout is not None
+        assert begun[-1].stdout.readline() == f"{count}\n"
+
+    yield come
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def page_within(port: int, seconds: float) -> float:
+    """How long it took until there was a page, whoever is closed tries again."""
+    begun = time.monotonic()
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                answer.read()
+            return time.monotonic() - begun
+        except OSError:
+            assert time.monotonic() - begun < seconds
+            time.sleep(0.05)
+
+
+def test_a_crowd_takes_no_more_than_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+    crowd: Callable[[int, int], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """1,200 connections that say nothing, or a byte a second: each second one would be alive for
+    ever by what it has said last."""
+    monkeypatch.setattr(web, "PATIENCE", 3.0)
+    port, metrics = free_port(), metrics_of(state())
+    web.serve(metrics, "127.0.0.1", port)
+    before, threads = descriptors(), threading.active_count()
+    most = [0, 0]
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            most[:] = max(most[0], descriptors()), max(most[1], threading.active_count())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        crowd(port, 1200)
+        took = page_within(port, 3 + 2)
+        print(f"a page after {took:.1f} s, {most[0] - before} descriptors more")
+        # Those that went on sending are gone too.
+        end = time.monotonic() + 5
+        while descriptors() > before + len(("the crowd's input", "and output")):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        over.set()
+        watching.join(10)
+    # And the crowd's pipes, this test's own connection, one that is being refused, and a list.
+    assert most[0] <= before + web.CONNECTIONS + 6
+    assert most[1] <= threads + 1 + web.CONNECTIONS
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        told = re.search(
+            rb"^vsrtune_http_refused_connections_total (\S+)$", answer.read(), re.MULTILINE
+        )
+    assert told is not None
+    assert float(told[1]) >= 1200 - 2 * web.CONNECTIONS
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_reads_slowly_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is the whole request's, its answer included."""
+    monkeypatch.setattr(web, "PATIENCE", 0.5)
+    monkeypatch.setattr(web.Pages, "of", lambda *_: web._said("200 OK", "x" * (32 << 20)))
+    port = free_port()
+    web.serve(metrics_of(state()), "127.0.0.1", port)
+    before = descriptors()
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        begun = time.monotonic()
+        while descriptors() > before + 1 or time.monotonic() < begun + 0.4:
+            slow.recv(1)
+            assert time.monotonic() < begun + 5
+            time.sleep(0.05)
+
+
+def test_the_unit_leaves_passes_most_descriptors() -> None:
+    """Python's select takes none of 1024 and beyond."""
+    unit = Path(__file__).parents[2] / "units" / "vsrtune.service"
+    told = re.search(r"^LimitNOFILE=(\d+)$", unit.read_text(), re.MULTILINE)
+    assert told is not None
+    assert 8 * web.CONNECTIONS < int(told[1]) <= 1024

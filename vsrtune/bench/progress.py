@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from vsrtune.bench.model import Trial
 from vsrtune.bench.runner import Progress
 from vsrtune.closing import Closing
+from vsrtune.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -51,9 +52,9 @@ class Watch(Closing):
     def say(self, text: str) -> None:
         """A remark that stays on the screen."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(printable(text), markup=False, highlight=False)
         elif not self._quiet:
-            sys.stderr.write(f"vsrtune: {text}\n")
+            sys.stderr.write(f"vsrtune: {printable(text)}\n")
             sys.stderr.flush()
 
     def doing(self, text: str) -> None:
