@@ -6,12 +6,12 @@ us its domain says (``carried``). These originals become entries of the journal,
 restores them; then the guest is planned for as one that was just started.
 
 A guest of which the journal has entries for threads of its present process has brought
-nothing: the journal knows more.
+nothing: the journal knows more. (NAPI threads are their device's, which may outlive it.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from vsrtune.actions import EmulatorPin, Pin, Target, VcpuPin
 from vsrtune.cpuset import CpuSet
@@ -29,7 +29,7 @@ def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) ->
     return tuple(
         entry
         for guest in guests
-        if guest.carried and not guest.busy and not any(t.key in ours for t in guest.threads)
+        if guest.carried and not guest.busy and not _tuned_here(guest, ours)
         for pin in guest.carried
         for entry in _entry(guest, host, pin)
     )
@@ -47,6 +47,10 @@ def adopt(snapshot: Snapshot, guests: Iterable[Guest], journal: Journal) -> froz
     for entry in new:
         journal.adopt(entry)
     return frozenset(e.target for e in (*known, *new) if e.reason == REASON)
+
+
+def _tuned_here(guest: Guest, ours: Collection[ThreadKey | None]) -> bool:
+    return any(t.key in ours for t in guest.threads if t.role is not Role.NAPI)
 
 
 def _thread(target: Target) -> ThreadKey | None:

@@ -15,13 +15,14 @@ from fake_kernel import BOOT, FakeKernel, make_host, make_plan
 from test_daemon import POLICY
 
 from vsrtune import brought, carried, cli, executor
-from vsrtune.actions import EmulatorPin, Pin, Plan, VcpuPin
+from vsrtune.actions import EmulatorPin, Pin, Plan, ThreadAffinity, VcpuPin
 from vsrtune.carried import Note
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.guests import _carried
 from vsrtune.journal import Journal
+from vsrtune.journal_records import Entry
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import CarriedPin, Guest, Role
 from vsrtune.policy import Policy, parse
@@ -321,6 +322,17 @@ class TestBrought:
         (entry,) = brought.entries([pinned], host, ())
         assert isinstance(entry.target, VcpuPin)
         assert entry.original == Pin(CpuSet([0, 3]), "0,3")
+
+    def test_a_napi_thread_of_a_device_that_outlived_it_is_no_thread_of_its(
+        self, host: FakeHost
+    ) -> None:
+        napi = samples.napi_guest().threads[-1]
+        guest = replace(travelled(), threads=(*travelled().threads, napi))
+        target = ThreadAffinity(guest.ref, napi.key, "napi")
+        known = Entry(target, ALL, ONE, "done")
+        assert len(brought.entries([guest], host.snapshot.host, [known])) == 2
+        worker = Entry(replace(target, thread=guest.threads[2].key), ALL, ONE, "done")
+        assert brought.entries([guest], host.snapshot.host, [known, worker]) == ()
 
     def test_plan_shows_what_is_put_back_and_then_what_is_set(self, host: FakeHost) -> None:
         made = full_plan(host.snapshot, self.policies(), ())

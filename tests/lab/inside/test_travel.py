@@ -146,7 +146,7 @@ def test_undo_restores_what_came_along(travelling: LabGuest, never_tuned: list[s
     labhelp.stop()
     start(travelling)
     assert not same(travelling, never_tuned)
-    assert "the guest has brought it along" in labhelp.vsrtune("plan").stdout.replace("\n", " ")
+    assert "the guest has brought it along" in labhelp.vsrtune("plan", "--json").stdout
     labhelp.vsrtune("undo")
     check(travelling, never_tuned)
     assert "Nothing to undo" in labhelp.vsrtune("undo").stdout
