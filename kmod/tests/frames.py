@@ -6,8 +6,8 @@
     frames.py with KIND NAME LOWER ATTRIBUTE  make a device with a 4-byte attribute of macvlan
     frames.py add KIND NAME LOWER MODE  make a device with a mode
     frames.py send ADDRESS PORT COUNT [broadcast]   UDP datagrams
-    frames.py burst ADDRESS PORT COUNT SIZE   the same of a size, without a pause, once a line
-                                  arrives on stdin
+    frames.py burst ADDRESS PORT COUNT SIZE   the same of a size, without a pause: says that
+                                  it is ready, and begins when a line arrives on stdin
     frames.py flood ADDRESS PORT      the same until killed; errors are ignored
     frames.py count PORT COUNT SECONDS  prints how many came, after COUNT or SECONDS
     frames.py tap DEVICE COUNT SECONDS  prints how many frames /dev/tapN gave
@@ -134,6 +134,7 @@ def send(address: str, port: str, count: str, *_: str) -> None:
 def burst(address: str, port: str, count: str, size: str) -> None:
     with datagrams() as udp:
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        print("ready", flush=True)
         os.read(0, 1)  # one byte: the next line may be for another process
         for _ in range(int(count)):
             udp.sendto(bytes(int(size)), (address, int(port)))
