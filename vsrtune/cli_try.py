@@ -103,7 +103,7 @@ def try_(
         if made.refusals:
             return 2
         if not made.actions:
-            click.echo("Nothing to try: the host is as the policy says.", err=True)
+            click.echo("Nothing to try: the policy changes nothing here now.", err=True)
             return trial.UNDECIDED
         guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
 

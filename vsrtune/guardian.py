@@ -107,8 +107,8 @@ class Guard(Closing):
         if code != b"0":
             raise VsrtuneError(
                 "not everything could be put back",
-                where="this host",
-                hint=f"run `vsrtune undo`; `journalctl -u {unit(os.getpid())}` says why",
+                where=str(self._path),
+                hint="run `vsrtune undo`, which says what is in the way",
             )
         click.echo("Everything is put back.")
 
