@@ -16,10 +16,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from vsrtune.aside import real_time_cpus
 from vsrtune.background import Background
 from vsrtune.guard_samples import GuardSampler
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import SchedClass, Snapshot, ThreadKey
+from vsrtune.model import Guest, Snapshot, ThreadKey
 from vsrtune.rootfs import HostRoot
 from vsrtune.starvation import STARVED, Rule, Starved, Subject, Waiting, subject
 from vsrtune.state import State
@@ -33,8 +34,6 @@ OTHERS = 2.0
 UNANSWERED = 5.0
 # Threads of others that are followed at a time.
 MOST = 64
-
-_REAL_TIME = (SchedClass.FIFO, SchedClass.RR)
 
 
 class Guard(Background):
@@ -59,6 +58,7 @@ class Guard(Background):
         self._others = _Others(self._sampler, self._rule, starving)
         self._seen: State | None = None
         self._subjects: tuple[Subject, ...] = ()
+        self._known: dict[str, tuple[Guest, set[int], Subject]] = {}
         self._levels: dict[str, Level] = {}
         # Guests of which a step is under way: until when it is waited for.
         self._asked: dict[str, float] = {}
@@ -119,7 +119,15 @@ class Guard(Background):
         }
         users = Counter(i.ifindex for g in state.snapshot.guests for i in g.interfaces)
         shared = {index for index, count in users.items() if count > 1}
-        self._subjects = tuple(subject(g, shared) for g in state.snapshot.guests if g.ref in tuned)
+        # A pass leaves a guest that it did not look at as it was, and there may be many.
+        before, self._known = self._known, {}
+        for guest in state.snapshot.guests:
+            if guest.ref in tuned:
+                known = before.get(guest.ref)
+                if known is None or known[0] is not guest or known[1] != shared:
+                    known = guest, shared, subject(guest, shared)
+                self._known[guest.ref] = known
+        self._subjects = tuple(seen for _, _, seen in self._known.values())
 
 
 class _Others:
@@ -165,14 +173,8 @@ class _Others:
         self, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> frozenset[int]:
         watched = {s.ref for s in subjects}
-        cpus = {
-            cpu
-            for guest in (snapshot.guests if snapshot is not None else ())
-            if guest.ref in watched
-            for thread in guest.threads
-            if thread.sched.cls in _REAL_TIME
-            for cpu in thread.affinity
-        }
+        guests = snapshot.guests if snapshot is not None else ()
+        cpus = real_time_cpus(g for g in guests if g.ref in watched)
         before, self._idle = self._idle, {}
         if not cpus:
             return frozenset()
