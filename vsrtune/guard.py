@@ -2,8 +2,8 @@
 
 A thread of the daemon looks at all tuned guests EVERY seconds, by the rule of starvation.py,
 and asks the loop to step a guest down. It begins to look anew once the pass has done that,
-so that the next level follows only when the sign persists there. Looking takes at most
-SHARE of a CPU: with very many threads it is done less often.
+so that the next level follows only when the sign persists there. With more than MANY threads
+it looks less often, so that looking takes a few per cent of a CPU at most.
 
 CPUs on which guests have real-time threads are looked at for threads of others as well, but
 only while such a CPU has had nothing to be idle for since the last look: who waits for a CPU
@@ -27,7 +27,8 @@ from vsrtune.state import State
 from vsrtune.stepdown import Level
 
 EVERY = 0.25
-SHARE = 0.1
+# About 20 us of CPU time each.
+MANY = 500
 # CPUs are asked so seldom whether they have been idle, seconds.
 OTHERS = 2.0
 # So long a step is waited for before it is asked for again, seconds.
@@ -65,15 +66,16 @@ class Guard(Background):
 
     def run(self) -> None:
         """One look after the other."""
-        pause = EVERY
-        while not self._stopping.wait(pause):
-            begin = time.thread_time()
+        while not self._stopping.wait(self._pause()):
             try:
                 self.look()
             except Exception:
                 # Whoever watches must not end by what it sees; the next look may go well.
                 LOGGER.exception("the guard's look failed")
-            pause = max(EVERY, (time.thread_time() - begin) / SHARE)
+
+    def _pause(self) -> float:
+        threads = sum(len(s.threads) for s in self._subjects)
+        return EVERY * max(1.0, threads / MANY)
 
     def look(self) -> None:
         """Look once at everything that is due."""
