@@ -109,6 +109,7 @@ def daemon(
         log.LOGGER.warning("%s", no_policies(policy_dirs))
 
     from vsrtune import events, queue_status, sdnotify, web
+    from vsrtune.aside import Aside
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.daemon import Daemon, Timing
@@ -127,6 +128,7 @@ def daemon(
     from vsrtune.reconcile import Reconciler
     from vsrtune.rootfs import LiveRoot
     from vsrtune.starvation import Starved
+    from vsrtune.state import State
     from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()
@@ -154,11 +156,17 @@ def daemon(
         host = LiveHost(uri, notifier.ping, files=False)
         keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
         queues = QueueKeeper(reconciler)
+        aside = Aside()
+
+        def publish(state: State) -> None:
+            aside.step(state.snapshot)
+            served.update(state)
+
         running = Daemon(
             reconciler,
             collecting.tidy(lambda: load_dirs(policy_dirs)),
             notifier,
-            publish=served.update,
+            publish=publish,
             prepare=keeper.look,
             finish=keeper.stop,
             leave=queues.leave,

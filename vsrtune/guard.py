@@ -2,8 +2,8 @@
 
 A thread of the daemon looks at all tuned guests EVERY seconds, by the rule of starvation.py,
 and asks the loop to step a guest down. It begins to look anew once the pass has done that,
-so that the next level follows only when the sign persists there. Looking takes at most
-SHARE of a CPU: with very many threads it is done less often.
+so that the next level follows only when the sign persists there. With more than MANY threads
+it looks less often, so that looking takes a few per cent of a CPU at most.
 
 CPUs on which guests have real-time threads are looked at for threads of others as well, but
 only while such a CPU has had nothing to be idle for since the last look: who waits for a CPU
@@ -16,25 +16,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from vsrtune.aside import real_time_cpus
 from vsrtune.background import Background
 from vsrtune.guard_samples import GuardSampler
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import SchedClass, Snapshot, ThreadKey
+from vsrtune.model import Guest, Snapshot, ThreadKey
 from vsrtune.rootfs import HostRoot
 from vsrtune.starvation import STARVED, Rule, Starved, Subject, Waiting, subject
 from vsrtune.state import State
 from vsrtune.stepdown import Level
 
 EVERY = 0.25
-SHARE = 0.1
+# About 20 us of CPU time each.
+MANY = 500
 # CPUs are asked so seldom whether they have been idle, seconds.
 OTHERS = 2.0
 # So long a step is waited for before it is asked for again, seconds.
 UNANSWERED = 5.0
 # Threads of others that are followed at a time.
 MOST = 64
-
-_REAL_TIME = (SchedClass.FIFO, SchedClass.RR)
 
 
 class Guard(Background):
@@ -59,21 +59,23 @@ class Guard(Background):
         self._others = _Others(self._sampler, self._rule, starving)
         self._seen: State | None = None
         self._subjects: tuple[Subject, ...] = ()
+        self._known: dict[str, tuple[Guest, set[int], Subject]] = {}
         self._levels: dict[str, Level] = {}
         # Guests of which a step is under way: until when it is waited for.
         self._asked: dict[str, float] = {}
 
     def run(self) -> None:
         """One look after the other."""
-        pause = EVERY
-        while not self._stopping.wait(pause):
-            begin = time.thread_time()
+        while not self._stopping.wait(self._pause()):
             try:
                 self.look()
             except Exception:
                 # Whoever watches must not end by what it sees; the next look may go well.
                 LOGGER.exception("the guard's look failed")
-            pause = max(EVERY, (time.thread_time() - begin) / SHARE)
+
+    def _pause(self) -> float:
+        threads = sum(len(s.threads) for s in self._subjects)
+        return EVERY * max(1.0, threads / MANY)
 
     def look(self) -> None:
         """Look once at everything that is due."""
@@ -119,7 +121,15 @@ class Guard(Background):
         }
         users = Counter(i.ifindex for g in state.snapshot.guests for i in g.interfaces)
         shared = {index for index, count in users.items() if count > 1}
-        self._subjects = tuple(subject(g, shared) for g in state.snapshot.guests if g.ref in tuned)
+        # A pass leaves a guest that it did not look at as it was, and there may be many.
+        before, self._known = self._known, {}
+        for guest in state.snapshot.guests:
+            if guest.ref in tuned:
+                known = before.get(guest.ref)
+                if known is None or known[0] is not guest or known[1] != shared:
+                    known = guest, shared, subject(guest, shared)
+                self._known[guest.ref] = known
+        self._subjects = tuple(seen for _, _, seen in self._known.values())
 
 
 class _Others:
@@ -165,14 +175,8 @@ class _Others:
         self, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> frozenset[int]:
         watched = {s.ref for s in subjects}
-        cpus = {
-            cpu
-            for guest in (snapshot.guests if snapshot is not None else ())
-            if guest.ref in watched
-            for thread in guest.threads
-            if thread.sched.cls in _REAL_TIME
-            for cpu in thread.affinity
-        }
+        guests = snapshot.guests if snapshot is not None else ()
+        cpus = real_time_cpus(g for g in guests if g.ref in watched)
         before, self._idle = self._idle, {}
         if not cpus:
             return frozenset()

@@ -46,7 +46,7 @@ from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
 from vsrtune.state import GuestState, State
-from vsrtune.stepdown import Level
+from vsrtune.stepdown import UNTIL, Level
 from vsrtune.stepping import Stepping
 from vsrtune.sysops import SysOps
 from vsrtune.watching import Budgets, Tracing
@@ -137,6 +137,8 @@ class Reconciler(Adjusting, Stepping):
         entries = self._journal.entries()
         if entries:
             LOGGER.info("adopted %d settings of an earlier run", len(entries))
+        for guest, step in self._steps.items():
+            LOGGER.warning("%s: still %s; %s", guest, step, UNTIL, extra=fields(guest=guest))
 
     def run(self, look: Look = FULL, *, settle: bool = False, reassert: bool = False) -> bool:
         """One pass; True when something was written.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ import shell_samples as samples
 from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
-from vsrtune import planner, report
+from vsrtune import metrics, planner, queue_status, report
 from vsrtune.actions import ThreadSched
 from vsrtune.errors import Lasting, WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal, read_fold
 from vsrtune.model import Role, Sched, SchedClass
+from vsrtune.page_data import status_page
+from vsrtune.page_model import DEGRADED
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
+from vsrtune.starvation import Starved
 from vsrtune.stepdown import Level, Step, lowered, next_level
 
 FIFO = """\
@@ -241,6 +245,29 @@ def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: R
     passes.run(settle=True, reassert=True)
     assert passes.state.guests[0].step is None
     assert classes(host)[0] == "fifo:8 reset-on-fork"
+
+
+def test_metrics_and_page_tell(passes: Reconciler) -> None:
+    passes.step_down("vr1", WHY)
+    passes.run()
+    state = replace(passes.state, starved=(Starved(17, "ksoftirqd/1", 1, "vr1", True),))
+    lines = metrics.exposition(state).splitlines()
+    assert 'vsrtune_guest_step_level{domain="vr1",source="libvirt"} 1.0' in lines
+    assert "vsrtune_step_downs_total 1.0" in lines
+    assert 'vsrtune_starved_threads{cpu="1",domain="vr1"} 1.0' in lines
+    page = status_page(state)
+    assert page.guests[0].state == DEGRADED
+    assert page.guests[0].problems[0] == f"stepped down to rr: {WHY}"
+    assert "ksoftirqd/1 (tid 17)" in page.problems[0].what
+
+
+def test_other_processes_hear_of_threads_that_starve(tmp_path: Path) -> None:
+    path = tmp_path / "starved.json"
+    told = (Starved(17, "kworker/1:2", 1, "vr1", True), Starved(18, "x", 1, ""))
+    queue_status.write(told, path)
+    assert queue_status.read_starved(path) == told
+    queue_status.write((), path)
+    assert queue_status.read_starved(path) == () and not path.exists()
 
 
 class TestLoop:
