@@ -15,6 +15,7 @@ import click
 
 from vsrtune import __version__
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.printable import printable_lines
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
@@ -24,7 +25,7 @@ COMMANDS = {
     "top": ("cli_top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
     "plan": ("cli_plan", "plan", "Show what the policies would change, and why."),
     "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
-    "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),
+    "verify": ("cli_plan", "verify", "Exit 3 when the host is not what the policies say."),
     "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
     "policy": ("cli_policy", "policy", "Check policy files, print their schema, write one."),
@@ -85,7 +86,7 @@ def run(args: Sequence[str]) -> int:
         code = cli.main(list(args), prog_name="vsrtune", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Abort:
-        return 130
+        return ExitCode.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -93,17 +94,17 @@ def run(args: Sequence[str]) -> int:
         complain(error)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone. Python flushes once more at exit: let
         # that go nowhere instead of printing a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return ExitCode.NO_READER
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"vsrtune: error: {where}{error.strerror or error}\n")
-        return 1
-    return code if isinstance(code, int) else 0
+        return ExitCode.FAILED
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def complain(error: VsrtuneError) -> None:

@@ -10,7 +10,9 @@ import click
 
 from vsrtune import report
 from vsrtune.cli_common import (
+    JOURNAL,
     attach_ledger_option,
+    check_written,
     journal_option,
     json_option,
     load_policies,
@@ -18,11 +20,14 @@ from vsrtune.cli_common import (
     options,
     policies_option,
     trace_option,
+    unread,
     uri_option,
 )
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.actions import Plan
+    from vsrtune.errors import VsrtuneError
     from vsrtune.executor import Result
     from vsrtune.journal import Journal
     from vsrtune.policy import Policy
@@ -62,10 +67,11 @@ def apply(
     makes (napi.threaded); apply again, or let the daemon do it.
 
     \b
-    Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed)
-    or refused (the refused guest was not changed).
+    Exit codes: 0 done, 1 something failed, 2 a policy is wrong (nothing was changed),
+    4 not all guests could be looked at, 5 a guest is refused (it was not changed).
     """
     from vsrtune import executor, plan_json, render
+    from vsrtune.cli import complain
     from vsrtune.full_plan import full_plan
     from vsrtune.irq_plan import refused
     from vsrtune.journal import Journal
@@ -75,6 +81,7 @@ def apply(
 
     boot = boot_id()
     made: Plan | None = None
+    missing: tuple[VsrtuneError, ...] = ()
     policies = () if stored is not None else load_policies(policy_dirs)
     if stored is not None:
         text = click.get_text_stream("stdin").read() if str(stored) == "-" else _text(stored)
@@ -87,6 +94,7 @@ def apply(
         if made is None:
             switched = _switch(policies, uri, attach_ledger, journal)
             snapshot = observe(None, uri, trace_seconds)
+            missing = unread(snapshot, policies)
             made = full_plan(snapshot, policies, opened.entries(), reassert=True)
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)
@@ -107,10 +115,14 @@ def apply(
     if result.failed:
         how = "is as it was" if result.rolled_back else "could not be put back completely"
         click.echo(f"vsrtune: every guest with a failure {how}", err=True)
-        return 1
+        return ExitCode.FAILED
+    for problem in missing:
+        complain(problem)
     if not switched:
-        return 1
-    return 2 if made.refusals else 0
+        return ExitCode.FAILED
+    if made.refusals:
+        return ExitCode.REFUSED
+    return ExitCode.UNREAD if missing else ExitCode.DONE
 
 
 @click.command()
@@ -124,11 +136,13 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     taken back.
 
     \b
-    Exit codes: 0 all is back, 1 something could not be put back.
+    Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
+    named does not exist.
     """
     from vsrtune.journal import Journal, read_entries
     from vsrtune.rootfs import boot_id
 
+    check_written(journal, JOURNAL)
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
     if not read_entries(journal, boot):
@@ -136,7 +150,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
             click.echo('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
             click.echo("Nothing to undo: no setting on this host is vsrtune's.")
-        return 0 if switched else 1
+        return ExitCode.DONE if switched else ExitCode.FAILED
     from vsrtune import executor
     from vsrtune.sysops import LiveSysOps
 
@@ -147,7 +161,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     else:
         _say(result, "restored")
         click.echo(f"{len(result.done)} settings restored.")
-    return 1 if result.failed or not switched else 0
+    return ExitCode.FAILED if result.failed or not switched else ExitCode.DONE
 
 
 def _switch(

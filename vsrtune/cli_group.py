@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from vsrtune.cli_common import (
+    ATTACH_LEDGER,
     GROUP_DIR,
     attach_ledger_option,
+    check_written,
     journal_option,
     json_option,
     options,
     uri_option,
 )
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
@@ -78,7 +81,7 @@ def check(files: tuple[Path, ...]) -> int:
         if not errors:
             click.echo(f"{path}: good")
         bad = bad or bool(errors)
-    return 2 if bad else 0
+    return ExitCode.WRONG if bad else ExitCode.DONE
 
 
 @group.command()
@@ -122,7 +125,8 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
     \b
-    Exit codes: 0 shown, 1 there is no such group.
+    Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
+    ledger that is named does not exist.
     """
     import json
 
@@ -132,6 +136,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     from vsrtune.cli_common import observe
     from vsrtune.codec import encode
 
+    check_written(attach_ledger, ATTACH_LEDGER)
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
     names = [group_files.name(name)] if name is not None else sorted(host.groups)
@@ -144,7 +149,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
         render.show([group_status.table(n, places) for n, places in found.items()])
     else:
         click.echo("No group was created on this host.")
-    return 0
+    return ExitCode.DONE
 
 
 @group.command()
@@ -187,7 +192,7 @@ def rules(
     own = group_files.name(name)
     wanted = None if own in host.groups else group_files.load(name, groups)
     click.echo(group_rulebook.of_group(own, wanted, host).text(balancer, count, without), nl=False)
-    return 0
+    return ExitCode.DONE
 
 
 @group.command()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.exit_codes import ExitCode
+
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
     from vsrtune.attach_model import Switch
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from vsrtune.errors import VsrtuneError
 
 
-def recover(switcher: Switcher) -> int:
+def recover(switcher: Switcher) -> ExitCode:
     """Take back, and say what came of it; the exit code."""
     unfinished = switcher.unfinished()
     failures = switcher.recover()
@@ -25,20 +27,20 @@ def recover(switcher: Switcher) -> int:
     return complain(failures)
 
 
-def outcome(swept: Swept) -> int:
+def outcome(swept: Swept) -> ExitCode:
     """Say what became of the devices; the exit code."""
     for text in swept.did:
         click.echo(text)
     return complain(swept.failed)
 
 
-def complain(failures: Sequence[VsrtuneError]) -> int:
+def complain(failures: Sequence[VsrtuneError]) -> ExitCode:
     """Print errors; the exit code."""
     from vsrtune import cli
 
     for error in failures:
         cli.complain(error)
-    return 1 if failures else 0
+    return ExitCode.FAILED if failures else ExitCode.DONE
 
 
 def show(switch: Switch) -> None:
