@@ -15,6 +15,7 @@ import click
 
 from vsrtune import __version__
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.printable import printable, printable_lines
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
@@ -26,7 +27,7 @@ COMMANDS = {
     "try": ("cli_try", "try_", "Try a policy against untuned, on the traffic there is."),
     "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
     "confirm": ("cli_apply", "confirm", "Keep what `vsrtune apply --confirm` has applied."),
-    "verify": ("cli_plan", "verify", "Exit 1 when the host is not what the policies say."),
+    "verify": ("cli_plan", "verify", "Exit 3 when the host is not what the policies say."),
     "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
     "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
     "policy": ("cli_policy", "policy", "Check policy files, print their schema, write one."),
@@ -87,7 +88,7 @@ def run(args: Sequence[str]) -> int:
         code = cli.main(list(args), prog_name="vsrtune", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Abort:
-        return 130
+        return ExitCode.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -95,17 +96,17 @@ def run(args: Sequence[str]) -> int:
         complain(error)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone. Python flushes once more at exit: let
         # that go nowhere instead of printing a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return ExitCode.NO_READER
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"vsrtune: error: {printable(f'{where}{error.strerror or error}')}\n")
-        return 1
-    return code if isinstance(code, int) else 0
+        return ExitCode.FAILED
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def complain(error: VsrtuneError) -> None:

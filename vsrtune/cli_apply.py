@@ -14,8 +14,10 @@ import click
 
 from vsrtune import report
 from vsrtune.cli_common import (
+    JOURNAL,
     Seconds,
     attach_ledger_option,
+    check_written,
     journal_option,
     json_option,
     load_policies,
@@ -24,11 +26,14 @@ from vsrtune.cli_common import (
     policies_option,
     say,
     trace_option,
+    unread,
     uri_option,
 )
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.actions import Plan
+    from vsrtune.errors import VsrtuneError
     from vsrtune.executor import Result
     from vsrtune.guardian import Guard
     from vsrtune.journal import Journal
@@ -84,9 +89,11 @@ def apply(
 
     \b
     Exit codes: 0 done, 1 something failed, or was not confirmed and is put back, 2 a policy
-    is wrong (nothing was changed) or refused (the refused guest was not changed).
+    is wrong (nothing was changed), 4 not all guests could be looked at, 5 a guest is refused
+    (it was not changed).
     """
     from vsrtune import attach_show, brought, executor, guardian, plan_json, render
+    from vsrtune.cli import complain
     from vsrtune.full_plan import full_plan
     from vsrtune.journal import Journal
     from vsrtune.rootfs import boot_id
@@ -94,6 +101,7 @@ def apply(
 
     boot = boot_id()
     made: Plan | None = None
+    missing: tuple[VsrtuneError, ...] = ()
     policies = () if stored is not None else load_policies(policy_dirs)
     if stored is not None:
         text = click.get_text_stream("stdin").read() if str(stored) == "-" else _text(stored)
@@ -112,6 +120,8 @@ def apply(
             if made is None:
                 switched = _switch(policies, uri, attach_ledger, journal)
             snapshot = observe(None, uri, 0.0 if made is not None else trace_seconds)
+            if made is None:
+                missing = unread(snapshot, policies)
             # The plan puts back what guests have brought along; the journal has to know of it.
             brought.adopt(snapshot, snapshot.guests, opened)
             if made is None:
@@ -128,14 +138,18 @@ def apply(
                 guard.keep()  # nothing was changed
             guard.close()
             if not guard.kept:
-                return 1
+                return ExitCode.FAILED
     if result.failed:
         how = "is as it was" if result.rolled_back else "could not be put back completely"
         say(f"vsrtune: every guest with a failure {how}", err=True)
-        return 1
+        return ExitCode.FAILED
+    for problem in missing:
+        complain(problem)
     if not switched:
-        return 1
-    return 2 if made.refusals else 0
+        return ExitCode.FAILED
+    if made.refusals:
+        return ExitCode.REFUSED
+    return ExitCode.UNREAD if missing else ExitCode.DONE
 
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
@@ -191,7 +205,7 @@ def confirm(journal: Path) -> int:
 
     guardian.confirm(journal)
     say("Confirmed. `vsrtune undo` puts everything back.")
-    return 0
+    return ExitCode.DONE
 
 
 @click.command()
@@ -206,11 +220,13 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     taken back.
 
     \b
-    Exit codes: 0 all is back, 1 something could not be put back.
+    Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
+    named does not exist.
     """
     from vsrtune.journal import Journal, read_fold
     from vsrtune.rootfs import boot_id
 
+    check_written(journal, JOURNAL)
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
     seen = _with_libvirt_guests(uri)
@@ -221,7 +237,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
             say('{"restored": [], "left": [], "vanished": [], "failed": []}')
         else:
             say("Nothing to undo: no setting on this host is vsrtune's.")
-        return 0 if switched else 1
+        return ExitCode.DONE if switched else ExitCode.FAILED
     from vsrtune import brought, executor
     from vsrtune.sysops import LiveSysOps
 
@@ -235,7 +251,7 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     else:
         _say(result, "restored")
         say(f"{len(result.done)} settings restored.")
-    return 1 if result.failed or not switched else 0
+    return ExitCode.FAILED if result.failed or not switched else ExitCode.DONE
 
 
 def _switch(

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import attach_ledger_option, journal_option, options, say, uri_option
+from vsrtune.cli_common import (
+    ATTACH_LEDGER,
+    attach_ledger_option,
+    check_written,
+    journal_option,
+    options,
+    say,
+    uri_option,
+)
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach_model import Switch
@@ -74,7 +83,8 @@ def attach(
     interrupted, is taken back.
 
     \b
-    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read,
+    or the ledger named with --recover does not exist.
     """
     from vsrtune import cli_switch
     from vsrtune.attach import Switcher
@@ -90,6 +100,8 @@ def attach(
         raise click.UsageError("one of --to, --recover and --devices is needed")
     if to is not None and not guests:
         raise click.UsageError("name a guest")
+    if recover:
+        check_written(attach_ledger, ATTACH_LEDGER)
     host = LiveHost(uri)
     with contextlib.closing(host), AttachLedger.open(attach_ledger) as opened:
         reporter = _Reporter()
@@ -116,7 +128,7 @@ def attach(
         switch = plan(asked, read)
         cli_switch.show(switch)
         if dry_run or not switch.moves:
-            return 0
+            return ExitCode.DONE
         with contextlib.ExitStack() as stack:
             reporter.watch(stack, switch)
             swept = switcher.carry_out(switch)
@@ -124,7 +136,7 @@ def attach(
         _after(switch, journal)
     # The guests are where they shall be; a device that could not be removed is swept again.
     cli_switch.complain(swept.failed)
-    return 0
+    return ExitCode.DONE
 
 
 class _Reporter:

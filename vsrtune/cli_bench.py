@@ -13,6 +13,7 @@ import click
 
 from vsrtune.cli_common import options, say, uri_option
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.bench.model import Outcome, Spec
@@ -100,7 +101,7 @@ def run(
     spec = read_spec(spec_file) if spec_file is not None else short_spec(given)
     measure = partial(session.run_spec, spec, seed=_seed(seed), uri=uri)
     _measure(measure, json_file, html_file, quiet)
-    return 0
+    return ExitCode.DONE
 
 
 @bench.command()
@@ -141,7 +142,7 @@ def compare(
     specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
     measure = partial(session.compare_specs, specs, pairs=pairs, seed=_seed(seed), uri=uri)
     _measure(measure, json_file, html_file, quiet)
-    return 0
+    return ExitCode.DONE
 
 
 @bench.command()
@@ -173,7 +174,7 @@ def clean() -> int:
         say(line)
     if not lines:
         click.echo("Nothing to clean: no bench has left anything on this host.")
-    return 0
+    return ExitCode.DONE
 
 
 def read_spec(path: Path, base: Spec | None = None) -> Spec:

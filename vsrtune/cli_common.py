@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from vsrtune.durations import parse_time
-from vsrtune.errors import VsrtuneError
+from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.printable import printable
 
 if TYPE_CHECKING:
@@ -128,15 +128,68 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
-    """This host, or the recorded one under ``root``."""
+    """This host, or the recorded one under ``root``. Raises ObserveError when there is none."""
     if root is not None:
         from vsrtune.record import replay
 
-        return replay(root)
+        return readable(replay(root), root)
     from vsrtune.load_file import with_loads
     from vsrtune.observe import live_observer
 
-    return with_loads(live_observer(uri).observe(trace_seconds))
+    return readable(with_loads(live_observer(uri).observe(trace_seconds)), root)
+
+
+def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
+    """The same. Raises ObserveError when it shows no CPU: then no part of it can be judged."""
+    if snapshot.host.online:
+        return snapshot
+    if root is None:
+        raise ObserveError(
+            "no online CPU could be read", where="/sys/devices/system/cpu", hint="mount sysfs"
+        )
+    raise ObserveError(
+        "no host is recorded here: it shows no CPU",
+        where=str(root),
+        hint="name a directory that `vsrtune record` has made",
+    )
+
+
+def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError, ...]:
+    """Why guests that the policies name may run all the same and not be in the snapshot.
+
+    A host with plain QEMU only needs no libvirt.
+    """
+    from vsrtune.policy_match import PLAIN_QEMU
+
+    asked = list(policies)
+    libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in asked)
+    return tuple(
+        ObserveError(
+            f"guests that the policies name could not be looked at: {problem.what}",
+            where=problem.reader,
+            hint="`vsrtune show` lists all that could not be read",
+        )
+        for problem in snapshot.problems
+        if asked
+        and (
+            problem.reader == "proc"
+            or problem.reader.startswith("guest ")
+            or (libvirt and problem.reader == "libvirt")
+        )
+    )
+
+
+def check_written(path: Path, default: Path) -> None:
+    """Raises ObserveError when an operator names a journal or ledger that does not exist.
+
+    The default one need not: a host on which vsrtune has changed nothing has none.
+    """
+    if path != default and not path.exists():
+        raise ObserveError(
+            "the file does not exist, so it is not known what vsrtune has changed",
+            where=str(path),
+            hint=f"name the file that was used when it was changed (without the option: {default})",
+        )
 
 
 def check_guests(snapshot: Snapshot, asked: Iterable[str]) -> None:
@@ -161,13 +214,26 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
 
 
 def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
-    """The policies; says on standard error when there are none."""
+    """The policies; says on standard error when there are none. Raises ObserveError when
+    a directory that an operator names does not exist: `apply` would take everything back."""
     from vsrtune.policy_files import load_dirs
 
+    check_dirs(dirs)
     policies = load_dirs(dirs)
     if not policies:
         say(f"vsrtune: {no_policies(dirs)}", err=True)
     return policies
+
+
+def check_dirs(dirs: tuple[Path, ...]) -> None:
+    """Raises ObserveError when one does not exist; the default one need not."""
+    for directory in dirs:
+        if directory != POLICY_DIR and not directory.exists():
+            raise ObserveError(
+                "the directory does not exist",
+                where=str(directory),
+                hint=f"name one that holds policies (without the option: {POLICY_DIR})",
+            )
 
 
 def no_policies(dirs: tuple[Path, ...]) -> str:

@@ -25,7 +25,8 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
     value that tells and where it was read. Changes nothing.
 
     \b
-    Exit codes: 0 fine, 1 at least one warning, 2 at least one error.
+    Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
+    be read.
     """
     from vsrtune.codec import encode
     from vsrtune.doctor_checks import check_all

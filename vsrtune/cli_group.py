@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from vsrtune.cli_common import (
+    ATTACH_LEDGER,
     GROUP_DIR,
     attach_ledger_option,
+    check_written,
     journal_option,
     json_option,
     options,
     say,
     uri_option,
 )
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
@@ -79,7 +82,7 @@ def check(files: tuple[Path, ...]) -> int:
         if not errors:
             say(f"{path}: good")
         bad = bad or bool(errors)
-    return 2 if bad else 0
+    return ExitCode.WRONG if bad else ExitCode.DONE
 
 
 @group.command()
@@ -123,7 +126,8 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
     \b
-    Exit codes: 0 shown, 1 there is no such group.
+    Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
+    ledger that is named does not exist.
     """
     import json
 
@@ -133,6 +137,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     from vsrtune.cli_common import observe
     from vsrtune.codec import encode
 
+    check_written(attach_ledger, ATTACH_LEDGER)
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
     names = [group_files.name(name)] if name is not None else sorted(host.groups)
@@ -145,7 +150,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
         render.show([group_status.table(n, places) for n, places in found.items()])
     else:
         click.echo("No group was created on this host.")
-    return 0
+    return ExitCode.DONE
 
 
 @group.command()
@@ -188,7 +193,7 @@ def rules(
     own = group_files.name(name)
     wanted = None if own in host.groups else group_files.load(name, groups)
     click.echo(group_rulebook.of_group(own, wanted, host).text(balancer, count, without), nl=False)
-    return 0
+    return ExitCode.DONE
 
 
 @group.command()

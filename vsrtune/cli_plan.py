@@ -20,11 +20,14 @@ from vsrtune.cli_common import (
     root_option,
     say,
     trace_option,
+    unread,
     uri_option,
 )
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach_wishes import Batch
+    from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
 
 
@@ -54,7 +57,8 @@ def plan(
     stand first, and are in no stored plan (--json).
 
     \b
-    Exit codes: 0 a plan could be made, 2 a policy is wrong or refused.
+    Exit codes: 0 a plan could be made, 2 a policy is wrong, 4 not all guests could be
+    looked at, 5 a guest is refused.
     """
     from vsrtune import plan_json, render
     from vsrtune.full_plan import full_plan
@@ -66,15 +70,18 @@ def plan(
     ours, steps = journalled(journal, root)
     made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
     if as_json:
-        click.echo(plan_json.dumps(made, snapshot.host.boot_id))
-        return 2 if made.refusals else 0
+        say(plan_json.dumps(made, snapshot.host.boot_id))
+        missing = _say_unread(snapshot, policies)
+        return ExitCode.REFUSED if made.refusals else missing
     found = _attachments(policies, root, uri, attach_ledger, journal)
     if found:
         from vsrtune.attach_show import table
 
         render.show([table(found)])
     render.show(report.plan_tables(made))
-    return 2 if made.refusals or any(batch.switch is None for batch in found) else 0
+    missing = _say_unread(snapshot, policies)
+    refused = bool(made.refusals) or any(batch.switch is None for batch in found)
+    return ExitCode.REFUSED if refused else missing
 
 
 @click.command()
@@ -94,16 +101,19 @@ def verify(
     attach_ledger: Path,
     uri: str,
 ) -> int:
-    """Exit 1 when the host is not what the policies say.
+    """Exit 3 when the host is not what the policies say.
 
     Names every setting that differs, those included that an operator changed by hand
     and that the daemon therefore leaves alone, and every guest that the daemon has stepped
-    down.
+    down. Policies for which no guest runs are named; with no other there is nothing to
+    compare, and that is not "no drift".
 
     \b
-    Exit codes: 0 no difference, 1 differences, 2 a policy is wrong or refused.
+    Exit codes: 0 no difference, 2 a policy is wrong, 3 differences, 4 nothing was compared,
+    or not all guests could be looked at, 5 a guest is refused.
     """
     from vsrtune.full_plan import full_plan
+    from vsrtune.policy_match import assign, no_guest
 
     policies = load_policies(policy_dirs)
     snapshot = observe(root, uri, trace_seconds)
@@ -116,11 +126,31 @@ def verify(
         say(line)
     for refusal in made.refusals:
         say(f"{refusal.guest}: refused ({refusal.policy}): {refusal.reason}", err=True)
+    idle = assign(snapshot.guests, policies).unmatched
+    for policy in idle:
+        say(no_guest(policy))
+    missing = _say_unread(snapshot, policies)
     if made.refusals:
-        return 2
-    if not lines:
-        click.echo("no drift: the host is as the policies say")
-    return 1 if lines else 0
+        return ExitCode.REFUSED
+    if lines:
+        return ExitCode.DIFFERS
+    if len(idle) == len(policies) and not missing:
+        why = "no policy names a guest that runs" if policies else "there is no policy"
+        say(f"vsrtune: nothing was compared: {why}", err=True)
+        return ExitCode.UNREAD
+    if not missing:
+        say("no drift: the host is as the policies say")
+    return missing
+
+
+def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
+    """Name on standard error what could not be read of the policies' guests."""
+    from vsrtune.cli import complain
+
+    missing = unread(snapshot, policies)
+    for problem in missing:
+        complain(problem)
+    return ExitCode.UNREAD if missing else ExitCode.DONE
 
 
 def _attachments(

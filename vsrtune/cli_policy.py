@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli_common import (
+    check_dirs,
     journal_option,
+    no_policies,
     options,
     policies_option,
     root_option,
@@ -17,6 +19,7 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.model import Guest, Snapshot
@@ -37,12 +40,16 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     at the files alone, not at the host; `vsrtune plan` does both.
 
     \b
-    Exit codes: 0 all files are good, 2 at least one is not.
+    Exit codes: 0 all files are good, 2 at least one is not, 4 a directory does not exist.
     """
     from vsrtune import policy_files
     from vsrtune.cli import complain
 
+    if not files:
+        check_dirs(policy_dirs)
     paths = files or policy_files.files_in(policy_dirs)
+    if not paths:
+        click.echo(f"vsrtune: {no_policies(policy_dirs)}", err=True)
     # A file that is named may be somebody's draft; the daemon is more careful.
     errors = [] if files else policy_files.unsafe(paths)
     errors += policy_files.check(paths)
@@ -52,7 +59,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     for path in paths:
         if str(path) not in bad:
             say(f"{path}: good")
-    return 2 if errors else 0
+    return ExitCode.WRONG if errors else ExitCode.DONE
 
 
 @policy.command()
@@ -90,7 +97,7 @@ def init(
     there already: `vsrtune plan` refuses nothing of it on this host as it is now.
 
     \b
-    Exit codes: 0 written, 1 no such guest, or the file exists.
+    Exit codes: 0 written, 1 no such guest, or the file exists, 4 the host could not be read.
     """
     from vsrtune import cli_common
     from vsrtune.policy_files import load_dirs
@@ -107,7 +114,7 @@ def init(
     )
     if output is None:
         click.echo(made.text, nl=False)
-        return 0
+        return ExitCode.DONE
     try:
         with output.open("x", encoding="utf-8") as file:
             file.write(made.text)
@@ -116,7 +123,7 @@ def init(
             "the file exists and is left as it is", where=str(output), hint="name a new one"
         ) from None
     say(f"{output}: written; next: vsrtune plan")
-    return 0
+    return ExitCode.DONE
 
 
 def _guest(snapshot: Snapshot, name: str) -> Guest:

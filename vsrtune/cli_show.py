@@ -48,6 +48,9 @@ def show(
     (seen transmitting), order (creation order, counts agree), uncertain, or none. What
     somebody has changed since vsrtune set it is listed with who it was, as far as that
     can be known, and what the policy says of it.
+
+    \b
+    Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
     snapshot = observe(root, uri, trace_seconds)
     changed = Plan() if as_json or root is not None else _plan(snapshot, policy_dirs, journal)

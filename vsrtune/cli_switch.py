@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from vsrtune.cli_common import say
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
@@ -16,37 +15,37 @@ if TYPE_CHECKING:
     from vsrtune.errors import VsrtuneError
 
 
-def recover(switcher: Switcher) -> int:
+def recover(switcher: Switcher) -> ExitCode:
     """Take back, and say what came of it; the exit code."""
     unfinished = switcher.unfinished()
     failures = switcher.recover()
     if unfinished and not failures:
-        click.echo("An interrupted switch was taken back: the guests have what they had.")
+        say("An interrupted switch was taken back: the guests have what they had.")
     elif not failures:
-        click.echo("No switch was interrupted.")
+        say("No switch was interrupted.")
     return complain(failures)
 
 
-def outcome(swept: Swept) -> int:
+def outcome(swept: Swept) -> ExitCode:
     """Say what became of the devices; the exit code."""
     for text in swept.did:
         say(text)
     return complain(swept.failed)
 
 
-def complain(failures: Sequence[VsrtuneError]) -> int:
+def complain(failures: Sequence[VsrtuneError]) -> ExitCode:
     """Print errors; the exit code."""
     from vsrtune import cli
 
     for error in failures:
         cli.complain(error)
-    return 1 if failures else 0
+    return ExitCode.FAILED if failures else ExitCode.DONE
 
 
 def show(switch: Switch) -> None:
     """Print the steps and the notes."""
     if not (switch.moves or switch.steps or switch.ended or switch.kept):
-        click.echo("Nothing to do.")
+        say("Nothing to do.")
     told = [str(step) for step in switch.steps]
     told += [
         " and remove ".join((f"undefine {clone.guest}", *(f.path for f in clone.files)))

@@ -23,6 +23,7 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.model import Snapshot
@@ -96,8 +97,8 @@ def top(
             _watch(host, only, interval, count)
     except KeyboardInterrupt:
         # Asked for to end what has no other end; a frame that was waited for is missing.
-        return 130 if single else 0
-    return 0
+        return ExitCode.INTERRUPTED if single else ExitCode.DONE
+    return ExitCode.DONE
 
 
 def _is_screen() -> bool:

@@ -25,6 +25,7 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.journal import Journal
@@ -80,8 +81,8 @@ def try_(
     killed or its session is lost, unless --keep-if-better is given and the policy is better.
 
     \b
-    Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong or refused,
-    3 nothing was decided: too little traffic, or too many turns were left out.
+    Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong, 5 it is refused,
+    6 nothing was decided: too little traffic, or too many turns were left out.
     """
     from vsrtune import guardian, render, trial, trial_run
     from vsrtune.bench.tuning import Tuner
@@ -101,10 +102,10 @@ def try_(
         if not as_json:
             render.show(report.plan_tables(made))
         if made.refusals:
-            return 2
+            return ExitCode.REFUSED
         if not made.actions:
             click.echo("Nothing to try: the policy changes nothing here now.", err=True)
-            return trial.UNDECIDED
+            return ExitCode.UNDECIDED
         guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
 
         def wait(seconds: float) -> None:
@@ -143,7 +144,7 @@ def try_(
             if keep
             else "Everything is put back."
         )
-    return trial.UNDECIDED if verdict.better is None else 0
+    return ExitCode.UNDECIDED if verdict.better is None else ExitCode.DONE
 
 
 def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:

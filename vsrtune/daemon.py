@@ -16,6 +16,7 @@ from types import FrameType
 
 from vsrtune import report
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, NOTHING, TURNS, Look
 from vsrtune.policy import Policy
@@ -33,9 +34,6 @@ DEBOUNCE = 0.3
 GAP = 1.0
 # Whoever writes policy files may write several: they are read once nobody has for so long.
 POLICY_PAUSE = 1.0
-
-# The exit code that has systemd start the daemon again (units/vsrtune.service): EX_TEMPFAIL.
-HANDED_OVER = 75
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,8 @@ class Daemon:
 
     # -- the loop
 
-    def run(self) -> int:
-        """Run until asked to stop; the exit code: 0, 1 when something could not be undone,
+    def run(self) -> ExitCode:
+        """Run until asked to stop; DONE, FAILED when something could not be undone, or
         HANDED_OVER."""
         self._reconciler.recover()
         self._pass(FULL, settle=True)
@@ -310,21 +308,21 @@ class Daemon:
             if not self._wake.wait(pause):
                 return
 
-    def _end(self) -> int:
+    def _end(self) -> ExitCode:
         self._notifier.stopping()
         if self._handover:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
             self._leave()
-            return HANDED_OVER
+            return ExitCode.HANDED_OVER
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
             self._leave()
             # Starting again is the operator's word.
             self._reconciler.forget_steps()
-            return 0
+            return ExitCode.DONE
         LOGGER.info("stopping: putting the host back")
         clean = self._finish()
         clean = self._reconciler.stop() and clean
         if not clean:
             LOGGER.error("not everything could be put back; `vsrtune undo` tries again")
-        return 0 if clean else 1
+        return ExitCode.DONE if clean else ExitCode.FAILED

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from vsrtune.cpuset import CpuSet
+from vsrtune.exit_codes import ExitCode
 from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model import DeadlineCpu, Snapshot
 
@@ -127,6 +128,7 @@ def worst(findings: Iterable[Finding]) -> Level:
     return max((f.level for f in findings), key=lambda level: level.rank, default=Level.OK)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
-    """0 when nothing is wrong, 1 with warnings, 2 with errors."""
-    return {Level.ERROR: 2, Level.WARNING: 1}.get(worst(findings), 0)
+def exit_code(findings: Iterable[Finding]) -> ExitCode:
+    """DONE when nothing is wrong, DIFFERS with warnings, FAILED with errors."""
+    codes = {Level.ERROR: ExitCode.FAILED, Level.WARNING: ExitCode.DIFFERS}
+    return codes.get(worst(findings), ExitCode.DONE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from vsrtune.exit_codes import ExitCode
+
 # What to do about an interrupt that the kernel moves itself.
 MANAGED_HINT = (
     "name its CPU in irq.cpus too, which keeps guests off it, or give the device fewer queues "
@@ -26,7 +28,7 @@ class VsrtuneError(Exception):
     a later pass may succeed.
     """
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
     def __init__(
         self,
@@ -50,11 +52,13 @@ class VsrtuneError(Exception):
 class PolicyError(VsrtuneError):
     """A policy file that cannot be used; nothing is applied."""
 
-    exit_code = 2
+    exit_code = ExitCode.WRONG
 
 
 class ObserveError(VsrtuneError):
-    """A reader could not read its part of the host."""
+    """A reader could not read its part of the host, or there is nothing to read."""
+
+    exit_code = ExitCode.UNREAD
 
 
 class WriteError(VsrtuneError):

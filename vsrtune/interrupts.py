@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
@@ -19,7 +20,7 @@ _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 class Interrupted(VsrtuneError):
     """A signal asked the command to end."""
 
-    exit_code = 130
+    exit_code = ExitCode.INTERRUPTED
 
 
 class Held:

@@ -58,12 +58,14 @@ def _best(ranked: Sequence[tuple[Match, Policy]]) -> list[Policy]:
 
 @dataclass(slots=True)
 class Assignment:
-    """Guests with their policy, in the snapshot's order, and what to say of the rest."""
+    """Guests with their policy, in the snapshot's order, and what to say of the rest.
+    ``unmatched`` are the policies that name no running guest."""
 
     pairs: list[tuple[Guest, Policy]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unmatched: list[Policy] = field(default_factory=list)
 
 
 def assign(
@@ -93,11 +95,8 @@ def assign(
                 for m, p in ranked
                 if m is Match.GLOB and p is not chosen[0]
             ]
-    out.notes += [
-        f"{p.at('guest')}: no running guest matches {p.guest!r}"
-        for p in policies
-        if p.path not in used
-    ]
+    out.unmatched = [p for p in policies if p.path not in used]
+    out.notes += [no_guest(p) for p in out.unmatched]
     return out
 
 
@@ -111,6 +110,11 @@ def _add(out: Assignment, guest: Guest, policy: Policy, steps: Steps) -> None:
             return
         policy = lowered(policy, step.level)
     out.pairs.append((guest, policy))
+
+
+def no_guest(policy: Policy) -> str:
+    """What is said of a policy that names no running guest."""
+    return f"{policy.at('guest')}: no running guest matches {policy.guest!r}"
 
 
 def _ambiguous(guest: Guest, chosen: Sequence[Policy]) -> Refusal:

@@ -49,7 +49,7 @@ class TopHost:
         """The host now. Where it has many guests, only the libvirt guests of these ``names``
         are sure to be looked at, and others in turns (observe.Observer.observe_turns); the
         counters of all are read. Raises ObserveError."""
-        snapshot = self._observer.observe_turns(names).snapshot
+        snapshot = cli_common.readable(self._observer.observe_turns(names).snapshot, self._root)
         if self._root is None:
             snapshot = load_file.with_loads(snapshot)
         return top_sample.take(self._files, snapshot, self._clock)

@@ -31,8 +31,6 @@ from vsrtune.top_model import Sample
 
 # Frames that have to arrive in a turn, so that a share of them says something.
 LEAST_FRAMES = 100
-# The exit code of a trial that decided nothing.
-UNDECIDED = 3
 # The fewest pairs of which an interval can be told.
 LEAST_PAIRS = stats.pairs_needed(1)
 # Counters of a lower device that say that a frame never reached the guest.

@@ -17,6 +17,7 @@ def contents() -> dict[str, str]:
         "policy-reference.md": tables.policy_reference(),
         "metrics.md": _between("metrics.md", "metrics", tables.metrics()),
         "doctor.md": _between("doctor.md", "checks", tables.checks()),
+        "troubleshooting.md": _between("troubleshooting.md", "exit codes", tables.exit_codes()),
         "man/vsrtune.8": man.command_page(),
         "man/vsrtune-policy.5": man.policy_page(),
     }

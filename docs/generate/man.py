@@ -13,6 +13,7 @@ from generate.tables import keys, limits
 from vsrtune import __version__
 from vsrtune.cli import cli
 from vsrtune.cli_common import ATTACH_LEDGER, GROUP_DIR, JOURNAL, POLICY_DIR
+from vsrtune.exit_codes import ExitCode
 from vsrtune.policy_schema import SCHEMA
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -26,13 +27,6 @@ FILES = (
     (f"{JOURNAL}.trial", "Exists while `vsrtune try` or `apply --confirm` is at work."),
     (str(ATTACH_LEDGER), "Switched attachments, and the devices made for them."),
     ("/run/vsrtune/seen.json", "Which worker was seen to serve which interface."),
-)
-EXIT = (
-    ("0", "Done, or nothing to do; the host is as the policies say."),
-    ("1", "An error, or a difference that was found (verify), or warnings (doctor)."),
-    ("2", "A wrong command line or policy, a refusal (plan, apply), or errors (doctor)."),
-    ("3", "Nothing was decided (try)."),
-    ("130", "Interrupted."),
 )
 
 
@@ -70,7 +64,7 @@ def command_page() -> str:
             if isinstance(option.envvar, str):
                 variables.setdefault(option.envvar, []).append(option.opts[0])
     out.append(roff.section("EXIT STATUS"))
-    out += [roff.item(code, text) for code, text in EXIT]
+    out += [roff.item(str(int(code)), code.meaning) for code in ExitCode]
     out.append(roff.section("ENVIRONMENT"))
     for name, options in sorted(variables.items()):
         out.append(roff.item(name, f"The default of {', '.join(dict.fromkeys(options))}."))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vsrtune.doctor_checks import traps
+from vsrtune.exit_codes import ExitCode
 from vsrtune.metrics import FAMILIES
 from vsrtune.policy_schema import SCHEMA
 
@@ -84,4 +85,11 @@ def checks() -> str:
     """The table of docs/doctor.md."""
     rows = ["| check | what it looks for |", "|---|---|"]
     rows += [f"| {name} | {trap} |" for name, trap in traps()]
+    return "\n".join(rows) + "\n"
+
+
+def exit_codes() -> str:
+    """The table of docs/troubleshooting.md."""
+    rows = ["| code | means |", "|---|---|"]
+    rows += [f"| {int(code)} | {code.meaning} |" for code in ExitCode]
     return "\n".join(rows) + "\n"

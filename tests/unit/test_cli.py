@@ -19,8 +19,10 @@ from fake_host import FakeHost
 from vsrtune import cli, cli_common, guardian
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import VsrtuneError, WriteError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.journal import Journal
-from vsrtune.model import Snapshot
+from vsrtune.model import Problem, Snapshot
+from vsrtune.rootfs import boot_id
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
 REPO = Path(__file__).resolve().parents[2]
@@ -143,11 +145,13 @@ class TestPlanAndApply:
         assert run.host.writes == 0
         assert not run.journal.exists()
 
-    def test_refusal_is_exit_code_2(self, run: Cli) -> None:
+    def test_refusal_has_an_exit_code_of_its_own(self, run: Cli) -> None:
         run.policy('guest: "*"\ncpus: {vcpu: 77}\n')
-        assert run("plan") == 2
+        assert run("plan") == run("plan", "--json") == ExitCode.REFUSED
+        assert run("plan") == ExitCode.REFUSED
         assert "Refused" in run.out
-        assert run("apply") == 2
+        assert run("verify") == ExitCode.REFUSED
+        assert run("apply") == ExitCode.REFUSED
         assert run.host.writes == 0
 
     def test_no_policy_says_how_to_write_one(self, run: Cli) -> None:
@@ -176,7 +180,7 @@ class TestPlanAndApply:
         before = run.host.snapshot
         run("apply")
         run.policy('guest: "*"\ncpus: {vcpu: 1, vhost: 2}\n')
-        assert run("verify") == 1
+        assert run("verify") == ExitCode.DIFFERS
         assert "no policy asks for it any more" in run.out
         run("plan")
         shown = run.out
@@ -208,7 +212,7 @@ class TestVerifyAndUndo:
         assert run("verify") == 0
         assert run.out == "no drift: the host is as the policies say\n"
         run.host.change("vhost", affinity=samples.ALL)
-        assert run("verify") == 1
+        assert run("verify") == ExitCode.DIFFERS
         (line,) = run.out.splitlines()
         assert "tid 102" in line
         assert "should be CPUs 2" in line
@@ -217,7 +221,7 @@ class TestVerifyAndUndo:
         run.policy(GOOD)
         run("apply")
         run.host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
-        assert run("verify") == 1
+        assert run("verify") == ExitCode.DIFFERS
         assert "vcpu 0" in run.out
 
     def test_undo_restores_and_tells(self, run: Cli) -> None:
@@ -249,6 +253,7 @@ class TestVerifyAndUndo:
         assert run.host.snapshot == before
 
     def test_undo_as_json(self, run: Cli) -> None:
+        Journal.open(run.journal, samples.BOOT).close()
         assert run("undo", "--json") == 0
         assert json.loads(run.out)["restored"] == []
         run.policy(GOOD)
@@ -329,6 +334,112 @@ class TestConfirm:
         assert "systemctl stop vsrtune" in guarded.err
         assert guarded.host.writes == 0
         assert not guardian.trial_file(guarded.journal).exists()
+
+
+LIBVIRT = Problem("libvirt", "the Python library libvirt is not installed")
+
+
+class TestNothingRead:
+    """Success is never told where nothing could be looked at."""
+
+    def test_verify_without_a_policy(self, run: Cli) -> None:
+        assert run("verify") == ExitCode.UNREAD
+        assert "no drift" not in run.out
+        assert "vsrtune policy init GUEST" in run.err
+        assert run.err.endswith("nothing was compared: there is no policy\n")
+
+    def test_verify_where_no_guest_runs_that_a_policy_names(self, run: Cli) -> None:
+        path = run.policy("guest: vr9\ncpus: {vcpu: 1}\n")
+        assert run("verify") == ExitCode.UNREAD
+        assert run.out == f"{path}:1: no running guest matches 'vr9'\n"
+        assert "nothing was compared" in run.err
+        run.policy(GOOD, "q.yaml")
+        run("apply")
+        assert run("verify") == 0, "guests that are off are no reason to fail for the others"
+        assert run.out.startswith(f"{path}:1: no running guest matches 'vr9'\nno drift")
+
+    @pytest.mark.parametrize(
+        ("problem", "guest"),
+        [
+            (LIBVIRT, "*"),
+            (LIBVIRT, "vr9"),
+            (Problem("guest vr2", "vr2: Permission denied"), "*"),
+            (Problem("proc", "/proc: Permission denied"), "qemu:*"),
+        ],
+    )
+    def test_guests_that_could_not_be_looked_at(
+        self, run: Cli, problem: Problem, guest: str
+    ) -> None:
+        run.policy(f'guest: "{guest}"\ncpus: {{vcpu: 1}}\n')
+        run("apply")
+        run.host.snapshot = replace(run.host.snapshot, problems=(problem,))
+        for command in ("plan", "apply", "verify"):
+            assert run(command) == ExitCode.UNREAD
+            assert "no drift" not in run.out
+            assert f"error: {problem.reader}: guests that the policies name" in run.err
+            assert problem.what in run.err
+
+    def test_plain_qemu_needs_no_libvirt(self, run: Cli) -> None:
+        run.host.start(samples.guest("pq1", 200, "qemu"))
+        run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
+        run.policy('guest: "qemu:*"\ncpus: {vcpu: 1}\n')
+        assert run("plan") == run("apply") == run("verify") == 0
+
+    def test_a_difference_is_told_though_not_all_could_be_read(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
+        assert run("verify") == ExitCode.DIFFERS
+        assert "could not be looked at" in run.err
+
+    def test_undo_with_a_journal_that_does_not_exist(self, run: Cli, tmp_path: Path) -> None:
+        missing = tmp_path / "jornal.jsonl"
+        assert run("undo", "--journal", str(missing)) == ExitCode.UNREAD
+        assert run.out == ""
+        assert run.err.startswith(f"vsrtune: error: {missing}: the file does not exist")
+        assert str(cli_common.JOURNAL) in run.err
+        assert not missing.exists()
+
+    @pytest.mark.parametrize("words", [["attach", "--recover"], ["group", "status"]])
+    def test_a_ledger_that_does_not_exist(self, run: Cli, tmp_path: Path, words: list[str]) -> None:
+        missing = tmp_path / "legder.jsonl"
+        assert run(*words, "--attach-ledger", str(missing)) == ExitCode.UNREAD
+        assert run.err.startswith(f"vsrtune: error: {missing}: the file does not exist")
+        assert not missing.exists()
+
+    def test_a_directory_of_policies_that_does_not_exist(self, run: Cli, tmp_path: Path) -> None:
+        run.policy(GOOD)
+        run("apply")
+        tuned = run.host.snapshot
+        missing = tmp_path / "polices"
+        for words in (["plan"], ["apply"], ["verify"], ["policy", "check"]):
+            assert run(*words, "--policies", str(missing)) == ExitCode.UNREAD
+            assert run.err.startswith(f"vsrtune: error: {missing}: the directory does not exist")
+        assert run.host.snapshot == tuned, "apply took back what the other policies ask for"
+
+    def test_check_of_no_file_says_so(self, run: Cli) -> None:
+        assert run("policy", "check") == 0, "systemctl reload after the last policy was removed"
+        assert "no policy in" in run.err
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["show"], ["show", "--json"], ["plan"], ["verify"], ["doctor"], ["top", "--once"],
+            ["policy", "init", "vr1"],
+        ],
+    )  # fmt: skip
+    def test_a_root_that_holds_no_host(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+    ) -> None:
+        assert cli.run([*words, "--root", str(tmp_path)]) == ExitCode.UNREAD
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"vsrtune: error: {tmp_path}: no host is recorded here" in said.err
+        assert "hint: name a directory that `vsrtune record` has made" in said.err
+
+
+def test_exit_codes_are_told_apart() -> None:
+    assert sorted(ExitCode) == [0, 1, 2, 3, 4, 5, 6, 75, 130, 141]
+    assert all(code.meaning.endswith(".") for code in ExitCode)
 
 
 class TestPolicy:
@@ -416,6 +527,8 @@ class TestErrors:
 def test_start_up_does_not_load_what_is_not_needed(
     words: list[str], forbidden: tuple[str, ...], tmp_path: Path
 ) -> None:
+    journal = tmp_path / "journal.jsonl"
+    Journal.open(journal, boot_id()).close()
     program = (
         "import sys\nfrom vsrtune.cli import run\ncode = run(sys.argv[1:])\n"
         "print(*sys.modules, file=sys.stderr)\n"
@@ -427,7 +540,7 @@ def test_start_up_does_not_load_what_is_not_needed(
         capture_output=True,
         text=True,
         check=True,
-        env={"VSRTUNE_JOURNAL": str(tmp_path / "none"), "PATH": "/usr/bin"},
+        env={"VSRTUNE_JOURNAL": str(journal), "PATH": "/usr/bin"},
     )
     assert set(done.stderr.split()).isdisjoint(forbidden)
 

@@ -103,6 +103,7 @@ def test_what_cannot_be_kept_is_no_obstacle_to_a_group(
 
 
 def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    AttachLedger.open(tmp_path / "attach.jsonl").close()
     assert group(tmp_path, "status") == 0
     assert "No group was created" in capsys.readouterr().out
     assert group(tmp_path, "status", "--json") == 0

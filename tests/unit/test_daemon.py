@@ -14,8 +14,9 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.daemon import HANDED_OVER, Daemon, Timing
+from vsrtune.daemon import Daemon, Timing
 from vsrtune.errors import Lasting, PolicyError, WriteError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.journal import Journal
 from vsrtune.look import FULL, Look
 from vsrtune.model import Confidence, Role, Sched, SchedClass, Thread
@@ -737,7 +738,7 @@ def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
         tuned, writes = host.snapshot, host.writes
         daemon.daemon.ask_handover()
         daemon.thread.join(20)
-        assert daemon.code == HANDED_OVER
+        assert daemon.code == ExitCode.HANDED_OVER
         assert host.snapshot == tuned
     with Journal.open(path, samples.BOOT) as second:
         daemon = Running(host, second)
@@ -748,7 +749,7 @@ def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
 
 def test_systemd_starts_it_again_after_a_handover() -> None:
     unit = (Path(__file__).resolve().parents[2] / "units" / "vsrtune.service").read_text()
-    assert f"RestartForceExitStatus={HANDED_OVER}\n" in unit
+    assert f"RestartForceExitStatus={ExitCode.HANDED_OVER}\n" in unit
 
 
 def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.doctor_checks import OF_HOST, check_all, traps
 from vsrtune.doctor_facts import parse_flags, parse_softnet, read_facts
 from vsrtune.doctor_model import Case, DeviceState, Facts, Level, Opener, exit_code, run
+from vsrtune.exit_codes import ExitCode
 from vsrtune.model import (
     Confidence,
     DeadlineCpu,
@@ -284,8 +285,8 @@ def test_what_matters_most_comes_first_and_makes_the_exit_code() -> None:
     findings = check_all(case, None)
     assert [f.level for f in findings[:2]] == [Level.ERROR, Level.WARNING]
     assert findings[-1].level is Level.OK
-    assert exit_code(findings) == 2
-    assert exit_code(f for f in findings if f.level is not Level.ERROR) == 1
+    assert exit_code(findings) == ExitCode.FAILED
+    assert exit_code(f for f in findings if f.level is not Level.ERROR) == ExitCode.DIFFERS
 
 
 def test_every_check_says_what_it_looks_for() -> None:

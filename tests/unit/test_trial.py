@@ -16,6 +16,7 @@ from fake_host import FakeHost
 
 from vsrtune import cli, guardian, trial, trial_run
 from vsrtune.cpuset import CpuSet
+from vsrtune.exit_codes import ExitCode
 from vsrtune.interrupts import Held, Interrupted
 from vsrtune.journal import Journal
 from vsrtune.load_windows import Reading
@@ -297,7 +298,7 @@ class TestCommand:
             trial_run.HostGround, "count", lambda *_: replace(idle, at_ns=next(clock))
         )
         before = tried.host.snapshot
-        assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == trial.UNDECIDED
+        assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == ExitCode.UNDECIDED
         assert "12 of 12 turns left out: fewer than 100 frames arrived" in tried.out
         assert "nothing decided" in tried.out
         assert tried.host.snapshot == before
@@ -336,7 +337,7 @@ class TestCommand:
         [
             ("guest: nobody\n", 1, "no running guest matches"),
             ("guest: vr1\nqueues: 1\n", 2, "draft.yaml:2"),
-            ("guest: vr1\n", trial.UNDECIDED, "Nothing to try"),
+            ("guest: vr1\n", ExitCode.UNDECIDED, "Nothing to try"),
             ("guest: vr1\ncpus: {vcpu: 99}\n", 2, ""),
         ],
     )

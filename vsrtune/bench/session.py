@@ -25,6 +25,7 @@ from vsrtune.bench.model import Configuration, Leg, Load, Outcome, Router, Spec,
 from vsrtune.bench.progress import Watch
 from vsrtune.bench.tester import Tester
 from vsrtune.errors import VsrtuneError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.model import Snapshot
 from vsrtune.observe import live_observer
 
@@ -43,7 +44,7 @@ class Unfinished(VsrtuneError):
             self.exit_code = cause.exit_code
         else:
             super().__init__(outcome.unfinished)
-            self.exit_code = 130
+            self.exit_code = ExitCode.INTERRUPTED
         self.outcome = outcome
 
 

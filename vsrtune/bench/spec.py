@@ -23,6 +23,7 @@ from vsrtune.bench.model import (
 from vsrtune.bench.spec_checks import Checker
 from vsrtune.bench.spec_schema import DURATION_PATTERN, schema
 from vsrtune.errors import PolicyError, VsrtuneError
+from vsrtune.exit_codes import ExitCode
 from vsrtune.policy import parse
 from vsrtune.policy_messages import structural
 from vsrtune.policy_yaml import Document, read, shown
@@ -35,7 +36,7 @@ _SCALE = {"ms": 0.001, "s": 1.0, "min": 60.0}
 class SpecErrors(VsrtuneError):
     """All errors of one specification, in ``errors``; nothing was run."""
 
-    exit_code = 2
+    exit_code = ExitCode.WRONG
 
     def __init__(self, errors: Iterable[VsrtuneError]) -> None:
         self.errors = tuple(errors)

@@ -169,7 +169,7 @@ def test_verify_tells_drift_by_exit_code(
     ours = ",".join(map(str, sorted(labhelp.mask(tid))))
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))
     drift = labhelp.vsrtune("verify", check=False)
-    assert drift.returncode == 1
+    assert drift.returncode == 3
     assert f"tid {tid}" in drift.stdout
     labhelp.vsrtune("apply")
     assert labhelp.vsrtune("verify").returncode == 0

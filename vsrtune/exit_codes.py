@@ -1,0 +1,40 @@
+"""The exit codes of all subcommands: one number means one thing everywhere."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Self
+
+
+class ExitCode(IntEnum):
+    """What a subcommand tells its caller; ``meaning`` is the text of the manual.
+
+    The number says what to do next, so codes are never shared: a script may wait while a
+    host differs, but must not when a file is wrong. vsrtune.service relies on WRONG (systemd
+    does not start it again) and HANDED_OVER (systemd starts it again at once).
+    """
+
+    meaning: str
+
+    DONE = 0, "Done, or nothing to do; the host is as the policies say."
+    FAILED = 1, "Something failed, or an error was found (doctor)."
+    WRONG = 2, "The command line or a file that it reads is wrong; nothing was done."
+    DIFFERS = 3, "The host is not as the policies say (verify), or warnings were found (doctor)."
+    UNREAD = (
+        4,
+        "The host, a guest or a named file could not be read, or there was nothing to compare.",
+    )
+    REFUSED = (
+        5,
+        "A guest cannot have what its policy asks and is not changed (plan, apply, verify).",
+    )
+    UNDECIDED = 6, "The traffic was too little, or the difference too small, to tell (try)."
+    HANDED_OVER = 75, "SIGUSR2 had the daemon hand over to another one; the guests stay tuned."
+    INTERRUPTED = 130, "Interrupted."
+    NO_READER = 141, "Whoever read the output has gone."
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.meaning = meaning
+        return made
