@@ -59,7 +59,7 @@ def make(file: File) -> None:
     """Make it, owned and readable as its base is; a copy whose original is not there is left
     out. Raises WriteError, also when there is a file of that name."""
     with contextlib.ExitStack() as held:
-        with _told(file.base, "the template's file cannot be read"):
+        with _told(file.base, "the template's file cannot be read", "is its storage there?"):
             try:
                 # What is copied becomes readable to the clone: no link may choose it.
                 found = held.enter_context(_opened(_walk(file.base, follow=bool(file.format))))
@@ -327,7 +327,11 @@ def _create(file: File, size: int, private: int) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: str, what: str = "the file cannot be made or removed") -> Iterator[None]:
+def _told(
+    path: str,
+    what: str = "the file cannot be made or removed",
+    hint: str = "the directory must be there, and its filesystem must know hard links",
+) -> Iterator[None]:
     """OSError as an error for people."""
     try:
         yield
@@ -337,7 +341,4 @@ def _told(path: str, what: str = "the file cannot be made or removed") -> Iterat
             hint="remove it if nothing needs it, or name another directory (overlays:)",
         ) from error  # fmt: skip
     except OSError as error:
-        raise WriteError(
-            f"{what}: {error.strerror}", where=path,
-            hint="the directory must be there, and its filesystem must know hard links",
-        ) from error  # fmt: skip
+        raise WriteError(f"{what}: {error.strerror}", where=path, hint=hint) from error
