@@ -370,7 +370,9 @@ class Drift:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What ``plan`` prints and ``apply`` executes, in order. ``settled``: what is as
-    asked already, for those who remember it; no part of what is compared or stored."""
+    asked already, for those who remember it. ``heeded``: the guests whose interrupt CPUs no
+    vcpu, vhost or NAPI thread is put on, each with the CPUs that its policy names by hand, None
+    for those where the host shows that they are served. Neither is compared or stored."""
 
     actions: tuple[Action, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -379,3 +381,4 @@ class Plan:
     notes: tuple[str, ...] = ()
     drift: tuple[Drift, ...] = ()
     settled: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
+    heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
