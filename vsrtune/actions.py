@@ -402,7 +402,10 @@ class Drift:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What ``plan`` prints and ``apply`` executes, in order. ``settled``: what is as
-    asked already, for those who remember it; no part of what is compared or stored."""
+    asked already, for those who remember it. ``accepted``: guests whose
+    policies accept a standstill. ``heeded``: the guests whose interrupt CPUs no
+    vcpu, vhost or NAPI thread is put on, each with the CPUs that its policy names by hand, None
+    for those where the host shows that they are served. Neither is compared or stored."""
 
     actions: tuple[Action, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -411,3 +414,5 @@ class Plan:
     notes: tuple[str, ...] = ()
     drift: tuple[Drift, ...] = ()
     settled: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
+    heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
+    accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

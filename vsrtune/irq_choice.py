@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Interface, Irq, Nic
+from vsrtune.model import Guest, Host, Interface, Irq, Nic, NicThread
 
 # Drivers name the vector that tells of links, commands and errors so; it fires
 # now and then and carries no frame. Others use the device's bare name.
@@ -28,21 +28,22 @@ def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
     """The union over the guest's lower devices.
 
     Per device, the first rule that yields CPUs: the effective CPUs of its
-    interrupts, without those for control only, together with its RPS CPUs; its RPS
-    CPUs; the CPUs where its receive SoftIRQ was seen; the lowest CPU that is online.
+    interrupts, without those for control only, together with its RPS CPUs and those to which
+    its NAPI threads are confined; its RPS CPUs, with the same; the CPUs where its receive
+    SoftIRQ was seen; the lowest CPU that is online.
     Empty when the guest has no interface on a lower device.
     """
     cpus = CpuSet()
     notes: list[str] = []
     told: set[str] = set()
     for interface in guest.interfaces:
-        device = serving(host, interface)
-        if device is None or device in told:
-            continue
-        told.add(device)
-        found, rule = device_cpus(host, host.nic(device))
-        cpus |= found
-        notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
+        for device in serving(host, interface):
+            if device in told:
+                continue
+            told.add(device)
+            found, rule = device_cpus(host, host.nic(device))
+            cpus |= found
+            notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
     if not told:
         notes.append(f"{guest.ref}: no lower device, so no interrupt CPUs")
     return IrqChoice(cpus, tuple(notes))
@@ -71,13 +72,22 @@ def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
     return queues or nic.irqs
 
 
-def serving(host: Host, interface: Interface) -> str | None:
-    """The device of the chain that has interrupts, else the lowest one; None without any."""
-    for name in reversed(interface.lower):
-        nic = host.nic(name)
-        if nic is not None and nic.irqs:
-            return name
-    return interface.lower[-1] if interface.lower else None
+def serving(host: Host, interface: Interface) -> tuple[str, ...]:
+    """The devices of the chain that have interrupts or RPS, lowest first (below a bond there
+    are several); without any the lowest one; none when there is no chain."""
+    found = [
+        nic.name
+        for nic in map(host.nic, reversed(interface.lower))
+        if nic is not None and (nic.irqs or nic.rps_cpus)
+    ]
+    return tuple(found) or interface.lower[-1:]
+
+
+def napi_threads(nic: Nic) -> tuple[NicThread, ...]:
+    """The threads of its threaded NAPI. None when more threads have its name than it has
+    queues: which are its own is then not known."""
+    known = nic.threaded_napi and len(nic.napi) <= len(nic.queues)
+    return nic.napi if known else ()
 
 
 def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
@@ -88,14 +98,20 @@ def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
         return fallback, "the device was not observed, the first online CPU is taken"
     rps = nic.rps_cpus & online
     also = f" and its RPS CPUs {rps}" if rps else ""
+    threads = (t.affinity for t in napi_threads(nic) if not online <= t.affinity)
+    napi = CpuSet(c for affinity in threads for c in affinity) & online
+    if napi:
+        also += f" and the CPUs {napi} of its NAPI threads"
     queues = queue_irqs(nic)
     served = CpuSet(c for irq in queues for c in irq.effective) & online
     if served:
         numbers = ", ".join(str(irq.number) for irq in queues)
         rest = ", ".join(str(irq.number) for irq in nic.irqs if irq not in queues)
         without = f" ({rest} carries no frames)" if rest else ""
-        return served | rps, f"where its interrupts ({numbers}) are served{without}{also}"
+        return served | rps | napi, f"where its interrupts ({numbers}) are served{without}{also}"
     threaded = ", its threaded NAPI may run elsewhere" if nic.threaded_napi else ""
+    if napi:
+        return rps | napi, f"it has no interrupts{also}"
     if rps:
         return rps, f"it has no interrupts, its RPS CPUs{threaded}"
     seen = (nic.rx_cpus or CpuSet()) & online

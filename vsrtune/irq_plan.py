@@ -14,7 +14,7 @@ policy asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from vsrtune.actions import (
@@ -27,7 +27,7 @@ from vsrtune.actions import (
 )
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import MANAGED_HINT
-from vsrtune.irq_choice import lower_nics, queue_irqs
+from vsrtune.irq_choice import lower_nics, napi_threads, queue_irqs
 from vsrtune.model import DATA_PLANE, IRQBALANCE, Guest, Host, Irq, Nic, NicQueue, Snapshot
 from vsrtune.nic_settings import changed, irq_target, queue_target, thread_target
 from vsrtune.plan_build import Phases
@@ -36,9 +36,10 @@ from vsrtune.policy_yaml import dotted
 from vsrtune.wishes import Context, Wishes
 
 
-def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]]) -> Host:
+def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Target] = ()) -> Host:
     """The host with the interrupts where the policies move them: what the others among
-    them find when they read the interrupt CPUs from the host."""
+    them find when they read the interrupt CPUs from the host. What is in ``left`` stays,
+    because somebody has moved it and the policy leaves that alone."""
     nics = {nic.name: nic for nic in host.nics}
     for guest, policy in pairs:
         cpus = policy.moves_irqs
@@ -47,9 +48,15 @@ def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]]) -> Host:
         steered = _steered(host, guest)
         for nic in lower_nics(host, guest):
             for irq in filter(_movable, nic.irqs):
-                nics[nic.name] = changed(nics[nic.name], irq_target(irq), cpus)
+                if irq_target(irq) not in left:
+                    nics[nic.name] = changed(nics[nic.name], irq_target(irq), cpus)
             if nic.rps_cpus or nic.name in steered:
-                nics[nic.name] = replace(nics[nic.name], rps_cpus=cpus)
+                stays = any(queue_target(nic, queue) in left for queue in nic.queues)
+                rps = cpus | nic.rps_cpus if stays else cpus
+                nics[nic.name] = replace(nics[nic.name], rps_cpus=rps)
+            for target in map(thread_target, napi_threads(nic)):
+                if target not in left:
+                    nics[nic.name] = changed(nics[nic.name], target, cpus)
     return replace(host, nics=tuple(nics.values()))
 
 

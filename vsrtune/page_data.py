@@ -172,7 +172,7 @@ def _interrupts(snapshot: Snapshot) -> dict[int, list[str]]:
     for guest in snapshot.guests:
         for interface in guest.interfaces:
             chains.setdefault(interface.lower, interface)
-    names = sorted({name for i in chains.values() if (name := serving(host, i)) is not None})
+    names = sorted({name for i in chains.values() for name in serving(host, i)})
     for name in names[:CPUS]:
         for cpu in device_cpus(host, host.nic(name))[0]:
             found.setdefault(cpu, []).append(_text(name))

@@ -37,6 +37,7 @@ class Whole:
     host: Host
     policies: tuple[Policy, ...]
     irq: CpuSet
+    heeded: Mapping[str, CpuSet | None]
     chosen: Mapping[ThreadKey, Chosen]
     shapes: Mapping[str, Hashable]
     devices: Mapping[int, str]
@@ -48,6 +49,7 @@ def remember(
     asked: Sequence[Wishes],
     chosen: Mapping[ThreadKey, Chosen],
     found: Found,
+    heeded: Mapping[str, CpuSet | None],
 ) -> Whole | None:
     """What a whole plan leaves for guests alone; None when they have to wait for the next
     one: root domains are shared, and so may devices be."""
@@ -62,7 +64,7 @@ def remember(
         for interface in wish.guest.interfaces:
             if devices.setdefault(interface.ifindex, wish.guest.ref) != wish.guest.ref:
                 return None
-    return Whole(context.host, tuple(policies), context.irq, chosen, shapes, devices)
+    return Whole(context.host, tuple(policies), context.irq, heeded, chosen, shapes, devices)
 
 
 def plan_alone(
@@ -99,12 +101,13 @@ def plan_alone(
     phases = Phases(skipped=assigned.skipped)
     build(context, asked, chosen, Found(), phases)
     napi_plan.build(context, asked, phases)
-    made = Plan(phases.actions(), tuple(phases.skipped))
-    pinned = {p.thread.key: chosen[p.thread.key].cpus for w in asked for p in w.pins}
-    plan_checks.check(snapshot, made, whole.irq, pinned, ours)
+    made = Plan(
+        phases.actions(), tuple(phases.skipped), settled=context.settled, heeded=whole.heeded
+    )
+    plan_checks.check(snapshot, made, ours)
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
-    return replace(made, drift=drift, settled=context.settled)
+    return replace(made, drift=drift)
 
 
 def _as_before(whole: Whole, host: Host, wish: Wishes) -> bool:

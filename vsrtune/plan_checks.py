@@ -6,7 +6,7 @@ invariant is a mistake in the planner: it is not shown and not executed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from vsrtune.actions import (
@@ -34,7 +34,18 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import limit, total
 from vsrtune.errors import VsrtuneError
-from vsrtune.model import DATA_PLANE, Guest, Role, Sched, SchedClass, Snapshot, Thread, ThreadKey
+from vsrtune.irq_choice import queue_irqs
+from vsrtune.model import (
+    DATA_PLANE,
+    Guest,
+    Host,
+    Role,
+    Sched,
+    SchedClass,
+    Snapshot,
+    Thread,
+    ThreadKey,
+)
 from vsrtune.plan_build import level
 from vsrtune.projection import Projection, scope_limit
 from vsrtune.root_domains import is_partition, root_domain
@@ -66,18 +77,23 @@ class PlanError(VsrtuneError):
 def check(
     snapshot: Snapshot,
     plan: Plan,
-    irq: CpuSet,
-    pinned: Mapping[ThreadKey, CpuSet],
     ours: Mapping[Target, Value],
 ) -> None:
     """Raise PlanError when ``plan`` breaks an invariant of the planner.
 
-    ``irq`` are the interrupt CPUs of all managed guests, ``pinned`` the CPUs of
-    every vcpu and vhost thread whose CPUs the policies ask for.
+    Judges by the snapshot and the plan alone, not by what the planner has made of them.
+    ``ours`` is the journal, which knows cgroups that no thread shows.
     """
+    _order(plan)
+    pinned = _pinned(snapshot, plan)
+    state = Projection(snapshot)
+    for action in plan.actions:
+        # These stand first: what follows is judged by where interrupts are served then.
+        if _on_lower_device(action):
+            state.apply(action)
+    irq = interrupts(state.host, snapshot.guests, plan.heeded)
     _threads_off_interrupts(snapshot, irq, pinned)
     _housekeeping(snapshot, pinned)
-    _order(plan)
     if not plan.actions:
         return
     refused = {r.guest for r in plan.refusals}
@@ -96,6 +112,8 @@ def check(
             dirs.made.add(action.target.path)
         _step(state, action, irq, dirs)
         state.apply(action)
+    scheduled = {a.target.guest for a in plan.actions if isinstance(a.target, ThreadSched)}
+    fifo_vcpus_apart(g for g in state.guests if g.ref in scheduled - plan.accepted)
 
 
 class _Dirs:
@@ -115,6 +133,67 @@ class _Dirs:
     def _used(self) -> frozenset[str]:
         known = {t.path for t, v in self._ours.items() if isinstance(t, CgroupDir) and v is True}
         return frozenset(known.union(t.cgroup for g in self._snapshot.guests for t in g.threads))
+
+
+def interrupts(host: Host, guests: Iterable[Guest], heeded: Mapping[str, CpuSet | None]) -> CpuSet:
+    """The CPUs that serve frames for the heeded guests (Plan.heeded), as ``host`` shows them.
+
+    A policy that names CPUs by hand is not doubted. Where neither interrupts nor RPS nor a
+    measurement tell where a device is served, nothing is demanded.
+    """
+    cpus = {c for by_hand in heeded.values() if by_hand is not None for c in by_hand}
+    for guest in guests:
+        if heeded.get(guest.ref, CpuSet()) is None:
+            for interface in guest.interfaces:
+                cpus |= _served(host, interface.lower)
+    return CpuSet(cpus) & host.online
+
+
+def _served(host: Host, chain: Sequence[str]) -> set[int]:
+    """Where interrupts of the devices below an interface are delivered, RPS sends their frames,
+    and their NAPI threads are confined to; else where the lowest was seen to receive."""
+    cpus: set[int] = set()
+    for nic in filter(None, map(host.nic, chain)):
+        cpus.update(nic.rps_cpus, *(irq.effective for irq in queue_irqs(nic)))
+        own = nic.napi if nic.threaded_napi and len(nic.napi) <= len(nic.queues) else ()
+        cpus.update(*(t.affinity for t in own if not host.online <= t.affinity))
+    lowest = host.nic(chain[-1]) if chain else None
+    if not cpus and lowest is not None:
+        cpus.update(lowest.rx_cpus or ())
+    return cpus
+
+
+def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
+    """Raise PlanError when two vcpus of a guest are left with a single CPU, both under fifo.
+
+    The first that spins for the other then never yields to it: the guest stands still.
+    ``guests`` are as the plan leaves them.
+    """
+    for guest in guests:
+        held: dict[CpuSet, Thread] = {}
+        for thread in guest.by_role(Role.VCPU):
+            if thread.sched.cls is not SchedClass.FIFO or len(thread.affinity) != 1:
+                continue
+            other = held.setdefault(thread.affinity, thread)
+            if other is not thread:
+                raise _broken(
+                    None,
+                    f"{guest.ref}: vcpus {other.index} and {thread.index} would share CPU "
+                    f"{thread.affinity} under fifo",
+                )
+
+
+def _pinned(snapshot: Snapshot, plan: Plan) -> dict[ThreadKey, CpuSet]:
+    """The CPUs that the plan gives, or finds given, to threads that handle frames."""
+    roles = {t.key: t.role for g in snapshot.guests for t in g.threads}
+    values = [*plan.settled.items(), *((a.target, a.after) for a in plan.actions)]
+    found: dict[ThreadKey, CpuSet] = {}
+    for target, value in values:
+        if isinstance(target, ThreadAffinity | VcpuPin) and target.guest != HOST_REF:
+            cpus = pinned_cpus(value)
+            if cpus is not None and roles.get(target.thread) in DATA_PLANE:
+                found[target.thread] = cpus
+    return found
 
 
 def _broken(action: Action | None, what: str) -> PlanError:
@@ -153,11 +232,16 @@ def _phase(action: Action) -> float:
         return 0 if action.target.file == "cpuset.cpus" else _PHASE[CpusetFile.kind]
     if isinstance(action.target, ThreadCgroup) and not str(wanted).endswith(f"/{OWN_CGROUP}"):
         return _PHASE[VcpuPin.kind]
-    if isinstance(action.target, NicTarget) or _below(action):
+    if _on_lower_device(action):
         return _LOWER_DEVICES
     if isinstance(before, Sched) and isinstance(wanted, Sched) and level(wanted) < level(before):
         return _LOWERING if wanted.cls is not SchedClass.DEADLINE else _PHASE[ThreadSched.kind]
     return _PHASE[action.target.kind]
+
+
+def _on_lower_device(action: Action) -> bool:
+    """Whether the action is on an interrupt, a queue or a NAPI thread of a lower device."""
+    return isinstance(action.target, NicTarget) or _below(action)
 
 
 def _below(action: Action) -> bool:

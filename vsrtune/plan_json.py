@@ -16,8 +16,12 @@ PLAN_VERSION = 1
 
 def dumps(plan: Plan, boot_id: str) -> str:
     """JSON text; ``loads`` with the same boot_id gives an equal Plan."""
-    data = {"version": PLAN_VERSION, "boot_id": boot_id, **encode(replace(plan, settled={}))}
-    del data["settled"]
+    data = {
+        "version": PLAN_VERSION,
+        "boot_id": boot_id,
+        **encode(replace(plan, settled={}, heeded={}, accepted=frozenset())),
+    }
+    del data["settled"], data["heeded"], data["accepted"]
     data["actions"] = [a.to_data() for a in plan.actions]
     return json.dumps(data, indent=2, ensure_ascii=False)
 

@@ -2,7 +2,8 @@
 
 Invariants (checked by plan_checks on every plan, before it is returned):
 
-- No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest.
+- No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest, nor of a
+  refused one whose policy would have moved its interrupts away.
 - At least one housekeeping CPU is left: online, no pinned one of these threads.
 - Widen before narrow: a vhost worker leaves the emulator's cgroup before the
   emulator is narrowed; no thread is asked for CPUs outside its cpuset.
@@ -198,6 +199,7 @@ class _State:
     notes: list[str]
     skipped: list[Skipped]
     irq: CpuSet = field(default_factory=CpuSet)
+    heeded: dict[str, CpuSet | None] = field(default_factory=dict)
 
 
 def _make(
@@ -211,19 +213,21 @@ def _make(
     checked: bool = True,
 ) -> _Made:
     """The plan. Where interrupts will be is known only once nobody who moves them is
-    refused: until then the guests that are refused count as moving nothing."""
-    unable: frozenset[str] = frozenset()
-    still: dict[str, Refusal] = {}
+    refused, and that nobody could stand still only once all is planned: whoever is refused
+    for that has everything planned again without it, from where its interrupts are now."""
+    unable: dict[str, tuple[Refusal, ...]] = {}
     while True:
-        made = _attempt(
-            snapshot, policies, ours or {}, reassert, memory, steps, unable, still, checked
-        )
-        refused = frozenset(r.guest for r in made.plan.refusals) & made.movers
-        if made.still:
-            still |= {refusal.guest: refusal for refusal in made.still}
-        elif refused <= unable:
-            return made
-        unable |= refused
+        made = _attempt(snapshot, policies, ours or {}, reassert, memory, steps, unable)
+        refused = {r.guest for r in made.plan.refusals} & made.movers
+        refused |= {r.guest for r in made.still}
+        if not refused:
+            break
+        for ref in refused:
+            why = [*made.plan.refusals, *made.still]
+            unable[ref] = tuple(r for r in why if r.guest == ref)
+    if checked:
+        plan_checks.check(snapshot, made.plan, ours or {})
+    return made
 
 
 def _attempt(
@@ -233,22 +237,25 @@ def _attempt(
     reassert: Overruled,
     memory: Memory,
     steps: Steps,
-    unable: frozenset[str],
-    still: Mapping[str, Refusal],
-    checked: bool,
+    unable: Mapping[str, tuple[Refusal, ...]],
 ) -> _Made:
+    """A plan in which the guests in ``unable`` are refused, for these reasons."""
     assigned = assign(snapshot.guests, policies, steps)
     state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
-    state.refusals += [still[g.ref] for g, _ in state.pairs if g.ref in still]
-    state.pairs = [(g, p) for g, p in state.pairs if g.ref not in still]
     state.pairs = irq_plan.without_quarrels(snapshot.host, state.pairs, state.refusals)
-    movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None and g.ref not in unable]
-    _choose_interrupts(irq_plan.moved(snapshot.host, movers), state)
     changed = drifts(snapshot, state.pairs, ours, memory)
     changed = {
         target: replace(drift, left="") if overrules(reassert, target.guest) else drift
         for target, drift in changed.items()
     }
+    out = [guest for guest, _ in state.pairs if guest.ref in unable]
+    state.pairs = [(g, p) for g, p in state.pairs if g.ref not in unable]
+    state.refusals += [r for guest in out for r in unable[guest.ref]]
+    movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None]
+    left = [target for target, drift in changed.items() if drift.left]
+    seen = irq_plan.moved(snapshot.host, movers, left)
+    _heed_refused(seen, out, state)
+    _choose_interrupts(seen, state)
     context = Context(snapshot.host, state.irq, ours, changed)
     asked = _wishes(context, state)
     asked = without_quarrels(asked, state.refusals)
@@ -263,26 +270,44 @@ def _attempt(
     host_asked |= domain_build.build(context, snapshot, found, phases)
     state.notes += domain_build.notes(snapshot, found)
     made = Plan(
-        phases.actions(), tuple(phases.skipped), tuple(state.refusals), (), tuple(state.notes)
+        phases.actions(),
+        tuple(phases.skipped),
+        tuple(state.refusals),
+        (),
+        tuple(state.notes),
+        settled=context.settled,
+        heeded=state.heeded,
+        accepted=frozenset(w.guest.ref for w in asked if w.policy.accept_standstill),
     )
-    pinned = {pin.thread.key: chosen[pin.thread.key].cpus for w in asked for pin in w.pins}
     result = project(snapshot, made)
     managed = {w.guest.ref for w in asked}
     movers_refs = frozenset(g.ref for g, _ in movers)
     still_now = standstill.refusals(result, asked)
     if still_now:
         return _Made(made, set(), None, movers_refs, still_now)
-    if checked:
-        plan_checks.check(snapshot, made, state.irq, pinned, ours)
     told = plan_warnings.warnings(result, managed, state.irq)
     told += tuple(softirq.warnings(result, managed))
     told += tuple(irq_plan.warnings(result, asked))
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in changed.items() if target in concerned)
-    final = replace(made, warnings=told, drift=drift, settled=context.settled)
-    whole = None if state.refusals else remember(context, policies, asked, chosen, found)
+    final = replace(made, warnings=told, drift=drift)
+    whole = (
+        None if state.refusals else remember(context, policies, asked, chosen, found, state.heeded)
+    )
     every = set(host_asked).union(*(w.asked for w in asked))
     return _Made(final, every, whole, movers_refs)
+
+
+def _heed_refused(host: Host, refused: Sequence[Guest], state: _State) -> None:
+    """Keep off the CPUs that serve the NICs of guests whose policies would have moved the
+    interrupts, unless these are all that there are."""
+    for guest in refused:
+        choice = interrupt_cpus(host, guest)
+        together = (state.irq | choice.cpus) & host.online
+        if not host.online <= together:
+            state.irq = together
+            state.heeded[guest.ref] = None
+            state.notes += [f"{note}; it is refused, so they stay there" for note in choice.notes]
 
 
 def _choose_interrupts(host: Host, state: _State) -> None:
@@ -319,6 +344,7 @@ def _choose_interrupts(host: Host, state: _State) -> None:
             kept.append((guest, policy))
             if not full:
                 state.irq = together
+                state.heeded[guest.ref] = policy.irq if isinstance(policy.irq, CpuSet) else None
     state.pairs = kept
 
 

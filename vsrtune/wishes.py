@@ -222,13 +222,15 @@ def _check_lists(context: Context, out: Wishes) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
+    # Who names them by hand already is on a CPU of another guest's NIC.
+    otherwise = "" if isinstance(out.policy.irq, CpuSet) else ", or write cpus.irq by hand"
     for keys, cpus in lists:
         both = cpus & context.irq
         if both:
             out.refuse(
                 keys,
                 f"CPU {both} serves interrupts of a NIC below a managed guest",
-                f"choose from CPUs {context.online - context.irq}, or write cpus.irq by hand",
+                f"choose from CPUs {context.online - context.irq}{otherwise}",
             )
     if isinstance(out.policy.emulator, CpuSet):
         lists.append((("cpus", "emulator"), out.policy.emulator))

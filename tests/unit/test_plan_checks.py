@@ -6,11 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from planning_samples import FIFO_10, change, cpus, router, snapshot
+from planning_samples import (
+    FIFO_10,
+    change,
+    change_one,
+    cpus,
+    host,
+    macvtap,
+    nic,
+    router,
+    snapshot,
+)
 
 from vsrtune.actions import (
+    HOST_REF,
     Action,
     EmulatorPin,
+    IrqAffinity,
     Pin,
     Plan,
     Refusal,
@@ -20,8 +32,20 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Role, Sched, SchedClass, Snapshot, ThreadKey
-from vsrtune.plan_checks import PlanError, check
+from vsrtune.irq_choice import interrupt_cpus
+from vsrtune.model import (
+    Guest,
+    Irq,
+    Nic,
+    NicQueue,
+    NicThread,
+    Role,
+    Sched,
+    SchedClass,
+    Snapshot,
+    ThreadKey,
+)
+from vsrtune.plan_checks import PlanError, check, fifo_vcpus_apart, interrupts
 from vsrtune.planner import plan, released
 from vsrtune.policy import Policy, parse
 from vsrtune.projection import project
@@ -37,20 +61,16 @@ queue: {macvtap: 50}
 """,
     "p",
 )
-IRQ = cpus("0")
 SNAPSHOT = snapshot(router())
 GOOD = plan(SNAPSHOT, [POLICY])
-PINNED = {
-    a.target.thread: a.after.cpus if isinstance(a.after, Pin) else a.after
-    for a in GOOD.actions
-    if isinstance(a.target, ThreadAffinity | VcpuPin) and isinstance(a.after, Pin | CpuSet)
-}
+
+ALL = cpus("0-3")
 
 Spoil = Callable[[tuple[Action, ...]], tuple[Action, ...]]
 
 
 def verdict(actions: tuple[Action, ...], *, on: Snapshot = SNAPSHOT) -> None:
-    check(on, replace(GOOD, actions=actions), IRQ, PINNED, {})
+    check(on, replace(GOOD, actions=actions), {})
 
 
 def test_the_good_plan_passes() -> None:
@@ -73,7 +93,7 @@ def _without(kind: type) -> Spoil:
 SPOILT: dict[str, tuple[Spoil, str]] = {
     "vhost-on-interrupt-cpu": (_change(ThreadAffinity, after=cpus("0-1")), "interrupt CPU 0"),
     "vcpu-on-interrupt-cpu": (_change(VcpuPin, after=Pin(cpus("0"), "0")), "interrupt CPU 0"),
-    "vcpu-on-no-cpu": (_change(VcpuPin, after=Pin(CpuSet(), "")), "has CPUs 0-3 at that point"),
+    "vcpu-on-no-cpu": (_change(VcpuPin, after=Pin(CpuSet(), "")), "would get CPUs none"),
     "realtime-before-pins": (_without(VcpuPin), "realtime on interrupt CPU"),
     "no-reset-on-fork": (
         _change(ThreadSched, after=Sched(SchedClass.FIFO, 10)),
@@ -84,7 +104,7 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "move-to-nowhere": (lambda actions: actions[1:], "no cgroup"),
     "twice": (lambda actions: actions + actions[-1:], "second action"),
     "out-of-order": (lambda actions: (*actions[1:], actions[0]), "out of order"),
-    "no-change": (_change(VcpuPin, after=Pin(cpus("0-3"), "")), "changes nothing"),
+    "no-change": (_change(ThreadSched, after=Sched()), "changes nothing"),
     "wrong-before": (_change(VcpuPin, before=Pin(cpus("1-2"), "")), "has CPUs 0-3"),
     "stranger": (
         _change(ThreadSched, target=ThreadSched("vr1", ThreadKey(1, 1, 1), "vcpu 0")),
@@ -117,19 +137,19 @@ def test_outside_what_the_slice_allows() -> None:
 def test_refused_guests_get_nothing() -> None:
     spoilt = replace(GOOD, refusals=(Refusal("vr1", "p:1", "x", "y"),))
     with pytest.raises(PlanError, match="refused"):
-        check(SNAPSHOT, spoilt, IRQ, PINNED, {})
+        check(SNAPSHOT, spoilt, {})
 
 
 def test_no_housekeeping_left() -> None:
-    key = next(iter(PINNED))
+    pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
     with pytest.raises(PlanError, match="no housekeeping CPU"):
-        check(SNAPSHOT, Plan(), CpuSet(), {key: cpus("0-3")}, {})
+        check(SNAPSHOT, Plan(settled={pin: cpus("0-3")}), {})
 
 
 def test_pinned_to_an_offline_cpu() -> None:
-    key = next(iter(PINNED))
+    pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
     with pytest.raises(PlanError, match="would get CPUs 9"):
-        check(SNAPSHOT, Plan(), IRQ, {key: cpus("9")}, {})
+        check(SNAPSHOT, Plan(settled={pin: cpus("9")}), {})
 
 
 def test_emulator_may_widen_beside_workers() -> None:
@@ -139,7 +159,93 @@ def test_emulator_may_widen_beside_workers() -> None:
     main = guest.by_role(Role.EMULATOR)[0]
     target = EmulatorPin("vr1", guest.uuid, main.key)
     widen = Action(target, Pin(narrow, "0"), Pin(cpus("0-1"), "0-1"), "")
-    check(snapshot(guest), Plan((widen,)), IRQ, {}, {})
+    check(snapshot(guest), Plan((widen,)), {})
+
+
+# -- where interrupts are served: from the snapshot and the plan
+
+
+AUTO = parse("guest: '*'\ncpus: {vcpu: auto, vhost: auto}\n", "p")
+ON_P0 = router(interfaces=[macvtap(10, "p0")])
+
+
+def _served(lower: Nic, *more: Nic, guest: Guest = ON_P0) -> CpuSet:
+    return interrupts(host(nics=[lower, *more]), [guest], {guest.ref: None})
+
+
+def test_interrupts_are_read_from_the_devices() -> None:
+    two = (Irq(5, "p0-rx-0", ALL, cpus("2")), Irq(6, "p0-rx-1", ALL, cpus("3")))
+    assert _served(nic("p0", None, irqs=two)) == cpus("2-3")
+    config = Irq(7, "virtio0-config", ALL, cpus("1"))
+    assert _served(nic("p0", None, irqs=(*two, config))) == cpus("2-3")
+    assert _served(nic("p0", "2", rps_cpus=cpus("1"))) == cpus("1-2")
+    assert _served(nic("p0", "2", rx_cpus=cpus("1"))) == cpus("2"), "what was seen may be old"
+    assert _served(nic("p0", None, rx_cpus=cpus("1"))) == cpus("1")
+    assert _served(nic("p0", None)) == CpuSet(), "nothing is known, nothing is demanded"
+    assert _served(nic("p1", "2")) == CpuSet()
+
+
+def test_interrupts_of_threaded_napi_are_where_its_threads_are_confined_to() -> None:
+    queues = (NicQueue("rx-0", CpuSet()),)
+    thread = NicThread(ThreadKey(7, 7, 7), "napi/p0-1", cpus("3"))
+    threaded = nic("p0", "2", threaded_napi=True, queues=queues, napi=(thread,))
+    assert _served(threaded) == cpus("2-3")
+    assert _served(replace(threaded, napi=(replace(thread, affinity=ALL),))) == cpus("2")
+    assert _served(replace(threaded, napi=(thread, thread))) == cpus("2"), "not known whose"
+    on = host(nics=[threaded])
+    assert interrupt_cpus(on, ON_P0).cpus == cpus("2-3")
+
+
+def test_interrupts_of_every_port_of_a_bond() -> None:
+    guest = router(interfaces=[replace(macvtap(10), lower=("bond0", "p0", "p1"))])
+    ports = nic("bond0", None), nic("p0", "2"), nic("p1", "3")
+    assert _served(*ports, guest=guest) == cpus("2-3")
+    assert interrupt_cpus(host(nics=ports), guest).cpus == cpus("2-3")
+
+
+def test_a_list_by_hand_is_not_doubted() -> None:
+    on = host(nics=[nic("p0", "2")])
+    assert interrupts(on, [ON_P0], {"vr1": cpus("0")}) == cpus("0")
+    assert interrupts(on, [ON_P0], {}) == CpuSet()
+
+
+def test_a_planner_that_is_wrong_about_interrupts_is_found_out() -> None:
+    """The planner may believe what it likes: the same plan is good on the host that it was
+    made for, and is not used on one where the device is served elsewhere."""
+    on = snapshot(ON_P0, on=host(nics=[nic("p0", "0")]))
+    made = plan(on, [AUTO])
+    check(on, made, {})
+    moved = snapshot(ON_P0, on=host(nics=[nic("p0", "1-3")]))
+    with pytest.raises(PlanError, match="interrupt CPU"):
+        check(moved, made, {})
+
+
+def test_interrupts_count_where_the_plan_itself_moves_them() -> None:
+    on = snapshot(ON_P0, on=host(nics=[nic("p0", "2")]))
+    made = replace(plan(on, [AUTO]), heeded={"vr1": None})
+    irq = on.host.nics[0].irqs[0]
+    (taken,) = {a.after.cpus for a in made.actions if isinstance(a.after, Pin)}
+    target = IrqAffinity(HOST_REF, irq.number, irq.name)
+    onto = replace(made, actions=(Action(target, irq.affinity, taken, ""), *made.actions))
+    with pytest.raises(PlanError, match=f"interrupt CPU {taken}"):
+        check(on, onto, {})
+
+
+def test_two_vcpus_of_a_guest_on_one_cpu_under_fifo() -> None:
+    one = {"affinity": cpus("1"), "sched": FIFO_10}
+    guest = change(router(vcpus=2), Role.VCPU, **one)
+    with pytest.raises(PlanError, match="vr1: vcpus 0 and 1 would share CPU 1 under fifo"):
+        fifo_vcpus_apart([guest])
+    rr = Sched(SchedClass.RR, 10, reset_on_fork=True)
+    for spared in (
+        change(guest, Role.VCPU, sched=rr),
+        change(guest, Role.VCPU, affinity=cpus("1-2")),
+        change_one(guest, 1002, affinity=cpus("2")),
+        change_one(guest, 1002, sched=Sched()),
+    ):
+        fifo_vcpus_apart([spared])
+    other = replace(change(router("vr2", 2000), Role.VCPU, **one), name="vr2")
+    fifo_vcpus_apart([change_one(guest, 1002, affinity=cpus("2")), other])
 
 
 # -- what a reload gives back
