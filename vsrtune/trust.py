@@ -8,7 +8,9 @@ by what it cannot choose:
 - its executable: /proc/PID/exe is the very file (device and inode) that a path names which only
   root can change, from ``/`` down. When a package upgrade has replaced that file, the process
   runs an unlinked one, which must be root's; somebody must vouch for the process then: libvirt
-  for its own, root by running it, or this very look's predecessor that saw it before,
+  for its own, root by running it, or an earlier look of this daemon, which saw it before the
+  upgrade. A libvirt in a container has its QEMU there, at a path that this host may not have:
+  that file must be root's too,
 - its cgroup: nobody but root makes the cgroups of libvirt's domains.
 
 A process in libvirt's cgroups becomes a guest that policies reach only when libvirt lists the
@@ -32,6 +34,7 @@ from vsrtune.rootfs import FileStat, HostRoot
 PID_FILES = "/run/libvirt/qemu"
 
 DELETED = " (deleted)"
+_MISSING = ": there is no such file on this host"
 
 # The cgroups of libvirt's domains beside those of cgroup.libvirt_role: the scope where libvirt
 # makes no cgroups of its own in it, and libvirt's own where there is no scope either.
@@ -96,8 +99,8 @@ class Judge:
         if not libvirts:
             why = self._wrong_user(uids)
         if not why:
-            known = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier
-            why = self._wrong_file(pid, exe, vouched=known)
+            vouched = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier
+            why = self._wrong_file(pid, exe, vouched, libvirts)
         standing = Standing.UNKNOWN if libvirts else Standing.PLAIN
         return Decision(pid, start_time, uids[0], Standing.STRANGER if why else standing, why)
 
@@ -147,6 +150,8 @@ class Judge:
                 return problem
         try:
             found = self._root.stat(path, follow=False)
+        except FileNotFoundError:
+            return f"{path}{_MISSING}"
         except OSError as error:
             return f"{path}: {error.strerror}"
         kind = stat.S_ISDIR if directory else stat.S_ISREG
@@ -170,7 +175,7 @@ class Judge:
             return f"it is user {uids[0]}'s, and no policy for plain QEMU has `user: {uids[0]}`"
         return ""
 
-    def _wrong_file(self, pid: int, exe: str, *, vouched: bool) -> str:
+    def _wrong_file(self, pid: int, exe: str, vouched: bool, libvirts: bool) -> str:
         problem = self.path_problem(exe)
         if not problem:
             named, runs = self._root.stat(exe, follow=False), self._root.stat(f"/proc/{pid}/exe")
@@ -178,6 +183,9 @@ class Judge:
                 return ""
             problem = f"it runs another file than {exe} is"
         if not exe.endswith(DELETED):
+            if libvirts and problem.endswith(_MISSING):
+                # libvirt runs in a container, and its QEMU is a file there.
+                return _not_roots(exe, self._root.stat(f"/proc/{pid}/exe"))
             return problem
         path = exe.removesuffix(DELETED)
         problem = self.path_problem(path.rpartition("/")[0] or "/", directory=True)

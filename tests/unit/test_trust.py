@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hosttree import HostTree, scope
+from moving_host import MovingHost
 from test_observe import FakeVirt, domain, libvirt_qemu
 
 from vsrtune import look_pass
-from vsrtune.cpuset import CpuSet
 from vsrtune.guests import FOREIGN, NOT_ASKED, NOT_LISTED
 from vsrtune.model import Guest, Role, Snapshot
 from vsrtune.observe import Observer
@@ -21,6 +24,7 @@ from vsrtune.proc import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.rootfs import DirRoot
 from vsrtune.trust import PID_FILES
 
+HOSTS = Path(__file__).resolve().parents[1] / "hosts"
 NOBODY = 65534
 FILE, DIRECTORY = 0o100755, 0o040755
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -168,6 +172,20 @@ def test_guests_outlive_an_upgrade_of_qemu(tree: HostTree) -> None:
     assert not snapshot.guests[0].unconfirmed
     # Somebody else's file that is gone is nobody's word.
     replaced(tree, 50, 70, uid=NOBODY)
+    snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
+    assert refs(snapshot) == []
+
+
+def test_libvirt_in_a_container_has_its_qemu_there(tree: HostTree) -> None:
+    """The path is the container's; a plain QEMU's must be the host's."""
+    for pid in (50, 70):
+        tree.links[f"/proc/{pid}/exe"] = "/opt/its/qemu-kvm"
+        tree.stats[f"/proc/{pid}/exe"] = [0, FILE, 5, 5]
+    tree.errors["/opt"] = "ENOENT"
+    snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
+    assert refs(snapshot) == REAL[:1]
+    assert [s.why for s in snapshot.strangers] == ["/opt: there is no such file on this host"]
+    tree.stats["/proc/50/exe"] = [NOBODY, FILE, 5, 5]
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
     assert refs(snapshot) == []
 
@@ -421,11 +439,50 @@ def test_foreign_guests_take_a_bounded_share_of_a_look(
     ]
 
 
-def test_strangers_do_not_stand_in_the_way_of_partitions(tree: HostTree) -> None:
-    """Threads that are bound to the CPUs of a partition would be pushed off them, which
-    refuses it: those of strangers do not."""
-    pretender(tree, 90, "-name", "squatter,debug-threads=on", exe=QEMU)
-    tree.thread(90, 91, "CPU 0/KVM", start=200, uid=NOBODY, allowed="1")
-    snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
-    bound = {t.key.tid for g in snapshot.guests for t in g.threads if t.affinity <= CpuSet([1])}
-    assert bound == set()
+def test_two_hundred_strangers_cost_next_to_nothing(tree: HostTree) -> None:
+    """With 10,000 threads and a monitor that never answers each."""
+    for number in range(200):
+        pretender(tree, 1000 + 10 * number, "-name", "pq1", "-qmp", "unix:q,server=on")
+    tree.root()
+    root = Watching(tree.path)
+    crowd = [str(n) for n in range(10_000)]
+    root._listings = {f"/proc/{1000 + 10 * number}/task": crowd for number in range(200)}
+    policies = [parse(POLICY.format(guest="qemu:*"), "p.yaml")]
+    watching = Observer(root, FakeVirt(domain("vr1")), scope=lambda: scope_of(policies))
+    watching.observe()
+    root.asked.clear()
+    begin = time.process_time()
+    snapshot = watching.observe()
+    assert time.process_time() - begin < 2
+    assert refs(snapshot) == REAL
+    assert len(snapshot.strangers) == look_pass.MOST_STRANGERS
+    theirs = {re.sub(r"\d{4}", "N", p) for p in root.asked if re.search(r"[12]\d{3}\b", p)}
+    assert theirs == {"/proc/N/stat", "/proc/N/task/N/status", "/proc/N/task/N/cgroup"}
+
+
+BUDGET = """\
+guest: vr1
+cpus: {irq: 0, vcpu: 1}
+scheduler:
+  vcpu: {class: deadline, runtime: 2ms, period: 10ms}
+"""
+
+
+@pytest.mark.parametrize("uid", [NOBODY, 0])
+def test_strangers_do_not_stand_in_the_way_of_partitions(tmp_path: Path, uid: int) -> None:
+    """A partition would push threads that are bound to its CPUs off them, which refuses it:
+    those of a guest that no policy names do, those of strangers do not."""
+    shutil.copytree(HOSTS / "trixie-napi", tmp_path / "host")
+    host = MovingHost(tmp_path / "host")
+    policy = parse(BUDGET, "p.yaml")
+    alone = plan(Observer(host.root, host).observe(), [policy])
+    assert alone.refusals == ()
+    host.copy("vr1", 4000, "user.slice/user-0.slice/session-1.scope")
+    for file in (tmp_path / "host/proc/4000/task").glob("*/status"):
+        text = re.sub(r"Cpus_allowed_list:.*", "Cpus_allowed_list:\t1", file.read_text())
+        file.write_text(re.sub(r"Uid:.*", f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}", text))
+    made = plan(Observer(host.root, host).observe(), [policy])
+    assert bool(made.refusals) == (uid == 0)
+    assert [a.target for a in made.actions] == (
+        [] if uid == 0 else [a.target for a in alone.actions]
+    )
