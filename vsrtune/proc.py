@@ -116,10 +116,11 @@ def parse_status_allowed(text: str) -> CpuSet:
 def parse_status_uids(text: str) -> tuple[int, int, int]:
     """The real, effective and saved user of /proc/TID/status. Raises ValueError when absent."""
     begin = text.find(_UIDS)
-    if begin < 0:
+    words = text[begin + len(_UIDS) :].split(maxsplit=3)[:3]
+    if begin < 0 or len(words) < 3:
         raise ValueError("no Uid in status")
-    words = text[begin + len(_UIDS) :].split(maxsplit=3)
-    return int(words[0]), int(words[1]), int(words[2])
+    real, effective, saved = map(int, words)
+    return real, effective, saved
 
 
 def parse_cgroup(text: str) -> str | None:
