@@ -119,7 +119,13 @@ def apply(
             switched = True
             if made is None:
                 switched = _switch(policies, uri, attach_ledger, journal)
-            snapshot = observe(None, uri, 0.0 if made is not None else trace_seconds)
+            snapshot = observe(
+                None,
+                uri,
+                0.0 if made is not None else trace_seconds,
+                policies,
+                opened.entries(),
+            )
             if made is None:
                 missing = unread(snapshot, policies)
             # The plan puts back what guests have brought along; the journal has to know of it.

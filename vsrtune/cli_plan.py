@@ -64,10 +64,10 @@ def plan(
     from vsrtune.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
-    snapshot = observe(root, uri, trace_seconds)
+    ours, steps = journalled(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies, ours)
     # An operator who asks for a plan asks for the policies: pins set by hand since
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
-    ours, steps = journalled(journal, root)
     made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
     if as_json:
         say(plan_json.dumps(made, snapshot.host.boot_id))
@@ -116,8 +116,8 @@ def verify(
     from vsrtune.policy_match import assign, no_guest
 
     policies = load_policies(policy_dirs)
-    snapshot = observe(root, uri, trace_seconds)
     ours, steps = journalled(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies, ours)
     made = full_plan(snapshot, policies, ours, steps=steps)
     lines = report.drift_lines(made.actions, made.skipped)
     found = _attachments(policies, root, uri, attach_ledger, journal)

@@ -17,6 +17,7 @@ from vsrtune.cli_common import (
     observe,
     options,
     policies_option,
+    readable_policies,
     root_option,
     say,
     trace_option,
@@ -52,7 +53,7 @@ def show(
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
-    snapshot = observe(root, uri, trace_seconds)
+    snapshot = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
     changed = Plan() if as_json or root is not None else _plan(snapshot, policy_dirs, journal)
     if guests:
         check_guests(snapshot, guests)

@@ -21,6 +21,7 @@ from vsrtune.cli_common import (
     observe,
     options,
     policies_option,
+    readable_policies,
     say,
     uri_option,
 )
@@ -91,7 +92,7 @@ def try_(
     from vsrtune.journal import Journal
     from vsrtune.rootfs import boot_id
 
-    snapshot = observe(None, uri, 0.0)
+    snapshot = observe(None, uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
     guests = _guests(policy, snapshot)
     _check_attachment(policy, uri, attach_ledger, journal)
@@ -147,17 +148,30 @@ def try_(
     return ExitCode.UNDECIDED if verdict.better is None else ExitCode.DONE
 
 
+def _is_file(subject: str) -> bool:
+    from vsrtune.policy_files import SUFFIXES
+
+    path = Path(subject)
+    return path.is_file() or path.suffix in SUFFIXES
+
+
+def _known(subject: str, dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
+    """The policies that say whose plain QEMUs may be looked at."""
+    from vsrtune.policy_files import read_policy
+
+    return (read_policy(Path(subject)),) if _is_file(subject) else readable_policies(dirs)
+
+
 def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:
     """The policy to try, and how to make it permanent. Raises VsrtuneError."""
     from vsrtune.policy import parse
-    from vsrtune.policy_files import SUFFIXES, load_dirs, read_policy
+    from vsrtune.policy_files import load_dirs, read_policy
     from vsrtune.policy_init import policy_name, start
     from vsrtune.policy_match import policies_of
 
     enable = "systemctl enable --now vsrtune"
-    path = Path(subject)
-    if path.is_file() or path.suffix in SUFFIXES:
-        return read_policy(path), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
+    if _is_file(subject):
+        return read_policy(Path(subject)), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
     found = [g for g in snapshot.guests if subject in (g.ref, g.uuid)]
     if not found:
         raise VsrtuneError(
@@ -188,7 +202,7 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
     """The running guests that the policy names. Raises VsrtuneError when there are none."""
     from vsrtune.policy_match import Match, match
 
-    found = [g for g in snapshot.guests if match(policy.guest, g) is not Match.NONE]
+    found = [g for g in snapshot.guests if match(policy, g) is not Match.NONE]
     if not found:
         raise VsrtuneError(
             f"no running guest matches {policy.guest!r}",

@@ -12,6 +12,7 @@ from vsrtune.bench.tuning import Tuner
 from vsrtune.model import Snapshot
 from vsrtune.observe import live_observer
 from vsrtune.policy import Policy
+from vsrtune.policy_match import scope
 from vsrtune.rootfs import LiveRoot
 from vsrtune.trial import Counts, Turn
 
@@ -53,7 +54,7 @@ class HostGround:
         self._policies = policies
         self._refs = refs
         self._root = LiveRoot()
-        self._observer = live_observer(uri)
+        self._observer = live_observer(uri, lambda: scope(policies))
         self.notes: list[str] = []
 
     def switch(self, tuned: bool) -> None:

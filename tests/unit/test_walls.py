@@ -18,7 +18,7 @@ PURE = {
 }  # fmt: skip
 READERS = {
     "_vendor", "attempts", "backends", "domain_process", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guard_samples", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
-    "rootfs", "rtnl", "seen", "trace", "virt",
+    "rootfs", "rtnl", "seen", "trace", "trust", "virt", "patience",
     "load_file", "load_meter", "top_sample",
 }  # fmt: skip
 WRITERS = {
