@@ -331,4 +331,4 @@ def _print_json(result: Result) -> None:
         "vanished": [str(target) for target in result.vanished],
         "failed": [{"target": str(a.target), "error": str(e)} for a, e in result.failed],
     }
-    say(json.dumps(print_ready, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))

@@ -70,7 +70,7 @@ def plan(
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
     made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
     if as_json:
-        say(plan_json.dumps(made, snapshot.host.boot_id))
+        click.echo(plan_json.dumps(made, snapshot.host.boot_id))
         missing = _say_unread(snapshot, policies)
         return ExitCode.REFUSED if made.refusals else missing
     found = _attachments(policies, root, uri, attach_ledger, journal)

@@ -249,9 +249,9 @@ def tried(
     for module in ("cli_try", "cli_apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", lambda *_: found.host.snapshot)
     for module in ("trial_run", "bench.tuning"):
-        monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda _uri: found.host)
+        monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda *_: found.host)
     for module in ("sysops", "bench.tuning"):
-        monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda **_: found.host)
+        monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
     monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(found.journal))
