@@ -338,7 +338,7 @@ class TestCommand:
             ("guest: nobody\n", 1, "no running guest matches"),
             ("guest: vr1\nqueues: 1\n", 2, "draft.yaml:2"),
             ("guest: vr1\n", ExitCode.UNDECIDED, "Nothing to try"),
-            ("guest: vr1\ncpus: {vcpu: 99}\n", 2, ""),
+            ("guest: vr1\ncpus: {vcpu: 99}\n", ExitCode.REFUSED, ""),
         ],
     )
     def test_what_cannot_be_tried(self, tried: Host, text: str, code: int, said: str) -> None:
