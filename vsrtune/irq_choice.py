@@ -73,14 +73,15 @@ def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
 
 
 def serving(host: Host, interface: Interface) -> tuple[str, ...]:
-    """The devices of the chain that have interrupts or RPS, lowest first (below a bond there
-    are several); without any the lowest one; none when there is no chain."""
-    found = [
-        nic.name
-        for nic in map(host.nic, reversed(interface.lower))
-        if nic is not None and (nic.irqs or nic.rps_cpus)
-    ]
-    return tuple(found) or interface.lower[-1:]
+    """The devices of the chain on whose CPUs frames are received, lowest first: those that have
+    interrupts (below a bond there are several), RPS or confined NAPI threads, and where
+    none has interrupts the lowest one. None when there is no chain."""
+    nics = [nic for nic in map(host.nic, reversed(interface.lower)) if nic is not None]
+    found = [n.name for n in nics if n.irqs or n.rps_cpus or confined(host, n)]
+    lowest = interface.lower[-1:]
+    if any(n.irqs for n in nics) or lowest == tuple(found[:1]):
+        return tuple(found)
+    return (*lowest, *found)
 
 
 def napi_threads(nic: Nic) -> tuple[NicThread, ...]:
@@ -88,6 +89,12 @@ def napi_threads(nic: Nic) -> tuple[NicThread, ...]:
     queues: which are its own is then not known."""
     known = nic.threaded_napi and len(nic.napi) <= len(nic.queues)
     return nic.napi if known else ()
+
+
+def confined(host: Host, nic: Nic) -> CpuSet:
+    """The CPUs to which NAPI threads of a device are confined."""
+    threads = (t.affinity for t in napi_threads(nic) if not host.online <= t.affinity)
+    return CpuSet(c for affinity in threads for c in affinity) & host.online
 
 
 def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
@@ -98,8 +105,7 @@ def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
         return fallback, "the device was not observed, the first online CPU is taken"
     rps = nic.rps_cpus & online
     also = f" and its RPS CPUs {rps}" if rps else ""
-    threads = (t.affinity for t in napi_threads(nic) if not online <= t.affinity)
-    napi = CpuSet(c for affinity in threads for c in affinity) & online
+    napi = confined(host, nic)
     if napi:
         also += f" and the CPUs {napi} of its NAPI threads"
     queues = queue_irqs(nic)

@@ -203,6 +203,21 @@ def test_interrupts_of_every_port_of_a_bond() -> None:
     assert interrupt_cpus(host(nics=ports), guest).cpus == cpus("2-3")
 
 
+def test_interrupts_below_a_vlan_that_has_rps() -> None:
+    guest = router(interfaces=[replace(macvtap(10), lower=("p0.5", "p0"))])
+    vlan = nic("p0.5", None, rps_cpus=cpus("3"))
+    assert _served(vlan, nic("p0", "2"), guest=guest) == cpus("2-3")
+    assert interrupt_cpus(host(nics=[vlan, nic("p0", "2")]), guest).cpus == cpus("2-3")
+    # Of a veth without interrupts a measurement tells.
+    veth = nic("p0", None, rx_cpus=cpus("1"))
+    assert interrupt_cpus(host(nics=[vlan, veth]), guest).cpus == cpus("1,3")
+    thread = NicThread(ThreadKey(7, 7, 7), "napi/p0.5-1", cpus("1"))
+    queues = (NicQueue("rx-0", CpuSet()),)
+    own = nic("p0.5", None, threaded_napi=True, queues=queues, napi=(thread,))
+    assert _served(own, nic("p0", "2"), guest=guest) == cpus("1-2")
+    assert interrupt_cpus(host(nics=[own, nic("p0", "2")]), guest).cpus == cpus("1-2")
+
+
 def test_a_list_by_hand_is_not_doubted() -> None:
     on = host(nics=[nic("p0", "2")])
     assert interrupts(on, [ON_P0], {"vr1": cpus("0")}) == cpus("0")
