@@ -57,14 +57,13 @@ NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x300, 2, 3
 
 # What the kernel says when something in it is wrong, by any of its detectors.
 COMPLAINT = re.compile(
-    r"BUG[: ]|WARNING:|\bOops\b|Call Trace|Kernel panic|general protection|RIP: 0010|"
-    r"unable to handle|refcount_t|(list_\w+|slab|memory) corruption|corrupted|bad page|"
+    r"\bBUG[: ]|WARNING:|\bOops\b|Call Trace|Kernel panic|general protection|RIP: 0010|"
+    r"[Uu]nable to handle|refcount_t|(list_\w+|slab|memory) corruption|corrupted|[Bb]ad page|"
     r"unregister_netdevice: waiting|NETDEV WATCHDOG|scheduling while atomic|"
     r"lockdep|possible (circular|recursive)|inconsistent lock state|suspicious RCU|"
     r"rcu(_\w+)?:? .*(stall|detected|starved)|sleeping function called|"
     r"soft lockup|hard LOCKUP|blocked for more than|hogged CPU|"
-    r"KASAN|KCSAN|KFENCE|KMSAN|UBSAN|kmemleak",
-    re.IGNORECASE,
+    r"KASAN|KCSAN|KFENCE|KMSAN|UBSAN|kmemleak"
 )
 # The lockup detectors say at boot that they exist.
 HARMLESS = re.compile(

@@ -58,6 +58,8 @@ def test_complaints(line: str) -> None:
         "l0: entered promiscuous mode",
         "IPv6: ADDRCONF(NETDEV_CHANGE): l0: link becomes ready",
         "x0: a passthru device must be the only one on l0; bring the others down",
+        "Debug: sleeping is fine",
+        "e1000e: Warning: Jumbo frames not available on this hardware",
         "rcu: Hierarchical RCU implementation.",
         "NMI watchdog: Enabled. Permanently consumes one hw-PMU counter.",
         "clocksource: Switched to clocksource tsc",
