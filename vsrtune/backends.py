@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.net import NetReader
-from vsrtune.proc import QemuProcess, parse_fdinfo_iff, read_links
+from vsrtune.proc import parse_fdinfo_iff, read_links
+from vsrtune.process_table import QemuProcess
 from vsrtune.rootfs import HostRoot
 from vsrtune.virt import DomainInterface
 

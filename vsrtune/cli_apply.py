@@ -86,7 +86,7 @@ def apply(
         switched = True
         if made is None:
             switched = _switch(policies, uri, attach_ledger, journal)
-            snapshot = observe(None, uri, trace_seconds)
+            snapshot = observe(None, uri, trace_seconds, policies, opened.entries())
             made = full_plan(snapshot, policies, opened.entries(), reassert=True)
         render.show(report.plan_tables(made))
         result = executor.apply(made, ops, opened)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vsrtune.journal_records import Entry
     from vsrtune.model import Snapshot
     from vsrtune.policy import Policy
+    from vsrtune.policy_match import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,16 +86,44 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
-def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
-    """This host, or the recorded one under ``root``."""
+def observe(
+    root: Path | None,
+    uri: str,
+    trace_seconds: float,
+    policies: Iterable[Policy] = (),
+    ours: Iterable[Entry] = (),
+) -> Snapshot:
+    """This host, or the recorded one under ``root``. The plain QEMUs are shown that are root's,
+    or of a user whom one of ``policies`` names or of whose guests something is among ``ours``."""
+    scope = curious(policies, ours)
     if root is not None:
         from vsrtune.record import replay
 
-        return replay(root)
+        return replay(root, scope)
     from vsrtune.load_file import with_loads
     from vsrtune.observe import live_observer
 
-    return with_loads(live_observer(uri).observe(trace_seconds))
+    return with_loads(live_observer(uri, lambda: scope).observe(trace_seconds))
+
+
+def curious(policies: Iterable[Policy] = (), ours: Iterable[Entry] = ()) -> Scope:
+    """What an operator who looks wants to see: all that the policies make guests, and root's
+    QEMUs, also those that no policy names yet."""
+    from vsrtune.policy_match import scope
+
+    refs = {entry.target.guest for entry in ours}
+    return replace(scope(tuple(policies), refs), policies=None)
+
+
+def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
+    """The policies for those who can do without; none where they are wrong, of which other
+    commands tell."""
+    from vsrtune.policy_files import load_dirs
+
+    try:
+        return load_dirs(dirs)
+    except VsrtuneError:
+        return ()
 
 
 def check_guests(snapshot: Snapshot, asked: Iterable[str]) -> None:

@@ -120,6 +120,7 @@ def daemon(
     from vsrtune.model import Snapshot
     from vsrtune.observe import live_observer
     from vsrtune.patrol import Patrol
+    from vsrtune.policy_match import Scope, scope
     from vsrtune.policy_watch import PolicyWatch
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
@@ -136,7 +137,11 @@ def daemon(
                 # Tuning matters more than watching it.
                 log.LOGGER.error("%s", error)
         can_listen = events.register()
-        observer = live_observer(uri)
+
+        def wanted() -> Scope:
+            return scope(reconciler.policies, opened.guests())
+
+        observer = live_observer(uri, wanted, notifier.ping)
         reconciler = Reconciler(
             observer,
             LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end),

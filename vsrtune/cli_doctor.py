@@ -42,12 +42,12 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
 
 
 def _case(root: Path | None, uri: str) -> Case:
-    from vsrtune.cli_common import observe
+    from vsrtune.cli_common import POLICY_DIR, observe, readable_policies
     from vsrtune.doctor_facts import read_facts
     from vsrtune.doctor_model import Case
     from vsrtune.rootfs import DirRoot, LiveRoot
 
-    snapshot = observe(root, uri, 0)
+    snapshot = observe(root, uri, 0, readable_policies((POLICY_DIR,)))
     return Case(snapshot, read_facts(LiveRoot() if root is None else DirRoot(root), snapshot))
 
 

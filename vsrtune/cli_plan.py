@@ -59,10 +59,11 @@ def plan(
     from vsrtune.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
-    snapshot = observe(root, uri, trace_seconds)
+    ours = entries(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies, ours)
     # An operator who asks for a plan asks for the policies: pins set by hand since
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
-    made = full_plan(snapshot, policies, entries(journal, root), reassert=True)
+    made = full_plan(snapshot, policies, ours, reassert=True)
     if as_json:
         click.echo(plan_json.dumps(made, snapshot.host.boot_id))
         return 2 if made.refusals else 0
@@ -103,8 +104,9 @@ def verify(
     from vsrtune.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
-    snapshot = observe(root, uri, trace_seconds)
-    made = full_plan(snapshot, policies, entries(journal, root))
+    ours = entries(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies, ours)
+    made = full_plan(snapshot, policies, ours)
     lines = report.drift_lines(made.actions, made.skipped)
     found = _attachments(policies, root, uri, attach_ledger, journal)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]

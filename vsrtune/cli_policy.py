@@ -95,12 +95,13 @@ def init(
     from vsrtune.policy_files import load_dirs
     from vsrtune.policy_init import start
 
-    snapshot = cli_common.observe(root, uri, trace_seconds)
+    policies = load_dirs(policy_dirs)
+    snapshot = cli_common.observe(root, uri, trace_seconds, policies)
     entries = cli_common.entries(journal, root)
     made = start(
         snapshot,
         _guest(snapshot, guest),
-        load_dirs(policy_dirs),
+        policies,
         {e.target: e.written for e in entries},
         _no_realtime(root, snapshot),
     )

@@ -17,6 +17,7 @@ from vsrtune.cli_common import (
     observe,
     options,
     policies_option,
+    readable_policies,
     root_option,
     trace_option,
     uri_option,
@@ -48,7 +49,7 @@ def show(
     somebody has changed since vsrtune set it is listed with who it was, as far as that
     can be known, and what the policy says of it.
     """
-    snapshot = observe(root, uri, trace_seconds)
+    snapshot = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
     changed = Plan() if as_json or root is not None else _plan(snapshot, policy_dirs, journal)
     if guests:
         check_guests(snapshot, guests)

@@ -34,6 +34,12 @@ def observation(case: Case) -> Iterable[Finding]:
     for guest in case.snapshot.guests:
         for text in guest.problems:
             yield Finding(Level.WARNING, f"{guest.ref}: {text}", "see `vsrtune show`")
+    for stranger in case.snapshot.strangers:
+        yield Finding(
+            Level.INFO,
+            f"process {stranger.pid} is named like a QEMU and not believed: {stranger.why}",
+            "if it is a guest, see docs/hardening.md: who is a guest",
+        )
     if not case.snapshot.problems:
         count = len(case.snapshot.guests)
         yield Finding(Level.OK, f"all of the host can be read; {count} guest{'s' * (count != 1)}")

@@ -1,69 +1,132 @@
-"""Which QEMU is that of a libvirt domain."""
+"""Which QEMU is that of a libvirt domain: what libvirt answers, and what it wrote down.
+
+A command line can be copied, with the UUID and with what libvirt leaves in it. So a domain's
+process is the one that its pid file names, and only when that one runs in libvirt's cgroups.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from vsrtune.cgroup import libvirt_role
-from vsrtune.proc import QemuProcess, parse_cgroup
+from vsrtune.process_table import Processes, QemuProcess
 from vsrtune.rootfs import HostRoot
+from vsrtune.trust import Judge, Standing
+from vsrtune.virt import DomainText
 
-# Where the system's libvirt writes the pid of a domain's QEMU (virPidFileConstructPath).
-_PIDS = "/run/libvirt/qemu"
+# Identity of a process: pid and start time.
+Identity = tuple[int, int]
 
-
-def process_of(root: HostRoot, found: Sequence[QemuProcess], name: str) -> QemuProcess | None:
-    """Of the QEMUs that have the UUID of the domain ``name``, the one that libvirt started;
-    None when it started none of them.
-
-    A command line can be copied, with the UUID and with what libvirt leaves in it; a guest that
-    migrates between two libvirts of one host is there twice. libvirt writes down which one is
-    its. Else, nobody but libvirt starts a QEMU in the cgroups that it makes; where it makes
-    none, its traces in the command line are all there is to go by.
-    """
-    if len(found) == 1 and found[0].args.libvirt:
-        return found[0]
-    told = _pid_file(root, name) if found else None
-    for process in found:
-        if process.pid == told:
-            return process
-    at_home = {p.pid for p in found if _in_libvirts_cgroup(root, p.pid)}
-    ours = [p for p in found if p.args.libvirt or p.pid in at_home]
-    return min(ours, key=lambda p: (p.pid not in at_home, not p.args.libvirt, p.pid), default=None)
+NO_PROCESS = "has no QEMU process"
 
 
-def without_copies(
-    root: HostRoot, qemus: Iterable[QemuProcess], owned: Container[int]
-) -> Iterator[QemuProcess]:
-    """The QEMUs, of which those of the pids ``owned`` are libvirt's domains. One outside
-    libvirt's cgroups that has the UUID of one inside is a plain QEMU, whatever traces of libvirt
-    are in its command line."""
-    qemus = tuple(qemus)
-    uuids = Counter(p.args.uuid for p in qemus)
-    domains = {p.args.uuid: p for p in qemus if p.pid in owned and uuids[p.args.uuid] > 1}
+@dataclass(slots=True)
+class Joined:
+    """``qemus`` as they stand, in pid order; ``owned``: pid to domain; ``missing``: domains
+    without a process that can be believed, each with the reason."""
+
+    qemus: tuple[QemuProcess, ...] = ()
+    owned: dict[int, DomainText] = field(default_factory=dict)
+    missing: list[tuple[DomainText, str]] = field(default_factory=list)
+
+
+class Joiner:
+    """Joins the processes of one look with libvirt's domains. ``texts`` is what libvirt said
+    last of the domains of processes that it confirmed."""
+
+    def __init__(self, root: HostRoot, judge: Judge, texts: Mapping[Identity, DomainText]) -> None:
+        self._root = root
+        self._judge = judge
+        self._texts = texts
+
+    def join(
+        self,
+        processes: Processes,
+        domains: Sequence[DomainText] | None,
+        ask: Callable[[str], DomainText | None],
+    ) -> Joined:
+        """``domains`` are None when libvirt does not answer. ``ask`` gives the domain of that
+        name, if one has started since."""
+        joined = Joined()
+        for domain in domains or ():
+            process, why = self.process_of(processes, domain)
+            if process is None:
+                joined.missing.append((domain, why))
+            else:
+                joined.owned[process.pid] = domain
+        if domains is None:
+            self._keep(processes.qemus, joined)
+        else:
+            self._started_since(processes.qemus, joined, ask)
+        joined.qemus = tuple(
+            p.stands(self._standing(p, joined, silent=domains is None)) for p in processes.qemus
+        )
+        return joined
+
+    def process_of(
+        self, processes: Processes, domain: DomainText
+    ) -> tuple[QemuProcess | None, str]:
+        """The process of a domain that libvirt lists; else None, and why there is none."""
+        if not self._root.owners_told:
+            return _by_uuid(processes.qemus, domain)
+        pid, why = self._judge.process_of(domain.name)
+        if pid is None:
+            return None, why
+        for process in processes.qemus:
+            if process.pid == pid:
+                if process.decision.standing is not Standing.PLAIN:
+                    return process.stands(Standing.OURS), ""
+                return None, f"its process {pid} runs in no cgroup of libvirt's"
+        for stranger in processes.strangers:
+            if stranger.pid == pid:
+                return None, f"its process {pid} is not believed: {stranger.why}"
+        return None, NO_PROCESS
+
+    def runs(self, process: QemuProcess, domain: DomainText) -> bool:
+        """Whether a process that was a domain's still is by what libvirt wrote down."""
+        if not self._root.owners_told:
+            return process.args.uuid == domain.uuid
+        return self._judge.process_of(domain.name)[0] == process.pid
+
+    def _keep(self, qemus: Iterable[QemuProcess], joined: Joined) -> None:
+        """What libvirt has confirmed stays so while it is silent: the very same process."""
+        for process in qemus:
+            text = self._texts.get((process.pid, process.start_time))
+            if text is not None and process.decision.standing is not Standing.PLAIN:
+                joined.owned[process.pid] = text
+
+    def _started_since(
+        self,
+        qemus: Iterable[QemuProcess],
+        joined: Joined,
+        ask: Callable[[str], DomainText | None],
+    ) -> None:
+        for process in qemus:
+            if process.pid not in joined.owned and self._written_down(process):
+                domain = ask(process.args.name)
+                if domain is not None:
+                    joined.owned[process.pid] = domain
+
+    def _standing(self, process: QemuProcess, joined: Joined, *, silent: bool) -> Standing:
+        if process.pid in joined.owned:
+            return Standing.OURS
+        if process.decision.standing is Standing.PLAIN:
+            # Root, or who may have plain guests, runs a libvirt of his own.
+            return Standing.FOREIGN if process.args.libvirt else Standing.PLAIN
+        if silent and (not self._root.owners_told or self._written_down(process)):
+            return Standing.UNKNOWN
+        return Standing.FOREIGN
+
+    def _written_down(self, process: QemuProcess) -> bool:
+        """Whether our libvirt has written down that it started this process for a domain of the
+        name that its command line has: a hint, which the pid file makes sure."""
+        if process.decision.standing is Standing.PLAIN or not process.args.name:
+            return False
+        return self._judge.process_of(process.args.name)[0] == process.pid
+
+
+def _by_uuid(qemus: Iterable[QemuProcess], domain: DomainText) -> tuple[QemuProcess | None, str]:
     for process in qemus:
-        domain = domains.get(process.args.uuid)
-        if domain is not None and process is not domain and process.args.libvirt:
-            inside = _in_libvirts_cgroup(root, process.pid)
-            if not inside and _in_libvirts_cgroup(root, domain.pid):
-                # Its monitor may be that of the guest that it is a copy of.
-                process = replace(process, args=replace(process.args, libvirt=False, qmp=()))
-        yield process
-
-
-def _in_libvirts_cgroup(root: HostRoot, pid: int) -> bool:
-    try:
-        return libvirt_role(parse_cgroup(root.read(f"/proc/{pid}/task/{pid}/cgroup"))) is not None
-    except OSError:
-        return False
-
-
-def _pid_file(root: HostRoot, name: str) -> int | None:
-    """The pid that libvirt wrote down for a domain; None when it did not."""
-    try:
-        text = root.read(f"{_PIDS}/{name}.pid").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        if process.args.uuid == domain.uuid and process.decision.standing is not Standing.PLAIN:
+            return process.stands(Standing.OURS), ""
+    return None, NO_PROCESS

@@ -7,22 +7,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vsrtune.backends import Backend, backends, read_descriptors
+from vsrtune.backends import Backend, Descriptors, backends, read_descriptors
 from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError
 from vsrtune.model import Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.napi import NapiThread, read_napi_threads
 from vsrtune.net import NetReader
-from vsrtune.proc import (
-    QemuProcess,
-    RawThread,
-    read_thread,
-    read_threads,
-    worker_owner,
-)
+from vsrtune.policy_match import Scope
+from vsrtune.proc import RawThread, read_thread, read_threads, worker_owner
+from vsrtune.process_table import QemuProcess
 from vsrtune.rootfs import HostRoot
-from vsrtune.virt import DomainText, parse_interfaces
+from vsrtune.trust import Standing
+from vsrtune.virt import DomainText, parse_interfaces, parse_vcpus
 from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
@@ -33,11 +30,16 @@ _IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
 
 # A monitor that was busy is left in peace for so long, twice as long each time.
 _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
+# All monitors together have so long in one look, seconds; who has none left is asked in a later
+# one. So however many are silent, also after a restart, a pass goes on.
+MONITORS_SECONDS = 1.0
 
 NO_VCPUS = (
     "vcpu threads are not known: start QEMU with -name NAME,debug-threads=on, "
     "or with a monitor of ours, -qmp unix:PATH,server=on,wait=off"
 )
+NOT_ASKED = "vcpu threads are not known: no policy names it, so its monitor is left alone"
+NO_TIME = "vcpu threads are not known: other monitors were slow, its own is asked at a later look"
 NOT_LISTED = "started by libvirt, which does not list it now: its pins are not known"
 FOREIGN = "started by another libvirt (a session's, a pod's), ours does not list it: left alone"
 
@@ -46,14 +48,21 @@ class VcpuFinder:
     """vcpu threads of plain QEMUs that do not name them, asked through QMP.
 
     An answer is kept while the process has the same threads, so that a monitor is
-    not disturbed at every pass.
+    not disturbed at every pass. ``scope`` says who may be asked.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.scope = Scope()
+        self._left = MONITORS_SECONDS
         self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
         # When to ask again, the pause before that, and what was wrong.
         self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
+
+    def look(self, scope: Scope) -> None:
+        """A new look begins."""
+        self.scope = scope
+        self._left = MONITORS_SECONDS
 
     def find(
         self, root: HostRoot, process: QemuProcess, tids: frozenset[int]
@@ -65,20 +74,27 @@ class VcpuFinder:
         known = self._known.get(identity)
         if known is not None and known[0] == tids:
             return known[1], ""
+        if not self.scope.asks(process.decision.uid, process.args.name, process.args.uuid):
+            return {}, NOT_ASKED
         failed = self._failed.get(identity)
-        if failed is not None and self._clock() < failed[0]:
+        begin = self._clock()
+        if failed is not None and begin < failed[0]:
             return {}, failed[2]
-        problem = ""
-        for socket in process.args.qmp:
-            try:
-                vcpus = root.qmp_vcpus(process.pid, socket)
-            except ObserveError as error:
-                problem = f"vcpu threads are not known: {error}"
-                continue
+        if self._left <= 0:
+            return {}, NO_TIME
+        # The first is enough: several lead to the same QEMU.
+        socket = process.args.qmp[0]
+        try:
+            vcpus = root.qmp_vcpus(process.pid, socket, self._left)
+        except ObserveError as error:
+            problem = f"vcpu threads are not known: {error}"
+        else:
             answer = {tid: index for index, tid in vcpus.items() if tid in tids}
             self._known[identity] = (tids, answer)
             self._failed.pop(identity, None)
             return answer, ""
+        finally:
+            self._left -= self._clock() - begin
         # One that is just starting answers soon; one whose monitor is taken does not.
         pause = min(_QMP_RETRY_LONGEST, 2 * failed[1]) if failed else _QMP_RETRY_FIRST
         self._failed[identity] = (self._clock() + pause, pause, problem)
@@ -105,12 +121,10 @@ class GuestReader:
     vcpus: VcpuFinder
     napi: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def read(
-        self, process: QemuProcess, domain: DomainText | None, *, foreign: bool = False
-    ) -> Guest | None:
-        """The guest; None when its process ended meanwhile. ``foreign``: another libvirt's.
-        Raises OSError when it cannot be looked into, ObserveError for unreadable domain
-        XML."""
+    def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
+        """The guest; None when its process ended meanwhile. Raises OSError when it cannot be
+        looked into, ObserveError for unreadable domain XML."""
+        standing = process.decision.standing
         try:
             raw = read_threads(self.root, process.pid)
             declared = parse_interfaces(domain.live_xml) if domain is not None else ()
@@ -119,11 +133,14 @@ class GuestReader:
             descriptors = read_descriptors(self.root, self.net, process.pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
-        if not any(t.key.tid == process.pid for t in raw):
-            return None
+        main = next((t for t in raw if t.key.tid == process.pid), None)
+        if main is None or main.key.start_time != process.start_time:
+            return None  # what was decided was decided of another process
         raw += self._kernel_workers(raw)
-        libvirt = domain is not None or process.args.libvirt
+        libvirt = domain is not None or standing is not Standing.PLAIN
+        foreign = standing is Standing.FOREIGN
         roles, problems = self._roles(process, raw, libvirt)
+        problems += _beyond(raw, roles, self._most_vcpus(process, domain), descriptors)
         if libvirt and domain is None:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
@@ -158,7 +175,17 @@ class GuestReader:
             interfaces=interfaces,
             problems=tuple(problems),
             busy=domain is not None and domain.busy,
+            uid=process.decision.uid if standing is Standing.PLAIN else 0,
+            unconfirmed=standing is Standing.UNKNOWN,
         )
+
+    def _most_vcpus(self, process: QemuProcess, domain: DomainText | None) -> int | None:
+        """The most vcpus that the guest can have; None when that is not known."""
+        if domain is not None:
+            return parse_vcpus(domain.live_xml)
+        # Old recordings hold no -smp.
+        plain = process.decision.standing is Standing.PLAIN and self.root.owners_told
+        return process.args.vcpus if plain else None
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
         found = []
@@ -271,13 +298,15 @@ class GuestReader:
 def _role(
     thread: RawThread, pid: int, tids: frozenset[int], libvirt: bool
 ) -> tuple[Role, int | None]:
-    if worker_owner(thread.name) in tids:
+    if thread.by_kernel and worker_owner(thread.name) in tids:
         return Role.VHOST, None
     if thread.key.tid == pid:
         return Role.EMULATOR, None
     placed = libvirt_role(thread.cgroup) if libvirt else None
     if placed is not None and placed[1] is not None:
         return Role.VCPU if placed[0] == "vcpu" else Role.IOTHREAD, placed[1]
+    if placed is not None:
+        return Role.WORKER, None  # libvirt says so, whatever it calls itself
     vcpu = _VCPU_NAME.fullmatch(thread.name)
     if vcpu is not None:
         return Role.VCPU, int(vcpu[1])
@@ -304,6 +333,36 @@ def _one_thread_per_vcpu(
         for other in group:
             if other is not vcpu:
                 roles[other.key] = (Role.WORKER, None)
+
+
+def _beyond(
+    threads: Sequence[RawThread],
+    roles: dict[ThreadKey, tuple[Role, int | None]],
+    most_vcpus: int | None,
+    descriptors: Descriptors,
+) -> list[str]:
+    """Leave the roles to no more threads than the guest can have; what is told of the others.
+    A QEMU that was taken over names its threads as it likes."""
+    problems = []
+    if most_vcpus is not None:
+        vcpus = [t.key for t in threads if roles[t.key][0] is Role.VCPU]
+        beyond = [key for key in vcpus if (roles[key][1] or 0) >= most_vcpus]
+        for key in beyond:
+            roles[key] = (Role.WORKER, None)
+        if beyond:
+            problems.append(
+                f"{len(beyond)} threads call themselves vcpus beyond its {most_vcpus}: left alone"
+            )
+    workers = sorted((t.key for t in threads if roles[t.key][0] is Role.VHOST), key=age)
+    most = descriptors.vhost_net + descriptors.vhost_other
+    for key in workers[most:]:
+        roles[key] = (Role.WORKER, None)
+    if len(workers) > most:
+        problems.append(
+            f"{len(workers)} threads call themselves vhost workers, for {most} vhost "
+            f"descriptors: the youngest {len(workers) - most} are left alone"
+        )
+    return problems
 
 
 def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | None:

@@ -24,7 +24,8 @@ from vsrtune.model import (
 from vsrtune.napi import read_nic_threads
 from vsrtune.neighbours import read_neighbours
 from vsrtune.net import NetReader
-from vsrtune.proc import CLOCK_TICKS, Processes, read_thread
+from vsrtune.proc import CLOCK_TICKS, read_thread
+from vsrtune.process_table import Processes
 from vsrtune.rootfs import HostRoot
 from vsrtune.seen import SeenMemory
 

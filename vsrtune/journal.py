@@ -108,6 +108,10 @@ class Journal(Closing):
         by_guest = self._fold.by_guest
         return tuple(e for g in sorted(guests) for e in by_guest.get(g, {}).values())
 
+    def guests(self) -> frozenset[str]:
+        """Those that have live entries."""
+        return frozenset(guest for guest, entries in self._fold.by_guest.items() if entries)
+
     def ours(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
         """What we last wrote and read back, by target, for all guests or for some."""
         settled = (e if e.state == "done" else e.settled for e in self.entries(guests))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from vsrtune.model import Guest, Problem, Role, Snapshot, ThreadKey
 from vsrtune.net import Device
 from vsrtune.part import Part
-from vsrtune.proc import Processes, QemuProcess
+from vsrtune.process_table import Processes, QemuProcess
 
 
 @dataclass(frozen=True, slots=True)

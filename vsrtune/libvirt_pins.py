@@ -3,6 +3,9 @@
 The connection is opened at the first pin and opened again once when libvirtd was
 restarted meanwhile. Both calls are idempotent, so the second try is safe.
 
+A libvirtd that is there and says nothing is not waited for: ahead of each pin it has to say a
+word, within a time limit.
+
 libvirt lets a pin wait for up to 30 s while it has a job on the domain that takes no
 changes: a live migration, a snapshot with memory, a dump. The domain runs meanwhile, so
 that its state does not tell. It is asked for such a job ahead of the pin.
@@ -10,11 +13,13 @@ that its state does not tell. It is asked for such a job ahead of the pin.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.patience import Patience
 
 _DOWN = "see: systemctl status libvirtd; tried again at the next pass"
 _LATER = "tried again at the next pass"
@@ -27,6 +32,7 @@ class LibvirtPins:
     def __init__(self, uri: str = "qemu:///system") -> None:
         self._uri = uri
         self._connection: Any = None
+        self._patience = Patience()
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet) -> None:
         """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``."""
@@ -88,8 +94,6 @@ class LibvirtPins:
                 raise _translate(error, where) from error
 
     def _open(self) -> Any:
-        if self._connection is not None:
-            return self._connection
         try:
             import libvirt
         except ImportError as error:
@@ -101,14 +105,23 @@ class LibvirtPins:
         # libvirt prints every error on stderr unless a handler takes it.
         libvirt.registerErrorHandler(lambda _context, _error: None, None)
         try:
-            self._connection = libvirt.open(self._uri)
-        except libvirt.libvirtError as error:
+            return self._patience.ask(self._reached)
+        except (libvirt.libvirtError, TimeoutError) as error:
             raise WriteError(
                 f"libvirt does not answer: {error}",
                 where=self._uri,
                 hint=_DOWN,
                 lasting=Lasting.TRANSIENT,
             ) from error
+
+    def _reached(self) -> Any:
+        import libvirt
+
+        if self._connection is None:
+            self._connection = libvirt.open(self._uri)
+        # What is wrong with a connection that was there the call tells for which it is wanted.
+        with contextlib.suppress(libvirt.libvirtError):
+            self._connection.getLibVersion()
         return self._connection
 
 

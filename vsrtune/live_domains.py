@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -13,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from vsrtune import forgotten
 from vsrtune.errors import Lasting, VanishedError, WriteError
 from vsrtune.interface_xml import Nic, nics
+from vsrtune.patience import Patience
 
 # A guest acknowledges an unplug within a second; one that boots may take longer.
 RELEASE_SECONDS = 30.0
@@ -125,6 +127,7 @@ class LiveDomains:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._connection: Any = None
+        self._patience = Patience()
 
     def uuid(self, name: str) -> str:
         """Of the running domain of that name (or UUID)."""
@@ -320,18 +323,26 @@ class LiveDomains:
 
     def _open(self) -> Any:
         libvirt = _library()
+        # Otherwise the library writes every error to stderr as well.
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)
+        try:
+            return self._patience.ask(self._reached)
+        except (libvirt.libvirtError, TimeoutError) as error:
+            raise AwayError(
+                f"libvirt does not answer: {error}",
+                where=self._uri,
+                hint="see: systemctl status libvirtd virtqemud",
+                lasting=Lasting.TRANSIENT,
+            ) from error
+
+    def _reached(self) -> Any:
+        libvirt = _library()
         if self._connection is None:
-            # Otherwise the library writes every error to stderr as well.
-            libvirt.registerErrorHandler(lambda _context, _error: None, None)
-            try:
-                self._connection = libvirt.open(self._uri)
-            except libvirt.libvirtError as error:
-                raise AwayError(
-                    f"libvirt does not answer: {error.get_error_message()}",
-                    where=self._uri,
-                    hint="see: systemctl status libvirtd virtqemud",
-                    lasting=Lasting.TRANSIENT,
-                ) from error
+            self._connection = libvirt.open(self._uri)
+        # One that is there and says nothing would be waited for without end. What else is wrong
+        # with the connection the call tells for which it is wanted.
+        with contextlib.suppress(libvirt.libvirtError):
+            self._connection.getLibVersion()
         return self._connection
 
     def _domain(self, uuid: str) -> Any:

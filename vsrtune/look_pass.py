@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
-from vsrtune.domain_process import process_of, without_copies
+from vsrtune.domain_process import NO_PROCESS, Identity, Joiner
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.host_reader import HostReader, lower_devices
 from vsrtune.known_guests import Held, Known, listed, places, relisted
@@ -26,17 +26,24 @@ from vsrtune.model import (
     Role,
     SchedClass,
     Snapshot,
+    Stranger,
     WorkerKind,
 )
 from vsrtune.net import NetReader
 from vsrtune.part import Part
-from vsrtune.proc import Processes, QemuProcess, parse_stat
-from vsrtune.process_table import ProcessTable
+from vsrtune.proc import parse_stat
+from vsrtune.process_table import Processes, ProcessTable, QemuProcess
 from vsrtune.rootfs import HostRoot
 from vsrtune.seen import SeenMemory
+from vsrtune.trust import Judge, Standing
 from vsrtune.virt import DomainText, VirtSource
 
 _LIBVIRT = re.compile(r"(.+)/libvirt/\w+", re.ASCII)
+
+# Of the guests of other libvirts, which no policy reaches, no more threads are read in a look.
+FOREIGN_THREADS = 8192
+# No more strangers are named in a snapshot.
+MOST_STRANGERS = 16
 
 
 class NotAlone(Exception):
@@ -44,7 +51,9 @@ class NotAlone(Exception):
 
 
 class LookPass:
-    """One pass over a host, with readers that read each device and cgroup once."""
+    """One pass over a host, with readers that read each device and cgroup once. ``texts`` is
+    what libvirt said last of the domains that it confirmed, which a pass keeps up; ``pulse`` is
+    called again and again, to show that the pass moves on."""
 
     def __init__(
         self,
@@ -53,14 +62,23 @@ class LookPass:
         memory: SeenMemory,
         vcpus: VcpuFinder,
         table: ProcessTable,
+        judge: Judge,
+        texts: dict[Identity, DomainText],
         known: Known | None = None,
+        pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
         self._virt = virt
         self._memory = memory
         self._vcpus = vcpus
         self._table = table
+        self._judge = judge
+        self._texts = texts
+        self._joiner = Joiner(root, judge, texts)
         self._last = known
+        self._pulse = pulse
+        # What is left for other libvirts' guests, which nobody confirms.
+        self._foreign_threads = FOREIGN_THREADS
         self._net = NetReader(root, known.devices if known is not None else {})
         self._cpusets = CpusetReader(root)
 
@@ -75,22 +93,23 @@ class LookPass:
         cpus = host.cpus()
         online = CpuSet(c.id for c in cpus if c.online)
         domains = self._domains(attempts)
+        self._pulse()
         empty = Processes((), {}, ())
-        processes = attempts.attempt("proc", lambda: self._table.scan(self._root), empty)
-        owned = self._join(processes.qemus, domains or (), attempts)
-        qemus = tuple(without_copies(self._root, processes.qemus, owned.keys()))
-        foreign = self._foreign(qemus, owned, attempts) if domains is not None else frozenset()
+        processes = attempts.attempt(
+            "proc", lambda: self._table.scan(self._root, self._judge), empty
+        )
+        qemus, owned = self._join(processes, domains, attempts)
+        self._pulse()
         before = len(attempts.problems)
-        held = {
-            p.pid: self._read(p, owned.get(p.pid), processes, online, foreign=p.pid in foreign)
-            for p in qemus
-        }
+        held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
         self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
         seen = host.host(boot_id, cpus, processes, guests, self._tree(guests))
         problems = (tuple(attempts.problems[:before]), tuple(attempts.problems[before:]))
         own = (p for h in held.values() for p in h.problems)
-        snapshot = Snapshot(seen, guests, (*problems[0], *own, *problems[1]))
+        snapshot = Snapshot(
+            seen, guests, (*problems[0], *own, *problems[1]), strangers=_strangers(processes)
+        )
         return Known(
             snapshot,
             processes,
@@ -109,53 +128,43 @@ class LookPass:
         virt = self._virt
         return attempts.attempt("libvirt", virt.domains, None) if virt is not None else None
 
-    def _foreign(
-        self, qemus: Iterable[QemuProcess], owned: dict[int, DomainText], attempts: Attempts
-    ) -> frozenset[int]:
-        """pids of QEMUs that a libvirt started of which ours, that answers, knows nothing.
-        One that has started since it was asked joins ``owned``."""
-        virt = self._virt
-        uuids = {d.uuid for d in owned.values()}
-        found = []
-        for process in qemus:
-            if process.pid in owned or not process.args.libvirt or virt is None:
-                continue
-            domain = None
-            if process.args.uuid not in uuids:
-                ask = partial(virt.domain, process.args.name)
-                problems = len(attempts.problems)
-                domain = attempts.attempt("libvirt", ask, None)
-                if len(attempts.problems) > problems:
-                    return frozenset()
-            if domain is not None and domain.uuid == process.args.uuid:
-                owned[process.pid] = domain
-            else:
-                found.append(process.pid)
-        return frozenset(found)
-
     def _join(
-        self, qemus: Iterable[QemuProcess], domains: Iterable[DomainText], attempts: Attempts
-    ) -> dict[int, DomainText]:
-        """pid to libvirt domain. Both sides carry the domain's UUID."""
-        owned: dict[int, DomainText] = {}
-        by_uuid: dict[str, list[QemuProcess]] = {}
-        for process in qemus:
-            by_uuid.setdefault(process.args.uuid, []).append(process)
-        missing = []
-        for domain in domains:
-            match = process_of(self._root, by_uuid.get(domain.uuid, ()), domain.name)
-            if match is not None:
-                owned[match.pid] = domain
-            else:
-                missing.append(domain)
-        if missing:
+        self,
+        processes: Processes,
+        domains: tuple[DomainText, ...] | None,
+        attempts: Attempts,
+    ) -> tuple[tuple[QemuProcess, ...], dict[int, DomainText]]:
+        """The processes as they stand, and pid to libvirt domain."""
+        silent = False
+
+        def ask(name: str) -> DomainText | None:
+            nonlocal silent
+            if silent or self._virt is None:
+                return None
+            problems = len(attempts.problems)
+            found = attempts.attempt("libvirt", partial(self._virt.domain, name), None)
+            silent = len(attempts.problems) > problems
+            return found
+
+        joined = self._joiner.join(processes, domains, ask)
+        if silent:
+            # It has fallen silent since: what it did not list is unknown, not another's.
+            joined = self._joiner.join(processes, None, ask)
+        elif joined.missing:
             # Most likely it ended after libvirt was asked.
             still = {d.uuid for d in self._domains(attempts) or ()}
-            for domain in missing:
+            for domain, why in joined.missing:
                 if domain.uuid in still:
-                    what = f"{domain.name} runs according to libvirt, but has no QEMU process"
+                    what = f"{domain.name} runs according to libvirt, but {why}"
                     attempts.problems.append(Problem("libvirt", what))
-        return owned
+        fresh = {
+            (p.pid, p.start_time): joined.owned[p.pid]
+            for p in joined.qemus
+            if p.pid in joined.owned
+        }
+        self._texts.clear()
+        self._texts.update(fresh)
+        return joined.qemus, joined.owned
 
     def _read(
         self,
@@ -163,8 +172,6 @@ class LookPass:
         domain: DomainText | None,
         processes: Processes,
         online: CpuSet,
-        *,
-        foreign: bool = False,
     ) -> Held:
         reader = GuestReader(
             root=self._root,
@@ -180,7 +187,15 @@ class LookPass:
         name = f"guest {process.args.name or process.pid}"
         # Counted first: a thread that comes meanwhile makes a difference next time.
         threads = thread_links(self._root, process.pid)
-        guest = attempts.attempt(name, partial(reader.read, process, domain, foreign=foreign), None)
+        self._pulse()
+        if process.decision.standing is Standing.FOREIGN:
+            self._foreign_threads -= threads
+        if self._foreign_threads < 0:
+            what = f"more than {FOREIGN_THREADS} threads of other libvirts' guests: not read"
+            attempts.problems.append(Problem(name, what))
+            guest = None
+        else:
+            guest = attempts.attempt(name, partial(reader.read, process, domain), None)
         named = domain.name if domain is not None else None
         home = _home(guest) if guest is not None else ""
         return Held(process, named, guest, tuple(attempts.problems), threads, home)
@@ -206,9 +221,49 @@ class LookPass:
                 plain.append(pid)
         domains = {n: virt.domain(n) for n in wanted} if virt is not None else {}
         processes = self._processes(known, domains, plain)
-        due, gone = _due(known, processes, domains, plain)
+        due, gone = self._due(known, processes, domains, plain)
+        for process, domain in due:
+            if domain is not None:
+                self._texts[process.pid, process.start_time] = domain
         fresh = [self._read(p, d, processes, known.snapshot.host.online) for p, d in due]
         return self._joined(known, processes, fresh, gone, names)
+
+    def _due(
+        self,
+        known: Known,
+        processes: Processes,
+        domains: dict[str, DomainText | None],
+        plain: list[int],
+    ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[Held]]:
+        """The processes to be read, each with its domain, and those that are gone. Raises
+        NotAlone when other processes came or went."""
+        gone: dict[int, Held] = {}
+        due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
+        by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
+        for name, domain in domains.items():
+            old = known.names.get(name)
+            process = None
+            if domain is not None and processes is known.processes and old is not None:
+                process = known.held[old].process
+            elif domain is not None:
+                process, why = self._joiner.process_of(processes, domain)
+                if process is None and why != NO_PROCESS:
+                    raise NotAlone
+            if old is not None and (process is None or process.pid != old):
+                gone[old] = known.held[old]
+            if process is not None:
+                due[process.pid] = process, domain
+        for pid in plain:
+            process = by_pid.get(pid)
+            if process is None and pid in known.held:
+                gone[pid] = known.held[pid]
+            elif process is not None:
+                if process.args.libvirt or process.decision.standing is not Standing.PLAIN:
+                    raise NotAlone
+                due[pid] = process, None
+        if by_pid and by_pid.keys() != (known.held.keys() - gone.keys()) | due.keys():
+            raise NotAlone
+        return list(due.values()), list(gone.values())
 
     def _joined(
         self,
@@ -246,7 +301,7 @@ class LookPass:
             problems = (*known.before, *own, *known.after)
         guests_of = (h.guest for h in (*before, *fresh))
         looked = names.union(g.ref for g in guests_of if g is not None)
-        snapshot = Snapshot(host, guests, problems)
+        snapshot = Snapshot(host, guests, problems, strangers=_strangers(processes))
         part = Part(snapshot, looked, spots or ())
         if spots is None or looked != {g.ref for g in part.guests}:
             part = Part.of(snapshot, looked)
@@ -269,13 +324,16 @@ class LookPass:
         for name, domain in domains.items():
             held = known.held.get(known.names.get(name, -1))
             if domain is None or held is None or not self._alone(held, domain):
-                return self._table.scan(self._root)
-        return self._table.scan(self._root) if plain else known.processes
+                return self._scan()
+        return self._scan() if plain else known.processes
+
+    def _scan(self) -> Processes:
+        return self._table.scan(self._root, self._judge)
 
     def _alone(self, held: Held, domain: DomainText) -> bool:
         """Whether a QEMU runs on, and has all its workers among its own threads."""
         process, guest = held.process, held.guest
-        if guest is None or process.args.uuid != domain.uuid:
+        if guest is None or not self._joiner.runs(process, domain):
             return False
         tasks = [t.worker is WorkerKind.TASK for t in guest.threads if t.role is Role.VHOST]
         napi = any(i.kind is NicKind.NAPI_MACVTAP for i in guest.interfaces)
@@ -355,15 +413,6 @@ def thread_links(root: HostRoot, pid: int) -> int:
         return -1
 
 
-def _one_of(domain: DomainText, processes: Processes) -> QemuProcess | None:
-    """The one QEMU of a domain; None when there is none. Raises NotAlone when it is not
-    sure which."""
-    found = [p for p in processes.qemus if p.args.uuid == domain.uuid]
-    if len(found) > 1 or not all(p.args.libvirt for p in found):
-        raise NotAlone
-    return found[0] if found else None
-
-
 def _home(guest: Guest) -> str:
     main = next((t.cgroup for t in guest.threads if t.role is Role.EMULATOR), "")
     match = _LIBVIRT.fullmatch(main)
@@ -377,36 +426,7 @@ def _inside(home: str, guest: Guest) -> bool:
     )
 
 
-def _due(
-    known: Known,
-    processes: Processes,
-    domains: dict[str, DomainText | None],
-    plain: list[int],
-) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[Held]]:
-    """The processes to be read, each with its domain, and those that are gone. Raises
-    NotAlone when other processes came or went."""
-    gone: dict[int, Held] = {}
-    due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
-    by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
-    for name, domain in domains.items():
-        old = known.names.get(name)
-        process = None
-        if domain is not None and processes is known.processes and old is not None:
-            process = known.held[old].process
-        elif domain is not None:
-            process = _one_of(domain, processes)
-        if old is not None and (process is None or process.pid != old):
-            gone[old] = known.held[old]
-        if process is not None:
-            due[process.pid] = process, domain
-    for pid in plain:
-        process = by_pid.get(pid)
-        if process is None and pid in known.held:
-            gone[pid] = known.held[pid]
-        elif process is not None:
-            if process.args.libvirt:
-                raise NotAlone
-            due[pid] = process, None
-    if by_pid and by_pid.keys() != (known.held.keys() - gone.keys()) | due.keys():
-        raise NotAlone
-    return list(due.values()), list(gone.values())
+def _strangers(processes: Processes) -> tuple[Stranger, ...]:
+    return tuple(
+        Stranger(s.pid, s.start_time, s.uid, s.why) for s in processes.strangers[:MOST_STRANGERS]
+    )

@@ -207,7 +207,9 @@ class Guest:
     """A running guest. ``source`` is ``libvirt``, ``qemu``, which policies name as
     ``qemu:NAME``, or ``foreign``: started by a libvirt that is not the one we ask, whose
     guests no policy reaches. ``cpuset`` problems and the like stand in ``problems``.
-    ``busy``: libvirt starts, restores, saves or migrates it."""
+    ``busy``: libvirt starts, restores, saves or migrates it. ``uid`` is the user that a plain
+    QEMU runs as, 0 for all others. ``unconfirmed``: it seems to be libvirt's, which does not
+    answer and has not confirmed it before."""
 
     # No slots: see Host.
 
@@ -220,12 +222,22 @@ class Guest:
     interfaces: tuple[Interface, ...]
     problems: tuple[str, ...] = ()
     busy: bool = False
+    uid: int = 0
+    unconfirmed: bool = False
 
     @property
     def ref(self) -> str:
-        """The name a policy uses: ``NAME``, or ``qemu:NAME`` for plain QEMU. A foreign
-        guest may have the name of one of ours."""
-        return self.name if self.source == "libvirt" else f"{self.source}:{self.name}"
+        """The name a policy uses: ``NAME``, or ``qemu:NAME`` for plain QEMU, with ``@UID`` when
+        it is not root's: every user may give his the name of another's. A foreign guest may
+        have the name of one of ours."""
+        if self.source == "libvirt":
+            return self.name
+        return f"{self.source}:{self.name}" + (f"@{self.uid}" if self.uid else "")
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of it is changed for now, and what it has stays."""
+        return self.busy or self.unconfirmed
 
     def by_role(self, role: Role) -> tuple[Thread, ...]:
         """Threads of a role in index, then creation order."""
@@ -401,13 +413,26 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process whose executable has the name of a QEMU, and of which nothing is believed:
+    ``why``. ``uid`` is its real user, -1 when that is not known."""
+
+    pid: int
+    start_time: int
+    uid: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole observation. Guests are sorted by (source, name)."""
+    """The whole observation. Guests are sorted by (source, name); of ``strangers``, the first
+    in pid order."""
 
     host: Host
     guests: tuple[Guest, ...]
     problems: tuple[Problem, ...] = ()
     version: int = SNAPSHOT_VERSION
+    strangers: tuple[Stranger, ...] = ()
 
     def to_json(self, indent: int | None = 2) -> str:
         """JSON text; ``from_json`` gives an equal Snapshot."""

@@ -4,21 +4,24 @@ nothing else."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from vsrtune.domain_process import Identity
 from vsrtune.errors import ObserveError
 from vsrtune.guests import VcpuFinder
 from vsrtune.known_guests import Known
 from vsrtune.look_pass import LookPass, NotAlone
 from vsrtune.model import Guest, Nic, Problem, Role, Snapshot
 from vsrtune.part import Part
+from vsrtune.policy_match import Scope
 from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.rounds import Rounds
 from vsrtune.seen import DEFAULT_PATH, SeenMemory, SeenNic, SeenWorker
 from vsrtune.trace import Devices, Tracer, rx_cpus, sender_device
-from vsrtune.virt import DEFAULT_URI, LibvirtSource, VirtSource
+from vsrtune.trust import Judge
+from vsrtune.virt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
 
 
 class Observer:
@@ -26,7 +29,8 @@ class Observer:
 
     ``virt`` None means a host without libvirt. Without ``memory`` what the host
     itself remembers (/run/vsrtune/seen.json) is used and never written. Without
-    ``tracer`` a trace that is asked for is a recorded Problem.
+    ``tracer`` a trace that is asked for is a recorded Problem. ``scope`` says at each look whose
+    plain QEMUs may be guests. ``pulse`` is called within a look, to show that it moves on.
     """
 
     def __init__(
@@ -35,12 +39,20 @@ class Observer:
         virt: VirtSource | None,
         memory: SeenMemory | None = None,
         tracer: Tracer | None = None,
+        scope: Callable[[], Scope] = Scope,
+        pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
         self._virt = virt
         self._memory = memory if memory is not None else _memory_of(root)
         self._tracer = tracer
+        self._scope = scope
+        self._pulse = pulse
         self._vcpus = VcpuFinder()
+        # What libvirt said last of the domains that it confirmed.
+        self._texts: dict[Identity, DomainText] = {}
+        # Processes that were believed at the last look at everything.
+        self._believed: frozenset[Identity] = frozenset()
         self._table = ProcessTable()
         self._known: Known | None = None
         self._rounds = Rounds()
@@ -68,7 +80,7 @@ class Observer:
         it that was looked at."""
         due = None
         if self._known is not None:
-            due = self._rounds.due(self._known, self._root, self._table)
+            due = self._rounds.due(self._known, self._root, self._table, self._judge())
         return self._all() if due is None else self._some(names, due)
 
     def _all(self) -> Part:
@@ -82,6 +94,8 @@ class Observer:
     def _whole(self) -> Snapshot:
         self._table.forget()
         self._known = self._pass().whole()
+        held = self._known.held.values()
+        self._believed = frozenset((h.process.pid, h.process.start_time) for h in held)
         self._rounds.done(self._known)
         return self._known.snapshot
 
@@ -96,7 +110,21 @@ class Observer:
         return self._known.looked
 
     def _pass(self, known: Known | None = None) -> LookPass:
-        return LookPass(self._root, self._virt, self._memory, self._vcpus, self._table, known)
+        self._vcpus.look(self._scope())
+        return LookPass(
+            self._root,
+            self._virt,
+            self._memory,
+            self._vcpus,
+            self._table,
+            self._judge(),
+            self._texts,
+            known,
+            self._pulse,
+        )
+
+    def _judge(self) -> Judge:
+        return Judge(self._root, self._scope().users, self._believed)
 
     def _trace(self, snapshot: Snapshot, seconds: float) -> tuple[Problem, ...]:
         if self._tracer is None:
@@ -121,10 +149,14 @@ class Observer:
         return ()
 
 
-def live_observer(uri: str = DEFAULT_URI) -> Observer:
+def live_observer(
+    uri: str = DEFAULT_URI,
+    scope: Callable[[], Scope] = Scope,
+    pulse: Callable[[], None] = lambda: None,
+) -> Observer:
     """Observer of this host. That libvirt is missing or does not run is a recorded
     Problem; plain QEMU is found all the same."""
-    return Observer(LiveRoot(), LibvirtSource(uri), SeenMemory(), Tracer())
+    return Observer(LiveRoot(), LibvirtSource(uri), SeenMemory(), Tracer(), scope, pulse)
 
 
 def _memory_of(root: HostRoot) -> SeenMemory:

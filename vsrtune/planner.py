@@ -104,7 +104,7 @@ def released(
     made = _make(snapshot, policies, ours, False, NO_MEMORY, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
-    refused |= {g.ref for g in snapshot.guests if g.busy}
+    refused |= {g.ref for g in snapshot.guests if g.waits}
     # Entries of dead threads are dropped before: a guest that is missing and has budgets
     # could not be read.
     budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in ours.items())

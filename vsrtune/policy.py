@@ -89,11 +89,15 @@ class SchedRule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy file. ``lines`` gives the line of every key path. ``irq`` are the
+    """One policy file. ``lines`` gives the line of every key path. ``user`` is whose the plain
+    QEMUs must be that it names, ``uid`` the number of that user, None as long as nobody has
+    looked the name up (policy_files). ``irq`` are the
     interrupt CPUs, written at ``irq_keys``; with ``irq_set`` interrupts are moved there."""
 
     path: str
     guest: str
+    user: str | int | None = None
+    uid: int | None = 0
     irq: CpuChoice | None = None
     irq_set: bool | None = None
     irq_keys: KeyPath = ("cpus", "irq")
@@ -212,6 +216,13 @@ def _unclosed(pattern: str) -> bool:
     return False
 
 
+def user_number(user: str | int | None) -> int | None:
+    """The number of a policy's user; None for a name that has to be looked up."""
+    if user is None or user == "root":
+        return 0
+    return user if isinstance(user, int) else None
+
+
 class _Reader:
     """Turns data that fits the schema into a Policy and judges what the schema
     cannot; keys in ``broken`` were judged already and are passed over."""
@@ -225,9 +236,12 @@ class _Reader:
     def policy(self, data: dict[str, Any]) -> Policy:
         irq = self.cpus(data, "cpus", "irq")
         beside = self.cpu_list(self.get(data, *policy_irq.LIST_KEYS), policy_irq.LIST_KEYS)
+        user = self.user(data)
         policy = Policy(
             path=self.path,
             guest=self.guest(data),
+            user=user,
+            uid=user_number(user),
             irq=irq if beside is None else beside,
             irq_set=self.get(data, *policy_irq.SET_KEYS),
             irq_keys=policy_irq.place(beside),
@@ -271,6 +285,16 @@ class _Reader:
         if _unclosed(text):
             self.fail(("guest",), "a [ has no closing ]", "write [[] for the character [ itself")
         return str(text)
+
+    def user(self, data: Any) -> str | int | None:
+        user = self.get(data, "user")
+        if user is not None and not str(self.get(data, "guest") or "").startswith("qemu:"):
+            self.fail(
+                ("user",),
+                "libvirt itself says which process is its guest",
+                "remove it, or name a plain QEMU: guest: qemu:NAME",
+            )
+        return user if user is None or isinstance(user, int) else str(user)
 
     def attachment(self, data: Any) -> Attachment | None:
         name = self.get(data, "attachment")

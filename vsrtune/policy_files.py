@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vsrtune.errors import PolicyError
@@ -92,13 +94,36 @@ def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
     """Read all policies of the directories, as ``files_in`` finds and ``load`` reads them.
 
     Raises PolicyErrors as they do, and for files that others than root and ourselves could
-    write: who writes a policy decides which threads of the host become realtime.
+    write: who writes a policy decides which threads of the host become realtime. A user whom
+    this host does not know is an error too.
     """
     files = files_in(dirs)
     found = unsafe(files)
     if found:
         raise PolicyErrors(found)
-    return load(files)
+    policies = load(files)
+    errors: list[PolicyError] = []
+    known = tuple(_with_uid(policy, errors) for policy in policies)
+    if errors:
+        raise PolicyErrors(errors)
+    return known
+
+
+def _with_uid(policy: Policy, errors: list[PolicyError]) -> Policy:
+    """The policy with the number of its user on this host."""
+    if policy.uid is not None:
+        return policy
+    try:
+        return replace(policy, uid=pwd.getpwnam(str(policy.user)).pw_uid)
+    except KeyError:
+        errors.append(
+            PolicyError(
+                f"user: this host has no user {policy.user}",
+                where=policy.at("user"),
+                hint="name the user that its QEMU runs as; see: getent passwd",
+            )
+        )
+        return policy
 
 
 def unsafe(files: Iterable[Path]) -> list[PolicyError]:
@@ -154,14 +179,15 @@ def _error(path: Path, what: str, hint: str, line: int = 1) -> PolicyError:
 def _read_all(paths: Iterable[Path]) -> tuple[list[Policy], list[PolicyError]]:
     policies: list[Policy] = []
     errors: list[PolicyError] = []
-    first: dict[str, Policy] = {}
+    first: dict[tuple[str, str | int], Policy] = {}
     for path in paths:
         try:
             policy = read_policy(path)
         except PolicyErrors as error:
             errors += error.errors
             continue
-        other = first.setdefault(policy.guest, policy)
+        user = policy.user if policy.uid is None else policy.uid
+        other = first.setdefault((policy.guest, user or 0), policy)
         if other is not policy:
             errors.append(
                 PolicyError(

@@ -19,7 +19,7 @@ from vsrtune.irq_choice import IrqChoice, interrupt_cpus
 from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, Snapshot, WorkerKind
 from vsrtune.planner import plan
 from vsrtune.policy import Policy, parse
-from vsrtune.policy_match import Match, match
+from vsrtune.policy_match import PLAIN_QEMU, Match, match
 from vsrtune.policy_schema import SCHEMA
 from vsrtune.projection import project
 from vsrtune.wishes import label
@@ -85,7 +85,7 @@ def start(
     refuse classes fifo and rr, "" when it does not. Raises VsrtuneError for a guest that no
     policy can name.
     """
-    others = [p for p in others if match(p.guest, guest) is not Match.EXACT]
+    others = [p for p in others if match(p, guest) is not Match.EXACT]
     case = _Case(snapshot, guest, _policy_name(guest), others, {} if ours is None else ours)
     tried: list[tuple[str, str]] = []
     if no_realtime:
@@ -101,13 +101,15 @@ def start(
 
 
 def _policy_name(guest: Guest) -> str:
-    """The guest's name as a policy writes it, in quotes; its UUID where its name cannot be
-    written."""
-    literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.ref)
-    for name in (literal, guest.uuid):
-        text = json.dumps(name, ensure_ascii=False)
+    """The guest's name as a policy writes it, in quotes, with the line that names its user where
+    that is not root; its UUID where its name cannot be written."""
+    kind = PLAIN_QEMU if guest.source == "qemu" else ""
+    user = f"\nuser: {guest.uid}" if guest.uid else ""
+    literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.name)
+    for name in (kind + literal, kind + guest.uuid):
+        text = json.dumps(name, ensure_ascii=False) + user
         try:
-            written = parse(f"guest: {text}\n", _NAME).guest
+            written = parse(f"guest: {text}\n", _NAME)
         except VsrtuneError:
             continue
         if match(written, guest) is Match.EXACT:

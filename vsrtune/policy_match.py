@@ -1,8 +1,11 @@
-"""Which policy a guest gets: exact names win over globs, two equals are an error."""
+"""Which policy a guest gets: exact names win over globs, two equals are an error. And which
+processes may be guests at all, as far as the policies say it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -16,6 +19,35 @@ PLAIN_QEMU = "qemu:"
 # A pin would wait for libvirt's job, 30 s, and everything else for the pin (virDomainObjBeginJob).
 _BUSY = "libvirt is busy starting, restoring, saving or migrating it: tuned when that is done"
 _FOREIGN = "another libvirt manages it: --connect says which one is asked"
+_UNCONFIRMED = (
+    "libvirt does not answer and has not confirmed that this process is its guest: what it has "
+    "stays, nothing is added; see: systemctl status libvirtd virtqemud"
+)
+# guest.ref of a plain QEMU that is not root's.
+_OTHERS = re.compile(r"qemu:.*@([0-9]{1,10})", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose plain QEMUs may be guests (``users``, user numbers), and which of them are worth
+    asking for their vcpus: those that ``policies`` name, all where that is None."""
+
+    users: frozenset[int] = frozenset([0])
+    policies: tuple[Policy, ...] | None = None
+
+    def asks(self, uid: int, name: str, uuid: str) -> bool:
+        """Whether the monitor of that plain QEMU may be asked."""
+        if self.policies is None:
+            return True
+        return any(_plain(p, uid, name, uuid) is not Match.NONE for p in self.policies)
+
+
+def scope(policies: Sequence[Policy], refs: Iterable[str] = ()) -> Scope:
+    """What the policies ask for. ``refs`` are guests of which something may have to be put
+    back, whatever the policies say by now."""
+    users = {0, *(p.uid for p in policies if p.uid is not None)}
+    users |= {int(found[1]) for ref in refs if (found := _OTHERS.fullmatch(ref))}
+    return Scope(frozenset(users), tuple(policies))
 
 
 class Match(Enum):
@@ -26,28 +58,39 @@ class Match(Enum):
     EXACT = 2
 
 
-def match(pattern: str, guest: Guest) -> Match:
-    """How ``pattern`` names ``guest``.
+def match(policy: Policy, guest: Guest) -> Match:
+    """How a policy names ``guest``.
 
-    ``qemu:`` patterns name plain QEMU processes only, all others libvirt guests
-    only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name. No pattern
+    ``qemu:`` patterns name plain QEMU processes of the policy's user only, all others libvirt
+    guests only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name. No pattern
     names a guest of another libvirt, whose CPUs are that one's to give.
     """
     if guest.source == "foreign":
         return Match.NONE
-    if pattern.startswith(PLAIN_QEMU) != (guest.source == "qemu"):
+    if guest.source == "qemu":
+        return _plain(policy, guest.uid, guest.name, guest.uuid)
+    if policy.guest.startswith(PLAIN_QEMU):
         return Match.NONE
-    pattern = pattern.removeprefix(PLAIN_QEMU)
-    name = literal(pattern)
-    if name is not None:
-        exact = name == guest.name or (guest.uuid != "" and name.lower() == guest.uuid.lower())
+    return _named(policy.guest, guest.name, guest.uuid)
+
+
+def _plain(policy: Policy, uid: int, name: str, uuid: str) -> Match:
+    if not policy.guest.startswith(PLAIN_QEMU) or policy.uid != uid:
+        return Match.NONE
+    return _named(policy.guest.removeprefix(PLAIN_QEMU), name, uuid)
+
+
+def _named(pattern: str, name: str, uuid: str) -> Match:
+    wanted = literal(pattern)
+    if wanted is not None:
+        exact = wanted == name or (uuid != "" and wanted.lower() == uuid.lower())
         return Match.EXACT if exact else Match.NONE
-    return Match.GLOB if fnmatchcase(guest.name, pattern) else Match.NONE
+    return Match.GLOB if fnmatchcase(name, pattern) else Match.NONE
 
 
 def policies_of(guest: Guest, policies: Sequence[Policy]) -> list[Policy]:
     """The policies that name the guest best: more than one is an error in them."""
-    return _best([(match(p.guest, guest), p) for p in policies])
+    return _best([(match(p, guest), p) for p in policies])
 
 
 def _best(ranked: Sequence[tuple[Match, Policy]]) -> list[Policy]:
@@ -69,18 +112,22 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
     """Give every guest the policy that names it; two that name it equally well refuse it."""
     out = Assignment()
     used: set[str] = set()
+    count = Counter(g.ref for g in guests)
     for guest in guests:
-        ranked = [(match(p.guest, guest), p) for p in policies]
+        ranked = [(match(p, guest), p) for p in policies]
         chosen = _best(ranked)
         used |= {p.path for m, p in ranked if m is not Match.NONE}
         if guest.source == "foreign":
             out.skipped.append(Skipped(guest.ref, "all settings", _FOREIGN))
-        elif chosen and guest.busy:
-            out.skipped.append(Skipped(guest.ref, "all settings", _BUSY, pending=True))
+        elif chosen and guest.waits:
+            why = _UNCONFIRMED if guest.unconfirmed else _BUSY
+            out.skipped.append(Skipped(guest.ref, "all settings", why, pending=True))
         elif not chosen:
             out.skipped.append(Skipped(guest.ref, "all settings", "no policy names this guest"))
         elif len(chosen) > 1:
             out.refusals.append(_ambiguous(guest, chosen))
+        elif count[guest.ref] > 1:
+            out.refusals.append(_twins([g for g in guests if g.ref == guest.ref], chosen[0]))
         else:
             out.pairs.append((guest, chosen[0]))
             out.notes += [
@@ -90,11 +137,28 @@ def assign(guests: Sequence[Guest], policies: Sequence[Policy]) -> Assignment:
                 if m is Match.GLOB and p is not chosen[0]
             ]
     out.notes += [
-        f"{p.at('guest')}: no running guest matches {p.guest!r}"
+        f"{p.at('guest')}: no running guest matches {p.guest!r}{_whose(p)}"
         for p in policies
         if p.path not in used
     ]
     return out
+
+
+def _whose(policy: Policy) -> str:
+    if not policy.guest.startswith(PLAIN_QEMU):
+        return ""
+    user = "root" if policy.user is None else policy.user
+    return f" of user {user} (`vsrtune show` lists processes that are not believed)"
+
+
+def _twins(guests: Sequence[Guest], policy: Policy) -> Refusal:
+    pids = " and ".join(str(g.pid) for g in guests)
+    return Refusal(
+        guests[0].ref,
+        policy.at("guest"),
+        f"{len(guests)} processes have this name: {pids}; none of them is tuned",
+        "end one of them, or start it with a name of its own (-name)",
+    )
 
 
 def _ambiguous(guest: Guest, chosen: Sequence[Policy]) -> Refusal:

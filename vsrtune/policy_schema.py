@@ -19,6 +19,8 @@ from vsrtune.queue_control import DEFAULT_MAX, DEFAULT_MIN
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
 MAX_PRIORITY = 99
+# uid_t; -1 is nobody at all (setreuid(2)).
+MAX_UID = 2**32 - 2
 
 _RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
 _CPU_LIST = rf"{_RANGE}(\s*,\s*{_RANGE})*"
@@ -146,6 +148,18 @@ SCHEMA: dict[str, Any] = {
             "minLength": 1,
             "maxLength": 255,
             "x-expects": "the guest's name, UUID or glob as text, in quotes where YAML needs them",
+        },
+        "user": {
+            "description": "The user that the plain QEMU of guest: qemu:NAME runs as, by name or "
+            "number; root when unset. A process of anybody else is no guest, whatever it calls "
+            "itself.",
+            "type": ["string", "integer"],
+            "minimum": 0,
+            "maximum": MAX_UID,
+            "pattern": r"^[a-zA-Z_][a-zA-Z0-9_.-]*\$?$",
+            "maxLength": 64,
+            "x-pattern": "a user",
+            "x-expects": "a user name or number, such as qemu or 64055",
         },
         "attachment": {
             "description": "What the guest's macvtap interfaces stand on: macvtap, or our "

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
-from vsrtune.qemu_args import QemuArgs
 from vsrtune.rootfs import HostRoot
 
 # USER_HZ, the unit of start times and CPU times in /proc, is 100 on every
 # architecture that has KVM, whatever CONFIG_HZ is.
 CLOCK_TICKS = 100
 
-# include/linux/sched.h
+# include/linux/sched.h. The threads that vhost and io_uring start inside a process are user
+# workers (6.4; since then vhost workers are); those of io_uring are IO workers as well. The bit
+# of PF_USER_WORKER means nothing in 6.1. Programs can set none of them.
+PF_IO_WORKER = 0x00000010
+PF_USER_WORKER = 0x00004000
 PF_KTHREAD = 0x00200000
+
+# A look reads no more of one process. A QEMU with 1024 vcpus, its iothreads and its workers has
+# some 1200 threads; 256 queues on each of 16 NICs take 12,300 descriptors.
+MOST_THREADS = 4096
+MOST_DESCRIPTORS = 16384
 
 # Daemons that change the same settings as we do, by their comm.
 DAEMONS = ("irqbalance", "tuned", "stalld", "numad")
 
 # Not the comm's: that is the file's first line, and newlines in it are escaped.
 _ALLOWED = "\nCpus_allowed_list:"
+_UIDS = "\nUid:"
 
 _QEMU = re.compile(r"qemu-system-[\w.-]+|qemu-kvm|kvm|qemu")
 _WORKER = re.compile(r"vhost-(\d{1,10})", re.ASCII)
@@ -46,6 +55,12 @@ class Stat:
         """Whether it is a kernel thread."""
         return bool(self.flags & PF_KTHREAD)
 
+    @property
+    def by_kernel(self) -> bool:
+        """Whether it runs nothing but the kernel's code, and vhost may have started it. Its
+        name tells nothing: a process names all of its threads."""
+        return self.kthread or self.flags & (PF_USER_WORKER | PF_IO_WORKER) == PF_USER_WORKER
+
 
 @dataclass(frozen=True, slots=True)
 class RawThread:
@@ -55,6 +70,7 @@ class RawThread:
     key: ThreadKey
     name: str
     kthread: bool
+    by_kernel: bool
     sched: Sched
     affinity: CpuSet
     last_cpu: int
@@ -63,33 +79,11 @@ class RawThread:
 
 
 @dataclass(frozen=True, slots=True)
-class QemuProcess:
-    """One QEMU that runs a guest."""
-
-    pid: int
-    start_time: int
-    args: QemuArgs
-
-
-@dataclass(frozen=True, slots=True)
 class Daemon:
     """One of DAEMONS that runs."""
 
     name: str
     pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """Result of one pass over /proc. ``workers`` holds the vhost kernel threads:
-    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid; ``napi``
-    the NAPI kernel threads: device, as they name it, to tids."""
-
-    qemus: tuple[QemuProcess, ...]
-    workers: dict[int, tuple[int, ...]]
-    daemons: tuple[Daemon, ...]
-    softirq: tuple[tuple[int, int], ...] = ()
-    napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def parse_stat(text: str) -> Stat:
@@ -117,6 +111,16 @@ def parse_status_allowed(text: str) -> CpuSet:
     begin += len(_ALLOWED)
     end = text.find("\n", begin)
     return CpuSet.parse(text[begin : end if end >= 0 else len(text)])
+
+
+def parse_status_uids(text: str) -> tuple[int, int, int]:
+    """The real, effective and saved user of /proc/TID/status. Raises ValueError when absent."""
+    begin = text.find(_UIDS)
+    words = text[begin + len(_UIDS) :].split(maxsplit=3)[:3]
+    if begin < 0 or len(words) < 3:
+        raise ValueError("no Uid in status")
+    real, effective, saved = map(int, words)
+    return real, effective, saved
 
 
 def parse_cgroup(text: str) -> str | None:
@@ -159,9 +163,9 @@ def is_qemu(exe: str) -> bool:
 
 def read_threads(root: HostRoot, pid: int) -> list[RawThread]:
     """The threads of a process in tid order, without those that end meanwhile.
-    Raises OSError when the process is gone."""
+    Raises OSError when the process is gone, or has more than MOST_THREADS."""
     threads = []
-    for name in root.listdir(f"/proc/{pid}/task"):
+    for name in root.listdir(f"/proc/{pid}/task", MOST_THREADS):
         if name.isdecimal():
             thread = read_thread(root, pid, int(name))
             if thread is not None:
@@ -181,6 +185,7 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
             key=ThreadKey(pid, tid, stat.start_time),
             name=stat.comm,
             kthread=stat.kthread,
+            by_kernel=stat.by_kernel,
             sched=sched,
             affinity=allowed,
             last_cpu=stat.processor,
@@ -208,10 +213,11 @@ def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
 
 def read_links(root: HostRoot, pid: int) -> dict[int, str]:
     """Open descriptors of a process and where they point, in number order.
-    Raises OSError when the process is gone or its descriptors are not ours to see."""
+    Raises OSError when the process is gone, has more than MOST_DESCRIPTORS, or they are not
+    ours to see."""
     base = f"/proc/{pid}/fd"
     links: dict[int, str] = {}
-    for number in sorted(int(n) for n in root.listdir(base)):
+    for number in sorted(int(n) for n in root.listdir(base, MOST_DESCRIPTORS)):
         try:
             links[number] = root.readlink(f"{base}/{number}")
         except OSError:

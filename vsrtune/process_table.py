@@ -9,50 +9,91 @@ does not see a process that becomes a QEMU later than that (``exec`` in a script
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from vsrtune.proc import (
     DAEMONS,
     Daemon,
-    Processes,
-    QemuProcess,
     Stat,
     is_qemu,
     napi_device,
     parse_stat,
     worker_owner,
 )
+from vsrtune.qemu_args import QemuArgs
 from vsrtune.qemu_args import parse as parse_args
 from vsrtune.rootfs import HostRoot
+from vsrtune.trust import Decision, Judge, Standing
 
 _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
+class QemuProcess:
+    """One QEMU that runs a guest, and that is believed."""
+
+    decision: Decision
+    args: QemuArgs
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.decision.pid
+
+    @property
+    def start_time(self) -> int:
+        """When it started, in clock ticks."""
+        return self.decision.start_time
+
+    def stands(self, standing: Standing) -> QemuProcess:
+        """The same, of which more is known."""
+        if self.decision.standing is standing:
+            return self
+        return replace(self, decision=replace(self.decision, standing=standing))
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Result of one pass over /proc. ``qemus`` are those that are believed, ``strangers`` what
+    else has an executable of such a name. ``workers`` holds the vhost kernel threads:
+    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid; ``napi``
+    the NAPI kernel threads: device, as they name it, to tids."""
+
+    qemus: tuple[QemuProcess, ...]
+    workers: dict[int, tuple[int, ...]]
+    daemons: tuple[Daemon, ...]
+    softirq: tuple[tuple[int, int], ...] = ()
+    napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    strangers: tuple[Decision, ...] = ()
+
+
 @dataclass(slots=True)
 class _Entry:
-    """``argv`` is empty for everything but QEMUs, ``qemu`` what it says; ``sure`` when it was
-    read twice."""
+    """``decision`` is None for everything that has no QEMU's executable, ``argv`` empty for what
+    is not believed, ``qemu`` what it says; ``sure`` when it was read twice."""
 
     identity: int
     stat: Stat
+    decision: Decision | None
     argv: tuple[str, ...]
     qemu: QemuProcess | None = None
     sure: bool = False
 
-    def process(self) -> QemuProcess:
+    def process(self, decision: Decision) -> QemuProcess:
         """What is known of a QEMU. Its command line is long, and is taken apart once."""
         if self.qemu is None:
-            self.qemu = QemuProcess(self.stat.tid, self.stat.start_time, parse_args(self.argv))
+            self.qemu = QemuProcess(decision, parse_args(self.argv))
         return self.qemu
 
 
-def scan(root: HostRoot) -> Processes:
-    """One pass over /proc: QEMU guests, vhost kernel threads and known daemons.
+def scan(root: HostRoot, judge: Judge | None = None) -> Processes:
+    """One pass over /proc: QEMU guests, vhost kernel threads and known daemons. Without
+    ``judge``, plain QEMUs are guests if they are root's.
 
     A process that vanishes meanwhile is not in the result. Raises OSError when
     /proc itself cannot be listed.
     """
-    return ProcessTable().scan(root)
+    return ProcessTable().scan(root, judge)
 
 
 class ProcessTable:
@@ -66,8 +107,9 @@ class ProcessTable:
         for entry in self._entries.values():
             entry.sure = False
 
-    def scan(self, root: HostRoot) -> Processes:
+    def scan(self, root: HostRoot, judge: Judge | None = None) -> Processes:
         """As ``scan``."""
+        judge = Judge(root) if judge is None else judge
         before, self._entries = self._entries, {}
         for name, identity in root.processes():
             known = before.get(name)
@@ -77,7 +119,7 @@ class ProcessTable:
                     continue
             else:
                 known = None
-            entry = _read(root, name, identity)
+            entry = _read(root, name, identity, judge)
             if entry is not None:
                 if known is not None and _same(known, entry):
                     entry.qemu, entry.sure = known.qemu, True
@@ -90,7 +132,8 @@ def _sorted(entries: list[_Entry]) -> Processes:
     daemons: list[Daemon] = []
     softirq: list[tuple[int, int]] = []
     napi: dict[str, list[int]] = {}
-    qemus: dict[int, _Entry] = {}
+    qemus: dict[int, tuple[_Entry, Decision]] = {}
+    strangers: list[Decision] = []
     for entry in entries:
         stat = entry.stat
         if stat.kthread:
@@ -105,14 +148,16 @@ def _sorted(entries: list[_Entry]) -> Processes:
                 napi.setdefault(device, []).append(stat.tid)
         elif stat.comm in DAEMONS:
             daemons.append(Daemon(stat.comm, stat.tid))
-        elif entry.argv:
-            qemus[stat.tid] = entry
+        elif entry.decision is not None and not entry.decision.believed:
+            strangers.append(entry.decision)
+        elif entry.decision is not None and entry.argv:
+            qemus[stat.tid] = entry, entry.decision
     # A QEMU below a QEMU is a helper of it (a fork about to exec, the cleanup
     # process of -run-with async-teardown), not a guest.
     found = [
         process
-        for _, entry in sorted(qemus.items())
-        if entry.stat.ppid not in qemus and (process := entry.process()).args.guest
+        for _, (entry, decision) in sorted(qemus.items())
+        if entry.stat.ppid not in qemus and (process := entry.process(decision)).args.guest
     ]
     return Processes(
         tuple(found),
@@ -120,6 +165,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
         tuple(sorted(daemons, key=lambda d: (d.name, d.pid))),
         tuple(sorted(softirq)),
         {device: tuple(sorted(tids)) for device, tids in napi.items()},
+        tuple(sorted(strangers, key=lambda s: s.pid)),
     )
 
 
@@ -127,26 +173,33 @@ def _same(one: _Entry, other: _Entry) -> bool:
     """Whether a process is what it was when it was read before."""
     stats = (one.stat, other.stat)
     comms, starts = {s.comm for s in stats}, {s.start_time for s in stats}
-    return len(comms) == len(starts) == 1 and one.argv == other.argv
+    same = len(comms) == len(starts) == 1
+    return same and one.argv == other.argv and one.decision == other.decision
 
 
-def _read(root: HostRoot, name: str, identity: int) -> _Entry | None:
+def _read(root: HostRoot, name: str, identity: int, judge: Judge) -> _Entry | None:
     try:
         stat = parse_stat(root.read(f"/proc/{name}/stat"))
+        ours = not stat.kthread and stat.comm not in DAEMONS
+        decision = _decision(root, stat, judge) if ours else None
+    except (OSError, ValueError):
+        return None
+    believed = decision is not None and decision.believed
+    return _Entry(identity, stat, decision, _argv(root, stat.tid) if believed else ())
+
+
+def _decision(root: HostRoot, stat: Stat, judge: Judge) -> Decision | None:
+    """None for what has no QEMU's executable."""
+    try:
+        exe = root.readlink(f"/proc/{stat.tid}/exe")
+    except PermissionError:
+        if not is_qemu(stat.comm):
+            return None
+        why = "its executable is not ours to see: run vsrtune as root"
+        return Decision(stat.tid, stat.start_time, -1, Standing.STRANGER, why)
     except OSError:
         return None
-    ours = not stat.kthread and stat.comm not in DAEMONS and _runs_qemu(root, stat)
-    return _Entry(identity, stat, _argv(root, stat.tid) if ours else ())
-
-
-def _runs_qemu(root: HostRoot, stat: Stat) -> bool:
-    try:
-        return is_qemu(root.readlink(f"/proc/{stat.tid}/exe"))
-    except PermissionError:
-        # Not root: the comm is cut to 15 characters, which is enough.
-        return is_qemu(stat.comm)
-    except OSError:
-        return False
+    return judge.decide(stat.tid, stat.start_time, exe) if is_qemu(exe) else None
 
 
 def _argv(root: HostRoot, pid: int) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,15 @@ from vsrtune.errors import VsrtuneError
 
 # Every option read here takes a value.
 _WANTED = frozenset(
-    ("name", "uuid", "netdev", "nic", "device", "qmp", "chardev", "mon", "machine", "M", "object")
-)
+    (
+        "name", "uuid", "smp", "netdev", "nic", "device", "qmp", "chardev", "mon", "machine", "M",
+        "object",
+    )
+)  # fmt: skip
 
 # Anybody may run a QEMU and write what he likes: a descriptor is a C int.
 _FD_DIGITS = 10
+_VCPU_DIGITS = 5
 
 # Net back ends that have a tap or macvtap device on the host.
 _TAP_TYPES = frozenset(("tap", "bridge"))
@@ -43,7 +48,8 @@ class QemuArgs:
     """What matters here of one QEMU command line.
 
     ``libvirt`` marks a QEMU started by libvirt, whether or not libvirt answers.
-    ``qmp`` are the UNIX sockets on which it listens as a QMP server.
+    ``qmp`` are the UNIX sockets on which it listens as a QMP server. ``vcpus`` is the most
+    vcpus that it can have (``-smp``).
     ``guest`` is False for runs without a machine (libvirt's capability probes).
     """
 
@@ -54,6 +60,7 @@ class QemuArgs:
     guest: bool
     qmp: tuple[str, ...]
     netdevs: tuple[Netdev, ...]
+    vcpus: int = 1
 
 
 def split_options(text: str, implied: str = "") -> dict[str, str]:
@@ -95,7 +102,7 @@ def _flatten(prefix: str, data: Any, options: dict[str, str]) -> None:
         options[prefix] = str(data)
 
 
-def parse(argv: Sequence[str]) -> QemuArgs:
+def parse(argv: Sequence[str]) -> QemuArgs:  # noqa: C901 (one case an option)
     """Read a command line; unknown options are passed over, nothing is an error
     but an empty list (VsrtuneError)."""
     if not argv:
@@ -103,6 +110,7 @@ def parse(argv: Sequence[str]) -> QemuArgs:
     name = uuid = ""
     debug_threads = libvirt = False
     guest = True
+    vcpus = 1
     devices: dict[str, dict[str, str]] = {}
     netdevs: list[tuple[dict[str, str], str]] = []
     chardevs: dict[str, dict[str, str]] = {}
@@ -133,6 +141,8 @@ def parse(argv: Sequence[str]) -> QemuArgs:
                 parts = split_options(value, "chardev")
                 if parts.get("mode") == "control":
                     monitors.append(parts.get("chardev", ""))
+            case "smp":
+                vcpus = _most_vcpus(split_options(value, "cpus"))
             case "qmp":
                 socket = _qmp_socket(value)
                 if socket:
@@ -148,7 +158,7 @@ def parse(argv: Sequence[str]) -> QemuArgs:
         for parts, option in netdevs
         if parts.get("type") in _TAP_TYPES
     ]
-    return QemuArgs(name, uuid, debug_threads, libvirt, guest, tuple(qmp), tuple(taps))
+    return QemuArgs(name, uuid, debug_threads, libvirt, guest, tuple(qmp), tuple(taps), vcpus)
 
 
 def essential(argv: Sequence[str]) -> list[str]:
@@ -204,6 +214,19 @@ def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
             position += 1
         position += 1
     return pairs
+
+
+def _most_vcpus(parts: dict[str, str]) -> int:
+    """``maxcpus``, or what the others come to when it is not written
+    (machine_parse_smp_config)."""
+
+    def number(key: str, default: int) -> int:
+        text = parts.get(key, "")
+        return int(text) if text.isdecimal() and len(text) <= _VCPU_DIGITS else default
+
+    levels = ("drawers", "books", "sockets", "dies", "clusters", "modules", "cores", "threads")
+    shape = math.prod(max(1, number(level, 1)) for level in levels)
+    return max(1, number("maxcpus", max(number("cpus", 1), shape)))
 
 
 def _qmp_socket(value: str) -> str:

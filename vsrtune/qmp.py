@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,8 +11,8 @@ from vsrtune._vendor import qemu_qmp
 from vsrtune.errors import Lasting, ObserveError
 
 # A QMP socket serves one client: while another is connected, ours waits in the
-# listen queue and hears nothing. This long is waited for each answer.
-TIMEOUT_SECONDS = 1.0
+# listen queue and hears nothing. This long is waited for it to let us go.
+_LEAVING_SECONDS = 0.1
 
 
 def parse_cpus(answer: Iterable[Mapping[str, Any]]) -> dict[int, int]:
@@ -30,11 +32,13 @@ def parse_cpus(answer: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     return vcpus
 
 
-def query_vcpus(socket: str, timeout: float = TIMEOUT_SECONDS) -> dict[int, int]:
-    """Connect to a QMP UNIX socket, ask, and disconnect at once.
+def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:
+    """Connect to a QMP UNIX socket, ask, and disconnect at once; ``timeout`` is in seconds, for
+    all of it.
 
-    Raises ObserveError: transient when the socket is busy or gone, permanent
-    when the QMP library is missing.
+    The path leads where the process likes, so nothing is said to anybody but process ``pid``
+    (SO_PEERCRED: who listens there). Raises ObserveError: transient when the socket is busy or
+    gone, permanent when the QMP library is missing.
     """
     import asyncio
     import contextlib
@@ -47,32 +51,54 @@ def query_vcpus(socket: str, timeout: float = TIMEOUT_SECONDS) -> dict[int, int]
     except ImportError:
         raise ObserveError(
             "the Python library qemu.qmp is not installed",
-            where=socket,
+            where=path,
             hint="install it, or start QEMU with -name NAME,debug-threads=on",
         ) from None
 
-    async def ask() -> dict[int, int]:
+    async def ask(connected: socket.socket) -> dict[int, int]:
         client = library.QMPClient("vsrtune")
         try:
-            await asyncio.wait_for(client.connect(socket), timeout)
-            return parse_cpus(await asyncio.wait_for(client.execute("query-cpus-fast"), timeout))
+            async with asyncio.timeout(timeout):
+                await client.connect(connected)
+                return parse_cpus(await client.execute("query-cpus-fast"))
         finally:
             # Here it raises once more what broke the connection.
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.disconnect(), timeout)
+                await asyncio.wait_for(client.disconnect(), _LEAVING_SECONDS)
 
     try:
-        return asyncio.run(ask())
+        with socket.socket(socket.AF_UNIX) as connected:
+            connected.settimeout(timeout)
+            connected.connect(path)
+            if peer(connected) != pid:
+                raise ObserveError(
+                    f"process {peer(connected)} listens there, and not QEMU itself: not asked",
+                    where=path,
+                    hint="give it a socket of its own, -qmp unix:PATH,server=on,wait=off",
+                    lasting=Lasting.TRANSIENT,
+                )
+            connected.setblocking(False)
+            return asyncio.run(ask(connected))
     except TimeoutError:
         raise ObserveError(
             "no answer to QMP: another client is connected",
-            where=socket,
+            where=path,
             hint="give vsrtune a second -qmp socket, or use -name NAME,debug-threads=on",
             lasting=Lasting.TRANSIENT,
         ) from None
+    except ObserveError:
+        raise
     except Exception as error:  # the library asserts what a monitor that means harm breaks
         raise ObserveError(
             f"QMP failed: {str(error) or type(error).__name__}",
-            where=socket,
+            where=path,
             lasting=Lasting.TRANSIENT,
         ) from error
+
+
+def peer(connected: socket.socket) -> int:
+    """The process that listens at the other end of a UNIX socket (the one that called
+    listen(2), unix(7))."""
+    size = struct.calcsize("3i")
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", credentials)[0])

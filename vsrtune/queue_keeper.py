@@ -112,12 +112,12 @@ class QueueKeeper:
         for kept in self._parting.values():
             why = "it is kept no more"
             long = replace(kept.state, length=kept.bounds.high, why=why)
-            changes = () if kept.guest.busy else _changes(kept, long, left)
+            changes = () if kept.guest.waits else _changes(kept, long, left)
             actions += [a for a in changes if a.before == kept.state.length]
         if actions:
             self._set(actions)
         failed = bool(actions) and self._stuck
-        self._parting = {r: k for r, k in self._parting.items() if k.guest.busy or failed}
+        self._parting = {r: k for r, k in self._parting.items() if k.guest.waits or failed}
 
     def _left(self) -> frozenset[Target]:
         """Changed by somebody, and not to be put back by the policy's rule, or not yet."""

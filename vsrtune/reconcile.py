@@ -285,7 +285,7 @@ class Reconciler(Adjusting):
         if not self._owed.open:
             return
         guests = part.guests
-        busy = {g.ref for g in guests if g.busy}
+        busy = {g.ref for g in guests if g.waits}
         ours = {entry.target.guest for entry in self._journal.entries(part.names)}
         unread = ours - {g.ref for g in guests} - _HOST
         left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
@@ -368,8 +368,8 @@ class Reconciler(Adjusting):
     def _publish(self, part: Part, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(part, plan, self.policies, unsettled, self._waiting)
         self._heal(part, new)
-        # Of the end of what libvirt is busy with an event tells.
-        busy = {g.ref for g in part.guests if g.busy}
+        # An event tells when libvirt is no longer busy, and the next look whether it answers.
+        busy = {g.ref for g in part.guests if g.waits}
         pending = {s.ref for s in new if s.pending} - busy
         if part.names is not None:
             pending |= self._pending - part.names

@@ -28,9 +28,10 @@ from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.model import Sched, Snapshot
 from vsrtune.observe import Observer, live_observer
+from vsrtune.policy_match import Scope
 from vsrtune.proc import DAEMONS, napi_device, parse_stat
 from vsrtune.qemu_args import essential
-from vsrtune.rootfs import INDEX, DirRoot, HostRoot, LiveRoot
+from vsrtune.rootfs import INDEX, DirRoot, FileStat, HostRoot, LiveRoot
 from vsrtune.seen import DEFAULT_PATH, SeenMemory
 from vsrtune.virt import (
     DEFAULT_URI,
@@ -57,8 +58,8 @@ _INTERFACE_PARTS = ("mac", "source", "target", "model", "driver", "alias")
 
 
 class Recording:
-    """Answers of a host by path. ``sched`` is by tid, ``qmp`` by pid,
-    ``ethtool`` by device."""
+    """Answers of a host by path. ``stats`` are user, mode, device and inode; ``sched`` is by
+    tid, ``qmp`` by pid, ``ethtool`` by device."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -66,6 +67,7 @@ class Recording:
         self.links: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self.present: dict[str, bool] = {}
+        self.stats: dict[str, list[int]] = {}
         self.sched: dict[int, Sched] = {}
         self.qmp: dict[int, dict[str, Any]] = {}
         self.ethtool: dict[str, dict[str, int]] = {}
@@ -81,8 +83,22 @@ class RecordingRoot:
     def read(self, path: str) -> str:
         return self._keep(path, self._root.read, self.recording.texts)
 
-    def listdir(self, path: str) -> list[str]:
-        return self._keep(path, self._root.listdir, self.recording.listings)
+    @property
+    def owners_told(self) -> bool:
+        return self._root.owners_told
+
+    def listdir(self, path: str, most: int | None = None) -> list[str]:
+        def ask(path: str) -> list[str]:
+            return self._root.listdir(path, most)
+
+        return self._keep(path, ask, self.recording.listings)
+
+    def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        def ask(path: str) -> list[int]:
+            found = self._root.stat(path, follow=follow)
+            return [found.uid, found.mode, found.dev, found.ino]
+
+        return FileStat(*self._keep(path, ask, self.recording.stats))
 
     def readlink(self, path: str) -> str:
         return self._keep(path, self._root.readlink, self.recording.links)
@@ -111,9 +127,9 @@ class RecordingRoot:
         self.recording.ethtool[device] = self._root.ethtool_statistics(device)
         return self.recording.ethtool[device]
 
-    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         try:
-            vcpus = self._root.qmp_vcpus(pid, socket)
+            vcpus = self._root.qmp_vcpus(pid, socket, timeout)
         except ObserveError as error:
             self.recording.qmp[pid] = {"error": error.what}
             raise
@@ -193,7 +209,8 @@ def record(
     root = RecordingRoot(LiveRoot())
     virt = RecordingVirt(LibvirtSource(uri))
     memory = SeenMemory()
-    live = Observer(root, virt, memory).observe()
+    # Processes that are not believed have no part in anything, and none in a recording.
+    live = replace(Observer(root, virt, memory).observe(), strangers=())
     redact = Redactor(os.urandom(16))
     root.recording.texts[str(DEFAULT_PATH)] = json.dumps(encode(memory.seen))
     prune(root.recording)
@@ -215,24 +232,31 @@ def record(
     return replayed
 
 
-def replay(directory: Path) -> Snapshot:
-    """Observe a recorded host."""
+def replay(directory: Path, scope: Scope | None = None) -> Snapshot:
+    """Observe a recorded host. ``scope`` says whose plain QEMUs may be guests: root's without."""
     root = DirRoot(directory)
-    return Observer(root, RecordedVirt(root)).observe()
+    return Observer(root, RecordedVirt(root), scope=lambda: scope or Scope()).observe()
 
 
 def prune(recording: Recording) -> None:
     """Drop what does not change the observation: other processes, a QEMU's other
     descriptors and arguments, interrupts of other devices."""
     kept = _processes_used(recording)
+    every: tuple[dict[str, Any], ...] = (
+        recording.texts,
+        recording.listings,
+        recording.links,
+        recording.errors,
+        recording.stats,
+    )
     foreign = [
         path
-        for answers in (recording.texts, recording.listings, recording.links, recording.errors)
+        for answers in every
         for path in answers
         if (match := _PROCESS.fullmatch(path)) is not None and match[1] not in kept
     ]
     for path in foreign:
-        for answers in (recording.texts, recording.listings, recording.links, recording.errors):
+        for answers in every:
             answers.pop(path, None)
     if "/proc" in recording.listings:
         recording.listings["/proc"] = sorted(kept, key=int)
@@ -335,6 +359,7 @@ def write(
         "listings": dict(sorted(recording.listings.items())),
         "errors": dict(sorted(recording.errors.items())),
         "present": dict(sorted(recording.present.items())),
+        "stats": dict(sorted(recording.stats.items())),
     }
     _write(directory, f"/{INDEX}", redact(_index_text(index)))
 

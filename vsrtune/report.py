@@ -99,6 +99,12 @@ def snapshot_tables(
     problems += [(g.ref, text) for g in snapshot.guests for text in g.problems]
     if problems:
         tables.append(Table("Problems", ("where", "what"), problems, "warn"))
+    if snapshot.strangers:
+        rows: list[tuple[str, ...]] = [
+            (str(s.pid), str(s.uid) if s.uid >= 0 else "", s.why) for s in snapshot.strangers
+        ]
+        heads = ("pid", "user", "why")
+        tables.append(Table("Processes named like a QEMU that are not believed", heads, rows))
     return tables
 
 

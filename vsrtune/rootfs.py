@@ -7,7 +7,11 @@ import errno
 import json
 import os
 import platform
+import stat
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,15 +32,35 @@ _SCHED_FLAG_RESET_ON_FORK = 0x01
 _CLASSES = {number: cls for cls, number in POLICY_NUMBERS.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What stat(2) tells of a file that readers need: whose it is, and which."""
+
+    uid: int
+    mode: int
+    dev: int
+    ino: int
+
+
 class HostRoot(Protocol):
-    """What readers may ask of a host. Paths are absolute, as on that host."""
+    """What readers may ask of a host. Paths are absolute, as on that host. ``owners_told`` is
+    False for recordings of before owners were recorded: there every file is root's, and libvirt
+    has no pid files."""
+
+    @property
+    def owners_told(self) -> bool: ...
 
     def read(self, path: str) -> str:
         """The whole text; bytes that are not UTF-8 become ``\\xNN``. OSError as from open."""
         ...
 
-    def listdir(self, path: str) -> list[str]:
-        """Sorted names. OSError as from os.listdir."""
+    def listdir(self, path: str, most: int | None = None) -> list[str]:
+        """Sorted names. OSError as from os.listdir, and E2BIG when there are more than
+        ``most``, of which no more is read."""
+        ...
+
+    def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        """Of a file; of a symbolic link itself unless ``follow``. OSError as from os.stat."""
         ...
 
     def readlink(self, path: str) -> str:
@@ -67,8 +91,9 @@ class HostRoot(Protocol):
         ENODEV when the device is gone."""
         ...
 
-    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
-        """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. Raises ObserveError."""
+    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
+        """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. Only that very process is
+        spoken to, for ``timeout`` seconds in all. Raises ObserveError."""
         ...
 
 
@@ -123,6 +148,10 @@ def sched_getattr(tid: int) -> Sched:
 class LiveRoot:
     """This host."""
 
+    @property
+    def owners_told(self) -> bool:
+        return True
+
     def read(self, path: str) -> str:
         # As few system calls as there can be: a pass reads thousands of small files.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -137,8 +166,16 @@ class LiveRoot:
             os.close(fd)
         return data.decode("utf-8", "backslashreplace")
 
-    def listdir(self, path: str) -> list[str]:
-        return sorted(map(_escaped, os.listdir(path)))
+    def listdir(self, path: str, most: int | None = None) -> list[str]:
+        if most is None:
+            return sorted(map(_escaped, os.listdir(path)))
+        with os.scandir(path) as found:
+            names = [entry.name for entry in islice(found, most + 1)]
+        return sorted(map(_escaped, _capped(names, path, most)))
+
+    def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        found = os.stat(path, follow_symlinks=follow)
+        return FileStat(found.st_uid, found.st_mode, found.st_dev, found.st_ino)
 
     def readlink(self, path: str) -> str:
         return _escaped(os.readlink(path))
@@ -161,7 +198,7 @@ class LiveRoot:
     def ethtool_statistics(self, device: str) -> dict[str, int]:
         return ethtool.statistics(device)
 
-    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         # Imported here: asyncio and the QMP library are slow to load, and most
         # hosts never need them.
         from vsrtune.qmp import query_vcpus
@@ -169,7 +206,7 @@ class LiveRoot:
         # The path is as QEMU sees it, which may be inside a container.
         seen = f"root{socket}" if socket.startswith("/") else f"cwd/{socket}"
         try:
-            return query_vcpus(f"/proc/{pid}/{seen}")
+            return query_vcpus(f"/proc/{pid}/{seen}", pid, timeout)
         except ObserveError as error:
             error.where = socket
             raise
@@ -182,6 +219,12 @@ def boot_id(root: HostRoot | None = None) -> str:
 
 def _numbers(data: dict[str, Any]) -> dict[str, int]:
     return {name: int(value) for name, value in data.items()}
+
+
+def _capped(names: list[str], path: str, most: int | None) -> list[str]:
+    if most is not None and len(names) > most:
+        raise OSError(errno.E2BIG, f"more than {most} entries, none of which is read", path)
+    return names
 
 
 def _escaped(name: str) -> str:
@@ -198,7 +241,9 @@ class DirRoot:
 
     ``index.json``, when present, holds what a plain file cannot: ``links``
     (path to target), ``listings`` (path to names), ``errors`` (path to errno
-    name) and ``present``, paths that are there and were not read. A tree written by
+    name), ``present``, paths that are there and were not read, and ``stats``, path to
+    user, mode, device and inode; a path without is root's, and only root's to write. A
+    recording without ``stats`` is of before owners were recorded. A tree written by
     hand needs none: directories are then listed as they are. ``sched_attr/TID.json``,
     ``ethtool/DEVICE.json`` and ``qmp/PID.json`` hold the answers that are not files on
     a host.
@@ -214,6 +259,12 @@ class DirRoot:
         self._listings: Mapping[str, list[str]] = index.get("listings", {})
         self._errors: Mapping[str, str] = index.get("errors", {})
         self._present: Mapping[str, bool] = index.get("present", {})
+        self._stats: Mapping[str, list[int]] = index.get("stats", {})
+        self._owners_told = "stats" in index
+
+    @property
+    def owners_told(self) -> bool:
+        return self._owners_told
 
     def _at(self, path: str) -> Path:
         return self.path / path.lstrip("/")
@@ -231,14 +282,33 @@ class DirRoot:
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
 
-    def listdir(self, path: str) -> list[str]:
+    def listdir(self, path: str, most: int | None = None) -> list[str]:
         self._check(path)
         if path in self._listings:
-            return sorted(self._listings[path])
+            return sorted(_capped(self._listings[path], path, most))
         try:
-            return sorted(os.listdir(self._at(path)))
+            return sorted(_capped(os.listdir(self._at(path)), path, most))
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
+
+    def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        if path in self._stats:
+            return FileStat(*self._stats[path])
+        self._check(path)
+        if path in self._links:
+            if follow:
+                return self.stat(self._links[path])
+            kind = stat.S_IFLNK
+        elif self._stats_of_directory(path):
+            kind = stat.S_IFDIR
+        else:
+            kind = stat.S_IFREG
+        return FileStat(0, kind | 0o755, 0, zlib.crc32(path.encode()))
+
+    def _stats_of_directory(self, path: str) -> bool:
+        """Whether a path of which nothing was recorded is a directory's: an executable is
+        known by what points to it alone."""
+        return path not in self._links.values() and not self._at(path).is_file()
 
     def readlink(self, path: str) -> str:
         self._check(path)
@@ -282,7 +352,8 @@ class DirRoot:
         except FileNotFoundError:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), path) from None
 
-    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
+        del timeout  # nobody is waited for
         try:
             data = json.loads(self.read(f"/qmp/{pid}.json"))
         except FileNotFoundError:

@@ -7,6 +7,7 @@ from vsrtune.known_guests import Known
 from vsrtune.look_pass import thread_links
 from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot
+from vsrtune.trust import Judge
 
 # Hosts with no more guests are looked at as a whole.
 FEW = 16
@@ -26,7 +27,9 @@ class Rounds:
         """Everything was looked at."""
         self._left = ROUND
 
-    def due(self, known: Known, root: HostRoot, table: ProcessTable) -> frozenset[int] | None:
+    def due(
+        self, known: Known, root: HostRoot, table: ProcessTable, judge: Judge
+    ) -> frozenset[int] | None:
         """pids of the QEMUs to look at; None when it is time for everything. New ones,
         those that are gone, and those with another number of threads or of kernel threads
         that work for them are always among them."""
@@ -34,7 +37,7 @@ class Rounds:
         if len(known.held) <= FEW or self._left <= 0:
             return None
         try:
-            processes = table.scan(root)
+            processes = table.scan(root, judge)
         except OSError:
             return None
         there = {p.pid: p.start_time for p in processes.qemus}

@@ -37,11 +37,12 @@ class TopHost:
         self._journal = journal
         self._clock = clock
         self._files: HostRoot
+        scope = cli_common.curious(cli_common.readable_policies(policy_dirs))
         if root is None:
-            self._files, self._observer = LiveRoot(), live_observer(uri)
+            self._files, self._observer = LiveRoot(), live_observer(uri, lambda: scope)
         else:
             self._files = DirRoot(root)
-            self._observer = Observer(self._files, RecordedVirt(self._files))
+            self._observer = Observer(self._files, RecordedVirt(self._files), scope=lambda: scope)
         self._planned: tuple[Plan | None, tuple[str, ...]] = (None, ())
         self._plan_after = 0
 

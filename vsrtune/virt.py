@@ -13,11 +13,14 @@ from vsrtune.bounded import json_value, xml_element
 from vsrtune.codec import decode
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting, ObserveError
+from vsrtune.patience import Patience
 from vsrtune.rootfs import HostRoot
 
 T = TypeVar("T")
 
 DEFAULT_URI = "qemu:///system"
+
+_DOWN = "see systemctl status libvirtd virtqemud"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,16 @@ def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
     return tuple(found)
 
 
+def parse_vcpus(xml: str) -> int:
+    """The most vcpus that a domain can have, by its XML. Raises ObserveError when it is not
+    XML."""
+    try:
+        text = (xml_element(xml).findtext("vcpu") or "").strip()
+    except ValueError as error:
+        raise ObserveError(f"domain XML cannot be read: {error}") from error
+    return int(text) if text.isdecimal() and len(text) <= 5 else 1
+
+
 def _attribute(element: ET.Element, child: str, name: str) -> str:
     found = element.find(child)
     return found.get(name, "") if found is not None else ""
@@ -110,6 +123,7 @@ class LibvirtSource:
     def __init__(self, uri: str = DEFAULT_URI) -> None:
         self.uri = uri
         self._connection: Any = None
+        self._patience = Patience()
 
     def domains(self) -> tuple[DomainText, ...]:
         def read(libvirt: Any, connection: Any) -> tuple[DomainText, ...]:
@@ -136,7 +150,15 @@ class LibvirtSource:
         for last in (False, True):
             fresh = self._connection is None
             try:
-                return read(libvirt, self._connected(libvirt))
+                return self._patience.ask(lambda: read(libvirt, self._connected(libvirt)))
+            except TimeoutError as error:
+                # The connection stays with the question that waits for it.
+                raise ObserveError(
+                    f"libvirt does not answer: {error}",
+                    where=self.uri,
+                    hint=_DOWN,
+                    lasting=Lasting.TRANSIENT,
+                ) from error
             except libvirt.libvirtError as error:
                 self.close()
                 # A connection kept from an earlier pass may have died since then.
@@ -144,7 +166,7 @@ class LibvirtSource:
                     raise ObserveError(
                         f"libvirt does not answer: {error.get_error_message()}",
                         where=self.uri,
-                        hint="see systemctl status libvirtd virtqemud",
+                        hint=_DOWN,
                         lasting=Lasting.TRANSIENT,
                     ) from error
         raise AssertionError("unreachable")

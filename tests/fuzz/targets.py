@@ -35,13 +35,14 @@ from vsrtune.proc import (
     parse_fdinfo_iff,
     parse_stat,
     parse_status_allowed,
+    parse_status_uids,
     worker_owner,
 )
 from vsrtune.rootfs import DirRoot
 from vsrtune.seen import SeenMemory
 from vsrtune.tap_counters import parse as parse_counters
 from vsrtune.trace import count_by, parse_hist
-from vsrtune.virt import DomainText, RecordedVirt, parse_interfaces
+from vsrtune.virt import DomainText, RecordedVirt, parse_interfaces, parse_vcpus
 
 Target = Callable[[bytes], None]
 
@@ -61,6 +62,7 @@ def text(data: bytes) -> str:
 def domain_xml(data: bytes) -> None:
     with contextlib.suppress(ObserveError):
         parse_interfaces(text(data))
+        parse_vcpus(text(data))
     with contextlib.suppress(VsrtuneError):
         for found in interface_xml.nics(text(data)):
             interface_xml.on_device(found, "nvt0")
@@ -102,7 +104,7 @@ def stat(data: bytes) -> None:
 
 def proc_texts(data: bytes) -> None:
     content = text(data)
-    for parse in (parse_status_allowed, CpuSet.parse, CpuSet.from_mask):
+    for parse in (parse_status_allowed, parse_status_uids, CpuSet.parse, CpuSet.from_mask):
         with contextlib.suppress(VsrtuneError, ValueError):
             parse(content)
     parse_cgroup(content)

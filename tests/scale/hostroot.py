@@ -10,7 +10,7 @@ from synthetic import Synthetic
 
 from vsrtune.codec import decode
 from vsrtune.model import Sched
-from vsrtune.rootfs import LiveRoot
+from vsrtune.rootfs import FileStat, LiveRoot
 from vsrtune.virt import DomainText
 
 
@@ -25,8 +25,13 @@ class TreeRoot(LiveRoot):
     def read(self, path: str) -> str:
         return super().read(self._base + path)
 
-    def listdir(self, path: str) -> list[str]:
-        return super().listdir(self._base + path)
+    def listdir(self, path: str, most: int | None = None) -> list[str]:
+        return super().listdir(self._base + path, most)
+
+    def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        if follow and os.path.islink(self._base + path):
+            path = os.readlink(self._base + path)
+        return super().stat(self._base + path, follow=False)
 
     def readlink(self, path: str) -> str:
         return super().readlink(self._base + path)

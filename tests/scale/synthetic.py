@@ -27,6 +27,7 @@ OTHERS = 200
 _GUEST = 429  # the QEMU of the recorded libvirt guest
 _VCPU, _VHOST, _MAIN = 443, 438, 429
 _LOWERS = ("p0", "p1")
+QEMU = "/usr/bin/qemu-system-x86_64"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Synthetic:
             self._guest(names)
         self._lowers()
         self.domains = [self._domain(names) for names in self.guests]
-        index = {"links": self._links, "errors": {}, "listings": {}}
+        index = {"links": self._links, "errors": {}, "listings": {}, "stats": {}}
         (place / INDEX).write_text(json.dumps(index))
 
     # -- the host
@@ -97,6 +98,7 @@ class Synthetic:
             for file in sorted((RECORDED / path).rglob("*")):
                 if file.is_file():
                     self.file(f"/{file.relative_to(RECORDED)}", file.read_text())
+        self.file(QEMU, "")
         for name in ("online", "present"):
             self.file(f"/sys/devices/system/cpu/{name}", f"{CPUS}\n")
         self.file("/sys/devices/system/node/node0/cpulist", f"{CPUS}\n")
@@ -125,7 +127,8 @@ class Synthetic:
         text = recorded.replace("guest=vr1,", f"guest={names.name},")
         text = re.sub(r"-uuid\0[0-9a-f-]+", f"-uuid\0{names.uuid}", text)
         self.file(f"/proc/{pid}/cmdline", text)
-        self.link(f"/proc/{pid}/exe", "/usr/bin/qemu-system-x86_64")
+        self.link(f"/proc/{pid}/exe", QEMU)
+        self.file(f"/run/libvirt/qemu/{names.name}.pid", f"{pid}\n")
         for path in ("", *(f"/vcpu{n}" for n in range(VCPUS)), "/emulator"):
             self.cgroup(f"{names.scope}{path}", "")
         self.cgroup(names.scope.rpartition("/")[0], "")

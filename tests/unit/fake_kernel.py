@@ -151,7 +151,7 @@ class FakeKernel:
     def sched_attr(self, tid: int) -> Sched:
         return decode(Sched, self._thread(tid)["sched"])
 
-    def qmp_vcpus(self, pid: int, socket: str) -> dict[int, int]:
+    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         raise NotImplementedError
 
     def _thread(self, tid: int) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+from vsrtune.proc import PF_USER_WORKER
 from vsrtune.rootfs import INDEX, DirRoot
 
 
@@ -14,6 +16,11 @@ def stat_line(tid: int, comm: str, *, ppid: int = 1, flags: int = 0, start: int 
     return before + " 0" * 16 + " 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 
+def scope(name: str) -> str:
+    """The cgroup that systemd makes for a domain."""
+    return f"/machine.slice/machine-qemu\\x2d1\\x2d{name}.scope"
+
+
 class HostTree:
     """Files, links and listings of an imagined host, below ``path``."""
 
@@ -21,6 +28,9 @@ class HostTree:
         self.path = path
         self.links: dict[str, str] = {}
         self.errors: dict[str, str] = {}
+        self.stats: dict[str, list[int]] = {}
+        # The cgroup of each process.
+        self.homes: dict[int, str] = {}
 
     def file(self, path: str, text: str | bytes) -> HostTree:
         """Add a file."""
@@ -73,13 +83,23 @@ class HostTree:
         flags: int = 0,
         start: int = 100,
         allowed: str = "0-7",
-        cgroup: str = "/system.slice/pq1.service",
+        cgroup: str = "",
+        uid: int = 0,
     ) -> HostTree:
-        """Add a thread of process ``pid``."""
+        """Add a thread of process ``pid``, in the cgroup of that unless told. Threads named as
+        vhost names its own are its own, and vcpus of libvirt's guests in their cgroups."""
+        if not flags and comm.startswith("vhost-"):
+            flags = PF_USER_WORKER
+        cgroup = cgroup or self.homes.get(pid, "/system.slice/pq1.service")
+        vcpu = re.fullmatch(r"CPU (\d+)/KVM", comm)
+        if vcpu and cgroup == self.homes.get(pid):
+            cgroup = cgroup.replace("/libvirt/emulator", f"/libvirt/vcpu{vcpu[1]}")
         line = stat_line(tid, comm, ppid=ppid, flags=flags, start=start)
         base = f"/proc/{pid}/task/{tid}"
         self.file(f"{base}/stat", line)
-        self.file(f"{base}/status", f"Name:\t{comm}\nCpus_allowed_list:\t{allowed}\n")
+        uids = "\t".join([str(uid)] * 4)
+        status = f"Name:\t{comm}\nUid:\t{uids}\nCpus_allowed_list:\t{allowed}\n"
+        self.file(f"{base}/status", status)
         self.file(f"{base}/cgroup", f"0::{cgroup}\n")
         self.file(f"{base}/schedstat", "1234 5 6\n")
         self.file(f"/sched_attr/{tid}.json", "{}")
@@ -87,9 +107,14 @@ class HostTree:
             self.file(f"/proc/{pid}/stat", line)
         return self
 
-    def qemu(self, pid: int, *arguments: str, start: int = 100) -> HostTree:
-        """Add a QEMU process with its main thread."""
-        self.thread(pid, pid, "qemu-system-x86", start=start)
+    def qemu(self, pid: int, *arguments: str, start: int = 100, uid: int = 0) -> HostTree:
+        """Add a QEMU process with its main thread. One with what libvirt leaves in a command
+        line runs in a cgroup of libvirt's, which has written its pid down."""
+        if "secret,id=masterKey0" in ",".join(arguments):
+            name = arguments[arguments.index("-name") + 1].split(",")[0].removeprefix("guest=")
+            self.homes[pid] = f"{scope(name)}/libvirt/emulator"
+            self.file(f"/run/libvirt/qemu/{name}.pid", f"{pid}\n")
+        self.thread(pid, pid, "qemu-system-x86", start=start, uid=uid)
         argv = ["/usr/bin/qemu-system-x86_64", *arguments]
         self.file(f"/proc/{pid}/cmdline", "".join(f"{a}\0" for a in argv))
         self.links[f"/proc/{pid}/exe"] = "/usr/bin/qemu-system-x86_64"
@@ -116,6 +141,6 @@ class HostTree:
 
     def root(self) -> DirRoot:
         """The tree as a HostRoot."""
-        index = {"links": self.links, "errors": self.errors}
+        index = {"links": self.links, "errors": self.errors, "stats": self.stats}
         (self.path / INDEX).write_text(json.dumps(index))
         return DirRoot(self.path)

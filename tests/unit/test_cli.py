@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     host = FakeHost()
     run = Cli(host, tmp_path, capsys)
 
-    def observe(root: Path | None, uri: str, trace_seconds: float) -> Snapshot:
+    def observe(root: Path | None, uri: str, trace_seconds: float, *_named: object) -> Snapshot:
         return host.snapshot
 
     for module in ("cli_show", "cli_plan", "cli_apply"):

@@ -9,9 +9,18 @@ from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader
 from vsrtune.cpuset import CpuSet
-from vsrtune.guests import NO_VCPUS, NOT_LISTED, GuestReader, VcpuFinder
+from vsrtune.errors import ObserveError
+from vsrtune.guests import (
+    MONITORS_SECONDS,
+    NO_TIME,
+    NO_VCPUS,
+    NOT_LISTED,
+    GuestReader,
+    VcpuFinder,
+)
 from vsrtune.model import Confidence, Guest, NicKind, Role, WorkerKind
 from vsrtune.net import NetReader
+from vsrtune.policy_match import Scope
 from vsrtune.proc import PF_KTHREAD
 from vsrtune.process_table import scan
 from vsrtune.rootfs import DirRoot
@@ -40,7 +49,7 @@ def interface_xml(number: int, target: str) -> str:
 
 def domain(*targets: str) -> DomainText:
     nics = "".join(interface_xml(n, t) for n, t in enumerate(targets))
-    xml = f"<domain><devices>{nics}</devices></domain>"
+    xml = f"<domain><vcpu>2</vcpu><devices>{nics}</devices></domain>"
     pins = (VcpuPinText(0, CpuSet([1])), VcpuPinText(1, CpuSet([2])))
     return DomainText("vr1", UUID, xml, pins, CpuSet([0, 3]))
 
@@ -334,3 +343,29 @@ def test_a_monitor_is_asked_again_only_when_threads_change(tmp_path: Path) -> No
     finder.forget_all_but(set())
     (tmp_path / "qmp/50.json").write_text('{"vcpus": {"0": 60}}')
     assert finder.find(root, process, tids | {70}) == ({60: 0}, "")
+
+
+def test_all_monitors_of_a_look_share_its_time(tmp_path: Path) -> None:
+    """Two hundred that are silent take no longer than one; later looks ask the others."""
+    tree = HostTree(tmp_path).host()
+    for number in range(200):
+        pid = 1000 + 10 * number
+        tree.qemu(pid, "-name", f"s{number}", "-qmp", f"unix:/run/{number},server=on")
+    processes = scan(tree.root()).qemus
+    now = [0.0]
+    asked: list[int] = []
+
+    class Slow(DirRoot):
+        def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
+            now[0] += timeout
+            asked.append(pid)
+            raise ObserveError("no answer to QMP")
+
+    finder, root = VcpuFinder(lambda: now[0]), Slow(tmp_path)
+    for look in range(1, 4):
+        begin = now[0]
+        finder.look(Scope())
+        problems = [finder.find(root, p, frozenset([p.pid]))[1] for p in processes]
+        assert now[0] - begin <= MONITORS_SECONDS
+        assert len(asked) == len(set(asked)) == look
+        assert problems.count(NO_TIME) == 200 - look

@@ -145,6 +145,7 @@ def test_without_libvirt_its_guests_do_not_become_plain(tree: HostTree) -> None:
 
 def test_a_guest_of_another_libvirt_is_told_apart(tree: HostTree) -> None:
     libvirt_qemu(tree, 40, "vr 1", "c0ffee00-0000-4000-8000-000000000002")
+    tree.file("/run/libvirt/qemu/vr 1.pid", "50\n")
     snapshot = Observer(tree.root(), FakeVirt(domain("vr 1"))).observe()
     assert [(g.ref, g.pid, g.problems) for g in snapshot.guests] == [
         ("foreign:vr 1", 40, (FOREIGN,)),

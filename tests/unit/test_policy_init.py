@@ -29,7 +29,7 @@ def holds(seen: Snapshot, guest: Guest) -> Policy:
     leaves nothing that would make a second plan differ."""
     made = start(seen, guest)
     policy = parse(made.text, "p.yaml")
-    assert match(policy.guest, guest) is Match.EXACT
+    assert match(policy, guest) is Match.EXACT
     again = plan(seen, [policy], reassert=True)
     assert [r for r in again.refusals if r.guest == guest.ref] == []
     written = [[(a.target, a.after) for a in one.actions] for one in (again, made.plan)]

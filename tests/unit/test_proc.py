@@ -118,11 +118,15 @@ def test_scan_leaves_out_what_is_no_guest(tmp_path: Path) -> None:
     assert [q.pid for q in scan(tree.root()).qemus] == [100]
 
 
-def test_scan_without_the_right_to_see_executables_goes_by_comm(tmp_path: Path) -> None:
+def test_scan_without_the_right_to_see_executables_believes_nobody(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.qemu(100, "-name", "a")
     tree.errors["/proc/100/exe"] = "EACCES"
-    assert [q.pid for q in scan(tree.root()).qemus] == [100]
+    found = scan(tree.root())
+    assert found.qemus == ()
+    assert [(s.pid, s.why) for s in found.strangers] == [
+        (100, "its executable is not ours to see: run vsrtune as root")
+    ]
 
 
 def test_threads_that_vanish_are_left_out(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket as listening
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -87,20 +89,20 @@ def socket(tmp_path: Path) -> Path:
 
 def test_asks_and_leaves(socket: Path) -> None:
     with Monitor(socket) as monitor:
-        assert query_vcpus(str(socket)) == {0: 4711, 1: 4712}
+        assert query_vcpus(str(socket), os.getpid(), 5.0) == {0: 4711, 1: 4712}
         assert monitor.disconnected.wait(5)
 
 
 def test_a_busy_monitor(socket: Path) -> None:
     with Monitor(socket, busy=True), pytest.raises(ObserveError, match="another client") as caught:
-        query_vcpus(str(socket), timeout=0.2)
+        query_vcpus(str(socket), os.getpid(), 0.2)
     assert caught.value.lasting is Lasting.TRANSIENT
 
 
 def test_a_monitor_that_refuses(socket: Path) -> None:
     error = {"error": {"class": "GenericError", "desc": "not now"}}
     with Monitor(socket, answer=error), pytest.raises(ObserveError, match="not now"):
-        query_vcpus(str(socket))
+        query_vcpus(str(socket), os.getpid(), 5.0)
 
 
 def test_an_answer_of_another_shape(socket: Path) -> None:
@@ -108,24 +110,62 @@ def test_an_answer_of_another_shape(socket: Path) -> None:
         Monitor(socket, answer={"return": [{"x": 1}]}),
         pytest.raises(ObserveError, match="QMP failed"),
     ):
-        query_vcpus(str(socket))
+        query_vcpus(str(socket), os.getpid(), 5.0)
 
 
 def test_no_monitor(socket: Path) -> None:
     with pytest.raises(ObserveError, match="QMP failed"):
-        query_vcpus(str(socket))
+        query_vcpus(str(socket), os.getpid(), 5.0)
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "qemu.qmp", None)
     with pytest.raises(ObserveError, match="not installed") as caught:
-        query_vcpus("/run/x")
+        query_vcpus("/run/x", 1, 1.0)
     assert "debug-threads=on" in caught.value.hint
 
 
 def test_vcpus_that_share_a_thread() -> None:
     one = [{"cpu-index": n, "thread-id": 9} for n in (1, 0, 2)]
     assert parse_cpus(one) == {0: 9}
+
+
+def test_nothing_is_said_to_another_process(socket: Path) -> None:
+    """The path of a socket is the process's own choice: it may lead to any other's."""
+    heard = b""
+    with listening.socket(listening.AF_UNIX) as server:
+        server.bind(str(socket))
+        server.listen()
+        with pytest.raises(ObserveError, match=f"process {os.getpid()} listens there") as caught:
+            query_vcpus(str(socket), 1, 5.0)
+        with server.accept()[0] as client:
+            client.settimeout(5)
+            heard = client.recv(4096)
+    assert heard == b""
+    assert "a socket of its own" in caught.value.hint
+
+
+def test_a_monitor_that_says_a_word_now_and_then_has_no_more_time(socket: Path) -> None:
+    """The time is for all of it, not for each answer."""
+    begin = time.monotonic()
+    with (
+        listening.socket(listening.AF_UNIX) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        server.bind(str(socket))
+        server.listen()
+
+        def drip() -> None:
+            with server.accept()[0] as client, contextlib.suppress(OSError):
+                for byte in RAW_GREETING * 100:
+                    client.sendall(bytes([byte]))
+                    time.sleep(0.02)
+
+        dripping = pool.submit(drip)
+        with pytest.raises(ObserveError, match="no answer to QMP"):
+            query_vcpus(str(socket), os.getpid(), 0.5)
+        assert time.monotonic() - begin < 2
+        dripping.result(10)
 
 
 RAW_GREETING = b'{"QMP": {"version": {"qemu": {"major": 8}}, "capabilities": []}}\r\n'
@@ -162,7 +202,7 @@ def test_a_monitor_that_means_harm(socket: Path, said: bytes) -> None:
 
         answered = pool.submit(answer)
         with pytest.raises(ObserveError):
-            query_vcpus(str(socket), timeout=2)
+            query_vcpus(str(socket), os.getpid(), 2.0)
         answered.result(5)
 
 

@@ -94,8 +94,8 @@ def test_recorded_answers_that_are_no_files(tmp_path: Path) -> None:
     assert root.sched_attr(5) == Sched(SchedClass.FIFO, 3)
     with pytest.raises(ProcessLookupError):
         root.sched_attr(6)
-    assert root.qmp_vcpus(9, "/run/x") == {0: 11}
+    assert root.qmp_vcpus(9, "/run/x", 1) == {0: 11}
     with pytest.raises(ObserveError, match="busy"):
-        root.qmp_vcpus(10, "/run/x")
+        root.qmp_vcpus(10, "/run/x", 1)
     with pytest.raises(ObserveError, match="not recorded"):
-        root.qmp_vcpus(11, "/run/x")
+        root.qmp_vcpus(11, "/run/x", 1)

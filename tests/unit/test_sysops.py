@@ -33,6 +33,7 @@ from vsrtune.errors import BusyError, Lasting, VanishedError, WriteError
 from vsrtune.hostcalls import CRASH_VARIABLE
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.patience import Patience
 from vsrtune.sched_syscalls import pack
 from vsrtune.sysops import LiveSysOps
 
@@ -383,6 +384,20 @@ def test_libvirt_that_does_not_answer_is_transient() -> None:
         LibvirtPins("qemu+unix:///system?socket=/nonexistent").pin_vcpu(UUID, 0, ONE)
     assert caught.value.lasting is Lasting.TRANSIENT
     assert "libvirtd" in caught.value.hint
+
+
+def test_a_pin_does_not_wait_for_a_libvirt_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libvirt = pytest.importorskip("libvirt")
+    end = threading.Event()
+    monkeypatch.setattr(libvirt.virConnect, "getLibVersion", lambda _connection: end.wait())
+    pins = LibvirtPins("test:///default")
+    monkeypatch.setattr(pins, "_patience", Patience(0.1))
+    with pytest.raises(WriteError, match="libvirt does not answer: no answer in") as caught:
+        pins.pin_vcpu(UUID, 0, ONE)
+    assert caught.value.lasting is Lasting.TRANSIENT
+    end.set()
 
 
 def test_a_domain_that_libvirt_does_not_know_has_vanished() -> None:

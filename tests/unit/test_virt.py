@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hosttree import HostTree
 from vsrtune.codec import encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting, ObserveError
+from vsrtune.patience import Patience
 from vsrtune.virt import (
     DomainInterface,
     DomainText,
@@ -133,6 +136,9 @@ class FakeLibvirt(types.ModuleType):
         self.running = True
         self.generation = 1
         self.served: list[FakeDomain] = []
+        # Not set while the daemon is stopped (SIGSTOP): it takes the question.
+        self.awake = threading.Event()
+        self.awake.set()
 
     def registerErrorHandler(self, _handler: Any, _context: Any) -> None:
         pass
@@ -156,6 +162,7 @@ class FakeConnection:
             raise FakeError("client socket is closed", 38)
 
     def listAllDomains(self, _flags: int) -> list[FakeDomain]:
+        self.libvirt.awake.wait()
         if not self.libvirt.running or self.generation != self.libvirt.generation:
             raise FakeError("client socket is closed", 38)
         return self.libvirt.served
@@ -216,6 +223,25 @@ def test_a_libvirt_that_is_away_is_reported_and_found_again(libvirt: FakeLibvirt
         source.domains()
     assert caught.value.lasting is Lasting.TRANSIENT
     libvirt.running = True
+    assert len(source.domains()) == 1
+
+
+def test_a_libvirt_that_says_nothing_holds_nobody_up(
+    libvirt: FakeLibvirt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LibvirtSource()
+    monkeypatch.setattr(source, "_patience", Patience(0.1))
+    assert len(source.domains()) == 1
+    libvirt.awake.clear()
+    begin = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(ObserveError, match="does not answer") as caught:
+            source.domains()
+        assert caught.value.lasting is Lasting.TRANSIENT
+    assert time.monotonic() - begin < 1
+    libvirt.awake.set()
+    while source._patience.silent:
+        time.sleep(0.01)
     assert len(source.domains()) == 1
 
 

@@ -118,7 +118,7 @@ class Tuner:
     def _policy_plan(self, snapshot: Snapshot, chosen: Sequence[Policy]) -> Plan:
         under_test = [g for g in snapshot.guests if self._names(g.name, g.ref)]
         if under_test and not any(
-            match(p.guest, guest) is not Match.NONE for p in chosen for guest in under_test
+            match(p, guest) is not Match.NONE for p in chosen for guest in under_test
         ):
             raise VsrtuneError(
                 f"no policy names any of the routers ({', '.join(g.ref for g in under_test)})",

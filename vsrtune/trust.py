@@ -1,0 +1,207 @@
+"""Who is a guest: decided once for each QEMU process, ahead of anything it says of itself.
+
+Root of the host and libvirt are trusted. A process is not: it chooses its name, its command
+line, its threads' names and its sockets. So these are read only of a process that passed here,
+by what it cannot choose:
+
+- its users: real, effective and saved (/proc/PID/status),
+- its executable: /proc/PID/exe is the very file (device and inode) that a path names which only
+  root can change, from ``/`` down. When a package upgrade has replaced that file, the process
+  runs an unlinked one, which must be root's; somebody must vouch for the process then: libvirt
+  for its own, root by running it, or an earlier look of this daemon, which saw it before the
+  upgrade. A libvirt in a container has its QEMU there, at a path that this host may not have:
+  that file must be root's too,
+- its cgroup: nobody but root makes the cgroups of libvirt's domains.
+
+A process in libvirt's cgroups becomes a guest that policies reach only when libvirt lists the
+domain and its pid file, which only root can write, names the process. While libvirt does not
+answer, nothing new is confirmed.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Container
+from dataclasses import dataclass
+from enum import Enum
+
+from vsrtune.cgroup import MOUNT, libvirt_role
+from vsrtune.proc import parse_status_uids
+from vsrtune.rootfs import FileStat, HostRoot
+
+# Where the system's libvirt writes the pid of a domain's QEMU (virPidFileBuildPath).
+PID_FILES = "/run/libvirt/qemu"
+
+DELETED = " (deleted)"
+_MISSING = ": there is no such file on this host"
+
+# The cgroups of libvirt's domains beside those of cgroup.libvirt_role: the scope where libvirt
+# makes no cgroups of its own in it, and libvirt's own where there is no scope either.
+_HOME = re.compile(
+    r"machine\.slice/machine-qemu\\x2d[^/]+\.scope(?:/.*)?"
+    r"|system\.slice/(?:libvirtd|virtqemud)\.service(?:/.*)?",
+    re.ASCII,
+)
+
+
+class Standing(Enum):
+    """What a process was found to be."""
+
+    STRANGER = "stranger"  # nothing of it is believed or read
+    PLAIN = "plain"  # of a user whom a policy names, and not in libvirt's cgroups
+    UNKNOWN = "unknown"  # in libvirt's cgroups; libvirt has not said whose it is
+    OURS = "ours"  # the QEMU of a domain that our libvirt lists, or listed last
+    FOREIGN = "foreign"  # another libvirt's
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is decided of one process. ``uid`` is its real user; ``why`` says what it lacks to
+    be believed, "" unless it is a stranger."""
+
+    pid: int
+    start_time: int
+    uid: int
+    standing: Standing
+    why: str = ""
+
+    @property
+    def believed(self) -> bool:
+        """Whether its command line may be read."""
+        return self.standing is not Standing.STRANGER
+
+
+class Judge:
+    """Decides for the processes of one look; every path is looked at once. ``users`` are those
+    whose plain QEMUs may be guests; ``earlier`` the processes (pid, start time) that passed
+    before."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        users: frozenset[int] = frozenset([0]),
+        earlier: Container[tuple[int, int]] = frozenset(),
+    ) -> None:
+        self._root = root
+        self._users = users
+        self._earlier = earlier
+        self._problems: dict[str, str] = {}
+
+    def decide(self, pid: int, start_time: int, exe: str) -> Decision:
+        """The decision on the process whose /proc/PID/exe points to ``exe``, as far as it can
+        be made without libvirt. Raises OSError when the process is gone, ValueError for a
+        /proc that cannot be read."""
+        uids = self._uids(pid)
+        cgroup = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
+        libvirts = self.in_libvirts_cgroup(cgroup)
+        why = ""
+        if not libvirts:
+            why = self._wrong_user(uids)
+        if not why:
+            vouched = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier
+            why = self._wrong_file(pid, exe, vouched, libvirts)
+        standing = Standing.UNKNOWN if libvirts else Standing.PLAIN
+        return Decision(pid, start_time, uids[0], Standing.STRANGER if why else standing, why)
+
+    def in_libvirts_cgroup(self, text: str) -> bool:
+        """Whether /proc/TID/cgroup shows a cgroup that root's libvirt made."""
+        for line in text.splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            path = path.removeprefix("/")
+            if libvirt_role(path) is None and _HOME.fullmatch(path) is None:
+                continue
+            # Users make cgroups of any name below one that is theirs.
+            mount = MOUNT if number == "0" else f"{MOUNT}/{controllers}"
+            if not self.path_problem(f"{mount}/{path}", directory=True):
+                return True
+        return False
+
+    def process_of(self, name: str) -> tuple[int | None, str]:
+        """The pid that libvirt wrote down for the domain ``name``; else None, and why not."""
+        path = f"{PID_FILES}/{name}.pid"
+        if "/" in name:
+            return None, f"{name!r} cannot be the name of a pid file"
+        problem = self.path_problem(path)
+        if problem:
+            return None, f"its pid file is not to be trusted: {problem}"
+        try:
+            text = self._root.read(path).strip()
+        except OSError as error:
+            return None, f"its pid file {path} cannot be read: {error.strerror}"
+        if not text.isdecimal() or len(text) > 10:
+            return None, f"its pid file {path} holds no pid"
+        return int(text), ""
+
+    def path_problem(self, path: str, *, directory: bool = False) -> str:
+        """Why somebody else than root could change what ``path`` names; "" when nobody can.
+        ``directory``: it is one; otherwise it is a regular file."""
+        if path not in self._problems:
+            self._problems[path] = self._path_problem(path, directory)
+        return self._problems[path]
+
+    def _path_problem(self, path: str, directory: bool) -> str:
+        above = path.rpartition("/")[0] or "/"
+        if path != "/":
+            # From the top: what is below a directory of somebody else's is not looked at.
+            problem = self.path_problem(above, directory=True)
+            if problem:
+                return problem
+        try:
+            found = self._root.stat(path, follow=False)
+        except FileNotFoundError:
+            return f"{path}{_MISSING}"
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        kind = stat.S_ISDIR if directory else stat.S_ISREG
+        if not kind(found.mode):
+            return f"{path} is no {'directory' if directory else 'regular file'}"
+        return _not_roots(path, found)
+
+    def _uids(self, pid: int) -> tuple[int, int, int]:
+        text = self._root.read(f"/proc/{pid}/task/{pid}/status")
+        try:
+            return parse_status_uids(text)
+        except ValueError:
+            if self._root.owners_told:
+                raise
+            return 0, 0, 0  # an old recording
+
+    def _wrong_user(self, uids: tuple[int, int, int]) -> str:
+        if len(set(uids)) > 1:
+            return f"it runs as the users {', '.join(map(str, sorted(set(uids))))} at once"
+        if uids[0] not in self._users:
+            return f"it is user {uids[0]}'s, and no policy for plain QEMU has `user: {uids[0]}`"
+        return ""
+
+    def _wrong_file(self, pid: int, exe: str, vouched: bool, libvirts: bool) -> str:
+        problem = self.path_problem(exe)
+        if not problem:
+            named, runs = self._root.stat(exe, follow=False), self._root.stat(f"/proc/{pid}/exe")
+            if (named.dev, named.ino) == (runs.dev, runs.ino):
+                return ""
+            problem = f"it runs another file than {exe} is"
+        if not exe.endswith(DELETED):
+            if libvirts and problem.endswith(_MISSING):
+                # libvirt runs in a container, and its QEMU is a file there.
+                return _not_roots(exe, self._root.stat(f"/proc/{pid}/exe"))
+            return problem
+        path = exe.removesuffix(DELETED)
+        problem = self.path_problem(path.rpartition("/")[0] or "/", directory=True)
+        if not problem:
+            problem = _not_roots(f"the file that was {path}", self._root.stat(f"/proc/{pid}/exe"))
+        if not problem and not vouched:
+            problem = (
+                f"{path} was replaced since it started, and nothing of root's vouches for it: "
+                "start it again"
+            )
+        return problem
+
+
+def _not_roots(path: str, found: FileStat) -> str:
+    if found.uid != 0:
+        return f"{path} belongs to user {found.uid}"
+    if found.mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others than root may write {path} (mode {stat.S_IMODE(found.mode):04o})"
+    return ""
