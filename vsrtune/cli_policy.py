@@ -49,7 +49,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
         check_dirs(policy_dirs)
     paths = files or policy_files.files_in(policy_dirs)
     if not paths:
-        click.echo(f"vsrtune: {no_policies(policy_dirs)}", err=True)
+        say(f"vsrtune: {no_policies(policy_dirs)}", err=True)
     # A file that is named may be somebody's draft; the daemon is more careful.
     errors = [] if files else policy_files.unsafe(paths)
     errors += policy_files.check(paths)

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune import napi_plan, plan_checks
-from vsrtune.actions import Plan, Target, Value
+from vsrtune.actions import HOST_REF, Plan, Target, Value
 from vsrtune.cpuset import CpuSet
 from vsrtune.drift import Memory, drifts
 from vsrtune.irq_choice import interrupt_cpus
@@ -32,12 +32,14 @@ from vsrtune.wishes import Context, PinWish, Wishes, wishes
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A plan for all guests, in which none was refused and no root domain needed. ``shapes``
-    is what each guest brought, ``devices`` whose device an ifindex is."""
+    is what each guest brought, ``devices`` whose device an ifindex is, ``by_hand`` the interrupt
+    CPUs that policies name."""
 
     host: Host
     policies: tuple[Policy, ...]
     irq: CpuSet
     heeded: Mapping[str, CpuSet | None]
+    by_hand: CpuSet
     chosen: Mapping[ThreadKey, Chosen]
     shapes: Mapping[str, Hashable]
     devices: Mapping[int, str]
@@ -64,7 +66,10 @@ def remember(
         for interface in wish.guest.interfaces:
             if devices.setdefault(interface.ifindex, wish.guest.ref) != wish.guest.ref:
                 return None
-    return Whole(context.host, tuple(policies), context.irq, heeded, chosen, shapes, devices)
+    by_hand = CpuSet(c for cpus in heeded.values() if cpus is not None for c in cpus)
+    return Whole(
+        context.host, tuple(policies), context.irq, heeded, by_hand, chosen, shapes, devices
+    )
 
 
 def plan_alone(
@@ -101,8 +106,14 @@ def plan_alone(
     phases = Phases(skipped=assigned.skipped)
     build(context, asked, chosen, Found(), phases)
     napi_plan.build(context, asked, phases)
+    # What the others' policies name by hand counts; of where they are served, nothing changed.
+    heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
     made = Plan(
-        phases.actions(), tuple(phases.skipped), settled=context.settled, heeded=whole.heeded
+        phases.actions(),
+        tuple(phases.skipped),
+        settled=context.settled,
+        heeded={HOST_REF: whole.by_hand, **heeded},
+        accepted=frozenset(w.guest.ref for w in asked if w.policy.accept_standstill),
     )
     plan_checks.check(snapshot, made, ours)
     concerned = context.left | {a.target for a in made.actions}

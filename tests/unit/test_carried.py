@@ -353,6 +353,8 @@ class TestBrought:
         monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
+        (tmp_path / "j").touch()
+        (tmp_path / "l").touch()
         words = ["undo", "--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
         assert cli.run(words) == 0
         assert "2 settings restored" in capsys.readouterr().out
