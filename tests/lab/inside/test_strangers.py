@@ -259,6 +259,7 @@ def test_two_of_roots_with_one_name(
 ) -> None:
     """Neither is tuned, and the plan says why."""
     labhelp.write_policies("auto")
+    first = plain_guest.pid  # told by its name, which two have soon
     emulator = "qemu-system-x86_64 -machine pc -accel tcg -S -m 16 -nodefaults -display none"
     name = f"{plain_guest.name},debug-threads=on"
     labhelp.sh("systemd-run", "--quiet", f"--unit={UNIT}", *emulator.split(), "-name", name)
@@ -269,8 +270,7 @@ def test_two_of_roots_with_one_name(
         plan = labhelp.vsrtune("plan", "--json", check=False).stdout
         assert "2 processes have this name" in plan
         labhelp.start()
-        pid = int(labhelp.sh("systemctl", "show", "-P", "MainPID", "pq1").stdout)
-        for tid in map(int, os.listdir(f"/proc/{pid}/task")):
+        for tid in map(int, os.listdir(f"/proc/{first}/task")):
             assert hoststate.sched(tid).startswith("policy=0 ")
     finally:
         labhelp.sh("systemctl", "stop", UNIT, check=False)
