@@ -112,6 +112,7 @@ def check(guest: LabGuest, never_tuned: list[str]) -> None:
     labhelp.sh("lab-wait-forward", guest.name)
 
 
+@labhelp.one_release("what the daemon does with a note", "trixie")
 def test_saved_and_started_while_the_daemon_runs(
     travelling: LabGuest, never_tuned: list[str], irq_cpus: set[int]
 ) -> None:
@@ -141,6 +142,7 @@ def test_saved_started_and_tuned_by_the_next_daemon(
     check(travelling, never_tuned)
 
 
+@labhelp.one_release("what undo does with a note")
 def test_undo_restores_what_came_along(travelling: LabGuest, never_tuned: list[str]) -> None:
     save(travelling)
     labhelp.stop()
@@ -152,6 +154,7 @@ def test_undo_restores_what_came_along(travelling: LabGuest, never_tuned: list[s
     assert "Nothing to undo" in labhelp.vsrtune("undo").stdout
 
 
+@labhelp.one_release("what the daemon does with a note")
 def test_a_guest_that_no_policy_names_any_more(
     travelling: LabGuest, never_tuned: list[str]
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_guest_that_no_policy_names_any_more(
     check(travelling, never_tuned)
 
 
+@labhelp.seldom("pins to all CPUs")
 def test_what_was_undone_before_a_save_is_undone_after_it(
     travelling: LabGuest, never_tuned: list[str]
 ) -> None:
