@@ -157,7 +157,9 @@ def silent_libvirt() -> Iterator[None]:
 
 def passes() -> tuple[float, float]:
     """How many passes there were, and their seconds in all."""
-    told = {line.split()[0]: float(line.split()[1]) for line in labhelp.scrape() if line[0] != "#"}
+    lines = [line for line in labhelp.scrape() if line[0] != "#"]
+    # A label may hold blanks, as a router's name does.
+    told = {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines)}
     name = "vsrtune_reconcile_duration_seconds"
     return told[f"{name}_count"], told[f"{name}_sum"]
 
