@@ -156,7 +156,7 @@ def test_a_standstill_ends_by_itself_and_stays_ended(busy: LabGuest, restored: N
     """The vcpus of a busy router never sleep, so under fifo its workers never run."""
     guest = busy
     before = told(guest)
-    with traffic(guest, 3000, 60) as sending:
+    with traffic(guest, 3000, 300) as sending:
         until_forwarding(guest, sending)
         begin = time.time()
         tune(guest, "fifo")
