@@ -2,10 +2,13 @@
 
 A command line can be copied, with the UUID and with what libvirt leaves in it. So a domain's
 process is the one that its pid file names, and only when that one runs in libvirt's cgroups.
+Where others than root can write pid files it is the oldest QEMU in the domain's systemd scope:
+what a QEMU starts is younger, and no other process gets there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +19,9 @@ from vsrtune.virt import DomainText
 
 # Identity of a process: pid and start time.
 Identity = tuple[int, int]
+
+# The number that libvirt gives a domain at each start.
+_ID = re.compile(r"<domain\b[^>]*\bid=['\"]([0-9]{1,9})['\"]", re.ASCII)
 
 NO_PROCESS = "has no QEMU process"
 
@@ -57,7 +63,7 @@ class Joiner:
         if domains is None:
             self._keep(processes.qemus, joined)
         else:
-            self._started_since(processes.qemus, joined, ask)
+            self._started_since(processes, joined, ask)
         joined.qemus = tuple(
             p.stands(self._standing(p, joined, silent=domains is None)) for p in processes.qemus
         )
@@ -70,6 +76,8 @@ class Joiner:
         if not self._root.owners_told:
             return _by_uuid(processes.qemus, domain)
         pid, why = self._judge.process_of(domain.name)
+        if not self._judge.pid_files:
+            pid = self._oldest(processes.qemus, domain)
         if pid is None:
             return None, why
         for process in processes.qemus:
@@ -86,7 +94,19 @@ class Joiner:
         """Whether a process that was a domain's still is by what libvirt wrote down."""
         if not self._root.owners_told:
             return process.args.uuid == domain.uuid
+        if not self._judge.pid_files:
+            return self._in_scope(process, domain)
         return self._judge.process_of(domain.name)[0] == process.pid
+
+    def _oldest(self, qemus: Iterable[QemuProcess], domain: DomainText) -> int | None:
+        there = [(p.start_time, p.pid) for p in qemus if self._in_scope(p, domain)]
+        return min(there)[1] if there else None
+
+    def _in_scope(self, process: QemuProcess, domain: DomainText) -> bool:
+        number = _ID.search(domain.live_xml)
+        if number is None or process.decision.standing is Standing.PLAIN:
+            return False
+        return self._judge.in_scope(process.pid, int(number[1]))
 
     def _keep(self, qemus: Iterable[QemuProcess], joined: Joined) -> None:
         """What libvirt has confirmed stays so while it is silent: the very same process."""
@@ -97,14 +117,17 @@ class Joiner:
 
     def _started_since(
         self,
-        qemus: Iterable[QemuProcess],
+        processes: Processes,
         joined: Joined,
         ask: Callable[[str], DomainText | None],
     ) -> None:
-        for process in qemus:
+        for process in processes.qemus:
             if process.pid not in joined.owned and self._written_down(process):
                 domain = ask(process.args.name)
-                if domain is not None:
+                if domain is None:
+                    continue
+                found, _ = self.process_of(processes, domain)
+                if found is not None and found.pid == process.pid:
                     joined.owned[process.pid] = domain
 
     def _standing(self, process: QemuProcess, joined: Joined, *, silent: bool) -> Standing:
@@ -118,10 +141,12 @@ class Joiner:
         return Standing.FOREIGN
 
     def _written_down(self, process: QemuProcess) -> bool:
-        """Whether our libvirt has written down that it started this process for a domain of the
-        name that its command line has: a hint, which the pid file makes sure."""
+        """Whether our libvirt may have started this process for a domain of the name that its
+        command line has: a hint, which the pid file or the scope makes sure."""
         if process.decision.standing is Standing.PLAIN or not process.args.name:
             return False
+        if not self._judge.pid_files:
+            return self._judge.in_scope(process.pid)
         return self._judge.process_of(process.args.name)[0] == process.pid
 
 

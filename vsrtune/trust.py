@@ -14,15 +14,16 @@ by what it cannot choose:
 - its cgroup: nobody but root makes the cgroups of libvirt's domains.
 
 A process in libvirt's cgroups becomes a guest that policies reach only when libvirt lists the
-domain and its pid file, which only root can write, names the process. While libvirt does not
-answer, nothing new is confirmed.
+domain and something that only root can write names the process: the domain's pid file, or where
+QEMU's user owns that file's directory (libvirt 11 on Debian 13), the systemd scope whose name
+has the domain's id. While libvirt does not answer, nothing new is confirmed.
 """
 
 from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,6 +43,10 @@ _HOME = re.compile(
     r"machine\.slice/machine-qemu\\x2d[^/]+\.scope(?:/.*)?"
     r"|system\.slice/(?:libvirtd|virtqemud)\.service(?:/.*)?",
     re.ASCII,
+)
+
+_SCOPE = re.compile(
+    r"machine\.slice/machine-qemu\\x2d([0-9]{1,9})\\x2d[^/]*\.scope(?:/|$)", re.ASCII
 )
 
 
@@ -106,17 +111,37 @@ class Judge:
 
     def in_libvirts_cgroup(self, text: str) -> bool:
         """Whether /proc/TID/cgroup shows a cgroup that root's libvirt made."""
+        return any(
+            libvirt_role(path) is not None or _HOME.fullmatch(path) is not None
+            for path in self._roots_cgroups(text)
+        )
+
+    def in_scope(self, pid: int, number: int | None = None) -> bool:
+        """Whether a process runs in the scope that systemd made for the domain of this id, or
+        of any (virSystemdMakeScopeName: libvirt gives its id and name, root alone moves
+        processes there)."""
+        try:
+            text = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
+        except OSError:
+            return False
+        found = (_SCOPE.match(path) for path in self._roots_cgroups(text))
+        return any(m is not None and number in (None, int(m[1])) for m in found)
+
+    def _roots_cgroups(self, text: str) -> Iterator[str]:
+        """The cgroups in /proc/TID/cgroup that root made, without the leading slash. Users make
+        cgroups of any name below one that is theirs."""
         for line in text.splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             path = path.removeprefix("/")
-            if libvirt_role(path) is None and _HOME.fullmatch(path) is None:
-                continue
-            # Users make cgroups of any name below one that is theirs.
             mount = MOUNT if number == "0" else f"{MOUNT}/{controllers}"
             if not self.path_problem(f"{mount}/{path}", directory=True):
-                return True
-        return False
+                yield path
+
+    @property
+    def pid_files(self) -> bool:
+        """Whether root alone can write pid files."""
+        return not self.path_problem(PID_FILES, directory=True)
 
     def process_of(self, name: str) -> tuple[int | None, str]:
         """The pid that libvirt wrote down for the domain ``name``; else None, and why not."""

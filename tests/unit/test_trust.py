@@ -319,6 +319,21 @@ def test_libvirts_answer_alone_is_not_enough(
     assert [p.what for p in snapshot.problems] == [f"vr1 runs according to libvirt, but {why}"]
 
 
+def test_where_qemus_user_owns_the_pid_files_the_scope_tells(tree: HostTree) -> None:
+    """As on Debian 13. A guest's QEMU can then name any process in them, and start others."""
+    tree.stats[PID_FILES] = [NOBODY, DIRECTORY, 1, 1]
+    tree.file(f"{PID_FILES}/vr1.pid", "90\n")
+    told = replace(domain("vr1"), live_xml="<domain type='kvm' id='1'/>")
+    pretender(tree, 90, "-name", "guest=vr1,debug-threads=on", exe=QEMU)
+    in_libvirts_cgroup(tree, 90, "vr1")
+    snapshot = observer(tree, FakeVirt(told), "*").observe()
+    assert [(g.ref, g.pid) for g in snapshot.guests if g.ref == "vr1"] == [("vr1", 50)]
+    assert tuned(snapshot) == {"vr1", "qemu:pq1"}
+    other = replace(told, live_xml="<domain type='kvm' id='7'/>")
+    snapshot = observer(tree, FakeVirt(other), "*").observe()
+    assert "vr1" not in tuned(snapshot), "this is the scope of another domain"
+
+
 def test_while_libvirt_is_silent_nothing_new_is_tuned(tree: HostTree) -> None:
     virt = FakeVirt(domain("vr1"))
     virt.fails = True
