@@ -19,9 +19,9 @@ A guest stands still when for SURE seconds, in every interval between two sample
 
 So none of these is taken for a standstill: a firewall that drops everything takes the frames
 from its rings. A paused guest (suspended, stopped, frozen) has vcpus that sleep and use no
-CPU time. A guest that has crashed is not held up by other threads, nor is
-one that boots, unless its vcpus share a CPU: that cannot be told from a standstill. A burst fills the
-rings for less than SURE. Broadcasts to an idle router do not fill them.
+CPU time. A guest that has crashed is not held up by other threads, nor is one that boots, unless
+its vcpus share a CPU: that cannot be told from a standstill. A burst fills the rings for less
+than SURE. Broadcasts to an idle router do not fill them.
 
 Threads of others starve when they wait for STARVED seconds for a CPU that is never idle.
 """
