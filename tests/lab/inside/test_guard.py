@@ -173,6 +173,7 @@ def told_at(guest: LabGuest, since: float) -> float | None:
     return min((at for at in times if at >= since), default=None)
 
 
+@labhelp.living("a standstill and its end")
 def test_a_standstill_ends_by_itself_and_stays_ended(busy: LabGuest, restored: None) -> None:
     """The vcpus of a busy router never sleep, so under fifo its workers never run."""
     guest = busy
@@ -212,7 +213,9 @@ def check_told(guest: LabGuest) -> None:
     """verify and show say that the guest is stepped down."""
     verified = labhelp.vsrtune("verify", check=False)
     assert verified.returncode == 3, verified.stdout + verified.stderr
-    assert f"{guest.name}: scheduling: stepped down to" in verified.stdout
+    # On a slow host it may have come further down by now, to "all settings".
+    assert verified.stdout.startswith(f"{guest.name}: ")
+    assert ": stepped down to " in verified.stdout
     assert "Stepped down" in labhelp.vsrtune("show", guest.name).stdout
     assert "stepped down to" in labhelp.vsrtune("plan", "--json").stdout
 

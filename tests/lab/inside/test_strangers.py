@@ -180,6 +180,7 @@ def restarts() -> str:
     return labhelp.sh("systemctl", "show", "-P", "NRestarts", "vsrtune").stdout.strip()
 
 
+@labhelp.living("240 pretenders")
 def test_strangers_get_nothing(
     tuned: set[int],
     guests: list[LabGuest],

@@ -112,7 +112,7 @@ def check(guest: LabGuest, never_tuned: list[str]) -> None:
     labhelp.sh("lab-wait-forward", guest.name)
 
 
-@labhelp.one_release("what the daemon does with a note", "trixie")
+@labhelp.one_release("what the daemon does with a note")
 def test_saved_and_started_while_the_daemon_runs(
     travelling: LabGuest, never_tuned: list[str], irq_cpus: set[int]
 ) -> None:

@@ -170,6 +170,7 @@ def test_however_an_unconfirmed_apply_ends(original: dict[str, str], end: str) -
     assert_back(original)
 
 
+@labhelp.living("a trial under traffic")
 def test_a_ratio_from_the_routers_own_traffic(
     restored: None, libvirt_guest: LabGuest, irq_cpus: set[int], overload: None
 ) -> None:
@@ -191,7 +192,7 @@ def test_a_ratio_from_the_routers_own_traffic(
     assert_back(before)
 
 
-@labhelp.one_release("counters that do not move", "trixie")
+@labhelp.living("counters that do not move")
 def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGuest) -> None:
     done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "24s", check=False)
     assert done.returncode == 6, done.stdout + done.stderr
@@ -199,6 +200,7 @@ def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGu
     assert "nothing decided" in done.stdout
 
 
+@labhelp.living("how a trial ends")
 @pytest.mark.parametrize("end", labhelp.shared(sorted(ENDS)))
 def test_however_a_trial_ends(original: dict[str, str], libvirt_guest: LabGuest, end: str) -> None:
     command = OnTerminal("try", libvirt_guest.name, "--for", "300s")
