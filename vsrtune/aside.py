@@ -10,9 +10,7 @@ import os
 from collections.abc import Iterable
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import Guest, SchedClass, Snapshot
-
-_REAL_TIME = (SchedClass.FIFO, SchedClass.RR)
+from vsrtune.model import REALTIME, Guest, Snapshot
 
 
 def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
@@ -21,7 +19,7 @@ def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
         cpu
         for guest in guests
         for thread in guest.threads
-        if thread.sched.cls in _REAL_TIME
+        if thread.sched.cls in REALTIME
         for cpu in thread.affinity
     )
 

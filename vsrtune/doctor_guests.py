@@ -12,6 +12,7 @@ from vsrtune.doctor_model import Case, Check, Finding, Level
 from vsrtune.domain_books import waits_for_domain
 from vsrtune.model import (
     DATA_PLANE,
+    REALTIME,
     Confidence,
     Guest,
     Interface,
@@ -22,7 +23,6 @@ from vsrtune.model import (
 )
 from vsrtune.wishes import label, main_thread
 
-_REALTIME = (SchedClass.FIFO, SchedClass.RR)
 _NET = "/sys/class/net"
 # A vhost worker of today's kernels takes so many frames at once.
 _BATCH = 64
@@ -216,7 +216,7 @@ def realtime(case: Case) -> Iterable[Finding]:
     irq = case.interrupts
     online = case.snapshot.host.online
     for guest in case.snapshot.guests:
-        threads = [t for t in guest.threads if t.sched.cls in _REALTIME]
+        threads = [t for t in guest.threads if t.sched.cls in REALTIME]
         for thread in threads:
             seen = f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
             if thread.affinity & irq:
@@ -300,7 +300,7 @@ def untuned(case: Case) -> Iterable[Finding]:
         loose = [
             t
             for t in guest.threads
-            if t.role in DATA_PLANE and t.affinity & irq and t.sched.cls not in _REALTIME
+            if t.role in DATA_PLANE and t.affinity & irq and t.sched.cls not in REALTIME
         ]
         if loose:
             kinds = {t.worker for t in loose} - {None}

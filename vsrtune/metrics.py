@@ -15,7 +15,7 @@ from vsrtune import __version__, tap_metrics
 from vsrtune.deadline import UNIT
 from vsrtune.domain_books import books, waits_for_domain
 from vsrtune.load_windows import mean
-from vsrtune.model import Guest, Host, SchedClass, Thread, ThreadKey
+from vsrtune.model import REALTIME, Guest, Host, SchedClass, Thread, ThreadKey
 from vsrtune.queue_control import Phase
 from vsrtune.state import BUCKETS, State
 
@@ -376,7 +376,7 @@ def _add_guest(
     for thread in guest.threads:
         values = _thread_labels(domain, thread)
         out["thread_cpu_seconds"].add_metric(values, thread.cpu_ns / 1e9)
-        real_time = thread.sched.cls in (SchedClass.FIFO, SchedClass.RR)
+        real_time = thread.sched.cls in REALTIME
         out["thread_scheduling_priority"].add_metric(
             values, thread.sched.priority if real_time else 0
         )

@@ -73,6 +73,9 @@ class SchedClass(Enum):
     DEADLINE = "deadline"
 
 
+# Threads of these run before all of the ordinary classes (sched(7)).
+REALTIME = (SchedClass.FIFO, SchedClass.RR)
+
 POLICY_NUMBERS = {
     SchedClass.OTHER: 0,
     SchedClass.FIFO: 1,

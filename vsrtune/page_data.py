@@ -15,6 +15,7 @@ from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import device_cpus, serving
 from vsrtune.load_windows import mean
 from vsrtune.model import (
+    REALTIME,
     Guest,
     Interface,
     Role,
@@ -243,7 +244,7 @@ def _thread(thread: Thread, pending: bool, used: float | None) -> ThreadView:
         thread=_text(report.thread_label(thread)),
         sched_class=sched.cls.value,
         sched=str(sched),
-        priority=sched.priority if sched.cls in (SchedClass.FIFO, SchedClass.RR) else None,
+        priority=sched.priority if sched.cls in REALTIME else None,
         runtime_ns=sched.runtime_ns if deadline else None,
         period_ns=sched.period_ns if deadline else None,
         used=used,

@@ -20,7 +20,7 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, Role, Sched, SchedClass, Thread, ThreadKey
+from vsrtune.model import DATA_PLANE, REALTIME, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.policy import SchedRule
 from vsrtune.policy_drift import DriftRule
@@ -120,7 +120,7 @@ def build(
 
 def level(sched: Sched) -> int:
     """How urgent a thread is: its realtime priority, 0 for the ordinary classes."""
-    return sched.priority if sched.cls in (SchedClass.FIFO, SchedClass.RR) else 0
+    return sched.priority if sched.cls in REALTIME else 0
 
 
 def _moves(context: Context, wish: Wishes, phases: Phases) -> None:

@@ -37,6 +37,7 @@ from vsrtune.errors import VsrtuneError
 from vsrtune.irq_choice import queue_irqs
 from vsrtune.model import (
     DATA_PLANE,
+    REALTIME,
     Guest,
     Host,
     Role,
@@ -302,7 +303,7 @@ def _sched_step(state: Projection, action: Action, thread: Thread, irq: CpuSet) 
         _deadline_step(state, action, thread, wanted, irq)
     elif thread.sched.cls is SchedClass.DEADLINE:
         raise _broken(action, "the thread leaves class deadline within its root domain")
-    if wanted.cls in (SchedClass.FIFO, SchedClass.RR):
+    if wanted.cls in REALTIME:
         if not wanted.reset_on_fork:
             raise _broken(action, "realtime without reset-on-fork")
         if thread.affinity & irq:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.load_windows import WINDOWS
-from vsrtune.model import DATA_PLANE, Guest, Host, Role, Sched, SchedClass, Snapshot, Thread
+from vsrtune.model import (
+    DATA_PLANE,
+    REALTIME,
+    Guest,
+    Host,
+    Role,
+    Sched,
+    SchedClass,
+    Snapshot,
+    Thread,
+)
 from vsrtune.plan_build import level
-from vsrtune.standstill import standstills
+from vsrtune.standstill import standstills, without_idle
 from vsrtune.wishes import label, main_thread
 
 # So much is asked of a CPU that another one is missing: a fifth more than it has.
 OVERCOMMITTED = 1.2
-_REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str], irq: CpuSet) -> tuple[str, ...]:
     """Warnings about ``result``, the snapshot as the plan leaves it; ``managed`` are
     the refs of the guests with a policy that was not refused."""
-    guests = [_without_idle(g) for g in result.guests if g.ref in managed]
+    guests = [without_idle(g) for g in result.guests if g.ref in managed]
     out: list[str] = []
     for guest in guests:
         out += _order(guest)
@@ -34,17 +42,8 @@ def warnings(result: Snapshot, managed: AbstractSet[str], irq: CpuSet) -> tuple[
     return tuple(out)
 
 
-def _without_idle(guest: Guest) -> Guest:
-    """The guest without NAPI threads of devices whose NAPI is not threaded then."""
-    if not guest.by_role(Role.NAPI):
-        return guest
-    off = {i.target for i in guest.interfaces if not i.threaded}
-    kept = (t for t in guest.threads if t.role is not Role.NAPI or t.interface not in off)
-    return replace(guest, threads=tuple(kept))
-
-
 def _realtime(threads: Iterable[Thread]) -> list[Thread]:
-    return [t for t in threads if t.sched.cls in _REALTIME]
+    return [t for t in threads if t.sched.cls in REALTIME]
 
 
 def _order(guest: Guest) -> list[str]:

@@ -18,7 +18,7 @@ from vsrtune.attach_steps import Attachment
 from vsrtune.cpuset import CpuSet
 from vsrtune.durations import parse_time, time_text
 from vsrtune.errors import PolicyError, VsrtuneError
-from vsrtune.model import Sched, SchedClass
+from vsrtune.model import REALTIME, Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy_drift import DriftRules, read_rules
 from vsrtune.policy_messages import line_of, structural
@@ -89,7 +89,7 @@ class SchedRule:
     @property
     def realtime(self) -> bool:
         """True for fifo and rr."""
-        return self.cls in (SchedClass.FIFO, SchedClass.RR)
+        return self.cls in REALTIME
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,12 @@ from collections.abc import Set as AbstractSet
 
 from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, SchedClass, Snapshot, SoftirqThread, ThreadKey
+from vsrtune.model import DATA_PLANE, REALTIME, SchedClass, Snapshot, SoftirqThread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, level
 from vsrtune.policy import SchedRule
 from vsrtune.policy_roles import rule_for
 from vsrtune.wishes import Context, Wishes
-
-_REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
 def target(thread: SoftirqThread) -> ThreadSched:
@@ -110,7 +108,7 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
         if guest.ref not in managed:
             continue
         for thread in guest.threads:
-            busy = thread.role in DATA_PLANE and thread.sched.cls in _REALTIME
+            busy = thread.role in DATA_PLANE and thread.sched.cls in REALTIME
             if busy and len(thread.affinity) == 1:
                 softirq = on.get(thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):

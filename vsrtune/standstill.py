@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vsrtune.actions import Refusal
 from vsrtune.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, Guest, Role, SchedClass, Snapshot, Thread
+from vsrtune.model import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Snapshot, Thread
 from vsrtune.wishes import Wishes, label
-
-_REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,11 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
     """
     order = {guest.ref: number for number, guest in enumerate(result.guests)}
     online = result.host.online
-    vcpus = [(guest, t) for guest, t in _threads(result.guests) if _spins(t)]
     by_cpu: dict[int, list[tuple[Guest, Thread]]] = {}
-    for guest, vcpu in vcpus:
-        for cpu in vcpu.affinity & online:
-            by_cpu.setdefault(cpu, []).append((guest, vcpu))
+    for guest, thread in _threads(result.guests):
+        if _spins(thread):
+            for cpu in thread.affinity & online:
+                by_cpu.setdefault(cpu, []).append((guest, thread))
     if not by_cpu:
         return
     for guest, thread in _threads(result.guests):
@@ -110,25 +108,30 @@ def _refuse(wish: Wishes, case: Standstill) -> Refusal:
     return wish.refusals[-1]
 
 
+def without_idle(guest: Guest) -> Guest:
+    """The guest without NAPI threads of devices whose NAPI is not threaded then."""
+    if not guest.by_role(Role.NAPI):
+        return guest
+    off = {i.target for i in guest.interfaces if not i.threaded}
+    kept = (t for t in guest.threads if t.role is not Role.NAPI or t.interface not in off)
+    return replace(guest, threads=tuple(kept))
+
+
 def _threads(guests: Iterable[Guest]) -> Iterator[tuple[Guest, Thread]]:
     for guest in guests:
-        off = {i.target for i in guest.interfaces if not i.threaded}
-        for thread in guest.threads:
-            if thread.role not in DATA_PLANE:
-                continue
-            # A NAPI thread of a device whose NAPI is not threaded any more is about to go.
-            if thread.role is not Role.NAPI or thread.interface not in off:
+        for thread in without_idle(guest).threads:
+            if thread.role in DATA_PLANE:
                 yield guest, thread
 
 
 def _spins(thread: Thread) -> bool:
-    return thread.role is Role.VCPU and thread.sched.cls in _REALTIME
+    return thread.role is Role.VCPU and thread.sched.cls in REALTIME
 
 
 def _starves(vcpu: Thread, other: Thread) -> bool:
     if other.sched.cls is SchedClass.DEADLINE:
         return False
-    if other.sched.cls not in _REALTIME:
+    if other.sched.cls not in REALTIME:
         return True
     if other.sched.priority != vcpu.sched.priority:
         return other.sched.priority < vcpu.sched.priority

@@ -14,6 +14,7 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.load_windows import WINDOWS, data_plane, measured, merged, moves
 from vsrtune.model import (
     DATA_PLANE,
+    REALTIME,
     Confidence,
     Guest,
     Host,
@@ -39,7 +40,6 @@ from vsrtune.projection import after, project, project_actions, undo_actions
 
 LOWERS = ("p0", "p1", "br0")
 INDEXES = {name: number for number, name in enumerate(LOWERS, 36)}
-REALTIME = (SchedClass.FIFO, SchedClass.RR)
 
 
 def cpu_sets(within: CpuSet) -> st.SearchStrategy[CpuSet]:
