@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import vsrtune
 from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
+from vsrtune.carried import NAMESPACE
 from vsrtune.codec import encode
 from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.errors import ObserveError, VsrtuneError
@@ -323,6 +324,10 @@ def prune_xml(text: str) -> str:
     tree = ET.fromstring(text)
     kept = ET.Element(tree.tag, tree.attrib)
     kept.extend(part for part in tree if part.tag in _DOMAIN_PARTS)
+    # Others' metadata is nobody's business; ours says which pins the guest brought.
+    metadata = ET.SubElement(kept, "metadata")
+    ours = f"{{{NAMESPACE}}}"
+    metadata.extend(part for part in tree.iterfind("./metadata/*") if part.tag.startswith(ours))
     devices = ET.SubElement(kept, "devices")
     for interface in tree.iterfind("./devices/interface"):
         element = ET.SubElement(devices, "interface", interface.attrib)

@@ -24,7 +24,12 @@ XML = f"""\
   <name>vr1</name>
   <uuid>{UUID}</uuid>
   <description>hunter2</description>
-  <metadata><x>hunter2</x></metadata>
+  <metadata>
+    <x>hunter2</x>
+    <vsrtune:originals xmlns:vsrtune='urn:vsrtune:originals:1'>
+      <vsrtune:vcpu id='0' original='0-3' ours='1'/>
+    </vsrtune:originals>
+  </metadata>
   <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>
   <sysinfo type='smbios'><system><entry name='serial'>hunter2</entry></system></sysinfo>
   <devices>
@@ -94,6 +99,7 @@ def test_a_recording_shows_what_the_host_showed(tmp_path: Path) -> None:
     snapshot = recorder.record(directory, note="Two guests.")
     assert snapshot.problems == ()
     assert [g.ref for g in snapshot.guests] == ["vr1", "qemu:pq1"]
+    assert [(c.vcpu, c.cpus) for c in snapshot.guests[0].carried] == [(0, CpuSet([1]))]
     assert [t.key.tid for t in snapshot.guests[1].by_role(Role.VCPU)] == [71]
     assert [i.name for i in snapshot.host.nics[0].irqs] == ["p0"]
     assert [n.name for n in snapshot.host.neighbours] == ["irqbalance"]
