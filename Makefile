@@ -1,7 +1,8 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab pair test browser screenshots fuzz demo soak events results bench-scale format clean
+.PHONY: help setup lint unit netns kmod lab pair test test-all browser screenshots fuzz demo soak events results bench-scale format clean
 SHELL := /bin/bash
+SUITE := tests/unit tests/browser tests/netns tests/lab
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +31,16 @@ lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one 
 pair: setup ## two linked lab hosts, tuned by the Ansible role; takes the whole machine
 	@venv=$$(tests/setup) && LAB_PAIR=1 $$venv/bin/python -m pytest -q -rs tests/lab/test_pair.py
 
-test: lint ## everything: lint, then unit, browser, netns and lab tests in one report
+test: lint ## lint, then unit, browser, netns and the core labs of both releases in one report
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
-	@venv=$$(tests/setup) && echo "== unit, browser, netns and lab tests" && \
-	$$venv/bin/python -m pytest -q -rs tests/unit tests/browser tests/netns tests/lab
+	@venv=$$(tests/setup) && echo "== unit, browser, netns and core lab tests" && \
+	$$venv/bin/python -m pytest -q -rs -m "not beyond" $(SUITE)
+
+test-all: lint ## hours: everything that make test runs, every lab, what takes long in each, and the pair
+	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
+	@venv=$$(tests/setup) && echo "== unit, browser, netns and all lab tests" && \
+	LAB_EVENTS=1 $$venv/bin/python -m pytest -q -rs $(SUITE)
+	@$(MAKE) pair
 
 browser: setup ## the status page in a real browser; installs Debian's chromium
 	@tests/browser/install && venv=$$(tests/setup) && echo "== browser tests" && \

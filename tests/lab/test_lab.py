@@ -19,6 +19,7 @@ from labtool.session import CRASHED
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
+LIVING = "1" in (os.environ.get("LAB_EVENTS"), os.environ.get("LAB_STRIDE"))
 PASSED_ON = (
     "LAB_STRIDE", "LAB_BOOTS", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
     "LAB_NEIGHBOURS",
@@ -33,8 +34,10 @@ class Boot:
     name: str
     options: tuple[str, ...]
     tests: tuple[str, ...] = ()
+    # `make test` boots these, `make test-all` all.
+    core: bool = False
     # Its turn may come late.
-    timeout: int = 3000
+    timeout: int = 7200 if LIVING else 3000
 
     @property
     def id(self) -> str:
@@ -89,14 +92,14 @@ STILL = ("test_guard.py", "test_standstill.py")
 ELSEWHERE = (*ALONE, *GROUPS, *STILL, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
-    Boot("bookworm", "veth", VETH),
-    Boot("trixie", "veth", VETH),
+    Boot("bookworm", "veth", VETH, core=True),
+    Boot("trixie", "veth", VETH, core=True),
     Boot("bookworm", "e1000e", E1000E, REAL_NIC),
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, WITH_ATTACH),
     Boot("trixie", "bench", BENCH, (*WITH_ATTACH, *ONE_EACH)),
-    Boot("bookworm", "shared-cpu", SHARED_CPU, STILL),
-    Boot("trixie", "shared-cpu", SHARED_CPU, STILL),
+    Boot("bookworm", "shared-cpu", SHARED_CPU, STILL, core=True),
+    Boot("trixie", "shared-cpu", SHARED_CPU, STILL, core=True),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
 ]
@@ -108,7 +111,10 @@ if EVERYTHING:
     MATRIX += [Boot(release, "pair", PAIR, GROUPS) for release in ("trixie", "bookworm")]
 
 
-@pytest.mark.parametrize("boot", MATRIX, ids=lambda boot: boot.id)
+@pytest.mark.parametrize(
+    "boot",
+    [pytest.param(b, id=b.id, marks=() if b.core else pytest.mark.beyond) for b in MATRIX],
+)
 def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]) -> None:
     with capfd.disabled():
         print(f"\n== lab {boot.id}: {' '.join(boot.options)}", flush=True)
