@@ -69,7 +69,7 @@ class _Case:
             made = plan(self.snapshot, policies, self.ours, reassert=True)
         except VsrtuneError as error:
             return Plan(), error.what
-        refused = (r.reason for r in made.refusals if r.guest == self.guest.ref)
+        refused = (f"{r.reason}; {r.hint}" for r in made.refusals if r.guest == self.guest.ref)
         return made, next(refused, "")
 
 

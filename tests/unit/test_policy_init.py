@@ -116,12 +116,21 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     assert plan(seen, [moved]).refusals == ()
 
 
-def test_vcpus_that_share_a_cpu_take_turns() -> None:
-    guest = router(online="0-1", vcpus=2)
-    policy = holds(snapshot(guest, on=host(2)), guest)
+def test_vcpus_take_turns_with_workers() -> None:
+    guest = router(online="0-2", vcpus=2)
+    policy = holds(snapshot(guest, on=host(3)), guest)
     assert policy.vcpu_sched is not None
     assert policy.vcpu_sched.cls is SchedClass.RR
     assert (policy.vcpu_sched.slice_ms, policy.vhost_sched) == (8, policy.vcpu_sched)
+
+
+def test_vcpus_that_would_share_a_cpu_are_left_alone() -> None:
+    guest = router(online="0-1", vcpus=2)
+    seen = snapshot(guest, on=host(2))
+    assert holds(seen, guest).vcpu is None
+    text = " ".join(start(seen, guest).text.replace("#", " ").split())
+    assert "its 2 vcpus would share CPUs 1" in text
+    assert "write cpus: {vcpu: 1} and let `vsrtune try` compare" in text
 
 
 def test_a_kernel_that_refuses_realtime() -> None:

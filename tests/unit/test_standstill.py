@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from planning_samples import change, cpus, router, snapshot
+from planning_samples import change, cpus, host, nic, router, snapshot
 
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot
+from vsrtune.planner import plan
+from vsrtune.policy import parse
 from vsrtune.standstill import standstills
 
 FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
@@ -54,6 +56,19 @@ def test_a_busy_vcpu_and_its_worker(vcpu: Sched, vhost: Sched, expected: bool) -
 def test_vcpus_that_spin_for_each_other(where: str, sched: Sched, expected: bool) -> None:
     guest = placed(placed(router(vcpus=2), Role.VCPU, where, sched), Role.VHOST, "3", RR)
     assert bool(starved(snapshot(guest), "vr1")) is expected
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "asked", "refused"),
+    [(1, "auto", False), (2, "auto", True), (4, "auto", True), (4, "1", False)],
+)
+def test_auto_has_no_two_vcpus_of_a_guest_share_a_cpu(
+    vcpus: int, asked: str, refused: bool
+) -> None:
+    seen = snapshot(router(online="0-1", vcpus=vcpus), on=host(2, [nic("p0", "0")]))
+    policy = parse(f"guest: vr1\ncpus: {{irq: 0, vcpu: {asked}}}\n", "p.yaml")
+    told = plan(seen, [policy]).refusals
+    assert [f"its {vcpus} vcpus would share CPUs 1" in r.reason for r in told] == [True] * refused
 
 
 def test_a_thread_that_may_run_elsewhere_is_not_starved() -> None:

@@ -18,6 +18,8 @@ import pytest
 from labhelp import LabGuest
 
 SHIPPED = Path("/usr/share/vsrtune/policies/router.yaml")
+# With the CPU that auto refuses to several vcpus of one guest.
+FORCED = SHIPPED.read_text().replace("vcpu: auto", "vcpu: 1")
 SLICE = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
 BOOTS = int(os.environ.get("LAB_BOOTS") or 1)
 LOADS = (300, 12000, 48000)
@@ -76,7 +78,7 @@ def test_tuned_before_its_first_frame(
 ) -> None:
     """The daemon runs when the guest is started, or is started right after it."""
     with_vcpus(domain, vcpus, vcpus if busy else 0)
-    (labhelp.POLICIES / "router.yaml").write_text(SHIPPED.read_text())
+    (labhelp.POLICIES / "router.yaml").write_text(FORCED)
     for boot in range(BOOTS):
         labhelp.stop()
         labhelp.stop_guest(libvirt_guest)
@@ -98,12 +100,30 @@ def test_tuned_before_its_first_frame(
         assert min(counts.values()) >= ALIVE, f"boot {boot + 1}: {counts}"
 
 
+def test_several_vcpus_do_not_share_a_cpu_unless_it_is_written(
+    restored: None, libvirt_guest: LabGuest
+) -> None:
+    if labhelp.lab_cpus() != 2:
+        pytest.skip("needs a lab of two CPUs")
+    (labhelp.POLICIES / "router.yaml").write_text(SHIPPED.read_text())
+    done = labhelp.vsrtune("apply", check=False)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "2 vcpus would share CPUs 1" in done.stdout + done.stderr
+    for tid in libvirt_guest.data_plane():
+        assert hoststate.sched(tid).startswith("policy=0 ")
+        assert labhelp.mask(tid) == {0, 1}
+    (labhelp.POLICIES / "router.yaml").write_text(FORCED)
+    labhelp.vsrtune("apply")
+    for tid in libvirt_guest.data_plane():
+        assert labhelp.mask(tid) == {1}
+
+
 def test_a_plan_that_can_stop_the_router_is_refused(
     restored: None, libvirt_guest: LabGuest
 ) -> None:
     if labhelp.lab_cpus() != 2:
         pytest.skip("needs a lab of two CPUs")
-    text = SHIPPED.read_text().replace("class: rr, priority: 10, slice: 8ms", CLASS)
+    text = FORCED.replace("class: rr, priority: 10, slice: 8ms", CLASS)
     (labhelp.POLICIES / "router.yaml").write_text(text)
     shown = labhelp.vsrtune("plan", check=False)
     assert "keep it from running" in shown.stdout + shown.stderr
@@ -118,7 +138,7 @@ def test_a_plan_that_can_stop_the_router_is_refused(
 
 def test_the_time_slice_is_set_kept_and_given_back(restored: None) -> None:
     original = SLICE.read_text()
-    labhelp.write_policies("auto")
+    (labhelp.POLICIES / "router.yaml").write_text(FORCED)
     labhelp.start()
     labhelp.wait_for(lambda: SLICE.read_text().strip() == "8", "turns of 8 ms")
     SLICE.write_text("50")
