@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -117,6 +118,9 @@ def test_a_killed_command(
 ) -> None:
     pid = os.fork()
     if pid == 0:
+        with contextlib.suppress(OSError):
+            # Under nohup the signal would be ignored.
+            signal.signal(number, signal.SIG_DFL)
         start(journal)
         signal.pause()
         os._exit(1)
