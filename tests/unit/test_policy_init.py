@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import plan_cases
 import pytest
 from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot, with_cpusets
 
@@ -22,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 POLICIES = TESTS.parent / "policies"
 HOSTS = sorted((TESTS / "hosts").iterdir())
 # Every third: what they are about is planning; here they are hosts of many kinds.
-CASES = sorted((TESTS / "plans").iterdir())[::3]
+CASES = plan_cases.CASES[::3]
 
 
 def holds(seen: Snapshot, guest: Guest) -> Policy:
@@ -63,12 +64,9 @@ def test_recorded_hosts(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert planned["actions"] != []
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 def test_hosts_of_the_planners_cases(case: Path) -> None:
-    file = case / "snapshot.json"
-    if not file.exists():
-        pytest.skip("this case has no snapshot of its own")
-    seen = Snapshot.from_json(file.read_text())
+    seen = plan_cases.read(case).snapshot
     for guest in seen.guests:
         if not any("guests are named" in problem for problem in guest.problems):
             holds(seen, guest)
