@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import recorded_hosts
 from planning_samples import (
     host,
     macvtap,
@@ -30,8 +31,6 @@ from vsrtune.model import (
     Snapshot,
     WorkerKind,
 )
-
-HOSTS = Path(__file__).resolve().parents[1] / "hosts"
 
 
 def routers(
@@ -140,13 +139,13 @@ def _one_cache(machine: Host) -> Host:
     )
 
 
-def _recorded(directory: Path) -> Callable[[], Snapshot]:
-    return lambda: Snapshot.from_json((directory / "snapshot.json").read_text("utf-8"))
+def _recorded(file: Path) -> Callable[[], Snapshot]:
+    return lambda: recorded_hosts.shown(file)
 
 
 BASES: dict[str, Callable[..., Snapshot]] = {
     "router": lambda **how: routers(["vr1"], **how),
     "routers": routers,
     "fleet": fleet,
-    **{directory.name: _recorded(directory) for directory in HOSTS.iterdir()},
+    **{file.stem: _recorded(file) for file in recorded_hosts.FILES},
 }
