@@ -25,11 +25,13 @@ MAX_XML_DEPTH = 200
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
 
 
-def json_value(text: str | bytes) -> Any:
+def json_value(text: str | bytes, most: int | None = None) -> Any:
     """What ``json.loads`` gives. Raises ValueError for what is no JSON, is nested deeper
-    than MAX_DEPTH or larger than MAX_SIZE, and for NaN and infinite numbers."""
-    if len(text) > MAX_SIZE:
-        raise ValueError(f"larger than {MAX_SIZE >> 20} MiB")
+    than MAX_DEPTH or larger than ``most``, and for NaN and infinite numbers. ``most`` is
+    MAX_SIZE unless given."""
+    most = MAX_SIZE if most is None else most
+    if len(text) > most:
+        raise ValueError(f"larger than {most >> 20} MiB")
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:

@@ -28,7 +28,7 @@ JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
 ATTACH_LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 URI = "qemu:///system"
 
-_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 policies_option = click.option(
@@ -59,7 +59,7 @@ attach_ledger_option = click.option(
 )
 root_option = click.option(
     "--root",
-    type=_DIRECTORY,
+    type=_FILE,
     envvar="VSRTUNE_ROOT",
     help="Look at a host recorded with `vsrtune record` instead of this one.",
 )
@@ -136,7 +136,7 @@ def observe(
     policies: Iterable[Policy] = (),
     ours: Iterable[Entry] = (),
 ) -> Snapshot:
-    """This host, or the recorded one under ``root``. The plain QEMUs are shown that are root's,
+    """This host, or the one recorded in ``root``. The plain QEMUs are shown that are root's,
     or of a user whom one of ``policies`` names or of whose guests something is among ``ours``.
     Raises ObserveError when there is no host."""
     scope = curious(policies, ours)
@@ -158,10 +158,12 @@ def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
         raise ObserveError(
             "no online CPU could be read", where="/sys/devices/system/cpu", hint="mount sysfs"
         )
+    from vsrtune.recorded import HINT
+
     raise ObserveError(
         "no host is recorded here: it shows no CPU",
         where=str(root),
-        hint="name a directory that `vsrtune record` has made",
+        hint=HINT,
     )
 
 

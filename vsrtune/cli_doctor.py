@@ -46,10 +46,12 @@ def _case(root: Path | None, uri: str) -> Case:
     from vsrtune.cli_common import POLICY_DIR, observe, readable_policies
     from vsrtune.doctor_facts import read_facts
     from vsrtune.doctor_model import Case
-    from vsrtune.rootfs import DirRoot, LiveRoot
+    from vsrtune.recorded import load
+    from vsrtune.rootfs import LiveRoot
 
     snapshot = observe(root, uri, 0, readable_policies((POLICY_DIR,)))
-    return Case(snapshot, read_facts(LiveRoot() if root is None else DirRoot(root), snapshot))
+    host = LiveRoot() if root is None else load(root).root()
+    return Case(snapshot, read_facts(host, snapshot))
 
 
 def _module(ledger: Path) -> Seen:

@@ -142,7 +142,9 @@ def _guest(snapshot: Snapshot, name: str) -> Guest:
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
     """Why this kernel would refuse fifo and rr; "" when it does not, or is not here."""
     from vsrtune.doctor_facts import rt_groups
-    from vsrtune.rootfs import DirRoot, LiveRoot
+    from vsrtune.recorded import load
+    from vsrtune.rootfs import LiveRoot
 
-    where = rt_groups(LiveRoot() if root is None else DirRoot(root), snapshot.host.kernel)
+    host = LiveRoot() if root is None else load(root).root()
+    where = rt_groups(host, snapshot.host.kernel)
     return f"the kernel has RT_GROUP_SCHED ({where}), so EPERM is likely" if where else ""

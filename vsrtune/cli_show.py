@@ -127,17 +127,17 @@ def _moves(snapshot: Snapshot, root: Path | None) -> list[Table]:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--note", default="", help="A remark to keep with the recording.")
 @options(trace_option, uri_option)
-def record(directory: Path, note: str, trace_seconds: float, uri: str) -> None:
-    """Save what vsrtune sees of this host in DIRECTORY, which must be new or empty.
+def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
+    """Save what vsrtune sees of this host in FILE, which must be new.
 
-    `vsrtune show --root DIRECTORY` and `vsrtune plan --root DIRECTORY` then work on
-    any machine. MAC addresses and UUIDs are replaced; names of guests and devices are
-    kept, so read the files before you pass them on.
+    `vsrtune show --root FILE` and `vsrtune plan --root FILE` then work on any machine.
+    MAC addresses and UUIDs are replaced; names of guests and devices are kept, so read
+    the file before you pass it on.
     """
     from vsrtune.record import record as save
 
-    seen = save(directory, uri, trace_seconds=trace_seconds, note=note)
-    say(f"Recorded {len(seen.guests)} guests in {directory}.")
+    seen = save(file, uri, trace_seconds=trace_seconds, note=note)
+    say(f"Recorded {len(seen.guests)} guests in {file}.")

@@ -64,7 +64,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
             raise _fail(where, "a list", data)
         item = typing.get_args(hint)[0]
         return tuple(_decode(item, v, f"{where}[{i}]") for i, v in enumerate(data))
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         if not isinstance(data, dict):
             raise _fail(where, "a mapping", data)
         item = typing.get_args(hint)[1]

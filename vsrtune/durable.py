@@ -17,12 +17,12 @@ OURS = frozenset({Path("/var/lib/vsrtune"), Path("/run/vsrtune/bench")})
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, most: int = MAX_SIZE) -> bytes:
     """The whole content. Raises OSError, EFBIG for one that cannot be ours by its size."""
     with path.open("rb") as file:
-        data = file.read(MAX_SIZE + 1)
-    if len(data) > MAX_SIZE:
-        raise OSError(errno.EFBIG, f"larger than {MAX_SIZE >> 20} MiB", str(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
     return data
 
 
@@ -31,6 +31,24 @@ def replace_file(path: Path, data: bytes, mode: int, room: int = 0) -> None:
     after the host has crashed. Only one process may do so at a time. ``room``: so many bytes
     behind the data are claimed for what is to be appended; without them the old file stays."""
     _replace(path, path.with_name(path.name + ".new"), data, mode, room, lasting=True)
+
+
+def create_file(path: Path, data: bytes, mode: int) -> None:
+    """Put a new file at ``path``, whole or not at all, also after the host has crashed. Raises
+    OSError, FileExistsError when something is there."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        # A link takes nobody's place.
+        os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    fsync_directory(path.parent)
 
 
 def private_directory(path: Path) -> None:

@@ -1,26 +1,19 @@
-"""The only opener of /proc, /sys and /sys/fs/cgroup: of this host, or of a recorded one."""
+"""What readers may ask of a host, and the only opener of this one's /proc and /sys."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import platform
-import stat
-import zlib
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vsrtune import ethtool
-from vsrtune.codec import decode
 from vsrtune.errors import ObserveError
 from vsrtune.model import POLICY_NUMBERS, Sched, SchedClass
-
-INDEX = "index.json"
 
 # __NR_sched_getattr; architectures not named here use asm-generic's number.
 _SCHED_GETATTR = {"x86_64": 315, "i686": 352, "armv7l": 381, "ppc64le": 356, "s390x": 346}
@@ -171,7 +164,7 @@ class LiveRoot:
             return sorted(map(_escaped, os.listdir(path)))
         with os.scandir(path) as found:
             names = [entry.name for entry in islice(found, most + 1)]
-        return sorted(map(_escaped, _capped(names, path, most)))
+        return sorted(map(_escaped, capped(names, path, most)))
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
         found = os.stat(path, follow_symlinks=follow)
@@ -217,11 +210,8 @@ def boot_id(root: HostRoot | None = None) -> str:
     return (LiveRoot() if root is None else root).read("/proc/sys/kernel/random/boot_id").strip()
 
 
-def _numbers(data: dict[str, Any]) -> dict[str, int]:
-    return {name: int(value) for name, value in data.items()}
-
-
-def _capped(names: list[str], path: str, most: int | None) -> list[str]:
+def capped(names: Collection[str], path: str, most: int | None) -> Collection[str]:
+    """The names. Raises OSError, E2BIG, for more than ``most``."""
     if most is not None and len(names) > most:
         raise OSError(errno.E2BIG, f"more than {most} entries, none of which is read", path)
     return names
@@ -229,135 +219,4 @@ def _capped(names: list[str], path: str, most: int | None) -> list[str]:
 
 def _escaped(name: str) -> str:
     """A name from os with bytes that are not UTF-8 as ``\\xNN``."""
-    return name if name.isascii() else _text(os.fsencode(name))
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "backslashreplace")
-
-
-class DirRoot:
-    """A recorded host: a directory with ``proc/...``, ``sys/...`` and so on.
-
-    ``index.json``, when present, holds what a plain file cannot: ``links``
-    (path to target), ``listings`` (path to names), ``errors`` (path to errno
-    name), ``present``, paths that are there and were not read, and ``stats``, path to
-    user, mode, device and inode; a path without is root's, and only root's to write. A
-    recording without ``stats`` is of before owners were recorded. A tree written by
-    hand needs none: directories are then listed as they are. ``sched_attr/TID.json``,
-    ``ethtool/DEVICE.json`` and ``qmp/PID.json`` hold the answers that are not files on
-    a host.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        index: Mapping[str, Any] = {}
-        file = self.path / INDEX
-        if file.exists():
-            index = json.loads(file.read_text("utf-8"))
-        self._links: Mapping[str, str] = index.get("links", {})
-        self._listings: Mapping[str, list[str]] = index.get("listings", {})
-        self._errors: Mapping[str, str] = index.get("errors", {})
-        self._present: Mapping[str, bool] = index.get("present", {})
-        self._stats: Mapping[str, list[int]] = index.get("stats", {})
-        self._owners_told = "stats" in index
-
-    @property
-    def owners_told(self) -> bool:
-        return self._owners_told
-
-    def _at(self, path: str) -> Path:
-        return self.path / path.lstrip("/")
-
-    def _check(self, path: str) -> None:
-        name = self._errors.get(path)
-        if name is not None:
-            code = getattr(errno, name)
-            raise OSError(code, os.strerror(code), path)
-
-    def read(self, path: str) -> str:
-        self._check(path)
-        try:
-            return _text(self._at(path).read_bytes())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
-
-    def listdir(self, path: str, most: int | None = None) -> list[str]:
-        self._check(path)
-        if path in self._listings:
-            return sorted(_capped(self._listings[path], path, most))
-        try:
-            return sorted(_capped(os.listdir(self._at(path)), path, most))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
-
-    def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        if path in self._stats:
-            return FileStat(*self._stats[path])
-        self._check(path)
-        if path in self._links:
-            if follow:
-                return self.stat(self._links[path])
-            kind = stat.S_IFLNK
-        elif self._stats_of_directory(path):
-            kind = stat.S_IFDIR
-        else:
-            kind = stat.S_IFREG
-        return FileStat(0, kind | 0o755, 0, zlib.crc32(path.encode()))
-
-    def _stats_of_directory(self, path: str) -> bool:
-        """Whether a path of which nothing was recorded is a directory's: an executable is
-        known by what points to it alone."""
-        return path not in self._links.values() and not self._at(path).is_file()
-
-    def readlink(self, path: str) -> str:
-        self._check(path)
-        if path in self._links:
-            return self._links[path]
-        code = errno.EINVAL if self._at(path).exists() else errno.ENOENT
-        raise OSError(code, os.strerror(code), path)
-
-    def exists(self, path: str) -> bool:
-        if self._errors.get(path) == "ENOENT":
-            return False
-        known = path in self._links or path in self._listings or path in self._present
-        return known or self._at(path).exists()
-
-    def processes(self) -> list[tuple[str, int]]:
-        found = []
-        for name in self.listdir("/proc"):
-            if name.isdecimal():
-                try:
-                    # Recorded trees are edited in place: the time of start tells.
-                    text = self.read(f"/proc/{name}/stat").rpartition(")")[2].split()
-                except OSError:
-                    continue
-                found.append((name, int(text[19])))
-        return found
-
-    def link_count(self, path: str) -> int:
-        return 2 + len(self.listdir(path))
-
-    def sched_attr(self, tid: int) -> Sched:
-        path = f"/sched_attr/{tid}.json"
-        try:
-            return decode(Sched, json.loads(self.read(path)))
-        except FileNotFoundError:
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), path) from None
-
-    def ethtool_statistics(self, device: str) -> dict[str, int]:
-        path = f"/ethtool/{device}.json"
-        try:
-            return _numbers(json.loads(self.read(path)))
-        except FileNotFoundError:
-            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), path) from None
-
-    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
-        del timeout  # nobody is waited for
-        try:
-            data = json.loads(self.read(f"/qmp/{pid}.json"))
-        except FileNotFoundError:
-            raise ObserveError("not recorded", where=socket) from None
-        if "error" in data:
-            raise ObserveError(data["error"], where=socket)
-        return {int(index): tid for index, tid in data["vcpus"].items()}
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -12,9 +12,9 @@ from vsrtune.actions import Plan
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Snapshot
 from vsrtune.observe import Observer, live_observer
-from vsrtune.rootfs import DirRoot, HostRoot, LiveRoot
+from vsrtune.recorded import load
+from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.top_model import Sample
-from vsrtune.virt import RecordedVirt
 
 # Planning has at most this share of the time; on hosts with very many guests a plan is kept
 # for a few frames.
@@ -22,7 +22,7 @@ _SHARE = 0.1
 
 
 class TopHost:
-    """``root``: directory of a recorded host, None for this one."""
+    """``root``: file of a recorded host, None for this one."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class TopHost:
         if root is None:
             self._files, self._observer = LiveRoot(), live_observer(uri, lambda: scope)
         else:
-            self._files = DirRoot(root)
-            self._observer = Observer(self._files, RecordedVirt(self._files), scope=lambda: scope)
+            recording = load(root)
+            self._files = recording.root()
+            self._observer = Observer(self._files, recording.virt(), scope=lambda: scope)
         self._planned: tuple[Plan | None, tuple[str, ...]] = (None, ())
         self._plan_after = 0
 

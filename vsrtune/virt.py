@@ -6,15 +6,13 @@ import contextlib
 import importlib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from vsrtune.bounded import json_value, xml_element
-from vsrtune.codec import decode
+from vsrtune.bounded import xml_element
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting, ObserveError
 from vsrtune.patience import Patience
-from vsrtune.rootfs import HostRoot
 
 T = TypeVar("T")
 
@@ -241,35 +239,3 @@ def _emulator_pin(libvirt: Any, domain: Any) -> CpuSet | None:
 
 def _cpus(row: Sequence[bool]) -> CpuSet:
     return CpuSet(cpu for cpu, used in enumerate(row) if used)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedDomains:
-    """``libvirt/domains.json`` of a recorded host; the XML texts stand beside it as
-    ``libvirt/N.xml``, N counting from 0. ``error`` is set when libvirt did not answer."""
-
-    error: str | None
-    domains: tuple[DomainText, ...]
-
-
-class RecordedVirt:
-    """The domains of a recorded host."""
-
-    def __init__(self, root: HostRoot) -> None:
-        self._root = root
-
-    def domains(self) -> tuple[DomainText, ...]:
-        try:
-            text = self._root.read("/libvirt/domains.json")
-        except FileNotFoundError:
-            return ()
-        recorded = decode(RecordedDomains, json_value(text))
-        if recorded.error is not None:
-            raise ObserveError(recorded.error)
-        return tuple(
-            replace(domain, live_xml=self._root.read(f"/libvirt/{number}.xml"))
-            for number, domain in enumerate(recorded.domains)
-        )
-
-    def domain(self, name: str) -> DomainText | None:
-        return next((d for d in self.domains() if d.name == name), None)

@@ -38,15 +38,16 @@ from vsrtune.proc import (
     parse_status_uids,
     worker_owner,
 )
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import Answers, RecordedRoot, load
+from vsrtune.recorded import parse as parse_recording
 from vsrtune.seen import SeenMemory
 from vsrtune.tap_counters import parse as parse_counters
 from vsrtune.trace import count_by, parse_hist
-from vsrtune.virt import DomainText, RecordedVirt, parse_interfaces, parse_vcpus
+from vsrtune.virt import DomainText, parse_interfaces, parse_vcpus
 
 Target = Callable[[bytes], None]
 
-HOSTS = Path(__file__).resolve().parents[1] / "hosts"
+HOST = Path(__file__).resolve().parents[1] / "hosts" / "trixie-veth-multiqueue.json"
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 HEADER = json.dumps(journal.header_record("b")).encode() + b"\n"
 
@@ -179,16 +180,19 @@ def json_files(data: bytes) -> None:
         Snapshot.from_json(text(data))
     with contextlib.suppress(VsrtuneError):
         codec.decode(Sched, _json(data))
+    with contextlib.suppress(VsrtuneError, ValueError):
+        recorded = parse_recording(data)
+        Observer(recorded.root(), recorded.virt(), SeenMemory(None)).observe()
 
 
 # -- a whole host, one of whose files holds something else
 
 
-class _Changed(DirRoot):
+class _Changed(RecordedRoot):
     """A recorded host with other content at one path."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, answers: Answers) -> None:
+        super().__init__(answers)
         self.where = ""
         self.content = b""
 
@@ -208,14 +212,11 @@ class _Domains:
         return self._domains
 
 
-_ROOT = _Changed(HOSTS / "trixie-veth-multiqueue")
-_PATHS = sorted(
-    str(path)[len(str(_ROOT.path)) :]
-    for path in _ROOT.path.rglob("*")
-    if path.is_file() and str(path)[len(str(_ROOT.path)) :].startswith(("/proc/", "/sys/"))
-)
+_RECORDING = load(HOST)
+_ROOT = _Changed(_RECORDING.host)
+_PATHS = sorted(p for p in _RECORDING.host.texts if p.startswith(("/proc/", "/sys/")))
 _POLICY = parse_policy((POLICIES / "router.yaml").read_text(), "p.yaml")
-_DOMAINS = RecordedVirt(_ROOT).domains()
+_DOMAINS = _RECORDING.libvirt.domains
 
 
 def whole_host(data: bytes) -> None:
@@ -265,7 +266,7 @@ def _nests(opening: bytes, closing: bytes) -> bytes:
 # Well-formed inputs to begin from, and the classic traps.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "domain_xml": (
-        _bytes(HOSTS / "trixie-veth-multiqueue" / "libvirt" / "0.xml"),
+        _DOMAINS[0].live_xml.encode(),
         b'<!DOCTYPE d [<!ENTITY a "aaaaaaaaaa">'
         + b"".join(b'<!ENTITY %c "%s">' % (c, b"&%c;" % (c - 1) * 10) for c in range(98, 107))
         + b"]><domain><name>&j;</name></domain>",
@@ -280,7 +281,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         _nests(b"[", b"]"),
     ),
     "command_line": (
-        next(_ROOT.path.glob("proc/*/cmdline")).read_bytes(),
+        _RECORDING.host.texts[next(p for p in _PATHS if p.endswith("/cmdline"))].encode(),
         b"qemu-system-x86_64\0-name\0x\0-netdev\0tap,id=a,fd=" + b"9" * 5000,
         b"qemu-system-x86_64\0-name\0" + _nests(b'{"a":', b"}"),
     ),
@@ -323,7 +324,8 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     ),
     "json_files": (
         b'{"version": 1, "boot_id": "b", "actions": [], "skipped": []}',
-        _bytes(HOSTS / "trixie-veth-multiqueue" / "snapshot.json"),
+        json.dumps(_RECORDING.snapshot).encode(),
+        _bytes(HOST),
         _nests(b"[", b"]"),
     ),
     "whole_host": tuple(

@@ -87,9 +87,9 @@ class Recorded(TreeRoot):
         self.files.append(self._base + path)
         return super().read(path)
 
-    def listdir(self, path: str) -> list[str]:
+    def listdir(self, path: str, most: int | None = None) -> list[str]:
         self.listed.append(self._base + path)
-        return super().listdir(path)
+        return super().listdir(path, most)
 
     def readlink(self, path: str) -> str:
         self.links.append(self._base + path)

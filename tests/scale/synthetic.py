@@ -1,9 +1,8 @@
-"""Makes hosts with many guests in the recorded-tree format, after a recorded one.
+"""Makes hosts with many guests as trees of files, after a recorded one.
 
 Every text is that of a real libvirt guest and its host (tests/hosts), with other numbers and
 names: files have the length and the shape that the readers meet on a host. Links are real
-ones, so that a tree can be read like a host below a directory, and stand in index.json too,
-so that ``vsrtune --root`` reads it as any recording.
+ones, so that a tree can be read like a host below a directory.
 """
 
 from __future__ import annotations
@@ -15,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vsrtune.codec import encode
 from vsrtune.cpuset import CpuSet
-from vsrtune.rootfs import INDEX
+from vsrtune.recorded import load
 from vsrtune.virt import DomainText, VcpuPinText
 
-RECORDED = Path(__file__).resolve().parents[1] / "hosts" / "trixie-veth-multiqueue"
+RECORDED = load(Path(__file__).resolve().parents[1] / "hosts" / "trixie-veth-multiqueue.json")
+TEXTS = RECORDED.host.texts
 CPUS = CpuSet(range(64))
 VCPUS, NICS, QUEUES = 8, 2, 2
 # Processes of a host besides its guests: they are looked at, and are none of ours.
@@ -80,24 +81,19 @@ class Synthetic:
     def __init__(self, place: Path, guests: int) -> None:
         self.place = place
         self.guests = tuple(Names(n) for n in range(1, guests + 1))
-        self._index = json.loads((RECORDED / INDEX).read_text("utf-8"))
-        self._links: dict[str, str] = {}
         self._made: set[str] = set()
         self._host()
         for names in self.guests:
             self._guest(names)
         self._lowers()
         self.domains = [self._domain(names) for names in self.guests]
-        index = {"links": self._links, "errors": {}, "listings": {}, "stats": {}}
-        (place / INDEX).write_text(json.dumps(index))
 
     # -- the host
 
     def _host(self) -> None:
-        for path in ("proc/sys", "sys/devices/system"):
-            for file in sorted((RECORDED / path).rglob("*")):
-                if file.is_file():
-                    self.file(f"/{file.relative_to(RECORDED)}", file.read_text())
+        for path, text in TEXTS.items():
+            if path.startswith(("/proc/sys/", "/sys/devices/system/")):
+                self.file(path, text)
         self.file(QEMU, "")
         for name in ("online", "present"):
             self.file(f"/sys/devices/system/cpu/{name}", f"{CPUS}\n")
@@ -105,7 +101,7 @@ class Synthetic:
         self.cgroup("", "")
         for path in ("init.scope", "system.slice", "user.slice", "machine.slice"):
             self.cgroup(path, "")
-        self._net("lo", 1, (RECORDED / "sys/devices/virtual/net/p0"), ())
+        self._net("lo", 1, "p0", ())
         for cpu in CPUS:
             self._kthread(12 + cpu, 17, f"ksoftirqd/{cpu}", cpu)
         for number in range(OTHERS):
@@ -116,15 +112,13 @@ class Synthetic:
     def _lowers(self) -> None:
         for number, name in enumerate(_LOWERS):
             upper = [f"upper_{g.device(number)}" for g in self.guests]
-            source = RECORDED / "sys/devices/virtual/net" / name
-            self._net(name, 2 + number, source, (*upper,))
+            self._net(name, 2 + number, name, (*upper,))
 
     # -- one guest
 
     def _guest(self, names: Names) -> None:
         pid = names.pid
-        recorded = (RECORDED / f"proc/{_GUEST}/cmdline").read_text()
-        text = recorded.replace("guest=vr1,", f"guest={names.name},")
+        text = TEXTS[f"/proc/{_GUEST}/cmdline"].replace("guest=vr1,", f"guest={names.name},")
         text = re.sub(r"-uuid\0[0-9a-f-]+", f"-uuid\0{names.uuid}", text)
         self.file(f"/proc/{pid}/cmdline", text)
         self.link(f"/proc/{pid}/exe", QEMU)
@@ -139,11 +133,11 @@ class Synthetic:
         for number, target in self._fds(names):
             self.link(f"/proc/{pid}/fd/{number}", target)
         for nic in range(NICS):
-            source = RECORDED / f"sys/devices/virtual/net/macvtap{nic}"
-            self._net(names.device(nic), names.ifindex(nic), source, (f"lower_{_LOWERS[nic]}",))
+            lower = (f"lower_{_LOWERS[nic]}",)
+            self._net(names.device(nic), names.ifindex(nic), f"macvtap{nic}", lower)
 
     def _fds(self, names: Names) -> Iterator[tuple[int, str]]:
-        for path, target in self._index["links"].items():
+        for path, target in RECORDED.host.links.items():
             found = re.fullmatch(rf"/proc/{_GUEST}/fd/(\d+)", path)
             if found:
                 tap = re.fullmatch(r"/dev/tap(\d+)", target)
@@ -151,7 +145,7 @@ class Synthetic:
                 yield int(found[1]), f"/dev/tap{names.ifindex(nic)}" if tap else target
 
     def _domain(self, names: Names) -> DomainText:
-        xml = (RECORDED / "libvirt/0.xml").read_text()
+        xml = RECORDED.libvirt.domains[0].live_xml
         xml = xml.replace("<name>vr1<", f"<name>{names.name}<")
         xml = re.sub(r"<uuid>[^<]*", f"<uuid>{names.uuid}", xml)
         for nic in range(NICS):
@@ -174,7 +168,6 @@ class Synthetic:
         directory = path.rpartition("/")[0]
         os.makedirs(f"{self.place}{directory}", exist_ok=True)
         os.symlink(target, f"{self.place}{path}")
-        self._links[path] = target
 
     def cgroup(self, path: str, cpus: str) -> None:
         base = f"/sys/fs/cgroup/{path}" if path else "/sys/fs/cgroup"
@@ -190,7 +183,7 @@ class Synthetic:
         self, pid: int, tid: int, like: int, comm: str, cpu: int, flags: int | None = None
     ) -> str:
         owner = _GUEST if like != 17 else like
-        text = (RECORDED / f"proc/{owner}/task/{like}/stat").read_text()
+        text = TEXTS[f"/proc/{owner}/task/{like}/stat"]
         fields = text.rpartition(")")[2].split()
         fields[19] = str(100 + tid)
         fields[36] = str(cpu)
@@ -206,20 +199,20 @@ class Synthetic:
 
     def _thread(self, pid: int, tid: int, like: int, comm: str, cpu: int, cgroup: str) -> str:
         owner = _GUEST if like != 17 else like
-        source = RECORDED / f"proc/{owner}/task/{like}"
+        source = f"/proc/{owner}/task/{like}"
         base = f"/proc/{pid}/task/{tid}"
         self.file(f"{base}/stat", self._stat(pid, tid, like, comm, cpu))
         allowed = f"Cpus_allowed_list:\t{CPUS}"
-        status = re.sub(r"Cpus_allowed_list:.*", allowed, (source / "status").read_text())
+        status = re.sub(r"Cpus_allowed_list:.*", allowed, TEXTS[f"{source}/status"])
         self.file(f"{base}/status", re.sub(r"^Name:.*", f"Name:\t{comm}", status))
         self.file(f"{base}/cgroup", f"0::/{cgroup}\n")
-        self.file(f"{base}/schedstat", (source / "schedstat").read_text())
-        self.file(f"/sched_attr/{tid}.json", (RECORDED / f"sched_attr/{like}.json").read_text())
+        self.file(f"{base}/schedstat", TEXTS[f"{source}/schedstat"])
+        self.file(f"/sched_attr/{tid}.json", json.dumps(encode(RECORDED.host.sched[str(like)])))
         return base
 
-    def _net(self, name: str, ifindex: int, source: Path, more: tuple[str, ...]) -> None:
+    def _net(self, name: str, ifindex: int, like: str, more: tuple[str, ...]) -> None:
         base = f"/sys/devices/virtual/net/{name}"
-        listed = self._index["listings"][f"/{source.relative_to(RECORDED)}"]
+        listed = RECORDED.host.listings[f"/sys/devices/virtual/net/{like}"]
         files = {
             "uevent": f"INTERFACE={name}\nIFINDEX={ifindex}\n",
             "ifindex": f"{ifindex}\n",

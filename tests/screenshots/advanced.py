@@ -6,29 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vsrtune.model import ThreadKey
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import RecordedRoot, load
 
 SECOND = 10**9
 
 
-class AdvancedRoot(DirRoot):
-    """The recording below ``path``. What ``pass_time`` or ``set`` gave stands in for its files;
-    the recording itself is not changed. ``clock`` gives nanoseconds."""
+class AdvancedRoot(RecordedRoot):
+    """The host recorded in ``path``. What ``pass_time`` or ``set`` gives stands in for its files
+    in memory. ``clock`` gives nanoseconds."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._texts: dict[str, str] = {}
+        self.path = path
+        self.recording = load(path)
+        super().__init__(self.recording.host)
         self._now = 1000 * SECOND
 
     def clock(self) -> int:
         return self._now
 
-    def read(self, path: str) -> str:
-        return self._texts[path] if path in self._texts else super().read(path)
-
     def set(self, path: str, text: str) -> None:
         """Let a file have this text."""
-        self._texts[path] = text
+        self.answers.texts[path] = text
 
     def pass_time(
         self,

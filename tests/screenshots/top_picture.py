@@ -20,10 +20,9 @@ from vsrtune.policy import Policy, parse
 from vsrtune.projection import project_actions
 from vsrtune.top_frame import make_frame
 from vsrtune.top_model import Frame
-from vsrtune.virt import RecordedVirt
 
 REPO = Path(__file__).resolve().parents[2]
-HOST = REPO / "tests/hosts/trixie-e1000e"
+HOST = REPO / "tests/hosts/trixie-e1000e.json"
 PICTURE = REPO / "docs/images/top.svg"
 SECONDS = 2.0
 POLICY = """\
@@ -57,7 +56,7 @@ LOADS = {
 def frame() -> Frame:
     """What is shown."""
     root = AdvancedRoot(HOST)
-    seen = _with_cpusets(Observer(root, RecordedVirt(root)).observe())
+    seen = _with_cpusets(Observer(root, root.recording.virt()).observe())
     policies = (parse(POLICY, "router.yaml"),)
     tuned, entries = _tuned(seen, policies)
     changed = _changed(tuned)

@@ -16,5 +16,5 @@ def matches(path: Path, text: str) -> None:
 
 
 def cases(directory: Path) -> list[Path]:
-    """The case directories, sorted."""
-    return sorted(p for p in directory.iterdir() if p.is_dir())
+    """The cases, one file each, sorted by name."""
+    return sorted(directory.glob("*.yaml"), key=lambda path: path.stem)

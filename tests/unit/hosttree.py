@@ -1,13 +1,12 @@
-"""Small host trees for tests, written by hand."""
+"""Small hosts for tests, written by hand."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
+from vsrtune.model import Sched
 from vsrtune.proc import PF_USER_WORKER
-from vsrtune.rootfs import INDEX, DirRoot
+from vsrtune.recorded import Answers, QmpAnswer, RecordedRoot
 
 
 def stat_line(tid: int, comm: str, *, ppid: int = 1, flags: int = 0, start: int = 100) -> str:
@@ -22,27 +21,46 @@ def scope(name: str) -> str:
 
 
 class HostTree:
-    """Files, links and listings of an imagined host, below ``path``."""
+    """Files, links and errors of an imagined host. A root sees what is changed later."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.links: dict[str, str] = {}
-        self.errors: dict[str, str] = {}
-        self.stats: dict[str, list[int]] = {}
+    def __init__(self) -> None:
+        self.answers = Answers()
+        self.links = self.answers.links
+        self.errors = self.answers.errors
+        self.stats = self.answers.stats
         # The cgroup of each process.
         self.homes: dict[int, str] = {}
 
     def file(self, path: str, text: str | bytes) -> HostTree:
         """Add a file."""
-        file = self.path / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
+        self.answers.texts[path] = text
+        return self
+
+    def text(self, path: str) -> str:
+        """The text of a file."""
+        return self.answers.texts[path]
+
+    def remove(self, path: str) -> HostTree:
+        """Take a file away."""
+        del self.answers.texts[path]
+        return self
+
+    def directory(self, path: str) -> HostTree:
+        """Add a directory, which may stay empty."""
+        self.answers.present[path] = True
+        return self
+
+    def qmp(self, pid: int, vcpus: dict[str, int], error: str | None = None) -> HostTree:
+        """Let the monitor of a QEMU answer so."""
+        self.answers.qmp[str(pid)] = QmpAnswer(error, vcpus)
         return self
 
     def link(self, path: str, target: str) -> HostTree:
         """Add a symbolic link; its name shows in a listing of its directory."""
         self.links[path] = target
-        return self.file(path, "")
+        return self
 
     def device(
         self, name: str, ifindex: int, *, devtype: str = "", has: str = "", pci: str = ""
@@ -71,7 +89,8 @@ class HostTree:
         self.device(name, ifindex, has=f"napi_macvtap lower_{lower}")
         self.file(f"/sys/devices/virtual/net/{name}/threaded", f"{threaded}\n")
         told = {"rx_received": 0, "rx_dropped_queue_full": 0, **counters}
-        return self.file(f"/ethtool/{name}.json", json.dumps(told))
+        self.answers.ethtool[name] = told
+        return self
 
     def thread(
         self,
@@ -102,7 +121,7 @@ class HostTree:
         self.file(f"{base}/status", status)
         self.file(f"{base}/cgroup", f"0::{cgroup}\n")
         self.file(f"{base}/schedstat", "1234 5 6\n")
-        self.file(f"/sched_attr/{tid}.json", "{}")
+        self.answers.sched[str(tid)] = Sched()
         if pid == tid:
             self.file(f"/proc/{pid}/stat", line)
         return self
@@ -118,8 +137,7 @@ class HostTree:
         argv = ["/usr/bin/qemu-system-x86_64", *arguments]
         self.file(f"/proc/{pid}/cmdline", "".join(f"{a}\0" for a in argv))
         self.links[f"/proc/{pid}/exe"] = "/usr/bin/qemu-system-x86_64"
-        (self.path / f"proc/{pid}/fd").mkdir(exist_ok=True)
-        return self
+        return self.directory(f"/proc/{pid}/fd")
 
     def fd(self, pid: int, number: int, target: str, info: str = "") -> HostTree:
         """Add an open descriptor."""
@@ -136,11 +154,8 @@ class HostTree:
         self.file("/sys/devices/system/cpu/online", f"{cpus}\n")
         self.file("/sys/devices/system/cpu/present", f"{cpus}\n")
         self.file("/sys/devices/system/cpu/smt/active", "0\n")
-        (self.path / "sys/class/net").mkdir(parents=True, exist_ok=True)
-        return self
+        return self.directory("/sys/class/net")
 
-    def root(self) -> DirRoot:
+    def root(self) -> RecordedRoot:
         """The tree as a HostRoot."""
-        index = {"links": self.links, "errors": self.errors, "stats": self.stats}
-        (self.path / INDEX).write_text(json.dumps(index))
-        return DirRoot(self.path)
+        return RecordedRoot(self.answers)

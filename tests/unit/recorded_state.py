@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import recorded_hosts
 from fake_host import FakeHost
 
 from vsrtune.errors import Lasting, WriteError
 from vsrtune.journal import Journal
-from vsrtune.model import Snapshot, Thread
+from vsrtune.model import Thread
 from vsrtune.policy import parse
 from vsrtune.reconcile import Reconciler
-
-HOSTS = Path(__file__).resolve().parents[1] / "hosts"
 
 POLICY = """\
 guest: "{guest}"
@@ -38,7 +37,7 @@ def passes(
     """A recorded host and the passes over it, under a policy for all libvirt guests and one
     for the others. ``rename`` is another name for the first guest."""
     host = FakeHost()
-    host.snapshot = Snapshot.from_json((HOSTS / name / "snapshot.json").read_text("utf-8"))
+    host.snapshot = recorded_hosts.shown(recorded_hosts.file(name))
     if rename:
         first, *others = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(replace(first, name=rename), *others))

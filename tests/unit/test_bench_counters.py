@@ -4,20 +4,19 @@ its guests take frames."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import recorded_hosts
 
 from vsrtune.bench import counters
 from vsrtune.bench.model import Leg, Router
 from vsrtune.errors import VsrtuneError
 from vsrtune.model import Interface, Snapshot
-from vsrtune.record import SNAPSHOT
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import load
 from vsrtune.tap_counters import QueueCounters
 
-HOST = Path(__file__).resolve().parents[1] / "hosts" / "trixie-napi"
-RECORDED = Snapshot.from_json((HOST / SNAPSHOT).read_text("utf-8"))
+HOST = load(recorded_hosts.file("trixie-napi")).root()
+RECORDED = recorded_hosts.shown(recorded_hosts.file("trixie-napi"))
 LEG = Leg("02:00:00:00:00:01", "10.10.1.2", "10.20.1.100")
 ROUTER = Router("a+b", LEG, members=("a", "b"))
 
@@ -46,8 +45,8 @@ def test_all_guests_of_a_router_are_found_or_missed_by_name() -> None:
 
 
 def test_a_shared_device_is_counted_once() -> None:
-    one = counters.places(DirRoot(HOST), shared(1, 1), [replace(ROUTER, members=("a",))])
-    assert counters.places(DirRoot(HOST), shared(1, 1), [ROUTER]) == one
+    one = counters.places(HOST, shared(1, 1), [replace(ROUTER, members=("a",))])
+    assert counters.places(HOST, shared(1, 1), [ROUTER]) == one
 
 
 def test_a_queue_that_received_nothing_is_seen() -> None:

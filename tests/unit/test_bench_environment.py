@@ -8,15 +8,15 @@ from pathlib import Path
 
 import bench_samples as samples
 import pytest
+import recorded_hosts
 
 from vsrtune.bench.environment import environment, label
 from vsrtune.bench.model import Endpoint, Router
 from vsrtune.bench.session import with_macs
 from vsrtune.errors import VsrtuneError
 from vsrtune.record import replay
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import load
 
-HOSTS = Path(__file__).resolve().parents[1] / "hosts"
 LINK = json.dumps([{"mtu": 1500, "txqlen": 1000, "linkinfo": {"info_kind": "veth"}}])
 
 
@@ -35,14 +35,14 @@ def answers(command: object) -> str:
 
 @pytest.fixture(params=["bookworm-veth-plain", "trixie-veth-multiqueue"])
 def host(request: pytest.FixtureRequest) -> Path:
-    return HOSTS / str(request.param)
+    return recorded_hosts.file(request.param)
 
 
 def test_block_describes_the_guest_under_test(host: Path) -> None:
     snapshot = replay(host)
     guest = snapshot.guests[0]
     spec = replace(samples.SPEC, routers=(replace(samples.SPEC.routers[0], name=guest.ref),))
-    block = environment(snapshot, spec, samples.TUNED, root=DirRoot(host), run=answers)  # type: ignore[arg-type]
+    block = environment(snapshot, spec, samples.TUNED, root=load(host).root(), run=answers)  # type: ignore[arg-type]
     assert json.loads(json.dumps(block)) == block
     assert block["label"] == "one machine, veth and pktgen"
     assert block["kernel"] == snapshot.host.kernel
@@ -58,7 +58,7 @@ def test_block_describes_the_guest_under_test(host: Path) -> None:
 
 def test_a_host_that_tells_nothing_gives_a_block_all_the_same(host: Path) -> None:
     block = environment(
-        replay(host), samples.SPEC, samples.UNTUNED, root=DirRoot(host), run=lambda _: ""
+        replay(host), samples.SPEC, samples.UNTUNED, root=load(host).root(), run=lambda _: ""
     )
     assert block["policy"] is None
     assert block["label"] == "one machine, pktgen"
@@ -72,7 +72,7 @@ def test_labels() -> None:
 
 
 class TestMacs:
-    snapshot = replay(HOSTS / "bookworm-veth-plain")
+    snapshot = replay(recorded_hosts.file("bookworm-veth-plain"))
 
     def spec(self, name: str, mac: str = "") -> samples.Spec:
         leg = replace(samples.SPEC.routers[0].forth, mac=mac)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hosttree import HostTree
 
@@ -36,8 +34,8 @@ def test_role(path: str | None, role: tuple[str, int | None] | None) -> None:
     assert libvirt_role(path) == role
 
 
-def test_cpuset_of_a_cgroup(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_cpuset_of_a_cgroup() -> None:
+    tree = HostTree()
     base = "/sys/fs/cgroup"
     tree.file(f"{base}/cpuset.cpus.effective", "0-7\n")
     tree.file(f"{base}/{SCOPE}/cpuset.cpus", "\n")
@@ -58,7 +56,7 @@ def test_cpuset_of_a_cgroup(tmp_path: Path) -> None:
     assert reader.limit("") is None
 
 
-def test_no_cpuset_controller(tmp_path: Path) -> None:
-    reader = CpusetReader(HostTree(tmp_path).root())
+def test_no_cpuset_controller() -> None:
+    reader = CpusetReader(HostTree().root())
     assert reader.raw("a/b") is None
     assert reader.effective("a/b") is None

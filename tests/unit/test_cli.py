@@ -430,11 +430,14 @@ class TestNothingRead:
     def test_a_root_that_holds_no_host(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
     ) -> None:
-        assert cli.run([*words, "--root", str(tmp_path)]) == ExitCode.UNREAD
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert f"vsrtune: error: {tmp_path}: no host is recorded here" in said.err
-        assert "hint: name a directory that `vsrtune record` has made" in said.err
+        file = tmp_path / "host.json"
+        for text in ("{}", "no recording", '{"host": {"texts": []}}', '{"host": 7}', ""):
+            file.write_text(text)
+            assert cli.run([*words, "--root", str(file)]) == ExitCode.UNREAD
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert f"vsrtune: error: {file}: no host is recorded here" in said.err
+            assert "hint: name a file that `vsrtune record` has made" in said.err
 
 
 def test_exit_codes_are_told_apart() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader
@@ -28,8 +26,8 @@ def _read(tree: HostTree, used: list[str]) -> tuple[CpusetGroup, ...]:
     return read_tree(root, CpusetReader(root), used)
 
 
-def test_what_is_above_beside_or_exclusive(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_what_is_above_beside_or_exclusive() -> None:
+    tree = HostTree()
     for path in ("machine.slice", "machine.slice/vr1.scope", SCOPE, f"{SCOPE}/vcpu0"):
         group(tree, path)
     group(tree, f"{SCOPE}/vsrtune.cpus2", "2", "root invalid (Parent is not a partition root)")
@@ -48,14 +46,14 @@ def test_what_is_above_beside_or_exclusive(tmp_path: Path) -> None:
     assert (own.valid, own.exclusive, own.effective) == (False, "2", CpuSet([0, 1, 2]))
 
 
-def test_a_kernel_without_exclusive_lists(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_a_kernel_without_exclusive_lists() -> None:
+    tree = HostTree()
     group(tree, "machine.slice", None)
     (found,) = _read(tree, ["machine.slice/x"])
     assert found.exclusive is None
 
 
-def test_a_host_without_cpusets(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_a_host_without_cpusets() -> None:
+    tree = HostTree()
     tree.file("/sys/fs/cgroup/machine.slice/cgroup.procs", "")
     assert _read(tree, ["machine.slice/x"]) == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hosttree import HostTree
@@ -78,14 +77,14 @@ def test_used_share_of_a_budget() -> None:
     assert used(Sched(), 1, 1) == 0.0
 
 
-def test_use_is_measured_over_a_whole_period(tmp_path: Path) -> None:
+def test_use_is_measured_over_a_whole_period() -> None:
     guest = router(online="0-2")
     threads = tuple(
         replace(t, sched=budget(80, 200)) if t.role is Role.VCPU else t for t in guest.threads
     )
     seen = snapshot(replace(guest, threads=threads), on=host(3))
     key = guest.by_role(Role.VCPU)[0].key
-    tree = HostTree(tmp_path)
+    tree = HostTree()
     path = f"/proc/{key.pid}/task/{key.tid}/schedstat"
     tree.file(path, "1000000 5 6\n")
     now = 10.0
@@ -129,8 +128,8 @@ def test_books_are_read_and_nothing_else() -> None:
     assert "secret" not in kept
 
 
-def test_the_list_of_all_tasks_is_read_only_where_it_is_needed(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).file("/sys/kernel/debug/sched/debug", DEBUG)
+def test_the_list_of_all_tasks_is_read_only_where_it_is_needed() -> None:
+    tree = HostTree().file("/sys/kernel/debug/sched/debug", DEBUG)
     for cpu in (0, 1):
         base = f"/sys/kernel/debug/sched/fair_server/cpu{cpu}"
         tree.file(f"{base}/runtime", "50000000\n").file(f"{base}/period", "1000000000\n")
@@ -139,8 +138,7 @@ def test_the_list_of_all_tasks_is_read_only_where_it_is_needed(tmp_path: Path) -
     assert quiet == (DeadlineCpu(0, None, fair), DeadlineCpu(1, None, fair))
     told = read_books(tree.root(), cpus("0-1"), totals=True)
     assert told == (DeadlineCpu(0, 104856, fair), DeadlineCpu(1, -1, fair))
-    none = HostTree(tmp_path / "none")
-    none.path.mkdir()
+    none = HostTree()
     assert read_books(none.root(), cpus("0"), totals=True) == ()
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import recorded_hosts
 from hosttree import HostTree
 from planning_samples import (
     FIFO_10,
@@ -42,7 +43,6 @@ from vsrtune.model import (
     Snapshot,
 )
 
-HOSTS = sorted((Path(__file__).parents[1] / "hosts").iterdir())
 VR1 = router()
 BUDGET = Sched(SchedClass.DEADLINE, 0, 0, True, 8_000_000, 10_000_000, 10_000_000)
 FINE_FACTS = Facts(
@@ -303,7 +303,7 @@ def test_problems_say_what_to_do_and_where_it_was_seen() -> None:
                 assert finding.hint, (name, finding)
 
 
-@pytest.mark.parametrize("recorded", HOSTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("recorded", recorded_hosts.FILES, ids=lambda path: path.stem)
 def test_recorded_hosts(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They were fit; what is not recorded is not judged."""
     assert command(["doctor", "--json", "--root", str(recorded)]) == 0
@@ -334,14 +334,14 @@ class TestFacts:
             ("CONFIG_RT_GROUP_SCHED=y\nCONFIG_RT_GROUP_SCHED_DEFAULT_DISABLED=y\n", "quiet", ""),
         ],
     )
-    def test_rt_groups(self, tmp_path: Path, config: str, line: str, found: str) -> None:
-        tree = HostTree(tmp_path).host()
+    def test_rt_groups(self, config: str, line: str, found: str) -> None:
+        tree = HostTree().host()
         tree.file("/boot/config-6.12.0-test", config).file("/proc/cmdline", line)
         seen = snapshot(VR1, on=replace(host(), kernel="6.12.0-test"))
         assert read_facts(tree.root(), seen).rt_group_sched == found
 
-    def test_of_devices_and_who_has_them_open(self, tmp_path: Path) -> None:
-        tree = HostTree(tmp_path).host()
+    def test_of_devices_and_who_has_them_open(self) -> None:
+        tree = HostTree().host()
         tap = f"/dev/tap{VR1.interfaces[0].ifindex}"
         for pid in (VR1.pid, 4711):
             tree.thread(pid, pid, "cat").fd(pid, 5, tap)
@@ -356,8 +356,8 @@ class TestFacts:
         assert found.devices == (DeviceState("macvtap10", "52:54:00:00:00:0a", up=False),)
         assert found.managed_irqs == (tuned().host.nics[0].irqs[0].number,)
 
-    def test_nothing_can_be_read(self, tmp_path: Path) -> None:
-        found = read_facts(HostTree(tmp_path).root(), tuned())
+    def test_nothing_can_be_read(self) -> None:
+        found = read_facts(HostTree().root(), tuned())
         assert found == Facts()
         assert exit_code(check_all(Case(tuned(), found), None)) == 0
 

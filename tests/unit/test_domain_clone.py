@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
+import recorded_hosts
 from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, nic
 
 from vsrtune import domain_clone
 from vsrtune.clone_model import File, Template
 from vsrtune.domain_clone import Copy
 from vsrtune.errors import VsrtuneError
+from vsrtune.recorded import load
 
 IMAGE = "/var/lib/libvirt/images"
 SHARED = "<interface type='ethernet'><mac address='02:00:00:00:00:01'/><target dev='edge-in' managed='no'/></interface>"
@@ -215,12 +216,15 @@ def test_uuids_and_macs_are_the_same_each_time_and_nobody_elses() -> None:
     assert again not in (first, domain_clone.own_mac(own, MACS[1], ()))
 
 
-RECORDED = sorted((Path(__file__).parents[1] / "hosts").glob("*/libvirt/*.xml"))
+RECORDED = {
+    f"{file.stem}-{number}": domain.live_xml
+    for file in recorded_hosts.FILES
+    for number, domain in enumerate(load(file).virt().domains())
+}
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
-def test_recorded_guests(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("text", RECORDED.values(), ids=RECORDED)
+def test_recorded_guests(text: str) -> None:
     if "managed" in text:
         with pytest.raises(VsrtuneError, match="nvt0, which libvirt does not make"):
             copied(text)

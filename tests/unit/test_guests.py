@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader
@@ -23,7 +20,7 @@ from vsrtune.net import NetReader
 from vsrtune.policy_match import Scope
 from vsrtune.proc import PF_KTHREAD
 from vsrtune.process_table import scan
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import RecordedRoot
 from vsrtune.virt import DomainText, VcpuPinText
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
@@ -54,9 +51,9 @@ def domain(*targets: str) -> DomainText:
     return DomainText("vr1", UUID, xml, pins, CpuSet([0, 3]))
 
 
-def libvirt_host(path: Path, *, kthreads: bool) -> HostTree:
+def libvirt_host(*, kthreads: bool) -> HostTree:
     """Two NICs, the second with two queues, and two vcpus."""
-    tree = HostTree(path).host()
+    tree = HostTree().host()
     tree.qemu(50, *LIBVIRT, start=100)
     emulator = f"{SCOPE}/emulator"
     tree.thread(50, 50, "qemu-system-x86", start=100, cgroup=emulator)
@@ -90,7 +87,7 @@ def read(
 
 
 def try_read(
-    root: DirRoot, of: DomainText | None, seen: dict[int, tuple[str, int]] | None = None
+    root: RecordedRoot, of: DomainText | None, seen: dict[int, tuple[str, int]] | None = None
 ) -> Guest | None:
     found = scan(root)
     reader = GuestReader(
@@ -117,8 +114,8 @@ ORDERED = [
 ]
 
 
-def test_libvirt_guest_with_worker_tasks(tmp_path: Path) -> None:
-    guest = read(libvirt_host(tmp_path, kthreads=False), domain("macvtap0", "macvtap1"))
+def test_libvirt_guest_with_worker_tasks() -> None:
+    guest = read(libvirt_host(kthreads=False), domain("macvtap0", "macvtap1"))
     assert (guest.name, guest.uuid, guest.source, guest.pid) == ("vr1", UUID, "libvirt", 50)
     assert guest.problems == ()
     roles = {t.key.tid: (t.role, t.index) for t in guest.threads}
@@ -152,8 +149,8 @@ def test_libvirt_guest_with_worker_tasks(tmp_path: Path) -> None:
     assert (macvtap1.queues, macvtap1.lower) == (2, ("p1",))
 
 
-def test_threads_beside_the_vcpu_in_its_cgroup_are_workers(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_threads_beside_the_vcpu_in_its_cgroup_are_workers() -> None:
+    tree = libvirt_host(kthreads=False)
     tree.thread(50, 58, "kvm-nx-lpage-re", start=110, cgroup=f"{SCOPE}/vcpu0")
     tree.thread(50, 70, "kvm-nx-lpage-re", start=113, cgroup=f"{SCOPE}/vcpu1")
     guest = read(tree, domain("macvtap0", "macvtap1"))
@@ -161,30 +158,30 @@ def test_threads_beside_the_vcpu_in_its_cgroup_are_workers(tmp_path: Path) -> No
     assert {t.role for t in guest.threads if t.key.tid in (58, 70)} == {Role.WORKER}
 
 
-def test_libvirt_guest_with_kernel_workers(tmp_path: Path) -> None:
-    guest = read(libvirt_host(tmp_path, kthreads=True), domain("macvtap0", "macvtap1"))
+def test_libvirt_guest_with_kernel_workers() -> None:
+    guest = read(libvirt_host(kthreads=True), domain("macvtap0", "macvtap1"))
     assert workers_of(guest) == ORDERED
     workers = guest.by_role(Role.VHOST)
     assert {t.worker for t in workers} == {WorkerKind.KTHREAD}
     assert [t.key.pid for t in workers] == [52, 53, 54]
 
 
-def test_a_worker_seen_on_its_interface_is_exact(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_a_worker_seen_on_its_interface_is_exact() -> None:
+    tree = libvirt_host(kthreads=False)
     guest = read(tree, domain("macvtap0", "macvtap1"), {52: ("macvtap0", 8)})
     assert workers_of(guest) == [(52, "macvtap0", 0, Confidence.EXACT), *ORDERED[1:]]
 
 
-def test_libvirt_guest_that_libvirt_does_not_list_stays_libvirts(tmp_path: Path) -> None:
-    guest = read(libvirt_host(tmp_path, kthreads=False), None)
+def test_libvirt_guest_that_libvirt_does_not_list_stays_libvirts() -> None:
+    guest = read(libvirt_host(kthreads=False), None)
     assert (guest.name, guest.source, guest.problems) == ("vr1", "libvirt", (NOT_LISTED,))
     assert workers_of(guest) == ORDERED
     assert [t.index for t in guest.by_role(Role.VCPU)] == [0, 1]
     assert {t.pin for t in guest.threads} == {None}
 
 
-def test_a_hotplugged_nic(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_a_hotplugged_nic() -> None:
+    tree = libvirt_host(kthreads=False)
     tree.device("macvtap2", 10, has="macvtap lower_p0")
     tree.fd(50, 40, "/dev/tap10").fd(50, 41, "/dev/vhost-net")
     tree.thread(50, 90, "vhost-50", start=5000)
@@ -192,20 +189,19 @@ def test_a_hotplugged_nic(tmp_path: Path) -> None:
     assert workers_of(guest) == [*ORDERED, (90, "macvtap2", 0, Confidence.UNCERTAIN)]
 
 
-def replugged(path: Path, descriptor: int) -> HostTree:
+def replugged(descriptor: int) -> HostTree:
     """net0 was unplugged, and came back under the same alias on another device."""
-    tree = libvirt_host(path, kthreads=False)
+    tree = libvirt_host(kthreads=False)
     tree.device("macvtap7", 17, has="macvtap lower_p0")
     del tree.links["/proc/50/fd/32"]
-    (path / "proc/50/fd/32").unlink()
     tree.fd(50, descriptor, "/dev/tap17")
     for place in ("stat", "status"):
-        (path / "proc/50/task/52" / place).unlink()
+        tree.remove(f"/proc/50/task/52/{place}")
     return tree.thread(50, 90, "vhost-50", start=5000)
 
 
-def test_a_nic_replugged_under_its_old_alias(tmp_path: Path) -> None:
-    guest = read(replugged(tmp_path, 40), domain("macvtap7", "macvtap1"))
+def test_a_nic_replugged_under_its_old_alias() -> None:
+    guest = read(replugged(40), domain("macvtap7", "macvtap1"))
     assert {i.target: i.queues for i in guest.interfaces} == {"macvtap7": 1, "macvtap1": 2}
     assert workers_of(guest) == [
         (53, "macvtap1", 0, Confidence.ORDER),
@@ -214,30 +210,30 @@ def test_a_nic_replugged_under_its_old_alias(tmp_path: Path) -> None:
     ]
 
 
-def test_a_nic_replugged_with_the_same_descriptor_number(tmp_path: Path) -> None:
-    guest = read(replugged(tmp_path, 32), domain("macvtap7", "macvtap1"))
+def test_a_nic_replugged_with_the_same_descriptor_number() -> None:
+    guest = read(replugged(32), domain("macvtap7", "macvtap1"))
     assert {i.target: i.queues for i in guest.interfaces} == {"macvtap7": 1, "macvtap1": 2}
     assert {c for *_, c in workers_of(guest)} == {Confidence.UNCERTAIN}
 
 
-def test_a_guest_with_vsock(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_a_guest_with_vsock() -> None:
+    tree = libvirt_host(kthreads=False)
     tree.fd(50, 43, "/dev/vhost-vsock").thread(50, 91, "vhost-50", start=112)
     guest = read(tree, domain("macvtap0", "macvtap1"))
     assert workers_of(guest) == [*ORDERED, (91, None, None, Confidence.NONE)]
     assert guest.problems == ()
 
 
-def test_a_worker_too_few_is_a_problem(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_a_worker_too_few_is_a_problem() -> None:
+    tree = libvirt_host(kthreads=False)
     tree.errors["/proc/50/task/54/stat"] = "ESRCH"
     guest = read(tree, domain("macvtap0", "macvtap1"))
     assert [c for *_, c in workers_of(guest)] == [Confidence.NONE, Confidence.NONE]
     assert guest.problems == ("2 vhost workers for 3 queues: not mapped",)
 
 
-def test_without_cpusets_in_cgroup_v2(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_without_cpusets_in_cgroup_v2() -> None:
+    tree = libvirt_host(kthreads=False)
     for tid in (50, 52, 53, 54, 60, 61, 62, 63, 64):
         text = "5:cpuset:/machine/qemu-1-vr1.libvirt-qemu/vcpu0\n0::/x\n"
         tree.file(f"/proc/50/task/{tid}/cgroup", text)
@@ -250,8 +246,8 @@ def test_without_cpusets_in_cgroup_v2(tmp_path: Path) -> None:
     assert [t.index for t in guest.by_role(Role.IOTHREAD)] == [1]
 
 
-def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
-    tree = libvirt_host(tmp_path, kthreads=False)
+def test_a_process_that_ends_meanwhile() -> None:
+    tree = libvirt_host(kthreads=False)
     tree.errors["/proc/50/task"] = "ENOENT"
     assert try_read(tree.root(), None) is None
 
@@ -266,21 +262,21 @@ PLAIN = [
 ]  # fmt: skip
 
 
-def plain_host(path: Path, *arguments: str) -> HostTree:
-    tree = HostTree(path).host()
+def plain_host(*arguments: str) -> HostTree:
+    tree = HostTree().host()
     tree.qemu(50, *(arguments or PLAIN), start=100)
     tree.thread(50, 52, "vhost-50", start=105)
     for tid in (60, 61):
         tree.thread(50, tid, "qemu-system-x86", start=106)
-    tree.file("/qmp/50.json", json.dumps({"vcpus": {"0": 61}}))
+    tree.qmp(50, {"0": 61})
     tree.device("pq1-0", 8, has="macvtap lower_p0").device("p0", 4)
     tree.device("tap5", 9, has="tun_flags")
     tree.fd(50, 10, "/dev/tap8").fd(50, 11, "/dev/vhost-net")
     return tree.fd(50, 12, "/dev/net/tun", "pos:\t0\niff:\ttap5\n")
 
 
-def test_plain_qemu(tmp_path: Path) -> None:
-    guest = read(plain_host(tmp_path), None)
+def test_plain_qemu() -> None:
+    guest = read(plain_host(), None)
     assert (guest.name, guest.ref, guest.source) == ("pq 1", "qemu:pq 1", "qemu")
     assert guest.problems == ()
     assert [(t.key.tid, t.index) for t in guest.by_role(Role.VCPU)] == [(61, 0)]
@@ -292,9 +288,9 @@ def test_plain_qemu(tmp_path: Path) -> None:
     assert (second.vhost, second.alias, second.ring_drops) == (False, "second", 9)
 
 
-def test_plain_qemu_whose_monitor_is_busy(tmp_path: Path) -> None:
-    tree = plain_host(tmp_path)
-    tree.file("/qmp/50.json", json.dumps({"error": "no answer to QMP"}))
+def test_plain_qemu_whose_monitor_is_busy() -> None:
+    tree = plain_host()
+    tree.qmp(50, {}, "no answer to QMP")
     guest = read(tree, None)
     assert guest.by_role(Role.VCPU) == ()
     assert guest.problems[0].startswith("vcpu threads are not known: /run/pq1.qmp: no answer")
@@ -302,16 +298,16 @@ def test_plain_qemu_whose_monitor_is_busy(tmp_path: Path) -> None:
     assert workers_of(guest) == [(52, "pq1-0", 0, Confidence.UNCERTAIN)]
 
 
-def test_plain_qemu_with_named_threads_needs_no_monitor(tmp_path: Path) -> None:
-    tree = plain_host(tmp_path, "-name", "pq1,debug-threads=on", *PLAIN[4:])
+def test_plain_qemu_with_named_threads_needs_no_monitor() -> None:
+    tree = plain_host("-name", "pq1,debug-threads=on", *PLAIN[4:])
     tree.thread(50, 61, "CPU 0/TCG", start=106)
     guest = read(tree, None)
     assert [t.key.tid for t in guest.by_role(Role.VCPU)] == [61]
     assert guest.problems == ()
 
 
-def test_plain_qemu_that_tells_nothing(tmp_path: Path) -> None:
-    guest = read(plain_host(tmp_path, "-nodefaults"), None)
+def test_plain_qemu_that_tells_nothing() -> None:
+    guest = read(plain_host("-nodefaults"), None)
     assert guest.name == "pid-50"
     assert guest.problems == (NO_VCPUS,)
     # NICs that are not on the command line are found by their descriptors.
@@ -322,32 +318,33 @@ def test_plain_qemu_that_tells_nothing(tmp_path: Path) -> None:
     assert workers_of(guest) == [(52, "pq1-0", 0, Confidence.UNCERTAIN)]
 
 
-def test_a_monitor_is_asked_again_only_when_threads_change(tmp_path: Path) -> None:
-    root = plain_host(tmp_path).root()
+def test_a_monitor_is_asked_again_only_when_threads_change() -> None:
+    tree = plain_host()
+    root = tree.root()
     process = scan(root).qemus[0]
     now = [0.0]
     finder = VcpuFinder(lambda: now[0])
     tids = frozenset((50, 60, 61))
     assert finder.find(root, process, tids) == ({61: 0}, "")
-    (tmp_path / "qmp/50.json").write_text('{"error": "busy"}')
+    tree.qmp(50, {}, "busy")
     assert finder.find(root, process, tids) == ({61: 0}, "")
     assert finder.find(root, process, tids | {70})[1] != ""
     # A busy monitor is left in peace for a while, for longer each time.
     now[0] = 5.0
     assert finder.find(root, process, tids | {70})[1] != ""
-    (tmp_path / "qmp/50.json").write_text('{"vcpus": {"0": 70}}')
+    tree.qmp(50, {"0": 70})
     now[0] = 12.0
     assert finder.find(root, process, tids | {70})[1] != ""
     now[0] = 14.0
     assert finder.find(root, process, tids | {70}) == ({70: 0}, "")
     finder.forget_all_but(set())
-    (tmp_path / "qmp/50.json").write_text('{"vcpus": {"0": 60}}')
+    tree.qmp(50, {"0": 60})
     assert finder.find(root, process, tids | {70}) == ({60: 0}, "")
 
 
-def test_all_monitors_of_a_look_share_its_time(tmp_path: Path) -> None:
+def test_all_monitors_of_a_look_share_its_time() -> None:
     """Two hundred that are silent take no longer than one; later looks ask the others."""
-    tree = HostTree(tmp_path).host()
+    tree = HostTree().host()
     for number in range(200):
         pid = 1000 + 10 * number
         tree.qemu(pid, "-name", f"s{number}", "-qmp", f"unix:/run/{number},server=on")
@@ -355,13 +352,13 @@ def test_all_monitors_of_a_look_share_its_time(tmp_path: Path) -> None:
     now = [0.0]
     asked: list[int] = []
 
-    class Slow(DirRoot):
+    class Slow(RecordedRoot):
         def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
             now[0] += timeout
             asked.append(pid)
             raise ObserveError("no answer to QMP")
 
-    finder, root = VcpuFinder(lambda: now[0]), Slow(tmp_path)
+    finder, root = VcpuFinder(lambda: now[0]), Slow(tree.answers)
     for look in range(1, 4):
         begin = now[0]
         finder.look(Scope())

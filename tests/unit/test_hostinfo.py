@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hosttree import HostTree
 
@@ -12,8 +10,8 @@ from vsrtune.hostinfo import CPU_DIR, NODE_DIR, read_cpus
 from vsrtune.model import Cpu
 
 
-def test_smt_nodes_isolation_and_an_offline_cpu(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host("0-3")
+def test_smt_nodes_isolation_and_an_offline_cpu() -> None:
+    tree = HostTree().host("0-3")
     tree.file(f"{CPU_DIR}/online", "0-2\n")
     tree.file(f"{CPU_DIR}/smt/active", "1\n")
     tree.file(f"{CPU_DIR}/isolated", "2\n")
@@ -30,15 +28,15 @@ def test_smt_nodes_isolation_and_an_offline_cpu(tmp_path: Path) -> None:
     )
 
 
-def test_a_plain_machine(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host("0")
+def test_a_plain_machine() -> None:
+    tree = HostTree().host("0")
     tree.file(f"{CPU_DIR}/isolated", "\n")
     assert read_cpus(tree.root()) == (Cpu(0, True, False, CpuSet([0]), 0),)
 
 
-def test_last_level_caches(tmp_path: Path) -> None:
+def test_last_level_caches() -> None:
     """The outermost level counts, offline CPUs do not, and a CPU that tells nothing has none."""
-    tree = HostTree(tmp_path).host("0-4")
+    tree = HostTree().host("0-4")
     tree.file(f"{CPU_DIR}/online", "0-3\n")
     for cpu, shared in ((0, "0-1,4"), (2, "2")):
         tree.file(f"{CPU_DIR}/cpu{cpu}/cache/index0/shared_cpu_list", f"{cpu}\n")
@@ -48,6 +46,6 @@ def test_last_level_caches(tmp_path: Path) -> None:
     assert found == [CpuSet([0, 1]), CpuSet([0, 1]), CpuSet([2]), CpuSet(), CpuSet()]
 
 
-def test_without_sysfs(tmp_path: Path) -> None:
+def test_without_sysfs() -> None:
     with pytest.raises(FileNotFoundError):
-        read_cpus(HostTree(tmp_path).root())
+        read_cpus(HostTree().root())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hosttree import HostTree
 
 from vsrtune.cpuset import CpuSet
@@ -34,8 +32,8 @@ def test_names() -> None:
     }
 
 
-def test_irqs_of_a_card(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_irqs_of_a_card() -> None:
+    tree = HostTree()
     tree.file("/proc/irq/24/smp_affinity_list", "0-2\n")
     tree.file("/proc/irq/24/effective_affinity_list", "1\n")
     tree.file("/proc/irq/25/smp_affinity_list", "2\n")
@@ -46,8 +44,8 @@ def test_irqs_of_a_card(tmp_path: Path) -> None:
     )
 
 
-def test_an_interrupt_that_never_started_has_no_effective_cpu(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_an_interrupt_that_never_started_has_no_effective_cpu() -> None:
+    tree = HostTree()
     tree.file("/proc/irq/24/smp_affinity_list", "0-2\n")
     tree.file("/proc/irq/24/effective_affinity_list", "\n")
     assert read_irqs(tree.root(), [24], {24: "p0"})[0].effective == CpuSet()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+import recorded_hosts
 
 from vsrtune.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus, queue_irqs
 from vsrtune.model import Irq, Nic
 from vsrtune.record import replay
 
-RECORDED = Path(__file__).resolve().parents[1] / "hosts" / "trixie-e1000e"
 ALL = CpuSet([0, 1, 2])
 
 
@@ -22,7 +20,7 @@ def nic(*names: str) -> Nic:
 
 def test_an_interrupt_for_link_changes_takes_no_cpu_from_the_guests() -> None:
     """On the recorded host rx is on CPU 0, tx on CPU 1 and the rest on CPU 2."""
-    snapshot = replay(RECORDED)
+    snapshot = replay(recorded_hosts.file("trixie-e1000e"))
     guest = snapshot.guests[0]
     choice = interrupt_cpus(snapshot.host, guest)
     assert choice.cpus == CpuSet([0, 1])

@@ -24,8 +24,7 @@ class Lab:
     """A router whose threads are given CPU time, and a clock."""
 
     def __init__(self, place: Path) -> None:
-        (place / "host").mkdir()
-        self.tree = HostTree(place / "host")
+        self.tree = HostTree()
         self.seen = snapshot(router())
         self.path = place / "run" / "load.json"
         self.now = 100 * SECOND

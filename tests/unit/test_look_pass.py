@@ -1,6 +1,6 @@
 """A look at some guests around what is known: it must give what a look at everything gives.
 
-Recorded hosts are copied and changed at random, as guests change on a host: threads are
+Recorded hosts are changed in memory at random, as guests change on a host: threads are
 pinned, get another class, come and go; devices change; guests start, stop and start again.
 """
 
@@ -9,25 +9,23 @@ from __future__ import annotations
 import errno
 import os
 import random
-import shutil
-from pathlib import Path
 
 import pytest
+import recorded_hosts
 from moving_host import MovingHost
 
 from vsrtune import rounds
 from vsrtune.model import Problem
 from vsrtune.observe import Observer
+from vsrtune.recorded import load
 from vsrtune.rootfs import LiveRoot
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
 
 
 @pytest.fixture(params=HOSTS)
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> MovingHost:
-    recorded = Path(__file__).resolve().parents[1] / "hosts" / request.param
-    shutil.copytree(recorded, tmp_path / "host")
-    return MovingHost(tmp_path / "host")
+def host(request: pytest.FixtureRequest) -> MovingHost:
+    return MovingHost(load(recorded_hosts.file(request.param)))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from hosttree import HostTree
 from planning_samples import napi_macvtap
@@ -21,8 +20,8 @@ def threaded(tid: int | None) -> Interface:
     return napi_macvtap(0, threaded=1, counters=TapCounters(napi_thread_tid=tid))
 
 
-def host(path: Path, threads: Mapping[int, str]) -> HostTree:
-    tree = HostTree(path).host()
+def host(threads: Mapping[int, str]) -> HostTree:
+    tree = HostTree().host()
     for tid, name in threads.items():
         tree.thread(tid, tid, name, ppid=2, flags=PF_KTHREAD, cgroup="/")
     return tree
@@ -49,41 +48,41 @@ def test_the_name_of_a_thread_tells_its_device() -> None:
     assert napi_device("ksoftirqd/0") is None
 
 
-def test_the_module_names_the_thread_whatever_it_is_called(tmp_path: Path) -> None:
-    tree = host(tmp_path, {70: "napi/nvt0-1", 71: "napi/nvt0-2", 72: "napi/oldname-3"})
+def test_the_module_names_the_thread_whatever_it_is_called() -> None:
+    tree = host({70: "napi/nvt0-1", 71: "napi/nvt0-2", 72: "napi/oldname-3"})
     assert found(tree, threaded(72)) == [(72, "nvt0", Confidence.EXACT)]
 
 
-def test_a_module_that_does_not_tell_leaves_the_name(tmp_path: Path) -> None:
-    tree = host(tmp_path, {70: "napi/nvt0-8193", 71: "napi/nvt00-8194"})
+def test_a_module_that_does_not_tell_leaves_the_name() -> None:
+    tree = host({70: "napi/nvt0-8193", 71: "napi/nvt00-8194"})
     assert found(tree, threaded(None)) == [(70, "nvt0", Confidence.ORDER)]
 
 
-def test_a_name_that_two_threads_have_is_not_believed(tmp_path: Path) -> None:
-    tree = host(tmp_path, {70: "napi/nvt0-1", 71: "napi/nvt0-2"})
+def test_a_name_that_two_threads_have_is_not_believed() -> None:
+    tree = host({70: "napi/nvt0-1", 71: "napi/nvt0-2"})
     assert "threads 70, 71 all have its name" in problem(tree, threaded(None))
 
 
-def test_a_process_of_such_a_name_is_no_thread_of_the_kernel(tmp_path: Path) -> None:
-    tree = host(tmp_path, {})
+def test_a_process_of_such_a_name_is_no_thread_of_the_kernel() -> None:
+    tree = host({})
     tree.thread(70, 70, "napi/nvt0-1")
     assert "no thread has its name" in problem(tree, threaded(None))
     assert "thread 70 is no NAPI thread now" in problem(tree, threaded(70))
 
 
-def test_a_thread_that_has_ended(tmp_path: Path) -> None:
-    assert "thread 99 is no NAPI thread now" in problem(host(tmp_path, {}), threaded(99))
-    assert "the module says it has no thread" in problem(host(tmp_path, {}), threaded(0))
+def test_a_thread_that_has_ended() -> None:
+    assert "thread 99 is no NAPI thread now" in problem(host({}), threaded(99))
+    assert "the module says it has no thread" in problem(host({}), threaded(0))
 
 
-def test_without_threaded_napi_no_thread_counts(tmp_path: Path) -> None:
-    tree = host(tmp_path, {70: "napi/nvt0-1"})
+def test_without_threaded_napi_no_thread_counts() -> None:
+    tree = host({70: "napi/nvt0-1"})
     for value in (0, None):
         assert found(tree, napi_macvtap(0, threaded=value)) == []
 
 
-def test_a_device_of_the_module(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_a_device_of_the_module() -> None:
+    tree = HostTree()
     tree.napi_macvtap("nvt0", 9, "eth0", threaded=1, rx_dropped_ring_full=4, tapq0_received=5)
     tree.device("eth0", 2, pci="pci0000:00/0000:00:05.0")
     net = NetReader(tree.root())
@@ -96,8 +95,8 @@ def test_a_device_of_the_module(tmp_path: Path) -> None:
     assert (counters.rx_dropped_ring_full, counters.queues[0].received) == (4, 5)
 
 
-def test_a_device_that_goes_while_it_is_read(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_a_device_that_goes_while_it_is_read() -> None:
+    tree = HostTree()
     tree.device("nvt0", 9, has="napi_macvtap")
     net = NetReader(tree.root())
     device = net.device("nvt0")
@@ -141,8 +140,8 @@ def mapping(guest: Guest) -> list[tuple[int, str | None, int | None, str]]:
     ]
 
 
-def test_the_module_tells_which_worker_serves_which_queue(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_the_module_tells_which_worker_serves_which_queue() -> None:
+    tree = HostTree().host()
     # Against the order of age: 51 is the older worker.
     tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=52)
     tree.napi_macvtap("nvt2", 9, "p1", tapq0_worker_tid=51)
@@ -153,8 +152,8 @@ def test_the_module_tells_which_worker_serves_which_queue(tmp_path: Path) -> Non
     assert [i.kind for i in guest.interfaces] == [NicKind.NAPI_MACVTAP] * 2
 
 
-def test_queues_of_one_device_are_told_apart(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_queues_of_one_device_are_told_apart() -> None:
+    tree = HostTree().host()
     tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=52, tapq1_worker_tid=51)
     plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt1", 8))
     # Two -netdev on one device are two interfaces to QEMU; the queues are the device's.
@@ -165,8 +164,8 @@ def test_queues_of_one_device_are_told_apart(tmp_path: Path) -> None:
     assert mapping(only(tree)) == [(51, "nvt1", 1, "exact"), (52, "nvt1", 0, "exact")]
 
 
-def test_a_tid_that_is_no_worker_of_the_guest_is_not_used(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_a_tid_that_is_no_worker_of_the_guest_is_not_used() -> None:
+    tree = HostTree().host()
     tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=4711)
     plain_guest(tree, 50, "vr1", ("nvt1", 8))
     guest = only(tree)
@@ -175,16 +174,16 @@ def test_a_tid_that_is_no_worker_of_the_guest_is_not_used(tmp_path: Path) -> Non
     assert why.startswith("nvt1 queue 0: task 4711 sent last, which is no vhost worker of this")
 
 
-def test_before_any_frame_the_order_counts(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_before_any_frame_the_order_counts() -> None:
+    tree = HostTree().host()
     tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=0)
     plain_guest(tree, 50, "vr1", ("nvt1", 8))
     guest = only(tree)
     assert (mapping(guest), guest.problems) == ([(51, "nvt1", 0, "order")], ())
 
 
-def test_a_worker_that_two_queues_name_is_not_used(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_a_worker_that_two_queues_name_is_not_used() -> None:
+    tree = HostTree().host()
     tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=51)
     tree.napi_macvtap("nvt2", 9, "p1", tapq0_worker_tid=51)
     plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt2", 9))
@@ -195,8 +194,8 @@ def test_a_worker_that_two_queues_name_is_not_used(tmp_path: Path) -> None:
     )
 
 
-def test_guests_that_share_a_device(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_guests_that_share_a_device() -> None:
+    tree = HostTree().host()
     tree.thread(70, 70, "napi/nvt1-8193", ppid=2, flags=PF_KTHREAD, cgroup="/")
     tree.napi_macvtap(
         "nvt1", 8, "p0", threaded=1, napi_thread_tid=70, tapq0_worker_tid=51, tapq1_worker_tid=61
@@ -211,8 +210,8 @@ def test_guests_that_share_a_device(tmp_path: Path) -> None:
     assert second.problems == ("nvt1 is shared, its NAPI thread is shown with qemu:vr1",)
 
 
-def test_the_napi_thread_is_one_of_the_guests_threads(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_the_napi_thread_is_one_of_the_guests_threads() -> None:
+    tree = HostTree().host()
     tree.thread(70, 70, "napi/nvt1-8193", ppid=2, flags=PF_KTHREAD, cgroup="/", allowed="2")
     tree.napi_macvtap("nvt1", 8, "p0", threaded=1, napi_thread_tid=70)
     plain_guest(tree, 50, "vr1", ("nvt1", 8))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hosttree import HostTree
 
@@ -11,8 +9,8 @@ from vsrtune.neighbours import irqbalance_bans, read_neighbours
 from vsrtune.proc import Daemon
 
 
-def test_daemons_and_what_they_do(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_daemons_and_what_they_do() -> None:
+    tree = HostTree()
     tree.file("/etc/tuned/active_profile", "realtime-virtual-host\n")
     tree.file("/sys/devices/system/cpu/nohz_full", "2-3\n")
     daemons = [Daemon("tuned", 9), Daemon("irqbalance", 8), Daemon("stalld", 7)]
@@ -29,14 +27,14 @@ def test_daemons_and_what_they_do(tmp_path: Path) -> None:
     assert "2-3" in details["nohz_full"]
 
 
-def test_throttling_that_is_on_is_nobodys_fault(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).file("/sys/devices/system/cpu/nohz_full", "(null)\n")
+def test_throttling_that_is_on_is_nobodys_fault() -> None:
+    tree = HostTree().file("/sys/devices/system/cpu/nohz_full", "(null)\n")
     (found,) = read_neighbours(tree.root(), [Daemon("tuned", 9)], 950000)
     assert found.detail == "no profile"
 
 
-def test_none(tmp_path: Path) -> None:
-    assert read_neighbours(HostTree(tmp_path).root(), [], 950000) == ()
+def test_none() -> None:
+    assert read_neighbours(HostTree().root(), [], 950000) == ()
 
 
 @pytest.mark.parametrize(
@@ -56,8 +54,8 @@ def test_what_irqbalance_leaves_alone(line: str, bans: tuple[tuple[int, ...], st
     assert irqbalance_bans(line.split()) == bans
 
 
-def test_bans_are_read_from_its_command_line(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).file("/proc/8/cmdline", "/usr/sbin/irqbalance\0--banirq=41\0")
+def test_bans_are_read_from_its_command_line() -> None:
+    tree = HostTree().file("/proc/8/cmdline", "/usr/sbin/irqbalance\0--banirq=41\0")
     (found,) = read_neighbours(tree.root(), [Daemon("irqbalance", 8)], 950000)
     assert found.banned_irqs == (41,)
     assert found.detail.endswith("but not of interrupts 41")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hosttree import HostTree
 
 from vsrtune.cpuset import CpuSet
@@ -26,8 +24,8 @@ def test_uevent() -> None:
     }
 
 
-def test_macvtap_over_vlan_over_bond(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_macvtap_over_vlan_over_bond() -> None:
+    tree = HostTree()
     tree.device("macvtap0", 9, has="macvtap lower_bond0.7")
     tree.device("bond0.7", 8, devtype="vlan", has="lower_bond0 upper_macvtap0")
     tree.device("bond0", 7, devtype="bond", has="lower_eth0 lower_eth1 upper_bond0.7")
@@ -45,8 +43,8 @@ def test_macvtap_over_vlan_over_bond(tmp_path: Path) -> None:
     assert net.hardware_names() == ["eth0", "eth1"]
 
 
-def test_tap_in_a_bridge_leads_to_its_hardware_port_only(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_tap_in_a_bridge_leads_to_its_hardware_port_only() -> None:
+    tree = HostTree()
     for name, index in (("vnet0", 9), ("vnet1", 10)):
         tree.device(name, index, has="tun_flags brport upper_br0")
         tree.link(f"/sys/devices/virtual/net/{name}/master", "../br0")
@@ -61,8 +59,8 @@ def test_tap_in_a_bridge_leads_to_its_hardware_port_only(tmp_path: Path) -> None
     assert net.ring_drops(device) == 9
 
 
-def test_tap_in_open_vswitch(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_tap_in_open_vswitch() -> None:
+    tree = HostTree()
     tree.device("vnet0", 9, has="tun_flags upper_ovs-system")
     tree.link("/sys/devices/virtual/net/vnet0/master", "../ovs-system")
     tree.device("ovs-system", 4, has="lower_eth0 lower_vnet0")
@@ -74,16 +72,16 @@ def test_tap_in_open_vswitch(tmp_path: Path) -> None:
     assert net.kind(device) is NicKind.OTHER
 
 
-def test_a_routed_tap_stands_on_nothing(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_a_routed_tap_stands_on_nothing() -> None:
+    tree = HostTree()
     tree.device("tap0", 9, has="tun_flags upper_vrf1")
     tree.link("/sys/devices/virtual/net/tap0/master", "../vrf1")
     tree.device("vrf1", 4, devtype="vrf", has="lower_eth0 lower_tap0")
     assert reader(tree).lower_chain("tap0") == ()
 
 
-def test_veth_whose_peer_is_in_another_namespace_ends_the_chain(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_veth_whose_peer_is_in_another_namespace_ends_the_chain() -> None:
+    tree = HostTree()
     tree.device("macvtap0", 9, has="macvtap lower_p0")
     tree.device("p0", 5, has="upper_macvtap0")
     tree.file("/sys/devices/virtual/net/p0/iflink", "2\n")
@@ -93,8 +91,8 @@ def test_veth_whose_peer_is_in_another_namespace_ends_the_chain(tmp_path: Path) 
     assert reader(tree).lower_chain("macvtap0") == ("p0",)
 
 
-def test_veth_whose_peer_is_a_port_of_a_bridge_here(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_veth_whose_peer_is_a_port_of_a_bridge_here() -> None:
+    tree = HostTree()
     tree.device("macvtap0", 9, has="macvtap lower_va")
     tree.device("va", 5, has="upper_macvtap0")
     tree.device("vb", 6, has="brport")
@@ -106,15 +104,15 @@ def test_veth_whose_peer_is_a_port_of_a_bridge_here(tmp_path: Path) -> None:
     assert reader(tree).lower_chain("macvtap0") == ("va", "vb", "br0", "eth0")
 
 
-def test_no_such_device(tmp_path: Path) -> None:
-    net = reader(HostTree(tmp_path).host())
+def test_no_such_device() -> None:
+    net = reader(HostTree().host())
     assert net.device("x") is None
     assert net.lower_chain("x") == ()
     assert net.nic("x", dict, lambda _name, _index: None) is None
 
 
-def test_nic_with_interrupts(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_nic_with_interrupts() -> None:
+    tree = HostTree()
     tree.device("p0", 2, pci=PCI)
     tree.link(f"/sys/devices/{PCI}/driver", "../../../bus/pci/drivers/e1000e")
     tree.file(f"/sys/devices/{PCI}/numa_node", "1\n")
@@ -137,8 +135,8 @@ def test_nic_with_interrupts(tmp_path: Path) -> None:
     assert nic.rx_cpus is None
 
 
-def test_virtio_nic_has_the_interrupts_of_its_pci_parent(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_virtio_nic_has_the_interrupts_of_its_pci_parent() -> None:
+    tree = HostTree()
     tree.device("eth0", 2, pci=f"{PCI}/virtio1")
     tree.file(f"/sys/devices/{PCI}/msi_irqs/31", "msix\n")
     tree.file(f"/sys/devices/{PCI}/numa_node", "0\n")
@@ -150,8 +148,8 @@ def test_virtio_nic_has_the_interrupts_of_its_pci_parent(tmp_path: Path) -> None
     assert nic.node == 0
 
 
-def test_card_with_a_pin_interrupt(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_card_with_a_pin_interrupt() -> None:
+    tree = HostTree()
     tree.device("eth0", 2, pci=PCI)
     tree.file(f"/sys/devices/{PCI}/irq", "11\n")
     tree.file("/proc/irq/11/smp_affinity_list", "0\n")
@@ -160,8 +158,8 @@ def test_card_with_a_pin_interrupt(tmp_path: Path) -> None:
     assert [i.number for i in nic.irqs] == [11]
 
 
-def test_virtual_lower_device_has_no_interrupts_but_may_have_been_seen(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_virtual_lower_device_has_no_interrupts_but_may_have_been_seen() -> None:
+    tree = HostTree()
     tree.device("p0", 5)
 
     def unexpected() -> dict[int, str]:
@@ -173,8 +171,8 @@ def test_virtual_lower_device_has_no_interrupts_but_may_have_been_seen(tmp_path:
     assert nic.rx_cpus == CpuSet([2, 5])
 
 
-def test_a_dummy_has_nothing_behind_it(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_a_dummy_has_nothing_behind_it() -> None:
+    tree = HostTree()
     tree.device("d0", 3)
     tree.device("p0", 5)
     tree.device("d0.101", 6, devtype="vlan", has="lower_d0")

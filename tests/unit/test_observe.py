@@ -1,7 +1,7 @@
 """Observing whole hosts: composed by hand, and the recorded ones in tests/hosts.
 
-A recorded host's snapshot.json is what observing it gives; after a change that is
-meant, VSRTUNE_UPDATE_GOLDEN=1 writes it anew.
+A recording's snapshot is what observing it gives; after a change that is meant,
+VSRTUNE_UPDATE_GOLDEN=1 writes it anew.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import recorded_hosts
 from hosttree import HostTree
 
+from vsrtune.codec import encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError
 from vsrtune.guests import FOREIGN, NOT_LISTED
 from vsrtune.model import Confidence, NicKind, Role, Snapshot
 from vsrtune.observe import Observer
-from vsrtune.record import SNAPSHOT, replay
-from vsrtune.rootfs import DirRoot
+from vsrtune.record import replay
+from vsrtune.recorded import Answers, RecordedRoot, dumps, load
 from vsrtune.seen import SeenMemory
 from vsrtune.trace import Devices, Traced, Tracer
 from vsrtune.virt import DomainText
 
-HOSTS = sorted(
-    p.parent for p in (Path(__file__).resolve().parents[1] / "hosts").glob(f"*/{SNAPSHOT}")
-)
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("host", recorded_hosts.FILES, ids=lambda p: p.stem)
 def test_recorded_host(host: Path) -> None:
-    found = replay(host).to_json() + "\n"
+    found = load(host)
+    found.snapshot = encode(replay(host))
     if os.environ.get("VSRTUNE_UPDATE_GOLDEN"):
-        (host / SNAPSHOT).write_text(found, "utf-8")
-    assert found == (host / SNAPSHOT).read_text("utf-8")
+        host.write_text(dumps(found), "utf-8")
+    assert dumps(found) == host.read_text("utf-8")
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("host", recorded_hosts.FILES, ids=lambda p: p.stem)
 def test_recorded_host_is_fully_understood(host: Path) -> None:
-    snapshot = Snapshot.from_json((host / SNAPSHOT).read_text("utf-8"))
+    snapshot = recorded_hosts.shown(host)
     assert snapshot.guests
     for guest in snapshot.guests:
         interfaces = {i.target for i in guest.interfaces}
@@ -52,8 +52,7 @@ def test_recorded_host_is_fully_understood(host: Path) -> None:
 
 
 def test_a_recorded_guest_on_a_device_of_the_module() -> None:
-    recorded = HOSTS[0].parent / "trixie-napi" / SNAPSHOT
-    (guest,) = Snapshot.from_json(recorded.read_text("utf-8")).guests
+    (guest,) = recorded_hosts.shown(recorded_hosts.file("trixie-napi")).guests
     device = next(i for i in guest.interfaces if i.kind is NicKind.NAPI_MACVTAP)
     assert (device.lower[0], device.threaded, device.txqueuelen) == ("n0", 1, 500)
     assert device.counters is not None
@@ -107,9 +106,9 @@ def libvirt_qemu(tree: HostTree, pid: int, name: str, uuid: str = UUID) -> None:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> HostTree:
+def tree() -> HostTree:
     """A libvirt guest and a plain QEMU beside it."""
-    tree = HostTree(tmp_path).host()
+    tree = HostTree().host()
     libvirt_qemu(tree, 50, "vr 1")
     tree.qemu(70, "-name", "pq1,debug-threads=on")
     tree.thread(70, 71, "CPU 0/KVM")
@@ -248,8 +247,8 @@ def test_a_reader_that_fails_hides_nothing_else(
         assert "vr 1" in [g.ref for g in snapshot.guests]
 
 
-def test_an_empty_machine(tmp_path: Path) -> None:
-    snapshot = Observer(DirRoot(tmp_path), None).observe(trace_seconds=1)
+def test_an_empty_machine() -> None:
+    snapshot = Observer(RecordedRoot(Answers()), None).observe(trace_seconds=1)
     assert snapshot.guests == ()
     assert {p.reader for p in snapshot.problems} >= {"host", "cpus", "proc", "net", "trace"}
 

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from html.parser import HTMLParser
 
 import pytest
+import recorded_hosts
 import recorded_state
 import shell_samples as samples
 from hypothesis import given
@@ -19,7 +20,7 @@ from vsrtune import page_data
 from vsrtune.codec import encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.load_windows import mean
-from vsrtune.model import Cpu, Sched, SchedClass, Snapshot
+from vsrtune.model import Cpu, Sched, SchedClass
 from vsrtune.page_data import status_page
 from vsrtune.page_html import html
 from vsrtune.page_markup import Markup, element, table
@@ -92,10 +93,10 @@ def test_interrupt_cpus_that_a_policy_names() -> None:
     assert "interrupt CPU by policy" in Outline(html(page)).text
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in recorded_state.HOSTS.iterdir()))
+@pytest.mark.parametrize("name", [file.stem for file in recorded_hosts.FILES])
 def test_every_thread_and_interface_of_a_recorded_host_is_told(name: str) -> None:
     page = page_of(name)
-    snapshot = Snapshot.from_json((recorded_state.HOSTS / name / "snapshot.json").read_text())
+    snapshot = recorded_hosts.shown(recorded_hosts.file(name))
     assert page.totals.tuned == len(snapshot.guests)
     told = {g.name: g for g in page.guests}
     text = Outline(html(page)).text
@@ -353,7 +354,7 @@ def test_the_largest_page_stays_bounded() -> None:
     ],
 )
 def test_the_fields_that_the_documentation_names_exist(row: str, shape: type) -> None:
-    page = recorded_state.HOSTS.parents[1] / "docs/status-page.md"
+    page = recorded_hosts.PLACE.parents[1] / "docs/status-page.md"
     (line,) = [x for x in page.read_text("utf-8").splitlines() if x.startswith(f"| `{row}` |")]
     named = set(re.findall(r"`(\w+)`", line.partition("|")[2]))
     assert named - {f.name for f in fields(shape)} <= {row}

@@ -29,8 +29,7 @@ class Machine:
     """A host with one router, its threads' CPU time, and the daemon's passes over it."""
 
     def __init__(self, place: Path, journal: Journal) -> None:
-        (place / "host").mkdir()
-        self.tree = HostTree(place / "host")
+        self.tree = HostTree()
         self.host = FakeHost()
         self.path = place / "run" / "load.json"
         self.now = 100 * SECOND

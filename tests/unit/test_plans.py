@@ -1,17 +1,18 @@
-"""Every directory of tests/plans is one situation and the exact plan for it.
+"""Every file of tests/plans is one situation and the exact plan for it (plan_cases.py).
 
-``snapshot.json`` and ``policy*.yaml`` go in, ``plan.yaml`` and ``undo.yaml`` come
-out. ``given.json`` may add what was written before (``ours``) and ``reassert``.
+VSRTUNE_REGENERATE=1 writes the plans and their undoing anew.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from golden import cases, matches
+from golden import matches
+from plan_cases import CASES, PLANS, expecting, patched, read
 from plan_text import actions_yaml, plan_yaml
 
 from vsrtune.actions import Plan, Target, Value, decode_target, decode_value
@@ -21,19 +22,13 @@ from vsrtune.planner import plan
 from vsrtune.policy_files import load
 from vsrtune.projection import project, project_actions, undo_actions
 
-CASES = Path(__file__).resolve().parents[1] / "plans"
 
-
-def _given(case: Path) -> tuple[dict[Target, Value], bool]:
-    path = case / "given.json"
-    if not path.exists():
-        return {}, False
-    data = json.loads(path.read_text())
+def _ours(given: Mapping[str, Any]) -> dict[Target, Value]:
     ours: dict[Target, Value] = {}
-    for entry in data.get("ours", []):
+    for entry in given.get("ours", []):
         target = decode_target(entry["target"])
         ours[target] = decode_value(target, entry["value"], "$.value")
-    return ours, data.get("reassert", False)
+    return ours
 
 
 def _comparable(snapshot: Snapshot) -> Snapshot:
@@ -56,15 +51,18 @@ def _comparable(snapshot: Snapshot) -> Snapshot:
     )
 
 
-@pytest.mark.parametrize("case", cases(CASES), ids=lambda p: p.name)
-def test_plan(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(case)
-    snapshot = Snapshot.from_json(Path("snapshot.json").read_text(encoding="utf-8"))
-    policies = load(sorted(Path().glob("policy*.yaml")))
-    ours, reassert = _given(case)
+@pytest.mark.parametrize("file", CASES, ids=lambda p: p.stem)
+def test_plan(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = read(file)
+    snapshot = case.snapshot
+    monkeypatch.chdir(tmp_path)  # messages name the files as the operator did
+    for name, text in case.policies.items():
+        Path(name).write_text(text, encoding="utf-8")
+    policies = load(sorted(Path().iterdir()))
+    ours, reassert = _ours(case.given), case.given.get("reassert", False)
     made = plan(snapshot, policies, ours, reassert)
-    matches(Path("plan.yaml"), plan_yaml(made))
-    matches(Path("undo.yaml"), actions_yaml(undo_actions(made)))
+    expected = expecting(file.read_text("utf-8"), plan_yaml(made), actions_yaml(undo_actions(made)))
+    matches(file, expected)
     applied = project(snapshot, made)
     wrote = ours | {a.target: a.after for a in made.actions}
     assert plan(applied, policies, wrote, reassert).actions == ()
@@ -73,11 +71,25 @@ def test_plan(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_cases() -> None:
-    assert len(cases(CASES)) >= 20
+    assert len(CASES) >= 20
+
+
+def test_patches() -> None:
+    base = {
+        "cpus": [{"id": n, "siblings": str(n), "node": 0} for n in range(4)],
+        "nics": [{"name": "p0", "irqs": [1]}, {"name": "p1", "irqs": []}],
+    }
+    assert patched(base, {}) == base
+    found = patched(base, {"cpus": {"1-2": {"node": 1}, 3: None}, "nics": {"*": {"irqs": [7]}}})
+    assert [c["node"] for c in found["cpus"]] == [0, 1, 1]
+    assert [n["irqs"] for n in found["nics"]] == [[7], [7]]
+    assert len(patched(base, {"nics": {"+": [{"name": "p2"}]}})["nics"]) == 3
+    for wrong in ({"cpu": {}}, {"nics": {"p2": {"irqs": []}}}, {"nics": {"p0": {"irq": []}}}):
+        with pytest.raises(AssertionError, match="the base"):
+            patched(base, wrong)
 
 
 def test_no_policy_no_action() -> None:
-    snapshot = Snapshot.from_json((CASES / "dedicated-cores" / "snapshot.json").read_text())
-    made = plan(snapshot, ())
+    made = plan(read(PLANS / "dedicated-cores.yaml").snapshot, ())
     assert made == Plan(skipped=made.skipped)
     assert [s.reason for s in made.skipped] == ["no policy names this guest"]

@@ -7,7 +7,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import plan_cases
 import pytest
+import recorded_hosts
 from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot, with_cpusets
 
 from vsrtune.cli import run
@@ -20,9 +22,9 @@ from vsrtune.policy_match import Match, match
 
 TESTS = Path(__file__).parents[1]
 POLICIES = TESTS.parent / "policies"
-HOSTS = sorted((TESTS / "hosts").iterdir())
+HOSTS = recorded_hosts.FILES
 # Every third: what they are about is planning; here they are hosts of many kinds.
-CASES = sorted((TESTS / "plans").iterdir())[::3]
+CASES = plan_cases.CASES[::3]
 
 
 def holds(seen: Snapshot, guest: Guest) -> Policy:
@@ -40,9 +42,9 @@ def holds(seen: Snapshot, guest: Guest) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("recorded", HOSTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("recorded", HOSTS, ids=lambda path: path.stem)
 def test_recorded_hosts(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = Snapshot.from_json((recorded / "snapshot.json").read_text())
+    seen = recorded_hosts.shown(recorded)
     for guest in seen.guests:
         policy = holds(seen, guest)
         assert (policy.vcpu, policy.vhost) == (AUTO, AUTO)
@@ -63,12 +65,9 @@ def test_recorded_hosts(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert planned["actions"] != []
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 def test_hosts_of_the_planners_cases(case: Path) -> None:
-    file = case / "snapshot.json"
-    if not file.exists():
-        pytest.skip("this case has no snapshot of its own")
-    seen = Snapshot.from_json(file.read_text())
+    seen = plan_cases.read(case).snapshot
     for guest in seen.guests:
         if not any("guests are named" in problem for problem in guest.problems):
             holds(seen, guest)
@@ -191,7 +190,7 @@ class TestCommand:
         assert "vr1" in capsys.readouterr().err
 
     def test_a_uuid(self, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-        seen = Snapshot.from_json((HOSTS[0] / "snapshot.json").read_text())
+        seen = recorded_hosts.shown(HOSTS[0])
         guest = next(g for g in seen.guests if g.name == "vr1")
         assert run(["policy", "init", guest.uuid, "--root", recorded]) == 0
         assert 'guest: "vr1"' in capsys.readouterr().out

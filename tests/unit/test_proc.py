@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hosttree import HostTree, stat_line
 
@@ -93,8 +91,8 @@ def test_fdinfo() -> None:
     assert parse_fdinfo_iff("pos:\t0\n") == ""
 
 
-def test_scan_finds_guests_workers_and_daemons(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_scan_finds_guests_workers_and_daemons() -> None:
+    tree = HostTree()
     tree.qemu(100, "-name", "pq1", start=55)
     tree.thread(200, 200, "vhost-100", ppid=2, flags=PF_KTHREAD)
     tree.thread(201, 201, "vhost-100", ppid=2, flags=PF_KTHREAD)
@@ -107,19 +105,19 @@ def test_scan_finds_guests_workers_and_daemons(tmp_path: Path) -> None:
     assert found.daemons == (Daemon("irqbalance", 300),)
 
 
-def test_scan_leaves_out_what_is_no_guest(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_scan_leaves_out_what_is_no_guest() -> None:
+    tree = HostTree()
     tree.qemu(100, "-name", "a")
     tree.qemu(101, "-name", "a")
     tree.file("/proc/101/stat", stat_line(101, "qemu-system-x86", ppid=100))
     tree.qemu(102, "-S", "-machine", "none,accel=kvm:tcg", "-qmp", "unix:/x,server=on")
     tree.qemu(103)
-    (tmp_path / "proc/103/cmdline").write_text("")  # already a zombie
+    tree.file("/proc/103/cmdline", "")  # already a zombie
     assert [q.pid for q in scan(tree.root()).qemus] == [100]
 
 
-def test_scan_without_the_right_to_see_executables_believes_nobody(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_scan_without_the_right_to_see_executables_believes_nobody() -> None:
+    tree = HostTree()
     tree.qemu(100, "-name", "a")
     tree.errors["/proc/100/exe"] = "EACCES"
     found = scan(tree.root())
@@ -129,14 +127,14 @@ def test_scan_without_the_right_to_see_executables_believes_nobody(tmp_path: Pat
     ]
 
 
-def test_threads_that_vanish_are_left_out(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_threads_that_vanish_are_left_out() -> None:
+    tree = HostTree()
     tree.qemu(100)
     tree.thread(100, 101, "CPU 0/KVM", allowed="1")
     tree.thread(100, 102, "gone while its status was read")
     tree.errors["/proc/100/task/102/status"] = "ESRCH"
     tree.thread(100, 103, "gone before its scheduling was read")
-    (tmp_path / "sched_attr/103.json").unlink()
+    del tree.answers.sched["103"]
     main, vcpu = read_threads(tree.root(), 100)
     assert main.key == ThreadKey(100, 100, 100)
     assert vcpu.name == "CPU 0/KVM"
@@ -146,20 +144,20 @@ def test_threads_that_vanish_are_left_out(tmp_path: Path) -> None:
     assert vcpu.cgroup == "system.slice/pq1.service"
 
 
-def test_cpu_time_without_schedstat_comes_from_ticks(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_cpu_time_without_schedstat_comes_from_ticks() -> None:
+    tree = HostTree()
     tree.qemu(100)
-    (tmp_path / "proc/100/task/100/schedstat").unlink()
+    tree.remove("/proc/100/task/100/schedstat")
     assert read_threads(tree.root(), 100)[0].cpu_ns == 50_000_000
 
 
-def test_threads_of_a_process_that_is_gone(tmp_path: Path) -> None:
+def test_threads_of_a_process_that_is_gone() -> None:
     with pytest.raises(FileNotFoundError):
-        read_threads(HostTree(tmp_path).root(), 100)
+        read_threads(HostTree().root(), 100)
 
 
-def test_links_in_number_order_without_closed_ones(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
+def test_links_in_number_order_without_closed_ones() -> None:
+    tree = HostTree()
     tree.qemu(100)
     tree.fd(100, 9, "/dev/tap5").fd(100, 10, "/dev/vhost-net").fd(100, 8, "x")
     tree.errors["/proc/100/fd/8"] = "ENOENT"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import pytest
+import recorded_hosts
 from hosttree import HostTree
 
 from vsrtune import record as recorder
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import ObserveError, VsrtuneError
-from vsrtune.model import Confidence, Problem, Role, Snapshot
+from vsrtune.model import Confidence, Problem, Role
 from vsrtune.proc import PF_KTHREAD
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import Answers, load
 from vsrtune.seen import SeenMemory
 from vsrtune.virt import DomainText, VcpuPinText
 
@@ -63,7 +64,7 @@ class OneDomain:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     """A host to record, in the place of this one."""
-    tree = HostTree(tmp_path / "host").host()
+    tree = HostTree().host()
     tree.qemu(
         50,
         *("-name", "guest=vr1,debug-threads=on"),
@@ -80,7 +81,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     tree.fd(50, 32, "/dev/tap8").fd(50, 33, "/dev/vhost-net").fd(50, 34, "/hunter2.img")
     tree.qemu(70, "-name", "pq1", "-qmp", "unix:/run/q,server=on")
     tree.thread(70, 71, "qemu-system-x86")
-    tree.file("/qmp/70.json", json.dumps({"vcpus": {"0": 71}}))
+    tree.qmp(70, {"0": 71})
     tree.device("macvtap0", 8, has="macvtap lower_p0")
     tree.device("p0", 4, pci="pci0000:00/0000:00:05.0")
     tree.file("/sys/devices/pci0000:00/0000:00:05.0/msi_irqs/24", "msix\n")
@@ -95,19 +96,20 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
 
 @pytest.mark.usefixtures("tree")
 def test_a_recording_shows_what_the_host_showed(tmp_path: Path) -> None:
-    directory = tmp_path / "recorded"
-    snapshot = recorder.record(directory, note="Two guests.")
+    file = tmp_path / "recorded"
+    snapshot = recorder.record(file, note="Two guests.")
     assert snapshot.problems == ()
     assert [g.ref for g in snapshot.guests] == ["vr1", "qemu:pq1"]
     assert [(c.vcpu, c.cpus) for c in snapshot.guests[0].carried] == [(0, CpuSet([1]))]
     assert [t.key.tid for t in snapshot.guests[1].by_role(Role.VCPU)] == [71]
     assert [i.name for i in snapshot.host.nics[0].irqs] == ["p0"]
     assert [n.name for n in snapshot.host.neighbours] == ["irqbalance"]
-    assert Snapshot.from_json((directory / "snapshot.json").read_text()) == snapshot
-    assert recorder.replay(directory) == snapshot
-    note = (directory / "NOTE").read_text()
-    assert note.startswith("Two guests.\n\nKernel: 6.12.0-test\n")
-    assert "Redactions:" in note
+    assert recorded_hosts.shown(file) == snapshot
+    assert recorder.replay(file) == snapshot
+    assert [path.name for path in tmp_path.iterdir()] == ["recorded"]
+    note = load(file).note
+    assert note[:3] == ("Two guests.", "", "Kernel: 6.12.0-test")
+    assert any(line.startswith("Redactions:") for line in note)
 
 
 def test_a_recording_has_the_cpusets_and_the_books_of_the_host(
@@ -132,10 +134,10 @@ def test_a_recording_carries_what_the_module_tells(tree: HostTree, tmp_path: Pat
         tree.thread(tid + 10, tid + 10, f"napi/macvtap0-{tid}", ppid=2, flags=PF_KTHREAD)
     tree.thread(90, 90, "napi/hunter2-1", ppid=2, flags=PF_KTHREAD)
     base = "/sys/devices/virtual/net/macvtap0"
-    (tree.path / f"{base[1:]}/macvtap").unlink()
+    tree.remove(f"{base}/macvtap")
     tree.napi_macvtap("macvtap0", 8, "p0", threaded=1, tapq0_worker_tid=51, rx_dropped_down=3)
-    directory = tmp_path / "recorded"
-    snapshot = recorder.record(directory)
+    file = tmp_path / "recorded"
+    snapshot = recorder.record(file)
     guest = snapshot.guests[0]
     # Both threads that have the device's name are kept, as the reason why neither is used.
     assert "threads 80, 81 all have its name" in guest.problems[0]
@@ -143,25 +145,25 @@ def test_a_recording_carries_what_the_module_tells(tree: HostTree, tmp_path: Pat
     assert interface.counters is not None
     assert interface.counters.dropped == (("queue_full", 0), ("down", 3))
     assert [t.confidence for t in guest.by_role(Role.VHOST)] == [Confidence.EXACT]
-    assert recorder.replay(directory) == snapshot
-    assert not any("hunter2" in p.read_text() for p in directory.rglob("*") if p.is_file())
+    assert recorder.replay(file) == snapshot
+    assert "hunter2" not in file.read_text()
 
 
 @pytest.mark.usefixtures("tree")
 def test_a_recording_keeps_secrets_and_strangers_out(tmp_path: Path) -> None:
-    directory = tmp_path / "recorded"
-    snapshot = recorder.record(directory)
-    texts = {str(p): p.read_text() for p in directory.rglob("*") if p.is_file()}
-    for path, text in texts.items():
-        for private in ("hunter2", MAC, UUID, "0b007ed0-0000-4000-8000-000000000001"):
-            assert private not in text, path
-    assert not (directory / "proc/60").exists()
+    file = tmp_path / "recorded"
+    snapshot = recorder.record(file)
+    text = file.read_text()
+    for private in ("hunter2", MAC, UUID, "0b007ed0-0000-4000-8000-000000000001"):
+        assert private not in text
+    recording = load(file)
+    assert not any(path.startswith("/proc/60/") for path in recording.host.texts)
     guest = snapshot.guests[0]
     # The same replacement everywhere, so that command line and XML still agree.
     assert guest.interfaces[0].mac.startswith("02:")
-    assert guest.interfaces[0].mac in texts[str(directory / "libvirt/0.xml")]
-    assert guest.uuid in texts[str(directory / "proc/50/cmdline")]
-    root = DirRoot(directory)
+    assert guest.interfaces[0].mac in recording.libvirt.domains[0].live_xml
+    assert guest.uuid in recording.host.texts["/proc/50/cmdline"]
+    root = recording.root()
     assert root.listdir("/proc") == ["50", "61", "70"]
     assert root.listdir("/proc/50/fd") == ["32", "33"]
     assert "25:" not in root.read("/proc/interrupts")
@@ -174,11 +176,58 @@ def test_a_libvirt_that_failed_fails_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tree")
-def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(VsrtuneError, match="not empty"):
-        recorder.record(tmp_path)
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(VsrtuneError, match="exists and is left as it is"):
+            recorder.record(tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_file_that_appears_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(answers: Answers) -> None:
+        (tmp_path / "file").write_text("mine")
+        recorder_prune(answers)
+
+    recorder_prune = recorder.prune
+    monkeypatch.setattr(recorder, "prune", late)
+    with pytest.raises(VsrtuneError, match="exists and is left as it is"):
+        recorder.record(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_place_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(VsrtuneError, match="cannot record: No such file or directory") as caught:
+        recorder.record(tmp_path / "none" / "file")
+    assert caught.value.where == str(tmp_path / "none" / "file")
+
+
+@pytest.mark.usefixtures("tree")
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "MAX_SIZE", 1000)
+    with pytest.raises(VsrtuneError, match="would be larger than"):
+        recorder.record(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("tree")
+def test_two_recordings_of_one_host_differ_in_what_is_replaced_only(tmp_path: Path) -> None:
+    texts = []
+    for name in ("one", "two"):
+        recorder.record(tmp_path / name)
+        texts.append((tmp_path / name).read_text())
+    replaced = re.compile(r"02(:[0-9a-f]{2}){5}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+    assert texts[0] != texts[1]
+    assert len({replaced.sub("", text) for text in texts}) == 1
 
 
 def test_errors_are_recorded_too(tree: HostTree, tmp_path: Path) -> None:
@@ -188,7 +237,7 @@ def test_errors_are_recorded_too(tree: HostTree, tmp_path: Path) -> None:
     snapshot = recorder.record(tmp_path / "recorded")
     assert len(snapshot.guests) == 2
     with pytest.raises(PermissionError):
-        DirRoot(tmp_path / "recorded").read("/proc/50/fdinfo/35")
+        load(tmp_path / "recorded").root().read("/proc/50/fdinfo/35")
 
 
 @pytest.mark.parametrize(

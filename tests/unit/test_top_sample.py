@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import recorded_hosts
 from hosttree import HostTree
-from top_samples import REPO, SECOND
+from top_samples import SECOND
 
 from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind top_samples)
 
@@ -17,8 +18,6 @@ from vsrtune.load_windows import data_plane
 from vsrtune.model import Snapshot
 from vsrtune.record import replay
 from vsrtune.top_model import CpuTimes, Spot
-
-HOSTS = sorted((REPO / "tests/hosts").iterdir())
 
 
 def test_proc_stat() -> None:
@@ -36,7 +35,7 @@ def test_interrupts_over_all_cpus() -> None:
     assert parse_counts(text) == {24: 42, 25: 0}
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+@pytest.mark.parametrize("host", recorded_hosts.FILES, ids=lambda host: host.stem)
 def test_a_recorded_host(host: Path) -> None:
     """It has the times of every thread, and not what a recording does not need."""
     root = AdvancedRoot(host)
@@ -57,7 +56,7 @@ def test_a_recorded_host(host: Path) -> None:
 
 
 def test_drops_of_the_module_by_place() -> None:
-    root = AdvancedRoot(REPO / "tests/hosts/trixie-napi")
+    root = AdvancedRoot(recorded_hosts.file("trixie-napi"))
     sample = top_sample.take(root, replay(root.path), root.clock)
     drops = {s.place: n for s, n in sample.drops.items() if s.where == "nvt0"}
     assert drops == {
@@ -67,7 +66,7 @@ def test_drops_of_the_module_by_place() -> None:
 
 
 def test_cpus_backlogs_and_interrupts_where_the_host_has_them() -> None:
-    root = AdvancedRoot(REPO / "tests/hosts/trixie-e1000e")
+    root = AdvancedRoot(recorded_hosts.file("trixie-e1000e"))
     root.set("/proc/stat", proc_stat({0: (50, 40, 950), 1: (4, 0, 996)}))
     root.set("/proc/net/softnet_stat", softnet({0: 0x11, 2: 3}))
     sample = top_sample.take(root, replay(root.path), root.clock)
@@ -77,12 +76,12 @@ def test_cpus_backlogs_and_interrupts_where_the_host_has_them() -> None:
     assert {41, 42, 44, 45} <= set(sample.interrupts)
 
 
-def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None:
+    tree = HostTree().host()
     tree.device("tap0", 7, has="tun_flags brport lower_br0").device("p0", 2)
     # rx_dropped is 7 and tx_dropped 9 in such a tree.
     tree.file("/sys/devices/virtual/net/p0/statistics/rx_missed_errors", "5\n")
-    seen = replay(REPO / "tests/hosts/bookworm-veth-plain")
+    seen = replay(recorded_hosts.file("bookworm-veth-plain"))
     (guest, *_) = seen.guests
     taps = (replace(guest.interfaces[0], target="tap0", lower=("p0", "gone")),)
     seen = Snapshot(seen.host, (replace(guest, interfaces=taps),))
@@ -97,14 +96,14 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter(tmp_path:
     assert sample.threads == {}
 
 
-def test_frames_that_came_for_guests_and_that_they_sent(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path).host()
+def test_frames_that_came_for_guests_and_that_they_sent() -> None:
+    tree = HostTree().host()
     for number, (name, has) in enumerate({"tap0": "tun_flags", "mvt0": "macvtap"}.items(), 7):
         tree.device(name, number, has=has)
         for at, counter in enumerate(("rx_packets", "tx_packets")):
             path = f"/sys/devices/virtual/net/{name}/statistics/{counter}"
             tree.file(path, f"{number * 100 + at}\n")
-    seen = replay(REPO / "tests/hosts/bookworm-veth-plain")
+    seen = replay(recorded_hosts.file("bookworm-veth-plain"))
     (guest, *_) = seen.guests
 
     def frames(*names: str) -> tuple[int, int]:
@@ -119,7 +118,7 @@ def test_frames_that_came_for_guests_and_that_they_sent(tmp_path: Path) -> None:
 
 
 def test_frames_of_the_module_count_before_its_rings() -> None:
-    root = AdvancedRoot(REPO / "tests/hosts/trixie-napi")
+    root = AdvancedRoot(recorded_hosts.file("trixie-napi"))
     seen = replay(root.path)
     taps = {i.target: i for g in seen.guests for i in g.interfaces}
     counters = [i.counters for i in taps.values() if i.counters is not None]

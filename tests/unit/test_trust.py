@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import recorded_hosts
 from hosttree import HostTree, scope
 from moving_host import MovingHost
 from test_observe import FakeVirt, domain, libvirt_qemu
@@ -21,10 +20,10 @@ from vsrtune.planner import plan
 from vsrtune.policy import parse
 from vsrtune.policy_match import scope as scope_of
 from vsrtune.proc import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
-from vsrtune.rootfs import DirRoot
+from vsrtune.recorded import Answers, RecordedRoot, load
+from vsrtune.rootfs import FileStat
 from vsrtune.trust import PID_FILES
 
-HOSTS = Path(__file__).resolve().parents[1] / "hosts"
 NOBODY = 65534
 FILE, DIRECTORY = 0o100755, 0o040755
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -38,9 +37,9 @@ scheduler:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> HostTree:
+def tree() -> HostTree:
     """A libvirt guest vr1 (pid 50) and a plain QEMU pq1 (pid 70), both real."""
-    tree = HostTree(tmp_path).host()
+    tree = HostTree().host()
     libvirt_qemu(tree, 50, "vr1")
     tree.qemu(70, "-name", "pq1,debug-threads=on")
     tree.thread(70, 71, "CPU 0/KVM")
@@ -57,7 +56,7 @@ def pretender(tree: HostTree, pid: int, *arguments: str, uid: int = NOBODY, exe:
     tree.thread(pid, pid + 1, "CPU 0/KVM", start=200, uid=uid)
     tree.thread(pid, pid + 2, f"vhost-{pid}", start=200, uid=uid, flags=0x40)
     tree.links[f"/proc/{pid}/exe"] = exe
-    tree.stats["/home/nobody"] = [NOBODY, DIRECTORY, 1, 9]
+    tree.stats["/home/nobody"] = FileStat(NOBODY, DIRECTORY, 1, 9)
 
 
 def observer(tree: HostTree, virt: FakeVirt, *guests: str) -> Observer:
@@ -93,11 +92,11 @@ def test_a_process_of_another_user_is_no_guest(
     assert "it is user 65534's, and no policy for plain QEMU has `user: 65534`" in stranger.why
 
 
-class Watching(DirRoot):
+class Watching(RecordedRoot):
     """Remembers what was asked of a host."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, answers: Answers) -> None:
+        super().__init__(answers)
         self.asked: list[str] = []
 
     def read(self, path: str) -> str:
@@ -116,8 +115,7 @@ class Watching(DirRoot):
 def test_nothing_that_a_stranger_chooses_is_read(tree: HostTree) -> None:
     pretender(tree, 90, "-name", "x", "-qmp", "unix:/tmp/q,server=on")
     tree.qemu(80, "-name", "unnamed", "-qmp", "unix:/run/u,server=on")
-    tree.root()
-    root = Watching(tree.path)
+    root = Watching(tree.answers)
     policy = parse(POLICY.format(guest="qemu:pq1"), "p.yaml")
     snapshot = Observer(root, None, scope=lambda: scope_of([policy])).observe()
     of_him = {p.removeprefix("/proc/90/") for p in root.asked if p.startswith("/proc/90/")}
@@ -128,24 +126,27 @@ def test_nothing_that_a_stranger_chooses_is_read(tree: HostTree) -> None:
 
 
 PATHS = [
-    ({"/usr/bin": [0, DIRECTORY | 0o020, 1, 2]}, "others than root may write /usr/bin (mode 0775)"),
-    ({"/usr": [0, DIRECTORY | 0o002, 1, 2]}, "others than root may write /usr (mode 0757)"),
-    ({"/usr/bin": [NOBODY, DIRECTORY, 1, 2]}, "/usr/bin belongs to user 65534"),
-    ({QEMU: [NOBODY, FILE, 1, 3]}, f"{QEMU} belongs to user 65534"),
-    ({QEMU: [0, FILE | 0o022, 1, 3]}, f"others than root may write {QEMU} (mode 0777)"),
-    ({QEMU: [0, 0o120777, 1, 3]}, f"{QEMU} is no regular file"),
-    ({"/proc/70/exe": [0, FILE, 7, 3]}, f"it runs another file than {QEMU} is"),
-    ({"/proc/70/exe": [0, FILE, 1, 4]}, f"it runs another file than {QEMU} is"),
+    (
+        {"/usr/bin": FileStat(0, DIRECTORY | 0o020, 1, 2)},
+        "others than root may write /usr/bin (mode 0775)",
+    ),
+    ({"/usr": FileStat(0, DIRECTORY | 0o002, 1, 2)}, "others than root may write /usr (mode 0757)"),
+    ({"/usr/bin": FileStat(NOBODY, DIRECTORY, 1, 2)}, "/usr/bin belongs to user 65534"),
+    ({QEMU: FileStat(NOBODY, FILE, 1, 3)}, f"{QEMU} belongs to user 65534"),
+    ({QEMU: FileStat(0, FILE | 0o022, 1, 3)}, f"others than root may write {QEMU} (mode 0777)"),
+    ({QEMU: FileStat(0, 0o120777, 1, 3)}, f"{QEMU} is no regular file"),
+    ({"/proc/70/exe": FileStat(0, FILE, 7, 3)}, f"it runs another file than {QEMU} is"),
+    ({"/proc/70/exe": FileStat(0, FILE, 1, 4)}, f"it runs another file than {QEMU} is"),
 ]
 
 
 @pytest.mark.parametrize(("stats", "why"), PATHS, ids=[why for _, why in PATHS])
 def test_an_executable_that_others_than_root_could_change(
-    tree: HostTree, stats: dict[str, list[int]], why: str
+    tree: HostTree, stats: dict[str, FileStat], why: str
 ) -> None:
     for pid in (50, 70):
-        tree.stats[f"/proc/{pid}/exe"] = [0, FILE, 1, 3]
-    tree.stats[QEMU] = [0, FILE, 1, 3]
+        tree.stats[f"/proc/{pid}/exe"] = FileStat(0, FILE, 1, 3)
+    tree.stats[QEMU] = FileStat(0, FILE, 1, 3)
     tree.stats |= stats
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
     assert ("qemu:pq1", 70) not in refs(snapshot)
@@ -161,7 +162,7 @@ def replaced(tree: HostTree, *pids: int, uid: int = 0) -> None:
     """A package upgrade: they run a file that no path names any more."""
     for pid in pids:
         tree.links[f"/proc/{pid}/exe"] = f"{QEMU} (deleted)"
-        tree.stats[f"/proc/{pid}/exe"] = [uid, FILE, 1, 1000]
+        tree.stats[f"/proc/{pid}/exe"] = FileStat(uid, FILE, 1, 1000)
     tree.errors[f"{QEMU} (deleted)"] = "ENOENT"
 
 
@@ -180,12 +181,12 @@ def test_libvirt_in_a_container_has_its_qemu_there(tree: HostTree) -> None:
     """The path is the container's; a plain QEMU's must be the host's."""
     for pid in (50, 70):
         tree.links[f"/proc/{pid}/exe"] = "/opt/its/qemu-kvm"
-        tree.stats[f"/proc/{pid}/exe"] = [0, FILE, 5, 5]
+        tree.stats[f"/proc/{pid}/exe"] = FileStat(0, FILE, 5, 5)
     tree.errors["/opt"] = "ENOENT"
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
     assert refs(snapshot) == REAL[:1]
     assert [s.why for s in snapshot.strangers] == ["/opt: there is no such file on this host"]
-    tree.stats["/proc/50/exe"] = [NOBODY, FILE, 5, 5]
+    tree.stats["/proc/50/exe"] = FileStat(NOBODY, FILE, 5, 5)
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
     assert refs(snapshot) == []
 
@@ -199,8 +200,6 @@ def test_an_upgrade_needs_a_word_for_a_users_guest(tree: HostTree) -> None:
     replaced(tree, 80)
     tree.qemu(85, "-name", "late,debug-threads=on", uid=1000)
     replaced(tree, 80, 85)
-    root = tree.root()
-    watching._root.__dict__.update(root.__dict__)  # the same host, later
     later = watching.observe()
     assert ("qemu:own@1000", 80) in refs(later)
     (stranger,) = later.strangers
@@ -266,7 +265,7 @@ COPY = ("-name", "guest=vr9,debug-threads=on", "-object", "secret,id=masterKey0"
 
 def test_a_pretender_never_passes_for_libvirts(tree: HostTree) -> None:
     pretender(tree, 90, *COPY)
-    (tree.path / "run/libvirt/qemu/vr9.pid").unlink()
+    tree.remove("/run/libvirt/qemu/vr9.pid")
     virt = FakeVirt(domain("vr1"))
     for virt.fails in (False, True):
         snapshot = observer(tree, virt, "*", "qemu:*").observe()
@@ -285,7 +284,7 @@ def test_a_cgroup_of_a_users_own_is_not_libvirts(tree: HostTree) -> None:
     pretender(tree, 90, *COPY, exe=QEMU)
     home = "/user.slice/user-65534.slice/user@65534.service"
     tree.file("/proc/90/task/90/cgroup", f"0::{home}/machine.slice/libvirt/emulator\n")
-    tree.stats[f"/sys/fs/cgroup{home}"] = [NOBODY, DIRECTORY, 1, 5]
+    tree.stats[f"/sys/fs/cgroup{home}"] = FileStat(NOBODY, DIRECTORY, 1, 5)
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*").observe()
     assert refs(snapshot) == REAL
     assert [s.pid for s in snapshot.strangers] == [90]
@@ -298,17 +297,17 @@ def test_a_cgroup_of_a_users_own_is_not_libvirts(tree: HostTree) -> None:
         ({}, "51\n", "has no QEMU process"),
         ({}, "no\n", "its pid file /run/libvirt/qemu/vr1.pid holds no pid"),
         (
-            {"/run/libvirt/qemu": [NOBODY, DIRECTORY, 1, 1]}, "50\n",
+            {"/run/libvirt/qemu": FileStat(NOBODY, DIRECTORY, 1, 1)}, "50\n",
             "its pid file is not to be trusted: /run/libvirt/qemu belongs to user 65534",
         ),
         (
-            {f"{PID_FILES}/vr1.pid": [0, 0o100666, 1, 1]}, "50\n",
+            {f"{PID_FILES}/vr1.pid": FileStat(0, 0o100666, 1, 1)}, "50\n",
             f"its pid file is not to be trusted: others than root may write {PID_FILES}/vr1.pid (mode 0666)",
         ),
     ],
 )  # fmt: skip
 def test_libvirts_answer_alone_is_not_enough(
-    tree: HostTree, stats: dict[str, list[int]], text: str, why: str
+    tree: HostTree, stats: dict[str, FileStat], text: str, why: str
 ) -> None:
     """Its pid file and its cgroup are looked at always."""
     tree.qemu(90, "-name", "guest=vr1,debug-threads=on", "-uuid", domain("vr1").uuid)
@@ -321,7 +320,7 @@ def test_libvirts_answer_alone_is_not_enough(
 
 def test_where_qemus_user_owns_the_pid_files_the_scope_tells(tree: HostTree) -> None:
     """As on Debian 13. A guest's QEMU can then name any process in them, and start others."""
-    tree.stats[PID_FILES] = [NOBODY, DIRECTORY, 1, 1]
+    tree.stats[PID_FILES] = FileStat(NOBODY, DIRECTORY, 1, 1)
     tree.file(f"{PID_FILES}/vr1.pid", "90\n")
     told = replace(domain("vr1"), live_xml="<domain type='kvm' id='1'/>")
     pretender(tree, 90, "-name", "guest=vr1,debug-threads=on", exe=QEMU)
@@ -361,7 +360,7 @@ def test_what_libvirt_keeps_while_silent_is_not_another_process_of_the_look(
     tree: HostTree,
 ) -> None:
     """What was decided was decided of the process that is then read."""
-    tree.file("/proc/70/stat", (tree.path / "proc/70/stat").read_text().replace(" 100 ", " 99 "))
+    tree.file("/proc/70/stat", tree.text("/proc/70/stat").replace(" 100 ", " 99 "))
     snapshot = observer(tree, FakeVirt(domain("vr1")), "qemu:*").observe()
     assert refs(snapshot) == REAL[:1]
 
@@ -431,8 +430,8 @@ def test_no_more_vcpus_than_smp(tree: HostTree, smp: tuple[str, ...], most: int)
 
 def test_a_process_with_too_many_threads_is_a_problem(tree: HostTree) -> None:
     root = tree.root()
-    crowd = [str(n) for n in range(1000, 1001 + MOST_THREADS)]
-    root._listings = {"/proc/70/task": crowd}
+    crowd = tuple(str(n) for n in range(1000, 1001 + MOST_THREADS))
+    tree.answers.listings["/proc/70/task"] = crowd
     snapshot = Observer(root, None).observe()
     assert "qemu:pq1" not in {g.ref for g in snapshot.guests}
     (problem,) = [p for p in snapshot.problems if p.reader == "guest pq1"]
@@ -446,7 +445,7 @@ def test_foreign_guests_take_a_bounded_share_of_a_look(
     for pid in (90, 190):
         pretender(tree, pid, *COPY, exe=QEMU)
         in_libvirts_cgroup(tree, pid, "vr1")
-    (tree.path / "run/libvirt/qemu/vr9.pid").unlink()
+    tree.remove("/run/libvirt/qemu/vr9.pid")
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
     assert refs(snapshot) == [("foreign:vr9", 90), *REAL]
     assert [p.what for p in snapshot.problems] == [
@@ -458,10 +457,10 @@ def test_two_hundred_strangers_cost_next_to_nothing(tree: HostTree) -> None:
     """With 10,000 threads and a monitor that never answers each."""
     for number in range(200):
         pretender(tree, 1000 + 10 * number, "-name", "pq1", "-qmp", "unix:q,server=on")
-    tree.root()
-    root = Watching(tree.path)
-    crowd = [str(n) for n in range(10_000)]
-    root._listings = {f"/proc/{1000 + 10 * number}/task": crowd for number in range(200)}
+    root = Watching(tree.answers)
+    crowd = tuple(str(n) for n in range(10_000))
+    for number in range(200):
+        tree.answers.listings[f"/proc/{1000 + 10 * number}/task"] = crowd
     policies = [parse(POLICY.format(guest="qemu:*"), "p.yaml")]
     watching = Observer(root, FakeVirt(domain("vr1")), scope=lambda: scope_of(policies))
     watching.observe()
@@ -484,18 +483,18 @@ scheduler:
 
 
 @pytest.mark.parametrize("uid", [NOBODY, 0])
-def test_strangers_do_not_stand_in_the_way_of_partitions(tmp_path: Path, uid: int) -> None:
+def test_strangers_do_not_stand_in_the_way_of_partitions(uid: int) -> None:
     """A partition would push threads that are bound to its CPUs off them, which refuses it:
     those of a guest that no policy names do, those of strangers do not."""
-    shutil.copytree(HOSTS / "trixie-napi", tmp_path / "host")
-    host = MovingHost(tmp_path / "host")
+    host = MovingHost(load(recorded_hosts.file("trixie-napi")))
     policy = parse(BUDGET, "p.yaml")
     alone = plan(Observer(host.root, host).observe(), [policy])
     assert alone.refusals == ()
     host.copy("vr1", 4000, "user.slice/user-0.slice/session-1.scope")
-    for file in (tmp_path / "host/proc/4000/task").glob("*/status"):
-        text = re.sub(r"Cpus_allowed_list:.*", "Cpus_allowed_list:\t1", file.read_text())
-        file.write_text(re.sub(r"Uid:.*", f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}", text))
+    for path, text in host.texts.items():
+        if re.fullmatch(r"/proc/4000/task/\d+/status", path):
+            text = re.sub(r"Cpus_allowed_list:.*", "Cpus_allowed_list:\t1", text)
+            host.texts[path] = re.sub(r"Uid:.*", f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}", text)
     made = plan(Observer(host.root, host).observe(), [policy])
     assert bool(made.refusals) == (uid == 0)
     assert [a.target for a in made.actions] == (

@@ -7,22 +7,19 @@ import sys
 import threading
 import time
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hosttree import HostTree
 
-from vsrtune.codec import encode
+from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import Lasting, ObserveError
 from vsrtune.patience import Patience
+from vsrtune.recorded import RecordedDomains, RecordedVirt, Recording
 from vsrtune.virt import (
     DomainInterface,
     DomainText,
     LibvirtSource,
-    RecordedDomains,
-    RecordedVirt,
     VcpuPinText,
     parse_interfaces,
 )
@@ -251,22 +248,19 @@ def test_a_host_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         LibvirtSource().domains()
 
 
-def test_recorded_domains(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
-    bare = DomainText("vr1", "u", "", (VcpuPinText(0, CpuSet([1])),), CpuSet([0, 1]))
-    tree.file("/libvirt/domains.json", json.dumps(encode(RecordedDomains(None, (bare,)))))
-    tree.file("/libvirt/0.xml", "<domain/>")
-    (domain,) = RecordedVirt(tree.root()).domains()
-    assert domain.live_xml == "<domain/>"
-    assert (domain.vcpu_pins, domain.emulator_pin) == (bare.vcpu_pins, bare.emulator_pin)
+def test_recorded_domains() -> None:
+    told = DomainText("vr1", "u", "<domain/>", (VcpuPinText(0, CpuSet([1])),), CpuSet([0, 1]))
+    recorded = RecordedDomains(None, (told,))
+    again = decode(RecordedDomains, json.loads(json.dumps(encode(recorded))))
+    assert RecordedVirt(again).domains() == (told,)
+    assert RecordedVirt(again).domain("vr1") == told
+    assert RecordedVirt(again).domain("vr2") is None
 
 
-def test_a_recorded_failure_fails_again(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path)
-    tree.file("/libvirt/domains.json", '{"error": "libvirt does not answer", "domains": []}')
+def test_a_recorded_failure_fails_again() -> None:
     with pytest.raises(ObserveError, match="does not answer"):
-        RecordedVirt(tree.root()).domains()
+        RecordedVirt(RecordedDomains("libvirt does not answer")).domains()
 
 
-def test_a_host_recorded_without_libvirt(tmp_path: Path) -> None:
-    assert RecordedVirt(HostTree(tmp_path).root()).domains() == ()
+def test_a_host_recorded_without_libvirt() -> None:
+    assert Recording().virt().domains() == ()

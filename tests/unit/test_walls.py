@@ -17,7 +17,7 @@ PURE = {
     "balancing", "carried", "choosing", "crowding", "load_windows", "top_frame", "top_model", "top_tables", "trial", "placement_board", "placement_exact", "placement_search", "policy_roles",
 }  # fmt: skip
 READERS = {
-    "_vendor", "attempts", "backends", "domain_process", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guard_samples", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record",
+    "_vendor", "attempts", "backends", "domain_process", "host_reader", "known_guests", "look_pass", "process_table", "rounds", "budget_use", "cgroup", "cpuset_tree", "deadline_books", "ethtool", "doctor_facts", "doctor_read", "guard_samples", "guests", "hostinfo", "irq", "napi", "neighbours", "net", "observe", "outage", "proc", "qmp", "queue_samples", "record", "recorded",
     "rootfs", "rtnl", "seen", "trace", "trust", "virt", "patience",
     "load_file", "load_meter", "top_sample",
 }  # fmt: skip

@@ -7,7 +7,6 @@ import gzip
 import io
 import re
 import shlex
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -71,9 +70,7 @@ def test_what_the_documents_say_can_be_typed(libvirt_guest: LabGuest, tmp_path: 
     for words in lines:
         for option in ("-o", "record"):
             if option in words:
-                target = Path(words[words.index(option) + 1])
-                shutil.rmtree(target, ignore_errors=True)
-                target.unlink(missing_ok=True)
+                Path(words[words.index(option) + 1]).unlink(missing_ok=True)
         done = labhelp.vsrtune(*words, check=False)
         said = done.stdout + done.stderr
         findings = words[0] in ("doctor", "verify") and done.returncode == 3
