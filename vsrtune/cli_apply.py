@@ -217,8 +217,8 @@ def confirm(journal: Path) -> int:
 @click.command()
 @options(json_option, journal_option, attach_ledger_option, uri_option)
 def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
-    """Put back everything vsrtune has changed on this host, and what it has changed on
-    another one, or before a restart, of the pins that guests have brought along.
+    """Put back everything that vsrtune has changed on this host, and the pins that guests
+    have brought along from another host or an earlier run.
 
     A setting that somebody else has changed since is left alone and named. Guests that a
     policy had switched to another attachment are switched back; those that `vsrtune

@@ -231,8 +231,8 @@ def drain(
 ) -> int:
     """Take MEMBER's interfaces off; the others of GROUP get its flows.
 
-    Of an msr, once the balancers have loaded what `rules --without MEMBER` prints. It joins
-    again with `scale`, or when it is started anew.
+    Drain a router of an msr only after its balancers have loaded what `rules --without
+    MEMBER` prints. MEMBER joins again with `scale`, or when it is started anew.
 
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.

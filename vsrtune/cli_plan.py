@@ -105,8 +105,8 @@ def verify(
 
     Names every setting that differs, those included that an operator changed by hand
     and that the daemon therefore leaves alone, and every guest that the daemon has stepped
-    down. Policies for which no guest runs are named; with no other there is nothing to
-    compare, and that is not "no drift".
+    down. Names policies for which no guest runs; if there is no other policy, there is
+    nothing to compare (exit 4).
 
     \b
     Exit codes: 0 no difference, 2 a policy is wrong, 3 differences, 4 nothing was compared,

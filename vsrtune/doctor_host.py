@@ -69,7 +69,7 @@ def kernel(case: Case) -> Iterable[Finding]:
             Level.INFO,
             "no exclusive CPUs for a cgroup below others (before 6.7): class deadline of vcpus "
             "makes all of machine.slice one partition",
-            "docs/policy.md, class: deadline, mode loose",
+            "docs/scheduling.md, budgets, mode loose",
             seen,
         )
     else:

@@ -44,10 +44,10 @@ def _rule(description: str) -> dict[str, Any]:
 def drift_schema() -> dict[str, Any]:
     """The subschema of the key ``drift``."""
     return {
-        "description": "What is done about a setting that somebody changes: enforce puts it back, "
-        "adopt takes what is found for right until a reload, report leaves it alone, warns and "
-        "counts it. One word for all settings, or a mapping. Unset: pins that an operator sets "
-        "through libvirt are reported, all else is enforced.",
+        "description": "What the daemon does when somebody changes a setting: enforce puts it "
+        "back, adopt accepts the new value until a reload, report leaves it alone, warns and "
+        "counts it. One word for all settings, or a mapping. Unset: report for pins that an "
+        "operator sets through libvirt, enforce for everything else.",
         "type": ["string", "object"],
         "pattern": f"^({'|'.join(_RULES)})$",
         "x-pattern": "a drift rule",

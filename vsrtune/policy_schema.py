@@ -69,7 +69,7 @@ def _bound(description: str) -> dict[str, Any]:
 
 def _time(description: str) -> dict[str, Any]:
     return {
-        "description": f"{description}, with its unit: ns, us, ms or s.",
+        "description": f"{description}. Units: ns, us, ms, s.",
         "type": "string",
         "pattern": TIME_PATTERN,
         "x-pattern": "a time with its unit",
@@ -156,9 +156,8 @@ SCHEMA: dict[str, Any] = {
             "x-expects": "the guest's name, UUID or glob as text, in quotes where YAML needs them",
         },
         "user": {
-            "description": "The user that the plain QEMU of guest: qemu:NAME runs as, by name or "
-            "number; root when unset. A process of anybody else is no guest, whatever it calls "
-            "itself.",
+            "description": "The user, by name or number, that runs the plain QEMU of guest: "
+            "qemu:NAME; root when unset. A process of any other user is no guest.",
             "type": ["string", "integer"],
             "minimum": 0,
             "maximum": MAX_UID,
@@ -175,9 +174,9 @@ SCHEMA: dict[str, Any] = {
             "x-expects": "macvtap or napi-macvlan",
         },
         "standstill": {
-            "description": "accept: a plan is carried out although a vcpu of class fifo or rr "
-            "could keep other threads of a router from running for good. Only for trials: the "
-            "guest can stop forwarding. Unset: such a plan is refused.",
+            "description": "accept: carry out a plan in which a vcpu of class fifo or rr could "
+            "keep other threads of a router from running for good. Only for trials: the guest can "
+            "stop forwarding. Unset: refuse such a plan.",
             "enum": ["accept"],
             "x-expects": "accept, or leave it out",
         },

@@ -14,7 +14,7 @@ _HEAD = """\
 # Policy reference
 
 Every key of a policy file, made from the schema (`vsrtune policy schema`) by `make docs`.
-[policy.md](policy.md) explains what they do together.
+[policy.md](policy.md) describes what the keys do together.
 
 """
 
@@ -43,8 +43,10 @@ def limits(part: dict[str, Any]) -> str:
         said.append(str(part["x-expects"]))
     elif "enum" in part:
         said.append(", ".join(map(str, part["enum"])))
-    if "minimum" in part and "maximum" in part and "integer" in _types(part):
-        said.append(f"numbers from {part['minimum']} to {part['maximum']}")
+    bounds = f"from {part.get('minimum')} to {part.get('maximum')}"
+    numbers = "minimum" in part and "maximum" in part and "integer" in _types(part)
+    if numbers and not any(bounds in text for text in said):
+        said.append(f"numbers {bounds}")
     if part.get("x-map"):
         said.append(f"KEY: {part['x-map']}")
     if "default" in part:
@@ -58,13 +60,18 @@ def _types(part: dict[str, Any]) -> list[str]:
 
 
 def policy_reference() -> str:
-    """docs/policy-reference.md."""
+    """docs/policy-reference.md. What stands word for word under another key is linked."""
     lines = [_HEAD]
+    before: dict[tuple[str, str, str], str] = {}
     for path, part, needed in keys(SCHEMA):
-        lines.append(f"## `{path}`\n\n{part.get('description', '')}\n")
-        expects = limits(part)
-        if expects:
-            lines.append(f"Write: {expects}.\n")
+        lines.append(f"## `{path}`\n")
+        text, expects = str(part.get("description", "")), limits(part)
+        same = before.setdefault((path.rpartition(".")[2], text, expects), path)
+        if same != path:
+            lines.append(f"As [`{same}`](#{same.replace('.', '').lower()}).\n")
+        else:
+            lines.append(f"{text}\n")
+            lines.append(f"Write: {expects}.\n" if expects else "")
         lines.append("Required.\n" if needed else "")
     return "\n".join(line for line in lines if line).rstrip("\n") + "\n"
 

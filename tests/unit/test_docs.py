@@ -27,7 +27,12 @@ REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
 PAGES = sorted(
     p
-    for p in (*REPO.glob("*.md"), *DOCS.rglob("*.md"), REPO / "tests/lab/README.md")
+    for p in (
+        *REPO.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        REPO / "tests/lab/README.md",
+        REPO / "kmod/README.md",
+    )
     if "results" not in p.parts and p.name != "CHANGELOG.md"
 )
 # Behind everything else: the lab's tests have the names of some of these.
@@ -150,6 +155,34 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind #, as GitHub makes it from the headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_name_headings_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8"))
+    wrong = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if "://" not in target and anchor not in anchors(page.parent / target if target else page)
+    ]
+    assert wrong == []
+
+
+def test_every_document_is_in_the_map() -> None:
+    """README.md leads to every page of docs/, the guides by way of their own README."""
+    maps = {REPO / "README.md": DOCS, DOCS / "guides/README.md": DOCS / "guides"}
+    for readme, folder in maps.items():
+        linked = re.findall(r"\]\(([^)#\s]+)", readme.read_text("utf-8"))
+        reached = {(readme.parent / target).resolve() for target in linked if "://" not in target}
+        missing = {p.resolve() for p in folder.glob("*.md")} - reached - {readme}
+        assert sorted(map(name, missing)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
