@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, ClassVar, cast
 
 from vsrtune.codec import decode, encode
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
-from vsrtune.policy_drift import DriftRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +320,14 @@ VALUE_TYPES: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Change ``target`` from ``before`` to ``after``, because of ``reason``."""
+    """Change ``target`` from ``before`` to ``after``, because of ``reason``. ``enforced``:
+    another party set ``before``, and undo must not restore it."""
 
     target: Target
     before: Value
     after: Value
     reason: str
+    enforced: bool = False
 
     def inverse(self) -> Action:
         """The action that takes this one back."""
@@ -344,6 +346,7 @@ class Action:
             decode_value(target, data.get("before"), "$.before"),
             decode_value(target, data.get("after"), "$.after"),
             decode(str, data.get("reason"), "$.reason"),
+            decode(bool, data.get("enforced", False), "$.enforced"),
         )
 
 
@@ -382,6 +385,14 @@ class Refusal:
     policy: str
     reason: str
     hint: str
+
+
+class DriftRule(Enum):
+    """What is done about a setting that is no longer as it was left."""
+
+    ENFORCE = "enforce"  # put it back
+    ADOPT = "adopt"  # accept the new value until a reload
+    REPORT = "report"  # leave it, and say so
 
 
 @dataclass(frozen=True, slots=True)

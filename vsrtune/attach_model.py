@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune.attach_steps import NAPI_KIND, Attachment, Device, Origin, Step
+from vsrtune.attach_steps import NAPI_KIND, Device, Origin, Step
 from vsrtune.clone_model import Clone, Cloning
 from vsrtune.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
+from vsrtune.model import Attachment
 from vsrtune.rtnl_model import Link
 
 # Kinds that, like ours, want a lower device for themselves.

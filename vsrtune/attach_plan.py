@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping
 from vsrtune import interface_xml
 from vsrtune.attach_model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
 from vsrtune.attach_steps import (
-    Attachment,
     Card,
     Define,
     Device,
@@ -30,6 +29,7 @@ from vsrtune.attach_steps import (
 )
 from vsrtune.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
+from vsrtune.model import Attachment
 from vsrtune.rtnl_model import MODES, Link, mode_name
 
 

@@ -20,13 +20,6 @@ NAPI_KIND = "napi_macvtap"
 EVERY_QUEUE, UPLINK = "every-queue", "uplink"
 
 
-class Attachment(enum.StrEnum):
-    """What a guest's interfaces stand on."""
-
-    MACVTAP = "macvtap"
-    NAPI_MACVLAN = "napi-macvlan"
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device that vsrtune makes for one interface of a guest, or for others of ours to

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterable
 
 from vsrtune.actions import EmulatorPin, Pin, Target, VcpuPin
 from vsrtune.cpuset import CpuSet
-from vsrtune.journal import Journal
-from vsrtune.journal_records import Entry, undo_action
-from vsrtune.model import CarriedPin, Guest, Host, Role, Snapshot, Thread, ThreadKey
+from vsrtune.journal_records import Entry
+from vsrtune.model import CarriedPin, Guest, Host, Role, Thread, ThreadKey
 
 REASON = "the guest has brought it along"
 
@@ -33,20 +32,6 @@ def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) ->
         for pin in guest.carried
         for entry in _entry(guest, host, pin)
     )
-
-
-def adopt(snapshot: Snapshot, guests: Iterable[Guest], journal: Journal) -> frozenset[Target]:
-    """Journal what guests have brought: the targets to undo, with those of an earlier pass
-    that could not. Raises JournalError."""
-    names = frozenset(guest.ref for guest in guests if guest.carried)
-    if not names:
-        return frozenset()
-    known = journal.entries(names)
-    new = entries((g for g in guests if g.ref in names), snapshot.host, known)
-    journal.reserve(map(undo_action, new))
-    for entry in new:
-        journal.adopt(entry)
-    return frozenset(e.target for e in (*known, *new) if e.reason == REASON)
 
 
 def _tuned_here(guest: Guest, ours: Collection[ThreadKey | None]) -> bool:

@@ -92,7 +92,7 @@ def apply(
     is wrong (nothing was changed), 4 not all guests could be looked at, 5 a guest is refused
     (it was not changed).
     """
-    from vsrtune import attach_show, brought, executor, guardian, plan_json, render
+    from vsrtune import attach_show, executor, guardian, plan_json, render
     from vsrtune.cli import complain
     from vsrtune.full_plan import full_plan
     from vsrtune.journal import Journal
@@ -129,7 +129,7 @@ def apply(
             if made is None:
                 missing = unread(snapshot, policies)
             # The plan puts back what guests have brought along; the journal has to know of it.
-            brought.adopt(snapshot, snapshot.guests, opened)
+            executor.adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
                 ours, steps = opened.entries(), opened.steps
                 made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
@@ -244,12 +244,12 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
         else:
             say("Nothing to undo: no setting on this host is vsrtune's.")
         return ExitCode.DONE if switched else ExitCode.FAILED
-    from vsrtune import brought, executor
+    from vsrtune import executor
     from vsrtune.sysops import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
         if seen is not None and carried:
-            brought.adopt(seen, seen.guests, opened)
+            executor.adopt_brought(seen, seen.guests, opened)
         ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
         result = executor.undo(ops, opened)
     if as_json:

@@ -92,8 +92,8 @@ def attach(
     from vsrtune.attach_ledger import AttachLedger
     from vsrtune.attach_model import Asked
     from vsrtune.attach_plan import plan
-    from vsrtune.attach_steps import Attachment
     from vsrtune.attach_survey import survey
+    from vsrtune.model import Attachment
     from vsrtune.rootfs import boot_id
 
     if sum((recover, devices, to is not None)) != 1:
@@ -177,9 +177,9 @@ class _Reporter:
 
 
 def _after(switch: Switch, journal: Path) -> None:
-    from vsrtune.attach_steps import Attachment
     from vsrtune.doctor_read import BOOT_UNIT, boot_unit_enabled
     from vsrtune.journal_lock import in_use
+    from vsrtune.model import Attachment
 
     forth = switch.to is Attachment.NAPI_MACVLAN
     if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:

@@ -128,8 +128,7 @@ def daemon(
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
     from vsrtune.rootfs import LiveRoot
-    from vsrtune.starvation import Starved
-    from vsrtune.state import State
+    from vsrtune.state import Starved, State
     from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()

@@ -23,8 +23,7 @@ from vsrtune.policy import Policy
 from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import Notifier
-from vsrtune.starvation import Starved
-from vsrtune.state import State
+from vsrtune.state import Starved, State
 from vsrtune.wakeup import Wakeup
 
 # Events come in bursts (a starting guest gives several); wait until they pause.

@@ -24,9 +24,10 @@ from vsrtune.actions import (
 from vsrtune.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.deadline import limit, percent
+from vsrtune.deadline_domains import DomainMode, RootDomain, RootDomains
 from vsrtune.model import Host, Snapshot
 from vsrtune.plan_build import Phases
-from vsrtune.root_domains import Domain, Found, Mode, is_partition
+from vsrtune.root_domains import is_partition
 from vsrtune.wishes import EMULATOR_CGROUP, Context, Wishes, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")
@@ -35,22 +36,24 @@ CPUS, EXCLUSIVE = "cpuset.cpus", "cpuset.cpus.exclusive"
 MEMBER, ROOT = PartitionState("member"), PartitionState("root")
 
 
-def build(context: Context, snapshot: Snapshot, found: Found, phases: Phases) -> frozenset[Target]:
+def build(
+    context: Context, snapshot: Snapshot, found: RootDomains, phases: Phases
+) -> frozenset[Target]:
     """Add what the root domains need; returns the host's targets that are asked for."""
     maker = _Maker(context, snapshot, found, phases)
     for domain in found.domains:
         match domain.mode:
-            case Mode.TIGHT | Mode.KTHREADS:
+            case DomainMode.TIGHT | DomainMode.KTHREADS:
                 maker.threads_cgroup(domain)
-            case Mode.LOOSE:
+            case DomainMode.LOOSE:
                 maker.slice(domain)
-            case Mode.ISOLATED:
+            case DomainMode.ISOLATED:
                 pass
     maker.slices_above()
     return frozenset(maker.host_asked)
 
 
-def notes(snapshot: Snapshot, found: Found) -> list[str]:
+def notes(snapshot: Snapshot, found: RootDomains) -> list[str]:
     """For each root domain: how it is made and why so, and what it takes from whom."""
     out: list[str] = []
     for domain in found.domains:
@@ -63,13 +66,13 @@ def notes(snapshot: Snapshot, found: Found) -> list[str]:
         text += f"; {percent(used)} booked"
         if most is not None:
             text += f", {percent(most - used)} free"
-        if domain.mode is not Mode.ISOLATED:
+        if domain.mode is not DomainMode.ISOLATED:
             text += f"; {_taken(snapshot, domain)}"
         out.append(text)
     return out
 
 
-def _taken(snapshot: Snapshot, domain: Domain) -> str:
+def _taken(snapshot: Snapshot, domain: RootDomain) -> str:
     inside = {m.thread.key for m in domain.members}
     losers = [
         g.ref
@@ -77,7 +80,7 @@ def _taken(snapshot: Snapshot, domain: Domain) -> str:
         if any(t.key not in inside and t.affinity & domain.cpus for t in g.threads)
     ]
     rest = snapshot.host.online - domain.cpus
-    if domain.mode is Mode.LOOSE:
+    if domain.mode is DomainMode.LOOSE:
         return (
             f"everything in {domain.path}, the emulators of its guests included, runs on "
             f"these CPUs only, and all else on CPUs {rest} only"
@@ -89,7 +92,9 @@ def _taken(snapshot: Snapshot, domain: Domain) -> str:
 class _Maker:
     """Actions of all root domains of one plan."""
 
-    def __init__(self, context: Context, snapshot: Snapshot, found: Found, phases: Phases) -> None:
+    def __init__(
+        self, context: Context, snapshot: Snapshot, found: RootDomains, phases: Phases
+    ) -> None:
         self._context = context
         self._host: Host = snapshot.host
         self._found = found
@@ -116,7 +121,7 @@ class _Maker:
         if now != text:
             into.append(Action(target, CpusetList(now), CpusetList(text), why))
 
-    def _partition(self, wish: Wishes | None, domain: Domain) -> None:
+    def _partition(self, wish: Wishes | None, domain: RootDomain) -> None:
         ref = HOST_REF if wish is None else wish.guest.ref
         target = Partition(ref, domain.path)
         (self.host_asked if wish is None else wish.asked).add(target)
@@ -132,7 +137,7 @@ class _Maker:
 
     # -- tight, and kernel threads
 
-    def threads_cgroup(self, domain: Domain) -> None:
+    def threads_cgroup(self, domain: RootDomain) -> None:
         """The cgroup of the partition with the domain's threads: libvirt's of a vcpu, or
         one of our own."""
         wish = domain.members[0].wish
@@ -156,13 +161,13 @@ class _Maker:
                 continue
             why = f"into the root domain of CPUs {domain.cpus}"
             self._phases.domain_moves.append(Action(move, thread.cgroup, path, why))
-        if domain.mode is Mode.TIGHT:
+        if domain.mode is DomainMode.TIGHT:
             own = self._phases.exclusives
             self._set(wish, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
             self._shield(wish, domain.path.rpartition("/")[0])
         self._partition(wish, domain)
 
-    def _own_cgroup(self, wish: Wishes, domain: Domain) -> None:
+    def _own_cgroup(self, wish: Wishes, domain: RootDomain) -> None:
         target = CgroupDir(wish.guest.ref, domain.path)
         wish.asked.add(target)
         if self._host.cpuset(domain.path) is None and self._context.ours.get(target) is not True:
@@ -234,7 +239,7 @@ class _Maker:
 
     # -- loose
 
-    def slice(self, domain: Domain) -> None:
+    def slice(self, domain: RootDomain) -> None:
         """The whole slice as a partition."""
         group = self._host.cpuset(domain.path)
         file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
@@ -250,7 +255,7 @@ class _Maker:
         needed: dict[str, CpuSet] = {}
         owner: dict[str, Wishes] = {}
         for domain in self._found.domains:
-            if domain.mode is not Mode.TIGHT:
+            if domain.mode is not DomainMode.TIGHT:
                 continue
             above = domain.path.rpartition("/")[0]
             while above:
@@ -269,8 +274,10 @@ class _Maker:
                 continue
             self._set(wish, path, EXCLUSIVE, str(wanted), chain, why)
         self._phases.exclusives[:0] = [*chain, *self._shields]
-        loose = {d.path for d in self._found.domains if d.mode is Mode.LOOSE}
-        top = CpuSet(c for d in self._found.domains if d.mode is Mode.KTHREADS for c in d.cpus)
+        loose = {d.path for d in self._found.domains if d.mode is DomainMode.LOOSE}
+        top = CpuSet(
+            c for d in self._found.domains if d.mode is DomainMode.KTHREADS for c in d.cpus
+        )
         for group in self._host.cpusets:
             lists = CpuSet.parse(group.cpus)
             if "/" in group.path or group.path in loose or not lists & top or group.valid:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vsrtune.deadline import limit, limit_text, percent
+from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.model import DATA_PLANE, Host, Snapshot, ThreadKey
 from vsrtune.placement import Chosen
-from vsrtune.root_domains import Domain, Found, Member, Mode
 from vsrtune.wishes import Wishes, label
 
 
-def admit(host: Host, domain: Domain, found: Found) -> None:
+def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
     """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts."""
     most = limit(host, domain.cpus)
     if most is None:
@@ -35,9 +35,11 @@ def admit(host: Host, domain: Domain, found: Found) -> None:
             beside.append(f"{member.name} ({percent(want)})")
 
 
-def evict(snapshot: Snapshot, asked: Sequence[Wishes], domain: Domain, found: Found) -> None:
+def evict(
+    snapshot: Snapshot, asked: Sequence[Wishes], domain: RootDomain, found: RootDomains
+) -> None:
     """A partition would push threads that somebody bound to its CPUs off them."""
-    if domain.mode is Mode.ISOLATED:
+    if domain.mode is DomainMode.ISOLATED:
         return
     inside = {m.thread.key for m in domain.members}
     managed = {w.guest.ref for w in asked}
@@ -45,7 +47,7 @@ def evict(snapshot: Snapshot, asked: Sequence[Wishes], domain: Domain, found: Fo
         for thread in guest.threads:
             bound = bool(thread.affinity) and thread.affinity <= domain.cpus
             work = thread.role in DATA_PLANE
-            below = domain.mode is Mode.LOOSE and thread.cgroup.startswith(f"{domain.path}/")
+            below = domain.mode is DomainMode.LOOSE and thread.cgroup.startswith(f"{domain.path}/")
             if not bound or not work or thread.key in inside or below or guest.ref in managed:
                 continue
             first = next(m for m in domain.members if m.booked)
@@ -59,10 +61,13 @@ def evict(snapshot: Snapshot, asked: Sequence[Wishes], domain: Domain, found: Fo
 
 
 def keep_out(
-    threads: Sequence[Member], chosen: Mapping[ThreadKey, Chosen], domain: Domain, found: Found
+    threads: Sequence[Member],
+    chosen: Mapping[ThreadKey, Chosen],
+    domain: RootDomain,
+    found: RootDomains,
 ) -> None:
     """NAPI threads live in the root cgroup, and have no CPU of a partition there."""
-    if domain.mode is Mode.ISOLATED:
+    if domain.mode is DomainMode.ISOLATED:
         return
     for member in threads:
         both = chosen[member.thread.key].cpus & domain.cpus
@@ -75,14 +80,14 @@ def keep_out(
             )
 
 
-def emulators(asked: Sequence[Wishes], chosen: dict[ThreadKey, Chosen], found: Found) -> None:
+def emulators(asked: Sequence[Wishes], chosen: dict[ThreadKey, Chosen], found: RootDomains) -> None:
     """Emulators stay off partitions; only in a loose one they have to live inside it."""
     for wish in asked:
         pin = wish.emulator
         if pin is None or pin.thread.key not in chosen:
             continue
         for domain in found.domains:
-            loose = domain.mode is Mode.LOOSE
+            loose = domain.mode is DomainMode.LOOSE
             inside = loose and pin.thread.cgroup.startswith(f"{domain.path}/")
             pick = chosen[pin.thread.key].cpus
             if inside and not pick <= domain.cpus:
@@ -95,7 +100,7 @@ def emulators(asked: Sequence[Wishes], chosen: dict[ThreadKey, Chosen], found: F
                     f"{domain.cpus}: CPUs {pick - domain.cpus} are outside",
                     "write emulator: auto, or CPUs within the partition",
                 )
-            elif not inside and domain.mode is not Mode.ISOLATED and pick & domain.cpus:
+            elif not inside and domain.mode is not DomainMode.ISOLATED and pick & domain.cpus:
                 wish.refuse(
                     pin.keys,
                     f"CPU {pick & domain.cpus} belongs to a partition for class deadline",

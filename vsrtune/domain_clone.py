@@ -95,16 +95,6 @@ def disks(definition: str) -> tuple[str, ...]:
     return tuple(filter(None, (source.get("file") for source in found)))
 
 
-def named(definition: str) -> frozenset[str]:
-    """Every file that a definition's disks stand on, as far as it says so itself."""
-    sources = (
-        source
-        for disk in xml_element(definition).iterfind("devices/disk")
-        for source in disk.iter("source")
-    )
-    return frozenset(filter(None, (source.get("file") for source in sources)))
-
-
 def _identity(root: ET.Element, guest: str, own: str) -> None:
     for name, text in (("name", guest), ("uuid", own)):
         for element in root.findall(name):

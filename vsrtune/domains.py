@@ -21,18 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.domain_checks import admit, emulators, evict, keep_out
 from vsrtune.model import DATA_PLANE, Host, Role, Snapshot, ThreadKey, WorkerKind
 from vsrtune.placement import Chosen
-from vsrtune.root_domains import (
-    PARTITION_CGROUP,
-    Domain,
-    Found,
-    Member,
-    Mode,
-    is_partition,
-    isolated_alone,
-)
+from vsrtune.root_domains import PARTITION_CGROUP, is_partition, isolated_alone
 from vsrtune.wishes import Context, Wishes, label
 
 
@@ -41,10 +34,10 @@ def find(
     snapshot: Snapshot,
     asked: Sequence[Wishes],
     chosen: dict[ThreadKey, Chosen],
-) -> Found:
+) -> RootDomains:
     """The root domains that the wishes need. In loose ones ``chosen`` is widened to all
     of their CPUs. When something is refused, choose again without the refused guests."""
-    found = Found()
+    found = RootDomains()
     pins = [Member(wish, pin) for wish in asked for pin in wish.pins]
     members = [m for m in pins if m.thread.role is not Role.NAPI]
     if not any(m.booked for m in members):
@@ -56,13 +49,13 @@ def find(
         for group in sets.values():
             _no_cpusets([m for m in group if m.booked], found)
         return found
-    loose: dict[str, list[Domain]] = {}
+    loose: dict[str, list[RootDomain]] = {}
     for cpus, group in sets.items():
         domain = _domain(context.host, cpus, group, found)
         if domain is None:
             continue
         found.domains.append(domain)
-        if domain.mode is Mode.LOOSE:
+        if domain.mode is DomainMode.LOOSE:
             loose.setdefault(domain.slice, []).append(domain)
     for slice_ in loose:
         _merge(context, snapshot, slice_, asked, chosen, found)
@@ -76,12 +69,12 @@ def find(
     return found
 
 
-def _settle_moves(found: Found) -> None:
+def _settle_moves(found: RootDomains) -> None:
     """Workers go straight into their partition, but where the list of libvirt's emulator
     cgroup, which they are born in, has not all of their CPUs: from there they first go to
     the cgroup beside it, and the root domain is made by the next plan."""
     for domain in list(found.domains):
-        if domain.mode not in (Mode.TIGHT, Mode.KTHREADS):
+        if domain.mode not in (DomainMode.TIGHT, DomainMode.KTHREADS):
             continue
         if any(_confined(m, domain.cpus) for m in domain.members):
             found.domains.remove(domain)
@@ -102,7 +95,7 @@ def _sets(
     context: Context,
     members: Sequence[Member],
     chosen: Mapping[ThreadKey, Chosen],
-    found: Found,
+    found: RootDomains,
 ) -> dict[CpuSet, list[Member]]:
     """The CPU sets of DEADLINE threads, each with every thread that has CPUs of it. Sets
     that overlap are one, where the threads would have to float all the same."""
@@ -138,7 +131,7 @@ def _floats(context: Context, group: Sequence[Member]) -> bool:
     return shared or top is None or top.exclusive is None
 
 
-def _overlap(member: Member, cpus: CpuSet, other: CpuSet, found: Found) -> None:
+def _overlap(member: Member, cpus: CpuSet, other: CpuSet, found: RootDomains) -> None:
     found.refuse(
         member,
         f"{label(member.thread)} would get CPUs {cpus}, and others CPUs {other} for a root domain: "
@@ -147,7 +140,7 @@ def _overlap(member: Member, cpus: CpuSet, other: CpuSet, found: Found) -> None:
     )
 
 
-def _no_cpusets(group: Sequence[Member], found: Found) -> None:
+def _no_cpusets(group: Sequence[Member], found: RootDomains) -> None:
     for member in group:
         found.refuse(
             member,
@@ -157,11 +150,11 @@ def _no_cpusets(group: Sequence[Member], found: Found) -> None:
         )
 
 
-def _domain(host: Host, cpus: CpuSet, group: list[Member], found: Found) -> Domain | None:
+def _domain(host: Host, cpus: CpuSet, group: list[Member], found: RootDomains) -> RootDomain | None:
     first = next(m for m in group if m.booked)
     isolated = CpuSet(c.id for c in host.cpus if c.isolated)
     if isolated_alone(host, cpus):
-        return Domain(Mode.ISOLATED, cpus, "", group, "the only CPU isolated at boot")
+        return RootDomain(DomainMode.ISOLATED, cpus, "", group, "the only CPU isolated at boot")
     if cpus & isolated:
         found.refuse(
             first,
@@ -182,11 +175,13 @@ def _domain(host: Host, cpus: CpuSet, group: list[Member], found: Found) -> Doma
     threaded = single and all(_libvirt(m) for m in group)
     if threaded and _at_home(group) and top is not None and top.exclusive is not None:
         path = f"{next(iter(parents))}/{_tight_name(cpus, group)}"
-        return Domain(Mode.TIGHT, cpus, path, group, "a partition of its own, below the guest")
+        return RootDomain(
+            DomainMode.TIGHT, cpus, path, group, "a partition of its own, below the guest"
+        )
     if single and all(m.thread.worker is WorkerKind.KTHREAD for m in group):
         path = f"{PARTITION_CGROUP}{cpus}.{first.wish.guest.pid}"
         why = "its vhost workers are kernel threads, which may leave the guest's cgroup"
-        return Domain(Mode.KTHREADS, cpus, path, group, why)
+        return RootDomain(DomainMode.KTHREADS, cpus, path, group, why)
     stranger = next((m for m in group if not _libvirt(m)), None)
     if stranger is not None:
         found.refuse(
@@ -204,7 +199,7 @@ def _domain(host: Host, cpus: CpuSet, group: list[Member], found: Found) -> Doma
         else f"kernel {host.kernel} has no cpuset.cpus.exclusive (6.7), so libvirt's cgroups "
         "cannot hold a partition"
     )
-    return Domain(Mode.LOOSE, cpus, first.slice, group, why)
+    return RootDomain(DomainMode.LOOSE, cpus, first.slice, group, why)
 
 
 def _tight_name(cpus: CpuSet, group: Sequence[Member]) -> str:
@@ -231,7 +226,7 @@ def _merge(
     slice_: str,
     asked: Sequence[Wishes],
     chosen: dict[ThreadKey, Chosen],
-    found: Found,
+    found: RootDomains,
 ) -> None:
     """One loose domain for everything of ours in a slice: a partition cannot hold
     another guest's remote one, and threads of guests cannot leave the slice."""
@@ -242,7 +237,7 @@ def _merge(
         if Member(wish, pin).slice == slice_
     ]
     for domain in found.domains:
-        for member in domain.members if domain.mode is Mode.ISOLATED else ():
+        for member in domain.members if domain.mode is DomainMode.ISOLATED else ():
             if member.slice == slice_:
                 found.refuse(
                     member,
@@ -250,12 +245,16 @@ def _merge(
                     f"{domain.cpus} that {label(member.thread)} is to run on",
                     "give the guests' threads CPUs that are not isolated",
                 )
-    apart = (Mode.KTHREADS, Mode.ISOLATED)
+    apart = (DomainMode.KTHREADS, DomainMode.ISOLATED)
     away = {m.thread.key for d in found.domains if d.mode in apart for m in d.members}
     inside = [m for m in inside if m.thread.key not in away]
-    old = [d for d in found.domains if d.mode in (Mode.LOOSE, Mode.TIGHT) and d.slice == slice_]
+    old = [
+        d
+        for d in found.domains
+        if d.mode in (DomainMode.LOOSE, DomainMode.TIGHT) and d.slice == slice_
+    ]
     cpus = CpuSet(c for m in inside for c in chosen[m.thread.key].cpus)
-    merged = Domain(Mode.LOOSE, cpus, slice_, inside, next(d.why for d in old))
+    merged = RootDomain(DomainMode.LOOSE, cpus, slice_, inside, next(d.why for d in old))
     found.domains = [d for d in found.domains if d not in old] + [merged]
     for member in inside:
         if member.booked and not cpus <= member.pin.allowed | context.irq:

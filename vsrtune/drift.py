@@ -11,12 +11,13 @@ or a program that runs and is known to write such settings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vsrtune.actions import (
     HOST_REF,
     Action,
     Drift,
+    DriftRule,
     EmulatorPin,
     IrqAffinity,
     NapiThreaded,
@@ -35,7 +36,7 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.model import Guest, Host, Snapshot, Thread
 from vsrtune.nic_settings import nic_settings
 from vsrtune.policy import Policy
-from vsrtune.policy_drift import DriftRule, DriftRules, rule_of
+from vsrtune.policy_drift import DriftRules, rule_of
 from vsrtune.policy_roles import slice_of
 
 Pairs = Iterable[tuple[Guest, Policy]]
@@ -74,16 +75,23 @@ def put_back(plan: Plan) -> dict[Target, Drift]:
     return {d.target: d for d in enforced if d.target in planned}
 
 
-def original_of(action: Action, drift: Drift | None, known: Value | None) -> Value | None:
-    """What undo restores of a setting that is put back (``put_back``), ``known`` being what
-    the journal has for it; None where the records say it. What another party set for a
-    moment, as stalld does, was nobody's to have: undo must not bring that back."""
-    if drift is None:
-        return None
-    if known is not None:
-        return known
-    # Never written: as the policy asks is how it was found, and how it is to stay.
-    return action.after if drift.wished == _text(action.after) else None
+def enforcing(plan: Plan, ours: Mapping[Target, Value]) -> Plan:
+    """``plan``, with its actions that put a setting back marked as ``enforced``. ``ours`` are
+    the values in the journal. A boost by stalld lasts a moment: undo must not restore it.
+
+    An action is not marked when the journal does not know its target and the policy asks for
+    another value than the one that was found at first: undo then restores what it replaces.
+    """
+    drifted = put_back(plan)
+
+    def marked(action: Action) -> Action:
+        drift = drifted.get(action.target)
+        if drift is None:
+            return action
+        found_so = action.target in ours or drift.wished == _text(action.after)
+        return replace(action, enforced=found_so)
+
+    return replace(plan, actions=tuple(map(marked, plan.actions)))
 
 
 def overrules(reassert: Overruled, guest: str) -> bool:

@@ -28,7 +28,7 @@ it, that is no write of ours: it ends as taken back, with the entry as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vsrtune import obstacles
 from vsrtune.actions import (
@@ -42,8 +42,8 @@ from vsrtune.actions import (
     ThreadCgroup,
     Value,
 )
+from vsrtune.brought import REASON, entries
 from vsrtune.comparing import between, exactly, still_ours
-from vsrtune.drift import original_of, put_back
 from vsrtune.errors import (
     FixedError,
     Lasting,
@@ -55,6 +55,7 @@ from vsrtune.errors import (
 )
 from vsrtune.journal import Journal
 from vsrtune.journal_records import Entry, same_setting, undo_action, undo_order
+from vsrtune.model import Guest, Snapshot
 from vsrtune.sysops import SysOps
 
 
@@ -125,7 +126,6 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     # What this pass did, by guest, in order; None when the guest has failed.
     passes: dict[str, list[Action] | None] = {}
     stuck = False
-    drifted = put_back(plan)
     # Of these the records alone would not say what undo restores.
     named: set[Target] = set()
     for action in plan.actions:
@@ -149,11 +149,11 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
                     lasting=Lasting.TRANSIENT,
                 )
             # The value just read knows more than the plan (threads beside a pin).
-            action = Action(target, now, action.after, action.reason)
-            entry = journal.entry(target)
-            known = None if entry is None else entry.original
-            original = original_of(action, drifted.get(target), known)
-            if original is not None:
+            action = replace(action, before=now)
+            original = None
+            if action.enforced:
+                entry = journal.entry(target)
+                original = action.after if entry is None else entry.original
                 named.add(target)
             _change(action, ops, journal, original)
         except VanishedError:
@@ -431,3 +431,19 @@ def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally:
     else:
         tally.left.append(Left(target, now, after, entry.original))
         journal.drop(target, "changed by somebody else")
+
+
+def adopt_brought(
+    snapshot: Snapshot, guests: Iterable[Guest], journal: Journal
+) -> frozenset[Target]:
+    """Journal what guests have brought: the targets to undo, with those of an earlier pass
+    that could not. Raises JournalError."""
+    names = frozenset(guest.ref for guest in guests if guest.carried)
+    if not names:
+        return frozenset()
+    known = journal.entries(names)
+    new = entries((g for g in guests if g.ref in names), snapshot.host, known)
+    journal.reserve(map(undo_action, new))
+    for entry in new:
+        journal.adopt(entry)
+    return frozenset(e.target for e in (*known, *new) if e.reason == REASON)

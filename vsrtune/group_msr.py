@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from vsrtune import group_links, interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_steps import (
-    Attachment,
     Define,
     Device,
     MakeDevice,
@@ -47,6 +46,7 @@ from vsrtune.group_rules import Side
 from vsrtune.group_schema import BRIDGE
 from vsrtune.groups import Group
 from vsrtune.interface_xml import Nic
+from vsrtune.model import Attachment
 from vsrtune.rtnl_model import MODES
 
 _TO = Attachment.NAPI_MACVLAN

@@ -15,7 +15,6 @@ from vsrtune import clone_plan, interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_plan import device_like, no_others
 from vsrtune.attach_steps import (
-    Attachment,
     Define,
     Device,
     Lower,
@@ -41,6 +40,7 @@ from vsrtune.group_members import (
 )
 from vsrtune.groups import Group
 from vsrtune.interface_xml import Nic
+from vsrtune.model import Attachment
 
 _TO = Attachment.NAPI_MACVLAN
 

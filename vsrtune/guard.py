@@ -22,8 +22,8 @@ from vsrtune.guard_samples import GuardSampler
 from vsrtune.log import LOGGER, fields
 from vsrtune.model import Guest, Snapshot, ThreadKey
 from vsrtune.rootfs import HostRoot
-from vsrtune.starvation import STARVED, Rule, Starved, Subject, Waiting, subject
-from vsrtune.state import State
+from vsrtune.starvation import STARVED, Rule, Subject, Waiting, subject
+from vsrtune.state import Starved, State
 from vsrtune.stepdown import Level
 
 EVERY = 0.25

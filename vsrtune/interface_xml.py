@@ -221,3 +221,13 @@ def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
     for child in element:
         found |= _flat(child, path)
     return found
+
+
+def disk_files(definition: str) -> frozenset[str]:
+    """Every file that a definition's disks stand on, as far as it says so itself."""
+    sources = (
+        source
+        for disk in xml_element(definition).iterfind("devices/disk")
+        for source in disk.iter("source")
+    )
+    return frozenset(filter(None, (source.get("file") for source in sources)))

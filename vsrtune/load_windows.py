@@ -13,8 +13,8 @@ real-time thread for seconds it is not known what it would do with a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from vsrtune.actions import Action, Target, ThreadAffinity, VcpuPin
 from vsrtune.cpuset import CpuSet
@@ -123,3 +123,114 @@ def _cpus(value: object) -> CpuSet | None:
         return value
     found = getattr(value, "cpus", None)
     return found if isinstance(found, CpuSet) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Time of one CPU since the boot, in clock ticks (/proc/stat). ``idle`` holds iowait."""
+
+    total: int
+    idle: int
+    softirq: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DropPlace:
+    """Where frames are dropped: a device or a CPU (``CPU 0``), the place in it, and the guest
+    whose interface it is, "" for what serves several."""
+
+    where: str
+    place: str
+    guest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """The host at one moment. ``at_ns`` is any steady clock's, in nanoseconds; ``threads``
+    have their own. ``drops`` and ``interrupts`` (by number, over all CPUs) count since the
+    devices and the boot began."""
+
+    snapshot: Snapshot
+    at_ns: int
+    threads: Mapping[ThreadKey, Reading] = field(default_factory=dict)
+    cpus: Mapping[int, CpuTimes] = field(default_factory=dict)
+    drops: Mapping[DropPlace, int] = field(default_factory=dict)
+    interrupts: Mapping[int, int] = field(default_factory=dict)
+
+
+# Dropped of what came, and used of the CPU time there is, from which on it is overload.
+DROPPED = 0.01
+BUSY = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """Counters of one guest at a moment (seconds): frames for it, those of them that found
+    a ring full, frames it sent, and the time each thread ran, ns, by thread id."""
+
+    at: float
+    received: int
+    dropped: int
+    sent: int
+    ran_ns: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Threads that share CPUs, and how much of CPU time they can have, CPUs."""
+
+    tids: frozenset[int]
+    capacity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened between two samples. ``busy``: of the CPU time that the most loaded
+    crew can have, the share it used."""
+
+    begin: float
+    end: float
+    received: int
+    dropped: int
+    sent: int
+    busy: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def overloaded(self) -> bool:
+        return self.drops and self.busy >= BUSY
+
+    @property
+    def starved(self) -> bool:
+        """Frames were dropped for want of room, not of time."""
+        return self.drops and self.busy < BUSY
+
+    @property
+    def drops(self) -> bool:
+        """Overloaded or starved."""
+        return self.dropped > DROPPED * self.received
+
+
+def window_between(
+    before: QueueSample, after: QueueSample, crews: Collection[Crew]
+) -> Window | None:
+    """The window between two samples; None when a counter began anew or no time passed."""
+    counts = (
+        after.received - before.received,
+        after.dropped - before.dropped,
+        after.sent - before.sent,
+    )
+    seconds = after.at - before.at
+    if seconds <= 0 or min(counts) < 0:
+        return None
+    was: Mapping[int, int] = dict(before.ran_ns)
+    ran = {tid: ns - was[tid] for tid, ns in after.ran_ns if tid in was}
+    shares = (
+        sum(ran.get(tid, 0) for tid in crew.tids) / (seconds * 1e9 * crew.capacity)
+        for crew in crews
+        if crew.capacity > 0
+    )
+    return Window(before.at, after.at, *counts, max(shares, default=0.0))

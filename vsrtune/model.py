@@ -6,6 +6,7 @@ taken for the thread it replaced.
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -465,3 +466,20 @@ class Snapshot:
         # Whoever wrote it by hand may have had another order in mind.
         ordered = tuple(sorted(found.host.cpusets, key=lambda group: group.path))
         return replace(found, host=replace(found.host, cpusets=ordered))
+
+
+class Attachment(enum.StrEnum):
+    """What a guest's interfaces stand on."""
+
+    MACVTAP = "macvtap"
+    NAPI_MACVLAN = "napi-macvlan"
+
+
+def thread_label(thread: Thread) -> str:
+    """``vcpu 0``, ``iothread 1``, ``vhost macvtap0/0``, ``napi nvt0``,
+    ``emulator``."""
+    if thread.role is Role.VHOST:
+        return f"vhost {thread.interface}/{thread.queue}" if thread.interface else "vhost ?"
+    if thread.role is Role.NAPI:
+        return f"napi {thread.interface}"
+    return thread.role.value if thread.index is None else f"{thread.role.value} {thread.index}"

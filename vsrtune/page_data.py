@@ -23,6 +23,7 @@ from vsrtune.model import (
     Snapshot,
     Thread,
     ThreadKey,
+    thread_label,
 )
 from vsrtune.page_model import (
     DEGRADED,
@@ -190,7 +191,7 @@ def _where(thread: Thread) -> int:
 def _on_cpu(guest: Guest, thread: Thread) -> OnCpu:
     return OnCpu(
         _text(guest.ref),
-        _text(report.thread_label(thread)),
+        _text(thread_label(thread)),
         # Set by every real-time class of ours: on a narrow card it says nothing.
         str(thread.sched).removesuffix(" reset-on-fork"),
         len(thread.affinity) == 1,
@@ -241,7 +242,7 @@ def _thread(thread: Thread, pending: bool, used: float | None) -> ThreadView:
     deadline = sched.cls is SchedClass.DEADLINE
     return ThreadView(
         tid=thread.key.tid,
-        thread=_text(report.thread_label(thread)),
+        thread=_text(thread_label(thread)),
         sched_class=sched.cls.value,
         sched=str(sched),
         priority=sched.priority if sched.cls in REALTIME else None,

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from vsrtune import napi_plan, plan_checks
 from vsrtune.actions import HOST_REF, Plan, Target, Value
 from vsrtune.cpuset import CpuSet
-from vsrtune.drift import Memory, drifts
+from vsrtune.deadline_domains import RootDomains
+from vsrtune.drift import Memory, drifts, enforcing
 from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model import Guest, Host, Snapshot, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
-from vsrtune.root_domains import Found
 from vsrtune.stepdown import NO_STEPS, Steps
 from vsrtune.wishes import Context, PinWish, Wishes, wishes
 
@@ -50,7 +50,7 @@ def remember(
     policies: Sequence[Policy],
     asked: Sequence[Wishes],
     chosen: Mapping[ThreadKey, Chosen],
-    found: Found,
+    found: RootDomains,
     heeded: Mapping[str, CpuSet | None],
 ) -> Whole | None:
     """What a whole plan leaves for guests alone; None when they have to wait for the next
@@ -104,7 +104,7 @@ def plan_alone(
             elif pin is not wish.emulator:
                 return None
     phases = Phases(skipped=assigned.skipped)
-    build(context, asked, chosen, Found(), phases)
+    build(context, asked, chosen, RootDomains(), phases)
     napi_plan.build(context, asked, phases)
     # What the others' policies name by hand counts; of where they are served, nothing changed.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
@@ -118,7 +118,7 @@ def plan_alone(
     plan_checks.check(snapshot, made, ours)
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
-    return replace(made, drift=drift)
+    return enforcing(replace(made, drift=drift), ours)
 
 
 def _as_before(whole: Whole, host: Host, wish: Wishes) -> bool:

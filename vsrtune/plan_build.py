@@ -9,6 +9,7 @@ from vsrtune.actions import (
     Action,
     CgroupDir,
     Drift,
+    DriftRule,
     EmulatorPin,
     Pin,
     Skipped,
@@ -20,14 +21,12 @@ from vsrtune.actions import (
     VcpuPin,
 )
 from vsrtune.cpuset import CpuSet
+from vsrtune.deadline_domains import RootDomains
 from vsrtune.model import DATA_PLANE, REALTIME, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen
-from vsrtune.policy import SchedRule
-from vsrtune.policy_drift import DriftRule
+from vsrtune.policy import QueueBounds, SchedRule
 from vsrtune.policy_roles import rule_for
 from vsrtune.policy_yaml import dotted
-from vsrtune.queue_control import Bounds
-from vsrtune.root_domains import Found
 from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label
 
 
@@ -99,7 +98,7 @@ def build(
     context: Context,
     all_wishes: Sequence[Wishes],
     chosen: Mapping[ThreadKey, Chosen],
-    found: Found,
+    found: RootDomains,
     phases: Phases,
 ) -> None:
     """Fill ``phases`` with everything asked of the guests that are not refused, but for
@@ -179,7 +178,7 @@ def _scheduling(
     wish: Wishes,
     role: Role,
     chosen: Mapping[ThreadKey, Chosen],
-    found: Found,
+    found: RootDomains,
     phases: Phases,
 ) -> None:
     ref = wish.guest.ref
@@ -219,14 +218,14 @@ def _scheduling(
         into.append(action)
 
 
-def _no_budget(found: Found, thread: Thread) -> str | None:
+def _no_budget(found: RootDomains, thread: Thread) -> str | None:
     later = any(m.thread == thread for d in found.later for m in d.members)
     if later or found.of(thread.key) is not None:
         return None
     return "no CPUs are given to it, and class deadline needs a root domain of them"
 
 
-def _waits(context: Context, found: Found, thread: Thread) -> str | None:
+def _waits(context: Context, found: RootDomains, thread: Thread) -> str | None:
     """A thread that sleeps is still counted in the root domain in which it last ran;
     the kernel refuses DEADLINE (EPERM) until it wakes in the new one."""
     domain = found.of(thread.key)
@@ -296,7 +295,7 @@ def _queues(context: Context, wish: Wishes, claimed: dict[int, str], phases: Pha
             phases.queues.append(Action(target, interface.txqueuelen, length, reason))
 
 
-def _present(asked: Bounds, ours: Value | None) -> int:
+def _present(asked: QueueBounds, ours: Value | None) -> int:
     """Where an adaptive queue stands: what its keeper wrote last, else long."""
     if isinstance(ours, int) and asked.low <= ours <= asked.high:
         return ours

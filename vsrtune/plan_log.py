@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import Plan
+from vsrtune.actions import DriftRule, Plan
 from vsrtune.backoff import SaidOnce
 from vsrtune.log import LOGGER, fields
-from vsrtune.policy_drift import DriftRule
 
 
 def log_plan(plan: Plan, said: SaidOnce) -> None:

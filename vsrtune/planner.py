@@ -53,7 +53,8 @@ from vsrtune.actions import (
 )
 from vsrtune.choosing import choose
 from vsrtune.cpuset import CpuSet
-from vsrtune.drift import NO_MEMORY, Memory, Overruled, drifts, overrules
+from vsrtune.deadline_domains import RootDomains
+from vsrtune.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
 from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model import Guest, Host, Sched, SchedClass, Snapshot, ThreadKey
 from vsrtune.placement import Chosen
@@ -64,7 +65,6 @@ from vsrtune.policy_match import assign, policies_of
 from vsrtune.policy_roles import asks_of_host
 from vsrtune.projection import project
 from vsrtune.quarrels import without_quarrels
-from vsrtune.root_domains import Found
 from vsrtune.stepdown import NO_STEPS, Level, Steps
 from vsrtune.wishes import (
     Context,
@@ -290,7 +290,7 @@ def _attempt(
     told += tuple(irq_plan.warnings(result, asked))
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in changed.items() if target in concerned)
-    final = replace(made, warnings=told, drift=drift)
+    final = enforcing(replace(made, warnings=told, drift=drift), ours)
     whole = (
         None if state.refusals else remember(context, policies, asked, chosen, found, state.heeded)
     )
@@ -374,7 +374,7 @@ def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> 
 
 def _with_domains(
     context: Context, snapshot: Snapshot, asked: list[Wishes], state: _State
-) -> tuple[list[Wishes], dict[ThreadKey, Chosen], Found]:
+) -> tuple[list[Wishes], dict[ThreadKey, Chosen], RootDomains]:
     """CPUs, and the root domains of DEADLINE threads; guests for whom there is none are
     refused, and the rest is chosen again."""
     while True:

@@ -14,16 +14,28 @@ from functools import cached_property
 from typing import Any
 
 from vsrtune import policy_irq
-from vsrtune.attach_steps import Attachment
 from vsrtune.cpuset import CpuSet
 from vsrtune.durations import parse_time, time_text
 from vsrtune.errors import PolicyError, VsrtuneError
-from vsrtune.model import REALTIME, Sched, SchedClass
+from vsrtune.model import REALTIME, Attachment, Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy_drift import DriftRules, read_rules
 from vsrtune.policy_messages import line_of, structural
 from vsrtune.policy_yaml import KeyPath, dotted, read, shown
-from vsrtune.queue_control import DEFAULT_MAX, DEFAULT_MIN, Bounds
+
+QUEUE_MIN = 16
+QUEUE_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Shortest and longest ring allowed, frames."""
+
+    low: int = QUEUE_MIN
+    high: int = QUEUE_MAX
+
+    def __str__(self) -> str:
+        return f"adaptive, {self.low} to {self.high}"
 
 
 class Auto(Enum):
@@ -115,7 +127,7 @@ class Policy:
     napi: CpuChoice | DeviceMap | None = None
     napi_sched: SchedRule | None = None
     napi_threaded: bool | None = None
-    macvtap_queue: int | Bounds | None = None
+    macvtap_queue: int | QueueBounds | None = None
     attachment: Attachment | None = None
     drift: DriftRules = ()
     placement: Auto | None = None
@@ -307,19 +319,19 @@ class _Reader:
             )
         return Attachment(name)
 
-    def queue(self, data: Any) -> int | Bounds | None:
+    def queue(self, data: Any) -> int | QueueBounds | None:
         value = self.get(data, "queue", "macvtap")
         low, high = (self.get(data, "queue", key) for key in ("min", "max"))
         if value == ADAPTIVE:
-            low = DEFAULT_MIN if low is None else low
-            high = max(DEFAULT_MAX, low) if high is None else high
+            low = QUEUE_MIN if low is None else low
+            high = max(QUEUE_MAX, low) if high is None else high
             if low >= high:
                 self.fail(
                     ("queue",),
                     f"min {low} is not below max {high}",
                     f"write the shortest as min and the longest as max, or macvtap: {high}",
                 )
-            return Bounds(low, high)
+            return QueueBounds(low, high)
         for key, bound in (("min", low), ("max", high)):
             if bound is not None and ("queue", "macvtap") not in self.broken:
                 hint = "remove it, or write macvtap: adaptive"

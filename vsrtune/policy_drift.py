@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
-
-class DriftRule(Enum):
-    """What is done about a setting that is no longer as it was left."""
-
-    ENFORCE = "enforce"  # put it back
-    ADOPT = "adopt"  # what is found is right until a reload
-    REPORT = "report"  # leave it, and say so
-
+from vsrtune.actions import DriftRule
 
 DriftRules = tuple[tuple[str, DriftRule], ...]
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vsrtune.errors import PolicyError
-from vsrtune.model import Snapshot
-from vsrtune.planner import plan
 from vsrtune.policy import Policy, PolicyErrors, parse
 from vsrtune.policy_yaml import MAX_BYTES
 
@@ -148,12 +146,9 @@ def unsafe(files: Iterable[Path]) -> list[PolicyError]:
     return list(errors.values())
 
 
-def check(paths: Iterable[Path], snapshot: Snapshot | None = None) -> list[PolicyError]:
+def check(paths: Iterable[Path]) -> list[PolicyError]:
     """Every error of the files, empty when good. A directory stands for its files, and is
-    looked at as the daemon looks at it: who could write there.
-
-    With a snapshot, what that host refuses is an error too.
-    """
+    checked as the daemon checks it: who could write there."""
     files: list[Path] = []
     insecure: list[PolicyError] = []
     for path in paths:
@@ -163,12 +158,8 @@ def check(paths: Iterable[Path], snapshot: Snapshot | None = None) -> list[Polic
             files += inside
         else:
             files.append(path)
-    policies, errors = _read_all(files)
+    _, errors = _read_all(files)
     errors[:0] = insecure
-    if snapshot is not None and not errors:
-        for refusal in plan(snapshot, policies, reassert=True).refusals:
-            what = f"{refusal.guest}: {refusal.reason}"
-            errors.append(PolicyError(what, where=refusal.policy, hint=refusal.hint))
     return errors
 
 

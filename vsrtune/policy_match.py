@@ -11,9 +11,10 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from vsrtune.actions import Refusal, Skipped
+from vsrtune.lowering import lowered
 from vsrtune.model import Guest
 from vsrtune.policy import Policy, literal
-from vsrtune.stepdown import NO_STEPS, UNTIL, Level, Steps, lowered
+from vsrtune.stepdown import NO_STEPS, UNTIL, Level, Steps
 
 PLAIN_QEMU = "qemu:"
 

@@ -14,7 +14,6 @@ from vsrtune.cpuset import MAX_CPU
 from vsrtune.deadline import PERCENT_PATTERN
 from vsrtune.durations import TIME_PATTERN
 from vsrtune.policy_drift import drift_schema
-from vsrtune.queue_control import DEFAULT_MAX, DEFAULT_MIN
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
@@ -296,8 +295,8 @@ SCHEMA: dict[str, Any] = {
                     "x-pattern": "a length",
                     "x-expects": f"a whole number from 1 to {MAX_QUEUE}, or adaptive",
                 },
-                "min": _bound(f"Shortest of an adaptive queue, frames; {DEFAULT_MIN} when unset."),
-                "max": _bound(f"Longest of an adaptive queue, frames; {DEFAULT_MAX} when unset."),
+                "min": _bound(f"Shortest of an adaptive queue, frames; {QUEUE_MIN} when unset."),
+                "max": _bound(f"Longest of an adaptive queue, frames; {QUEUE_MAX} when unset."),
             },
         },
     },

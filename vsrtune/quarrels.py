@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from vsrtune.actions import Refusal
 from vsrtune.model import Interface, NicKind
-from vsrtune.policy import Policy
+from vsrtune.policy import Policy, QueueBounds
 from vsrtune.policy_yaml import KeyPath, shown
-from vsrtune.queue_control import Bounds
 from vsrtune.wishes import Wishes
 
 
@@ -32,9 +31,9 @@ def without_quarrels(asked: list[Wishes], refusals: list[Refusal]) -> list[Wishe
     return kept
 
 
-def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int | Bounds]]:
+def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int | QueueBounds]]:
     """What a policy asks of an interface's device, and not of threads."""
-    out: list[tuple[KeyPath, int | Bounds]] = []
+    out: list[tuple[KeyPath, int | QueueBounds]] = []
     if policy.macvtap_queue is not None and interface.kind.rings:
         out.append((("queue", "macvtap"), policy.macvtap_queue))
     if policy.napi_threaded is not None and interface.kind is NicKind.NAPI_MACVTAP:

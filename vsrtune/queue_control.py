@@ -28,10 +28,8 @@ from enum import Enum
 from math import exp, log, sqrt
 from statistics import fmean, stdev
 
-from vsrtune.queue_windows import Window
-
-DEFAULT_MIN = 16
-DEFAULT_MAX = 500
+from vsrtune.load_windows import Window
+from vsrtune.policy import QueueBounds
 
 # Seconds between two changes, half of which the rings have to settle.
 SPACING = 1.0
@@ -66,17 +64,6 @@ PAUSE, MOST_PAUSE = 30.0, 1800.0
 MEMORY = 60.0
 # A guest that sends less than this share of what it gets is no router.
 ROUTES = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Shortest and longest ring allowed, frames."""
-
-    low: int = DEFAULT_MIN
-    high: int = DEFAULT_MAX
-
-    def __str__(self) -> str:
-        return f"adaptive, {self.low} to {self.high}"
 
 
 class Phase(Enum):
@@ -143,17 +130,17 @@ class State:
     changes: int = 0
     allowance: float = CHANGES
 
-    def idle(self, bounds: Bounds) -> bool:
+    def idle(self, bounds: QueueBounds) -> bool:
         """True while only a drop in a ring could make a difference."""
         return self.phase is Phase.LONG and not self.overloaded and self.length == bounds.high
 
 
-def begin(bounds: Bounds) -> State:
+def begin(bounds: QueueBounds) -> State:
     """The rings are long and nothing is known."""
     return State(bounds.high, bounds.high, bounds.high)
 
 
-def step(state: State, bounds: Bounds, window: Window) -> State:
+def step(state: State, bounds: QueueBounds, window: Window) -> State:
     """The state after one more window of about half a second."""
     now = window.end
     after = _counted(state, window)
@@ -197,7 +184,7 @@ def _counted(state: State, window: Window) -> State:
 # -- no overload
 
 
-def _from_long(state: State, bounds: Bounds, window: Window) -> State:
+def _from_long(state: State, bounds: QueueBounds, window: Window) -> State:
     now = window.end
     # A length could not be set at once (``_spaced``).
     state = replace(state, length=bounds.high)
@@ -221,7 +208,7 @@ def _from_long(state: State, bounds: Bounds, window: Window) -> State:
     return _try_shorter(state, bounds, now)
 
 
-def _leave(state: State, bounds: Bounds, now: float) -> State:
+def _leave(state: State, bounds: QueueBounds, now: float) -> State:
     """Overload is over. Findings and pairs are kept for a while."""
     brief = now - state.entered_at < BRIEF
     enter = min(2 * state.enter, MOST) if brief else max(state.enter // 2, ENTER)
@@ -241,7 +228,7 @@ def _leave(state: State, bounds: Bounds, now: float) -> State:
 # -- overload
 
 
-def _look_or_try(state: State, bounds: Bounds, window: Window) -> State:
+def _look_or_try(state: State, bounds: QueueBounds, window: Window) -> State:
     """A ring that stays short; one that bursts do not fit in is looked at early."""
     now = window.end
     due = state.changed_at + DWELL if window.starved else state.look_at
@@ -251,14 +238,14 @@ def _look_or_try(state: State, bounds: Bounds, window: Window) -> State:
     return state if window.starved else _try_shorter(state, bounds, now)
 
 
-def _try_shorter(state: State, bounds: Bounds, now: float) -> State:
+def _try_shorter(state: State, bounds: QueueBounds, now: float) -> State:
     shorter = max(state.held // 2, bounds.low)
     if shorter == state.held or now < state.try_at or state.allowance < TRIAL:
         return _hold(state, bounds)
     return _begin_trial(state, shorter, state.best)
 
 
-def _hold(state: State, bounds: Bounds) -> State:
+def _hold(state: State, bounds: QueueBounds) -> State:
     """Overload, and for now nothing is tried."""
     if state.held == bounds.high:
         why = "overload, but no shorter queue forwards as much"
@@ -285,7 +272,7 @@ def _next_turn(state: State) -> State:
     return replace(state, length=length, turn=None, why=why)
 
 
-def _trial(state: State, bounds: Bounds, window: Window) -> State:
+def _trial(state: State, bounds: QueueBounds, window: Window) -> State:
     now = window.end
     first, calm = state.first, not window.overloaded
     if state.length == state.tried and first is not None and first.starves(window):
@@ -363,7 +350,7 @@ def _stays(state: State, now: float) -> State:
     )
 
 
-def _fails(state: State, bounds: Bounds, now: float) -> State:
+def _fails(state: State, bounds: QueueBounds, now: float) -> State:
     """Back at once. A length that had stayed and fails now is forgotten."""
     looked = state.tried == state.held
     held = state.against if looked else state.held

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 from vsrtune import queue_control, queue_status
 from vsrtune.actions import Action, Target, TxQueueLen
+from vsrtune.load_windows import QueueSample, window_between
 from vsrtune.log import LOGGER
 from vsrtune.model import Guest, Snapshot
-from vsrtune.policy import Policy
+from vsrtune.policy import Policy, QueueBounds
 from vsrtune.policy_match import assign, policies_of
-from vsrtune.queue_control import Bounds
 from vsrtune.queue_samples import Sampler, Watched, watched
-from vsrtune.queue_windows import Sample, between
 from vsrtune.reconcile import Reconciler
 from vsrtune.rootfs import LiveRoot
 from vsrtune.state import QueueState
@@ -34,10 +33,10 @@ class _Kept:
 
     guest: Guest
     policy: Policy
-    bounds: Bounds
+    bounds: QueueBounds
     where: Watched
     state: queue_control.State
-    before: Sample | None = None
+    before: QueueSample | None = None
     drops: int | None = None
 
     @property
@@ -154,7 +153,7 @@ class QueueKeeper:
         before_, kept.before = kept.before, after
         if before_ is None:
             return False
-        window = between(before_, after, kept.where.crews)
+        window = window_between(before_, after, kept.where.crews)
         if window is None:
             return False
         kept.state = queue_control.step(kept.state, kept.bounds, window)
@@ -177,7 +176,7 @@ class QueueKeeper:
             bounds = policy.macvtap_queue
             own = [i.ifindex for i in guest.interfaces if i.kind.rings]
             shared = any(devices.count(index) > 1 for index in own)
-            if not isinstance(bounds, Bounds) or guest.ref not in tuned or not own or shared:
+            if not isinstance(bounds, QueueBounds) or guest.ref not in tuned or not own or shared:
                 continue
             where = watched(guest)
             old = known.get(guest.ref)
@@ -201,7 +200,7 @@ class QueueKeeper:
             asking = policies_of(guest, self._policies)
             if guest.ref in tuned:
                 # A length, or none: then the pass has seen to it.
-                asking = [p for p in asking if isinstance(p.macvtap_queue, Bounds)]
+                asking = [p for p in asking if isinstance(p.macvtap_queue, QueueBounds)]
             if asking:
                 old.guest, old.before, old.drops = guest, None, None
                 self._parting[guest.ref] = old

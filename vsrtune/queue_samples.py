@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vsrtune.load_windows import Crew, QueueSample
 from vsrtune.model import DATA_PLANE, Guest, SchedClass, Thread
 from vsrtune.net import CLASS
 from vsrtune.proc import run_ns
-from vsrtune.queue_windows import Crew, Sample
 from vsrtune.rootfs import HostRoot
 
 
@@ -68,9 +68,9 @@ class Sampler:
         """Frames that found a ring full, over all devices. The cheap look."""
         return sum(self._count(d, "rx_dropped") for d in where.devices)
 
-    def sample(self, where: Watched, at: float) -> Sample:
+    def sample(self, where: Watched, at: float) -> QueueSample:
         """Everything, with ``at`` as its time (seconds)."""
-        return Sample(
+        return QueueSample(
             at,
             received=sum(self._count(d, "rx_packets") for d in where.devices),
             dropped=self.drops(where),

@@ -17,8 +17,7 @@ from vsrtune.durable import read_file, replace_volatile
 from vsrtune.errors import VsrtuneError
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
-from vsrtune.starvation import Starved
-from vsrtune.state import QueueState
+from vsrtune.state import QueueState, Starved
 
 DEFAULT_PATH = Path("/run/vsrtune/queues.json")
 STARVED_PATH = Path("/run/vsrtune/starved.json")

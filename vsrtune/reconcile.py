@@ -177,7 +177,7 @@ class Reconciler(Adjusting, Stepping):
             return False
         try:
             seen = self._observer.observe()
-            brought_pins.adopt(seen, seen.guests, self._journal)
+            executor.adopt_brought(seen, seen.guests, self._journal)
         except VsrtuneError as error:
             LOGGER.warning("guests that have just come are not looked at: %s", error)
         result = executor.undo(self._ops, self._journal)
@@ -324,7 +324,7 @@ class Reconciler(Adjusting, Stepping):
 
     def _give_back(self, part: Part) -> bool:
         """Undo what guests have brought along; whether any had."""
-        brought = brought_pins.adopt(part.snapshot, part.guests, self._journal)
+        brought = executor.adopt_brought(part.snapshot, part.guests, self._journal)
         if not brought:
             return False
         result = executor.undo(self._ops, self._journal, brought.__contains__)

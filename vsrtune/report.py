@@ -26,6 +26,7 @@ from vsrtune.model import (
     Snapshot,
     Thread,
     ThreadKey,
+    thread_label,
 )
 
 NOTHING = "-"
@@ -51,16 +52,6 @@ class Table:
 def in_order(guest: Guest) -> list[Thread]:
     """A guest's threads as they are told everywhere: by ROLES, then as by_role() has them."""
     return [thread for role in ROLES for thread in guest.by_role(role)]
-
-
-def thread_label(thread: Thread) -> str:
-    """``vcpu 0``, ``iothread 1``, ``vhost macvtap0/0``, ``napi nvt0``,
-    ``emulator``."""
-    if thread.role is Role.VHOST:
-        return f"vhost {thread.interface}/{thread.queue}" if thread.interface else "vhost ?"
-    if thread.role is Role.NAPI:
-        return f"napi {thread.interface}"
-    return thread.role.value if thread.index is None else f"{thread.role.value} {thread.index}"
 
 
 def cpu_list(cpus: CpuSet | None) -> str:

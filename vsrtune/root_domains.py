@@ -1,15 +1,9 @@
-"""Root domains as values: how they are made, and which threads are in them."""
+"""Root domains as the host has them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-
 from vsrtune.cpuset import CpuSet
-from vsrtune.deadline import bandwidth
-from vsrtune.model import Host, Role, Thread, ThreadKey
-from vsrtune.policy_roles import rule_for
-from vsrtune.wishes import PinWish, Wishes, label
+from vsrtune.model import Host, Thread
 
 # Our partitions are the cgroups of this name with their CPUs behind it.
 PARTITION_CGROUP = "vsrtune.cpus"
@@ -36,97 +30,3 @@ def isolated_alone(host: Host, cpus: CpuSet) -> bool:
     """Whether ``cpus`` is a root domain since boot: the default one, to which all isolated
     CPUs belong, is that of a thread only when there is a single one."""
     return len(cpus) == 1 and cpus == CpuSet(c.id for c in host.cpus if c.isolated)
-
-
-class Mode(Enum):
-    """How a root domain is made."""
-
-    TIGHT = "tight"
-    KTHREADS = "kernel threads"
-    LOOSE = "loose"
-    ISOLATED = "isolated"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A thread that runs in a root domain, DEADLINE or beside such threads."""
-
-    wish: Wishes
-    pin: PinWish
-
-    @property
-    def thread(self) -> Thread:
-        """The thread itself."""
-        return self.pin.thread
-
-    @property
-    def booked(self) -> int:
-        """Its bandwidth; 0 when it is not to be DEADLINE."""
-        rule = rule_for(self.wish.policy, self.thread.role)
-        return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
-
-    @property
-    def slice(self) -> str:
-        """The topmost cgroup of its guest, wherever the thread itself is now."""
-        found = [self.thread, *self.wish.guest.by_role(Role.EMULATOR)]
-        return next((t.cgroup for t in found if "/" in t.cgroup), "").partition("/")[0]
-
-    @property
-    def name(self) -> str:
-        """The guest and the thread."""
-        return f"{self.wish.guest.ref} {label(self.thread)}"
-
-
-@dataclass(slots=True)
-class Domain:
-    """One root domain. ``path`` is the cgroup of the partition, "" when isolated."""
-
-    mode: Mode
-    cpus: CpuSet
-    path: str
-    members: list[Member]
-    why: str
-
-    @property
-    def guests(self) -> list[str]:
-        """The guests with threads in it."""
-        return list(dict.fromkeys(m.wish.guest.ref for m in self.members))
-
-    def holds(self, host: Host, cgroup: str) -> bool:
-        """Whether a thread in ``cgroup`` is in this root domain as the host is now."""
-        if self.mode is Mode.ISOLATED:
-            return True
-        group = host.cpuset(self.path)
-        if group is None or not group.valid:
-            return False
-        below = self.mode is Mode.LOOSE and cgroup.startswith(f"{self.path}/")
-        return below or cgroup == self.path
-
-    @property
-    def slice(self) -> str:
-        """The topmost cgroup of its guests."""
-        return self.members[0].slice
-
-
-@dataclass(slots=True)
-class Found:
-    """What a look for root domains gave; refusals stand in the wishes. ``later``: root
-    domains that can be made once the threads are out of cgroups that stand in the way."""
-
-    domains: list[Domain] = field(default_factory=list)
-    later: list[Domain] = field(default_factory=list)
-    refused: list[Wishes] = field(default_factory=list)
-
-    def of(self, key: ThreadKey) -> Domain | None:
-        """The root domain of a thread."""
-        for domain in self.domains:
-            if any(m.thread.key == key for m in domain.members):
-                return domain
-        return None
-
-    def refuse(self, member: Member, reason: str, hint: str) -> None:
-        """Refuse the guest of a member, once."""
-        if not any(w is member.wish for w in self.refused):
-            keys = ("scheduler", member.thread.role.value) if member.booked else member.pin.keys
-            member.wish.refuse(keys, reason, hint)
-            self.refused.append(member.wish)

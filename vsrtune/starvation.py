@@ -31,8 +31,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, SchedClass, ThreadKey
-from vsrtune.report import thread_label
+from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, SchedClass, ThreadKey, thread_label
 
 SURE = 1.0
 LOOKS = 3
@@ -115,22 +114,6 @@ class Sign:
 
     guest: str
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Starved:
-    """A thread that is no tuned guest's and waits for ``cpu``, which ``guest`` holds ("" when
-    no tuned guest does). ``vital``: a kernel thread of that CPU without which the host hangs."""
-
-    tid: int
-    name: str
-    cpu: int
-    guest: str
-    vital: bool = False
-
-    def __str__(self) -> str:
-        by = f", which real-time threads of {self.guest} hold" if self.guest else ""
-        return f"{self.name} (tid {self.tid}) does not get to run on CPU {self.cpu}{by}"
 
 
 def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:

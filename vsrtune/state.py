@@ -8,7 +8,6 @@ from vsrtune.actions import Drift
 from vsrtune.cpuset import CpuSet
 from vsrtune.model import Snapshot, ThreadKey
 from vsrtune.plan_state import PlanState
-from vsrtune.starvation import Starved
 from vsrtune.stepdown import Step
 
 # Upper bounds of the pass duration histogram, seconds.
@@ -105,3 +104,19 @@ class State:
     def drift(self) -> int:
         """Number of settings that are not as the policies say."""
         return sum(g.drift for g in self.guests)
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """A thread that is no tuned guest's and waits for ``cpu``, which ``guest`` holds ("" when
+    no tuned guest does). ``vital``: a kernel thread of that CPU without which the host hangs."""
+
+    tid: int
+    name: str
+    cpu: int
+    guest: str
+    vital: bool = False
+
+    def __str__(self) -> str:
+        by = f", which real-time threads of {self.guest} hold" if self.guest else ""
+        return f"{self.name} (tid {self.tid}) does not get to run on CPU {self.cpu}{by}"

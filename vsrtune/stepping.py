@@ -12,12 +12,13 @@ from vsrtune.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
+from vsrtune.lowering import next_level
 from vsrtune.part import Part
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project_actions
 from vsrtune.state import State
-from vsrtune.stepdown import UNTIL, Level, Step, Steps, next_level
+from vsrtune.stepdown import UNTIL, Level, Step, Steps
 from vsrtune.sysops import SysOps
 
 

@@ -10,27 +10,27 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.deadline import used
 from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import interrupt_cpus, lower_nics, queue_irqs
-from vsrtune.load_windows import Reading
-from vsrtune.model import DATA_PLANE, Guest, Nic, SchedClass, Snapshot, Thread, ThreadKey
-from vsrtune.report import NOTHING, THROTTLED, in_order, split_target, thread_label, value_text
-from vsrtune.top_model import (
-    CpuRow,
-    DriftRow,
-    DropRow,
-    Frame,
-    PendingRow,
-    Resident,
-    Sample,
-    ThreadRow,
+from vsrtune.load_windows import HostSample, Reading
+from vsrtune.model import (
+    DATA_PLANE,
+    Guest,
+    Nic,
+    SchedClass,
+    Snapshot,
+    Thread,
+    ThreadKey,
+    thread_label,
 )
+from vsrtune.report import NOTHING, THROTTLED, in_order, split_target, value_text
+from vsrtune.top_model import CpuRow, DriftRow, DropRow, Frame, PendingRow, Resident, ThreadRow
 
 # Other threads of a guest, and ksoftirqd, are shown from this share of a CPU on.
 WORTH_TELLING = 0.01
 
 
 def make_frame(
-    before: Sample,
-    after: Sample,
+    before: HostSample,
+    after: HostSample,
     plan: Plan | None = None,
     only: frozenset[str] = frozenset(),
     notes: Sequence[str] = (),
@@ -57,7 +57,7 @@ def make_frame(
     )
 
 
-def _seconds(before: Sample, after: Sample) -> float:
+def _seconds(before: HostSample, after: HostSample) -> float:
     return max(after.at_ns - before.at_ns, 0) / 1e9
 
 
@@ -69,7 +69,9 @@ def _load_of(rows: Iterable[ThreadRow]) -> float:
 # -- threads
 
 
-def _threads(before: Sample, after: Sample, guest: Guest, serving: CpuSet) -> list[ThreadRow]:
+def _threads(
+    before: HostSample, after: HostSample, guest: Guest, serving: CpuSet
+) -> list[ThreadRow]:
     found = []
     for thread in in_order(guest):
         row = _thread(before, after, guest.ref, thread, serving)
@@ -78,7 +80,9 @@ def _threads(before: Sample, after: Sample, guest: Guest, serving: CpuSet) -> li
     return found
 
 
-def _thread(before: Sample, after: Sample, ref: str, thread: Thread, serving: CpuSet) -> ThreadRow:
+def _thread(
+    before: HostSample, after: HostSample, ref: str, thread: Thread, serving: CpuSet
+) -> ThreadRow:
     pair = _pair(before, after, thread.key)
     load = wait = budget = None
     if pair is not None:
@@ -106,7 +110,7 @@ def _thread(before: Sample, after: Sample, ref: str, thread: Thread, serving: Cp
     )
 
 
-def _pair(before: Sample, after: Sample, key: ThreadKey) -> tuple[Reading, Reading] | None:
+def _pair(before: HostSample, after: HostSample, key: ThreadKey) -> tuple[Reading, Reading] | None:
     first, last = before.threads.get(key), after.threads.get(key)
     if first is None or last is None or last.at_ns <= first.at_ns:
         return None
@@ -129,8 +133,8 @@ def _serving(snapshot: Snapshot) -> tuple[CpuSet, CpuSet]:
 
 
 def _cpus(
-    before: Sample,
-    after: Sample,
+    before: HostSample,
+    after: HostSample,
     rows: Mapping[str, Sequence[ThreadRow]],
     serving: CpuSet,
     known: CpuSet,
@@ -151,7 +155,7 @@ def _cpus(
         yield CpuRow(cpu.id, use, busy, softirq, tuple(here))
 
 
-def _times(before: Sample, after: Sample, cpu: int) -> tuple[float | None, float | None]:
+def _times(before: HostSample, after: HostSample, cpu: int) -> tuple[float | None, float | None]:
     first, last = before.cpus.get(cpu), after.cpus.get(cpu)
     if first is None or last is None or last.total <= first.total:
         return None, None
@@ -163,7 +167,7 @@ def _times(before: Sample, after: Sample, cpu: int) -> tuple[float | None, float
 
 
 def _residents(
-    before: Sample, after: Sample, rows: Mapping[str, Sequence[ThreadRow]]
+    before: HostSample, after: HostSample, rows: Mapping[str, Sequence[ThreadRow]]
 ) -> dict[int, list[Resident]]:
     found: dict[int, list[Resident]] = {}
     host = after.snapshot.host
@@ -197,7 +201,7 @@ def _guests_above(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
 
 
 def _of_nic(
-    before: Sample, after: Sample, nic: Nic, guests: tuple[str, ...]
+    before: HostSample, after: HostSample, nic: Nic, guests: tuple[str, ...]
 ) -> Iterable[tuple[CpuSet, Resident]]:
     seconds = _seconds(before, after)
     for irq in queue_irqs(nic):
@@ -220,7 +224,7 @@ def _of_nic(
 # -- drops
 
 
-def _drops(before: Sample, after: Sample, only: frozenset[str]) -> list[DropRow]:
+def _drops(before: HostSample, after: HostSample, only: frozenset[str]) -> list[DropRow]:
     """Places that have dropped anything, the fastest first."""
     seconds = _seconds(before, after)
     found = []

@@ -10,11 +10,11 @@ from pathlib import Path
 from vsrtune import cli_common, load_file, top_sample
 from vsrtune.actions import Plan
 from vsrtune.errors import VsrtuneError
+from vsrtune.load_windows import HostSample
 from vsrtune.model import Snapshot
 from vsrtune.observe import Observer, live_observer
 from vsrtune.recorded import load
 from vsrtune.rootfs import HostRoot, LiveRoot
-from vsrtune.top_model import Sample
 
 # Planning has at most this share of the time; on hosts with very many guests a plan is kept
 # for a few frames.
@@ -47,7 +47,7 @@ class TopHost:
         self._planned: tuple[Plan | None, tuple[str, ...]] = (None, ())
         self._plan_after = 0
 
-    def sample(self, names: frozenset[str] = frozenset()) -> Sample:
+    def sample(self, names: frozenset[str] = frozenset()) -> HostSample:
         """The host now. Where it has many guests, only the libvirt guests of these ``names``
         are sure to be looked at, and others in turns (observe.Observer.observe_turns); the
         counters of all are read. Raises ObserveError."""

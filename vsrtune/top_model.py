@@ -7,45 +7,9 @@ that takes two samples while there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vsrtune.cpuset import CpuSet
-from vsrtune.load_windows import Reading
-from vsrtune.model import Snapshot, ThreadKey
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
-    """Time of one CPU since the boot, in clock ticks (/proc/stat). ``idle`` holds iowait."""
-
-    total: int
-    idle: int
-    softirq: int
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Spot:
-    """Where frames are dropped: a device or a CPU (``CPU 0``), the place in it, and the guest
-    whose interface it is, "" for what serves several."""
-
-    where: str
-    place: str
-    guest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The host at one moment. ``at_ns`` is any steady clock's, in nanoseconds; ``threads``
-    have their own. ``drops`` and ``interrupts`` (by number, over all CPUs) count since the
-    devices and the boot began."""
-
-    snapshot: Snapshot
-    at_ns: int
-    threads: Mapping[ThreadKey, Reading] = field(default_factory=dict)
-    cpus: Mapping[int, CpuTimes] = field(default_factory=dict)
-    drops: Mapping[Spot, int] = field(default_factory=dict)
-    interrupts: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import TypeVar
 from vsrtune.doctor_facts import parse_softnet
 from vsrtune.irq import parse_counts
 from vsrtune.load_meter import read_schedstat
+from vsrtune.load_windows import CpuTimes, DropPlace, HostSample
 from vsrtune.model import Interface, Snapshot
 from vsrtune.net import Device, NetReader
 from vsrtune.rootfs import HostRoot
-from vsrtune.top_model import CpuTimes, Sample, Spot
 
 T = TypeVar("T")
 
@@ -37,13 +37,13 @@ def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
 
 def take(
     root: HostRoot, snapshot: Snapshot, clock: Callable[[], int] = time.monotonic_ns
-) -> Sample:
+) -> HostSample:
     """The host of ``snapshot`` now, by a ``clock`` in nanoseconds. What cannot be read, or is
     gone since, is left out."""
     threads = {t.key for g in snapshot.guests for t in g.threads}
     threads |= {t.key for t in snapshot.host.softirq}
     readings = {key: read_schedstat(root, key, clock) for key in sorted(threads)}
-    return Sample(
+    return HostSample(
         snapshot=snapshot,
         at_ns=clock(),
         threads={key: one for key, one in readings.items() if one is not None},
@@ -72,7 +72,7 @@ def frames(root: HostRoot, snapshot: Snapshot) -> tuple[int, int]:
             received += counters.rx_received
             came = ()
         # Of a macvtap, macvlan_handle_frame counts ahead of the ring.
-        spot = Spot(name, "")
+        spot = DropPlace(name, "")
         received += sum(n for c in came for _, n in _counter(root, device, spot, c))
         sent += sum(n for _, n in _counter(root, device, spot, went))
     return received, sent
@@ -85,16 +85,16 @@ def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[int, T]]) -> 
         return {}
 
 
-def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[Spot, int]]:
+def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[DropPlace, int]]:
     backlogs = _parsed(root, "/proc/net/softnet_stat", lambda text: dict(parse_softnet(text)))
     for cpu, dropped in backlogs.items():
-        yield Spot(f"CPU {cpu}", "backlog"), dropped
+        yield DropPlace(f"CPU {cpu}", "backlog"), dropped
     net = NetReader(root)
     for name in sorted({name for g in snapshot.guests for i in g.interfaces for name in i.lower}):
         device = net.device(name)
         if device is not None:
             for counter in _LOWER:
-                yield from _counter(root, device, Spot(name, counter), counter)
+                yield from _counter(root, device, DropPlace(name, counter), counter)
     for guest in snapshot.guests:
         for interface in guest.interfaces:
             yield from _of_tap(root, net, guest.ref, interface)
@@ -102,7 +102,7 @@ def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[Spot, int]]:
 
 def _of_tap(
     root: HostRoot, net: NetReader, ref: str, interface: Interface
-) -> Iterator[tuple[Spot, int]]:
+) -> Iterator[tuple[DropPlace, int]]:
     name = interface.target
     device = net.device(name)
     if device is None:
@@ -110,19 +110,19 @@ def _of_tap(
     counters = net.counters(device)
     if counters is not None:
         for place, dropped in counters.dropped:
-            yield Spot(name, place, ref), dropped
+            yield DropPlace(name, place, ref), dropped
         if counters.tx_dropped is not None:
-            yield Spot(name, "tx_dropped", ref), counters.tx_dropped
+            yield DropPlace(name, "tx_dropped", ref), counters.tx_dropped
         return
     # A macvtap receives what goes to its guest; a tun device sends it.
     ring, other = ("tx_dropped", "rx_dropped") if device.tun else ("rx_dropped", "tx_dropped")
-    yield from _counter(root, device, Spot(name, "ring", ref), ring)
-    yield from _counter(root, device, Spot(name, other, ref), other)
+    yield from _counter(root, device, DropPlace(name, "ring", ref), ring)
+    yield from _counter(root, device, DropPlace(name, other, ref), other)
 
 
 def _counter(
-    root: HostRoot, device: Device, spot: Spot, counter: str
-) -> Iterator[tuple[Spot, int]]:
+    root: HostRoot, device: Device, spot: DropPlace, counter: str
+) -> Iterator[tuple[DropPlace, int]]:
     try:
         yield spot, int(root.read(f"{device.path}/statistics/{counter}"))
     except (OSError, ValueError):

@@ -25,9 +25,9 @@ from typing import Any
 
 from vsrtune import stats
 from vsrtune.bench import compare
+from vsrtune.load_windows import HostSample
 from vsrtune.model import DATA_PLANE, Nic, Role, Snapshot, ThreadKey
 from vsrtune.report import Table
-from vsrtune.top_model import Sample
 
 # Frames that have to arrive in a turn, so that a share of them says something.
 LEAST_FRAMES = 100
@@ -95,7 +95,7 @@ class Verdict:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def counts(sample: Sample, frames: tuple[int, int]) -> Counts:
+def counts(sample: HostSample, frames: tuple[int, int]) -> Counts:
     """Of a sample of the guests alone, and the frames they received and sent."""
     drops: dict[str, int] = {}
     early = 0

@@ -14,6 +14,7 @@ from vsrtune import cpu_limits
 from vsrtune.actions import (
     CpusetFile,
     Drift,
+    DriftRule,
     EmulatorPin,
     Partition,
     Pin,
@@ -41,7 +42,6 @@ from vsrtune.model import (
 )
 from vsrtune.placement import Occupant
 from vsrtune.policy import AUTO, Auto, Policy, by_hand
-from vsrtune.policy_drift import DriftRule
 from vsrtune.policy_roles import cpus_for, rule_for
 from vsrtune.policy_yaml import KeyPath, dotted
 

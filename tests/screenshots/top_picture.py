@@ -136,7 +136,7 @@ def _changed(seen: Snapshot) -> Snapshot:
 
 
 def _loads(seen: Snapshot) -> dict[ThreadKey, tuple[float, float]]:
-    from vsrtune.report import thread_label
+    from vsrtune.model import thread_label
 
     return {
         thread.key: LOADS[guest.ref].get(thread_label(thread), (0.0, 0.0))

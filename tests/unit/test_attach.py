@@ -13,10 +13,11 @@ from vsrtune.attach_errors import SwitchError
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import NAPI_KIND, Attachment
+from vsrtune.attach_steps import NAPI_KIND
 from vsrtune.errors import VsrtuneError
 from vsrtune.interface_xml import nic
 from vsrtune.live_domains import RefusedError
+from vsrtune.model import Attachment
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP

@@ -9,7 +9,6 @@ from vsrtune.attach_model import Asked, GuestNics, Host, Switch
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import (
     NAPI_KIND,
-    Attachment,
     Card,
     Define,
     Device,
@@ -28,6 +27,7 @@ from vsrtune.attach_steps import (
 from vsrtune.attach_wishes import batches, taken_back, wanted
 from vsrtune.errors import VsrtuneError
 from vsrtune.interface_xml import nic
+from vsrtune.model import Attachment
 from vsrtune.policy import Policy
 from vsrtune.rtnl_model import Link
 

@@ -21,9 +21,9 @@ from vsrtune.attach_errors import SwitchError
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import Attachment
 from vsrtune.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError
+from vsrtune.model import Attachment
 
 
 @pytest.fixture

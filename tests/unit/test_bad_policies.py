@@ -17,8 +17,11 @@ import pytest
 from golden import cases, matches
 from planning_samples import change, cpus, host, nic, router, snapshot
 
+from vsrtune.actions import Refusal
+from vsrtune.errors import PolicyError
 from vsrtune.model import Role, Snapshot
-from vsrtune.policy_files import check
+from vsrtune.planner import plan
+from vsrtune.policy_files import check, load
 
 CASES = Path(__file__).resolve().parents[1] / "bad_policies"
 HOST = "# host: "
@@ -52,6 +55,11 @@ HOSTS: dict[str, Callable[[], Snapshot]] = {
 }
 
 
+def _error(refusal: Refusal) -> PolicyError:
+    what = f"{refusal.guest}: {refusal.reason}"
+    return PolicyError(what, where=refusal.policy, hint=refusal.hint)
+
+
 # Policies that no file with a comment at its head can hold.
 MADE: dict[str, tuple[bytes, str]] = {
     "control-character": (
@@ -76,7 +84,10 @@ MADE: dict[str, tuple[bytes, str]] = {
 def messages(policy: bytes, on: Snapshot | None = None) -> list[str]:
     """What is said of the policy in ``policy.yaml`` here."""
     Path("policy.yaml").write_bytes(policy)
-    errors = check([Path("policy.yaml")], on)
+    errors = check([Path("policy.yaml")])
+    if on is not None and not errors:
+        refusals = plan(on, load([Path("policy.yaml")]), reassert=True).refusals
+        errors = [_error(r) for r in refusals]
     assert errors, "the policy is accepted"
     assert all(e.what and e.where and e.hint for e in errors)
     assert all(e.exit_code == 2 for e in errors)

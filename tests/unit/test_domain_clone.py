@@ -8,7 +8,7 @@ import pytest
 import recorded_hosts
 from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, nic
 
-from vsrtune import domain_clone
+from vsrtune import domain_clone, interface_xml
 from vsrtune.clone_model import File, Template
 from vsrtune.domain_clone import Copy
 from vsrtune.errors import VsrtuneError
@@ -97,7 +97,7 @@ def test_overlays(disk: str, directory: str, file: File) -> None:
     # Only what the template's definition says of the chain is said of the clone's.
     chain = ["".join(e.attrib.values()) for e in found.iterfind(".//backingStore/source")]
     assert chain == ([file.base, "/a"] if disk is TOLD else [])
-    assert domain_clone.named(made.xml) == {file.path, *chain}
+    assert interface_xml.disk_files(made.xml) == {file.path, *chain}
 
 
 def test_what_is_read_only_stays() -> None:

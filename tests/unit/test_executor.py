@@ -25,7 +25,6 @@ from vsrtune.actions import (
     HOST_REF,
     Action,
     CgroupDir,
-    Drift,
     EmulatorPin,
     Pin,
     Plan,
@@ -40,7 +39,6 @@ from vsrtune.errors import BusyError, Lasting, StaleError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass
-from vsrtune.policy_drift import DriftRule
 
 
 @pytest.fixture(params=KERNELS)
@@ -220,8 +218,7 @@ def test_drift_makes_the_other_value_the_original(host: FakeKernel, journal: Jou
 
 def enforcing(plan: Plan) -> Plan:
     """That puts back what somebody has changed."""
-    drift = [Drift(a.target, "", DriftRule.ENFORCE, "", "", "", "") for a in plan.actions]
-    return replace(plan, drift=tuple(drift))
+    return replace(plan, actions=tuple(replace(a, enforced=True) for a in plan.actions))
 
 
 def test_what_is_enforced_goes_back_to_what_was_ahead_of_us(
@@ -269,8 +266,6 @@ def test_what_is_rolled_back_to_somebody_elses_value_is_not_ours(
     host.set_sched(1011, Sched(SchedClass.FIFO, 50))
     again = enforcing(replan(host, plan))
     assert again.actions[0].target == affinity
-    wished = replace(again.drift[0], wished=f"CPUs {again.actions[0].after}")
-    again = replace(again, drift=(wished, *again.drift[1:]))
     host.ahead = failing_at(2, lambda: OSError(1, "no"))
     assert apply(again, host.ops(), journal).failed != ()
     host.ahead = lambda _what: None

@@ -20,13 +20,12 @@ from typing import Any
 import pytest
 from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
 
-from vsrtune.actions import HOST_REF, Drift, Plan, TxQueueLen
+from vsrtune.actions import HOST_REF, Plan, TxQueueLen
 from vsrtune.errors import JournalError, WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass
-from vsrtune.policy_drift import DriftRule
 
 SIDES = ("ahead", "behind")
 STRIDE = 1 if os.environ.get("LAB_STRIDE") == "1" else 3
@@ -372,8 +371,7 @@ def test_killed_while_it_enforces(host: FakeKernel, tmp_path: Path, side: str) -
     host.ops().write(TxQueueLen("vr1", "macvtap0", 7), 77)
     host.set_sched(1011, Sched(SchedClass.FIFO, 50))
     again = replan(host, plan)
-    rules = (Drift(a.target, "", DriftRule.ENFORCE, "", "", "", "") for a in again.actions)
-    again = replace(again, drift=tuple(rules))
+    again = replace(again, actions=tuple(replace(a, enforced=True) for a in again.actions))
     for n in range(len(again.actions)):
         (tmp_path / f"{n}").mkdir()
         (tmp_path / f"{n}" / "journal.jsonl").write_bytes(text)

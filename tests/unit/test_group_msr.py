@@ -15,13 +15,14 @@ from vsrtune.attach import Switcher
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
-from vsrtune.attach_steps import NAPI_KIND, UPLINK, Attachment
+from vsrtune.attach_steps import NAPI_KIND, UPLINK
 from vsrtune.errors import VsrtuneError
 from vsrtune.group_links import FIRST_VLAN, mac, side_links
 from vsrtune.group_schema import LINKS
 from vsrtune.group_status import places
 from vsrtune.groups import Group, parse
 from vsrtune.interface_xml import nic
+from vsrtune.model import Attachment
 
 GOLDEN = Path(__file__).parent / "golden_group"
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"

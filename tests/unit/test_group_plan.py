@@ -13,10 +13,11 @@ from vsrtune.attach import Switcher
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
-from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, Attachment
+from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.interface_xml import nic
+from vsrtune.model import Attachment
 
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
 B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"

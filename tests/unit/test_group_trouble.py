@@ -18,10 +18,11 @@ from vsrtune.attach import Switcher
 from vsrtune.attach_ledger import GROUP, AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import Attachment, Unplug
+from vsrtune.attach_steps import Unplug
 from vsrtune.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.live_domains import RefusedError
+from vsrtune.model import Attachment
 
 C0 = "02:00:00:00:0c:00"
 

@@ -18,8 +18,8 @@ from vsrtune.guard import Guard
 from vsrtune.guard_samples import GuardSampler
 from vsrtune.model import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
 from vsrtune.rootfs import LiveRoot
-from vsrtune.starvation import Starved, Subject, Watched
-from vsrtune.state import GuestState, State
+from vsrtune.starvation import Subject, Watched
+from vsrtune.state import GuestState, Starved, State
 from vsrtune.stepdown import Level, Step
 
 PF_KTHREAD = 0x00200000

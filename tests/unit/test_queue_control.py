@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vsrtune.load_windows import Crew, QueueSample, Window, window_between
+from vsrtune.policy import QueueBounds
 from vsrtune.queue_control import (
     CHANGES,
     ENTER,
@@ -21,16 +23,14 @@ from vsrtune.queue_control import (
     REFILL,
     SPACING,
     TRIAL,
-    Bounds,
     Phase,
     State,
     begin,
     judge,
     step,
 )
-from vsrtune.queue_windows import Crew, Sample, Window, between
 
-BOUNDS = Bounds(16, 500)
+BOUNDS = QueueBounds(16, 500)
 TICK = 0.5
 PEAK = 20000.0
 
@@ -273,17 +273,17 @@ def test_close_to_the_better_fixed_length(curve: str, load: float, bursts: bool)
 
 def test_between_counts_what_came_in_the_meantime() -> None:
     crews = (Crew(frozenset([1]), 1.0), Crew(frozenset([1, 2]), 1.0), Crew(frozenset([3]), 0.5))
-    before = Sample(10.0, 100, 5, 50, ((1, 0), (2, 0), (3, 0)))
-    after = Sample(10.5, 300, 25, 200, ((1, 200_000_000), (2, 250_000_000), (3, 200_000_000)))
-    window = between(before, after, crews)
+    before = QueueSample(10.0, 100, 5, 50, ((1, 0), (2, 0), (3, 0)))
+    after = QueueSample(10.5, 300, 25, 200, ((1, 200_000_000), (2, 250_000_000), (3, 200_000_000)))
+    window = window_between(before, after, crews)
     assert window == Window(10.0, 10.5, 200, 20, 150, pytest.approx(0.9))
     assert window is not None and window.overloaded
 
 
 def test_between_tells_nothing_of_counters_that_began_anew() -> None:
-    before = Sample(10.0, 100, 5, 50)
-    assert between(before, Sample(10.5, 3, 0, 2), ()) is None
-    assert between(before, replace(before, received=200), ()) is None
+    before = QueueSample(10.0, 100, 5, 50)
+    assert window_between(before, QueueSample(10.5, 3, 0, 2), ()) is None
+    assert window_between(before, replace(before, received=200), ()) is None
 
 
 @pytest.mark.parametrize(

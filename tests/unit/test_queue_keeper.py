@@ -17,11 +17,11 @@ from vsrtune.actions import TxQueueLen
 from vsrtune.cpuset import CpuSet
 from vsrtune.errors import WriteError
 from vsrtune.journal import Journal
+from vsrtune.load_windows import Crew, QueueSample
 from vsrtune.model import NicKind, Role, Sched, SchedClass
 from vsrtune.policy import parse
 from vsrtune.queue_keeper import GLANCE, TICK, QueueKeeper
 from vsrtune.queue_samples import Sampler, Watched, crews, watched
-from vsrtune.queue_windows import Crew, Sample
 from vsrtune.reconcile import Reconciler
 from vsrtune.state import QueueState
 
@@ -53,10 +53,10 @@ class Load(Sampler):
     def drops(self, where: Watched) -> int:
         return self.dropped
 
-    def sample(self, where: Watched, at: float) -> Sample:
+    def sample(self, where: Watched, at: float) -> QueueSample:
         self.looks += 1
         ran = tuple((tid, self.ran) for _, tid in where.threads)
-        return Sample(at, self.received, self.dropped, self.received - self.dropped, ran)
+        return QueueSample(at, self.received, self.dropped, self.received - self.dropped, ran)
 
 
 @dataclass

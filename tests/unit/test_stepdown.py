@@ -18,13 +18,14 @@ from vsrtune.actions import ThreadSched
 from vsrtune.errors import Lasting, WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal, read_fold
+from vsrtune.lowering import lowered, next_level
 from vsrtune.model import Role, Sched, SchedClass
 from vsrtune.page_data import status_page
 from vsrtune.page_model import DEGRADED
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
-from vsrtune.starvation import Starved
-from vsrtune.stepdown import Level, Step, lowered, next_level
+from vsrtune.state import Starved
+from vsrtune.stepdown import Level, Step
 
 FIFO = """\
 guest: "*"

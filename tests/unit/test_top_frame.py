@@ -16,11 +16,12 @@ from vsrtune import render, top_tables
 from vsrtune.actions import Action, Plan, Refusal, Skipped, TxQueueLen
 from vsrtune.codec import encode
 from vsrtune.cpuset import CpuSet
+from vsrtune.load_windows import CpuTimes, DropPlace
 from vsrtune.model import Irq, Problem, Role, Sched, SchedClass, SoftirqThread, ThreadKey
 from vsrtune.top_frame import make_frame
-from vsrtune.top_model import CpuTimes, Frame, Resident, Spot, ThreadRow
+from vsrtune.top_model import Frame, Resident, ThreadRow
 
-RING = Spot("macvtap100", "ring", "vr1")
+RING = DropPlace("macvtap100", "ring", "vr1")
 
 
 def thread(frame: Frame, label: str) -> ThreadRow:
@@ -138,12 +139,12 @@ class TestCpus:
 class TestDrops:
     seen = samples.snapshot(samples.guest(), samples.guest("vr2", 200))
 
-    def frame(self, before: dict[Spot, int], after: dict[Spot, int], *only: str) -> Frame:
+    def frame(self, before: dict[DropPlace, int], after: dict[DropPlace, int], *only: str) -> Frame:
         first = sample(self.seen, 0, {}, before)
         return make_frame(first, sample(self.seen, 2, {}, after), None, frozenset(only))
 
     def test_rates_and_the_fastest_first(self) -> None:
-        backlog, missed = Spot("CPU 0", "backlog"), Spot("p0", "rx_missed_errors")
+        backlog, missed = DropPlace("CPU 0", "backlog"), DropPlace("p0", "rx_missed_errors")
         frame = self.frame({RING: 9, backlog: 0, missed: 0}, {RING: 9, backlog: 50, missed: 0})
         found = [(d.where, d.place, d.guest, d.rate, d.total) for d in frame.drops]
         assert found == [("CPU 0", "backlog", "", 25.0, 50), ("macvtap100", "ring", "vr1", 0.0, 9)]
@@ -154,7 +155,7 @@ class TestDrops:
         assert self.frame({RING: 1000}, {RING: 10}).drops[0].rate == 0.0
 
     def test_only_a_guest_has_its_own_and_what_it_shares(self) -> None:
-        other, shared = Spot("macvtap200", "ring", "vr2"), Spot("p0", "rx_dropped")
+        other, shared = DropPlace("macvtap200", "ring", "vr2"), DropPlace("p0", "rx_dropped")
         frame = self.frame({}, {RING: 1, other: 2, shared: 3}, "vr1")
         assert {d.where for d in frame.drops} == {"macvtap100", "p0"}
 

@@ -14,10 +14,9 @@ from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind to
 
 from vsrtune import top_sample
 from vsrtune.irq import parse_counts
-from vsrtune.load_windows import data_plane
+from vsrtune.load_windows import CpuTimes, DropPlace, data_plane
 from vsrtune.model import Snapshot
 from vsrtune.record import replay
-from vsrtune.top_model import CpuTimes, Spot
 
 
 def test_proc_stat() -> None:
@@ -71,8 +70,8 @@ def test_cpus_backlogs_and_interrupts_where_the_host_has_them() -> None:
     root.set("/proc/net/softnet_stat", softnet({0: 0x11, 2: 3}))
     sample = top_sample.take(root, replay(root.path), root.clock)
     assert sample.cpus == {0: CpuTimes(1000, 950, 40), 1: CpuTimes(1000, 996, 0)}
-    assert sample.drops[Spot("CPU 0", "backlog")] == 17
-    assert sample.drops[Spot("CPU 2", "backlog")] == 3
+    assert sample.drops[DropPlace("CPU 0", "backlog")] == 17
+    assert sample.drops[DropPlace("CPU 2", "backlog")] == 3
     assert {41, 42, 44, 45} <= set(sample.interrupts)
 
 
@@ -87,11 +86,11 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
     seen = Snapshot(seen.host, (replace(guest, interfaces=taps),))
     sample = top_sample.take(tree.root(), seen)
     assert sample.drops == {
-        Spot("tap0", "ring", "vr1"): 9,
-        Spot("tap0", "rx_dropped", "vr1"): 7,
-        Spot("p0", "rx_dropped"): 7,
-        Spot("p0", "tx_dropped"): 9,
-        Spot("p0", "rx_missed_errors"): 5,
+        DropPlace("tap0", "ring", "vr1"): 9,
+        DropPlace("tap0", "rx_dropped", "vr1"): 7,
+        DropPlace("p0", "rx_dropped"): 7,
+        DropPlace("p0", "tx_dropped"): 9,
+        DropPlace("p0", "rx_missed_errors"): 5,
     }
     assert sample.threads == {}
 

@@ -19,9 +19,8 @@ from vsrtune.cpuset import CpuSet
 from vsrtune.exit_codes import ExitCode
 from vsrtune.interrupts import Held, Interrupted
 from vsrtune.journal import Journal
-from vsrtune.load_windows import Reading
+from vsrtune.load_windows import DropPlace, HostSample, Reading
 from vsrtune.model import Snapshot, ThreadKey
-from vsrtune.top_model import Sample, Spot
 from vsrtune.trial import Counts, Turn
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
@@ -119,14 +118,14 @@ class TestTurn:
         assert trial.turn(self.counts(0, 5, 3), after, 1, tuned=False).left_out == why
 
     def test_drops_by_place_and_what_never_reached_the_guest(self) -> None:
-        sample = Sample(
+        sample = HostSample(
             samples.snapshot(),
             SECOND,
             threads={self.KEY: Reading(SECOND, 9, 7)},
             drops={
-                Spot("CPU 0", "backlog"): 1, Spot("p0", "rx_dropped"): 2,
-                Spot("p1", "rx_missed_errors"): 4, Spot("p1", "tx_dropped"): 8,
-                Spot("macvtap0", "ring", "vr1"): 16, Spot("macvtap1", "ring", "vr1"): 32,
+                DropPlace("CPU 0", "backlog"): 1, DropPlace("p0", "rx_dropped"): 2,
+                DropPlace("p1", "rx_missed_errors"): 4, DropPlace("p1", "tx_dropped"): 8,
+                DropPlace("macvtap0", "ring", "vr1"): 16, DropPlace("macvtap1", "ring", "vr1"): 32,
             },
         )  # fmt: skip
         found = trial.counts(sample, (70, 60))

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import shell_samples as samples
 
-from vsrtune.load_windows import Reading
+from vsrtune.load_windows import CpuTimes, DropPlace, HostSample, Reading
 from vsrtune.model import Snapshot
-from vsrtune.top_model import CpuTimes, Sample, Spot
 
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden_top"
@@ -24,16 +23,16 @@ def sample(
     snapshot: Snapshot,
     seconds: float,
     ran: Mapping[int, tuple[float, float]],
-    drops: Mapping[Spot, int] | None = None,
+    drops: Mapping[DropPlace, int] | None = None,
     cpus: Mapping[int, CpuTimes] | None = None,
     interrupts: Mapping[int, int] | None = None,
-) -> Sample:
+) -> HostSample:
     """The host after so many seconds, in which threads (by tid) ran and waited for so many."""
     at = int(seconds * SECOND)
     keys = {t.key for g in snapshot.guests for t in g.threads}
     keys |= {t.key for t in snapshot.host.softirq}
     threads = {k: Reading(at, *(int(x * SECOND) for x in ran[k.tid])) for k in keys if k.tid in ran}
-    return Sample(snapshot, at, threads, cpus or {}, drops or {}, interrupts or {})
+    return HostSample(snapshot, at, threads, cpus or {}, drops or {}, interrupts or {})
 
 
 def crowd(number: int) -> Snapshot:
@@ -41,7 +40,7 @@ def crowd(number: int) -> Snapshot:
     return samples.snapshot(*(samples.guest(f"vr{n}", 100 + 10 * n) for n in range(number)))
 
 
-def busy(number: int) -> tuple[Sample, Sample]:
+def busy(number: int) -> tuple[HostSample, HostSample]:
     """Two samples of that crowd; the later a guest stands in it the busier it is."""
     seen = crowd(number)
     load = {

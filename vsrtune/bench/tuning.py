@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 
-from vsrtune import brought, executor
+from vsrtune import executor
 from vsrtune.actions import HOST_REF, Plan
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
@@ -136,7 +136,7 @@ class Tuner:
     def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
         for attempt in range(1, _TRIES + 1):
             seen = live_observer(self._uri).observe(0.0)
-            brought.adopt(seen, seen.guests, self._journal)
+            executor.adopt_brought(seen, seen.guests, self._journal)
             plan = make(seen)
             for refusal in plan.refusals:
                 where = f"{refusal.policy}: {refusal.guest}"

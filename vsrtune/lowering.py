@@ -1,0 +1,47 @@
+"""What is left of a policy when its guest is stepped down (stepdown.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vsrtune.model import SchedClass
+from vsrtune.policy import Policy, SchedRule
+from vsrtune.stepdown import Level
+
+_RULES = ("vcpu_sched", "vhost_sched", "softirq_sched", "napi_sched")
+_REMEDIES = {
+    Level.RR: {SchedClass.FIFO: SchedClass.RR},
+    Level.OTHER: {
+        SchedClass.FIFO: SchedClass.OTHER,
+        SchedClass.RR: SchedClass.OTHER,
+        SchedClass.DEADLINE: SchedClass.OTHER,
+    },
+}
+
+
+def lowered(policy: Policy, level: Level) -> Policy:
+    """The policy with its scheduling rules lowered, everything else as it is; the same
+    object when that changes nothing. Of UNDONE there is no policy: whoever plans leaves the
+    guest out."""
+    remedies = _REMEDIES.get(level, {})
+    changed: dict[str, SchedRule] = {}
+    for name in _RULES:
+        rule: SchedRule | None = getattr(policy, name)
+        if rule is not None and rule.cls in remedies:
+            cls = remedies[rule.cls]
+            changed[name] = SchedRule(cls, 0 if cls is SchedClass.OTHER else rule.priority)
+    return replace(policy, **changed, lowered=True) if changed else policy  # type: ignore[arg-type]
+
+
+def next_level(policy: Policy, now: Level) -> Level:
+    """The next level below ``now`` that changes what is planned. A guest with budgets goes
+    to the ordinary class at once: they throttle themselves, and round-robin does not apply."""
+    budgets = any(
+        rule is not None and rule.deadline for rule in (getattr(policy, n) for n in _RULES)
+    )
+    for level in (Level.RR, Level.OTHER):
+        if level.number <= now.number or (budgets and level is Level.RR):
+            continue
+        if lowered(policy, level) != lowered(policy, now):
+            return level
+    return Level.UNDONE
