@@ -21,10 +21,8 @@ from vsrtune.model import REALTIME, Attachment, Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy_drift import DriftRules, read_rules
 from vsrtune.policy_messages import line_of, structural
+from vsrtune.policy_schema import QUEUE_MAX, QUEUE_MIN
 from vsrtune.policy_yaml import KeyPath, dotted, read, shown
-
-QUEUE_MIN = 16
-QUEUE_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)

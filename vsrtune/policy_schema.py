@@ -16,6 +16,8 @@ from vsrtune.durations import TIME_PATTERN
 from vsrtune.policy_drift import drift_schema
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
+# Bounds of an adaptive queue where the policy names none, frames.
+QUEUE_MIN, QUEUE_MAX = 16, 500
 MAX_QUEUE = 32767
 MAX_PRIORITY = 99
 # uid_t; -1 is nobody at all (setreuid(2)).
