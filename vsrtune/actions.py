@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, cast
 
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
 
 

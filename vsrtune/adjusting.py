@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from vsrtune import executor
 from vsrtune.actions import Action, DeviceTarget, Plan, Target, Value
-from vsrtune.backoff import SaidOnce
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.retry import SaidOnce
 from vsrtune.drift_watch import DriftWatch
-from vsrtune.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields

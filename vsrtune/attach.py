@@ -25,7 +25,7 @@ from vsrtune.attach_sweep import Sweep, Swept
 from vsrtune.clone_model import Clone
 from vsrtune.clone_steps import MakeFiles, StartGuest
 from vsrtune.clone_switch import Clones
-from vsrtune.errors import VanishedError, VsrtuneError, WriteError
+from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.interface_xml import Nic, differences
 from vsrtune.interrupts import held
 from vsrtune.ledger import Entry

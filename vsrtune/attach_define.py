@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_steps import Define
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 from vsrtune.interface_xml import Nic, added, differences, nic, nics, replaced
 
 

@@ -10,7 +10,7 @@ import errno
 
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, UPLINK, Device
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 from vsrtune.rtnl_model import Link
 
 _CDEV_SECONDS = 10.0

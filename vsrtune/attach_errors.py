@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vsrtune.errors import VsrtuneError, WriteError
+from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.interrupts import Interrupted
 
 

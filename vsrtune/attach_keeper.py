@@ -19,8 +19,8 @@ from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.attach_wishes import Batch, batches, taken_back, wanted
-from vsrtune.backoff import SaidOnce
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.retry import SaidOnce
 from vsrtune.ledger import read_pending
 from vsrtune.log import LOGGER, fields
 from vsrtune.policy import Policy

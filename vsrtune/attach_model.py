@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vsrtune.attach_steps import NAPI_KIND, Device, Origin, Step
 from vsrtune.clone_model import Clone, Cloning
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
 from vsrtune.model import Attachment
 from vsrtune.rtnl_model import Link

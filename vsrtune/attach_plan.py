@@ -27,7 +27,7 @@ from vsrtune.attach_steps import (
     Step,
     Unplug,
 )
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
 from vsrtune.model import Attachment
 from vsrtune.rtnl_model import MODES, Link, mode_name

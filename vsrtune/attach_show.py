@@ -14,7 +14,7 @@ from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin
 from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.ledger import read_pending
 from vsrtune.policy import Policy
 from vsrtune.report import Table

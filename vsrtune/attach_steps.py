@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from vsrtune.clone_model import Clone
 from vsrtune.clone_steps import CloneStep
-from vsrtune.codec import decode, encode
+from vsrtune.core.codec import decode, encode
 
 NAPI_KIND = "napi_macvtap"
 # Its private flags.

@@ -11,7 +11,7 @@ from vsrtune.attach_ledger import ORIGIN
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin, origin_from
 from vsrtune.clone_model import Clone, Cloning
-from vsrtune.errors import ObserveError, VanishedError
+from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.journal import read_entries
 from vsrtune.journal_lock import in_use
 from vsrtune.ledger import read_pending

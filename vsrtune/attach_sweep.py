@@ -17,7 +17,7 @@ from vsrtune.attach_ledger import ENDED, AttachLedger
 from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import Origin
 from vsrtune.clone_switch import Clones
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.ledger import Entry
 from vsrtune.live_domains import AwayError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vsrtune.attach_model import Asked, GuestNics, Host, Switch, movable
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import Origin
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Attachment, Guest
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import MIXED, PRIOR, Costs
 from vsrtune.deadline import percent
 from vsrtune.load_windows import WINDOWS, mean

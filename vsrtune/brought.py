@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from vsrtune.actions import EmulatorPin, Pin, Target, VcpuPin
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.journal_records import Entry
 from vsrtune.model import CarriedPin, Guest, Host, Role, Thread, ThreadKey
 

@@ -28,9 +28,9 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vsrtune.bounded import xml_element
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import xml_element
 from vsrtune.model import CarriedPin
 
 NAMESPACE = "urn:vsrtune:originals:1"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.rootfs import HostRoot
 
 MOUNT = "/sys/fs/cgroup"

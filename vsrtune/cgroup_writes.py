@@ -16,10 +16,10 @@ from vsrtune.actions import (
     Value,
 )
 from vsrtune.cgroup import MOUNT
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.cpuset_clear import make_threaded
 from vsrtune.errnos import Operation, write_error
-from vsrtune.errors import Lasting, VanishedError, WriteError
 from vsrtune.hostcalls import HostCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model import ThreadKey

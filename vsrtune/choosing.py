@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vsrtune.balancing import balance
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import bandwidth
 from vsrtune.irq_choice import inner_links, lower_nics
 from vsrtune.model import Snapshot, ThreadKey

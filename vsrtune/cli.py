@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import click
 
 from vsrtune import __version__
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
-from vsrtune.printable import printable, printable_lines
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
+from vsrtune.core.text import printable, printable_lines
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.

@@ -29,11 +29,11 @@ from vsrtune.cli_common import (
     unread,
     uri_option,
 )
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.actions import Plan
-    from vsrtune.errors import VsrtuneError
+    from vsrtune.core.errors import VsrtuneError
     from vsrtune.executor import Result
     from vsrtune.guardian import Guard
     from vsrtune.journal import Journal

@@ -17,7 +17,7 @@ from vsrtune.cli_common import (
     say,
     uri_option,
 )
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach_model import Switch

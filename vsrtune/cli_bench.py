@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vsrtune.cli_common import options, say, uri_option
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.bench.model import Outcome, Spec

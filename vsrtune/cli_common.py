@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from vsrtune.durations import parse_time
-from vsrtune.errors import ObserveError, VsrtuneError
-from vsrtune.printable import printable
+from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.core.text import parse_time, printable
 
 if TYPE_CHECKING:
     from vsrtune.journal_records import Entry

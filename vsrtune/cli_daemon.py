@@ -112,8 +112,8 @@ def daemon(
     from vsrtune.aside import Aside
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_keeper import AttachKeeper
+    from vsrtune.core.errors import VsrtuneError
     from vsrtune.daemon import Daemon, Timing
-    from vsrtune.errors import VsrtuneError
     from vsrtune.guard import Guard
     from vsrtune.journal import Journal
     from vsrtune.link_events import LinkEvents

@@ -28,7 +28,7 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
     Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
     be read.
     """
-    from vsrtune.codec import encode
+    from vsrtune.core.codec import encode
     from vsrtune.doctor_checks import check_all
     from vsrtune.doctor_model import exit_code, worst
 

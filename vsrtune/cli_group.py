@@ -20,12 +20,12 @@ from vsrtune.cli_common import (
     say,
     uri_option,
 )
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
     from vsrtune.attach_model import Host, Switch
-    from vsrtune.errors import VsrtuneError
+    from vsrtune.core.errors import VsrtuneError
     from vsrtune.groups import Group
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,7 +135,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_survey import known_origins, survey
     from vsrtune.cli_common import observe
-    from vsrtune.codec import encode
+    from vsrtune.core.codec import encode
 
     check_written(attach_ledger, ATTACH_LEDGER)
     with contextlib.closing(LiveHost(uri)) as live:

@@ -23,7 +23,7 @@ from vsrtune.cli_common import (
     unread,
     uri_option,
 )
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach_wishes import Batch

@@ -18,8 +18,8 @@ from vsrtune.cli_common import (
     trace_option,
     uri_option,
 )
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.model import Guest, Snapshot

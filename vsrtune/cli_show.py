@@ -23,7 +23,7 @@ from vsrtune.cli_common import (
     trace_option,
     uri_option,
 )
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Snapshot
 
 if TYPE_CHECKING:

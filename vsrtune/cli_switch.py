@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vsrtune.cli_common import say
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach import Switcher
     from vsrtune.attach_model import Switch
     from vsrtune.attach_sweep import Swept
-    from vsrtune.errors import VsrtuneError
+    from vsrtune.core.errors import VsrtuneError
 
 
 def recover(switcher: Switcher) -> ExitCode:

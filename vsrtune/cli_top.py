@@ -22,8 +22,8 @@ from vsrtune.cli_common import (
     root_option,
     uri_option,
 )
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.model import Snapshot
@@ -139,7 +139,7 @@ def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json
         if svg is not None:
             _draw(frame, svg)
         elif as_json:
-            from vsrtune.codec import encode
+            from vsrtune.core.codec import encode
 
             click.echo(json.dumps(encode(frame), indent=2, ensure_ascii=False))
         else:

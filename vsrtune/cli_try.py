@@ -25,8 +25,8 @@ from vsrtune.cli_common import (
     say,
     uri_option,
 )
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.journal import Journal

@@ -15,7 +15,7 @@ from vsrtune.attach_model import GuestNics, Host
 from vsrtune.attach_steps import Step
 from vsrtune.clone_model import Clone, Cloning, File
 from vsrtune.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import Group
 from vsrtune.interface_xml import Nic
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from vsrtune import overlays
 from vsrtune.attach_host import LiveHost
 from vsrtune.clone_model import Cloning, Template
-from vsrtune.errors import ObserveError, VanishedError
+from vsrtune.core.errors import ObserveError, VanishedError
 
 MACHINE_ID = Path("/etc/machine-id")
 

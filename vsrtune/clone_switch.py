@@ -17,7 +17,7 @@ from vsrtune.clone_steps import (
     StopGuest,
     UndefineGuest,
 )
-from vsrtune.errors import VanishedError
+from vsrtune.core.errors import VanishedError
 from vsrtune.live_domains import RefusedError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsrtune.actions import CpusetList, PartitionState, Pin, TimeSlice, Value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import LEAVING
 from vsrtune.journal_records import same_setting
 from vsrtune.sysops import SysOps

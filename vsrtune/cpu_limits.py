@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vsrtune.actions import CpusetFile, Partition, Target, Value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Guest, Host, Role, Thread
 from vsrtune.projection import scope_limit
 

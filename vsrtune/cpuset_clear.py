@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 
 from vsrtune.cgroup import MOUNT
+from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.errnos import Operation, write_error
-from vsrtune.errors import Lasting, WriteError
 from vsrtune.hostcalls import HostCalls
 from vsrtune.rootfs import HostRoot
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from vsrtune import report
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, NOTHING, TURNS, Look
 from vsrtune.policy import Policy

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Host, Sched, SchedClass
 
 UNIT = 1 << 20  # one whole CPU

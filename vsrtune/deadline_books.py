@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import UNIT
 from vsrtune.model import DeadlineCpu
 from vsrtune.rootfs import HostRoot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import bandwidth
 from vsrtune.model import Host, Role, Thread, ThreadKey
 from vsrtune.policy_roles import rule_for

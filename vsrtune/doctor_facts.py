@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_books import read_books
 from vsrtune.doctor_model import DeviceState, Facts, Opener
 from vsrtune.model import Interface, Snapshot

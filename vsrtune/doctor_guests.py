@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune import plan_warnings, softirq
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor_model import Case, Check, Finding, Level
 from vsrtune.domain_books import waits_for_domain
 from vsrtune.model import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import UNIT, percent
 from vsrtune.deadline import bandwidth as booked_by
 from vsrtune.doctor_model import Case, Check, Finding, Level

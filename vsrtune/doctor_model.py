@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model import DeadlineCpu, Snapshot
 

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from vsrtune import rtnl
+from vsrtune.core.errors import ObserveError
 from vsrtune.doctor_module import MODULE, LoadedModule, ModuleFile, Seen
-from vsrtune.errors import ObserveError
 from vsrtune.rtnl_model import Link
 
 BOOT_UNIT = "vsrtune-devices.service"

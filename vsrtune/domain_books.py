@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import bandwidth, limit, served_by_kernel
 from vsrtune.model import Host, Role, SchedClass, Snapshot, Thread
 from vsrtune.root_domains import root_domain

@@ -21,7 +21,7 @@ from vsrtune.actions import (
     ThreadCgroup,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.deadline import limit, percent
 from vsrtune.deadline_domains import DomainMode, RootDomain, RootDomains

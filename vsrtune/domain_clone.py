@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from vsrtune import clone_devices, clone_disks
-from vsrtune.bounded import xml_element
 from vsrtune.clone_model import File, Template
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import xml_element
 
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 # So that a clone's definition is written as its template's is.

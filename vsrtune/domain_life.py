@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from vsrtune.errors import VanishedError, WriteError
+from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.live_domains import LiveDomains
 
 # A definition leaves nothing of itself behind; what disks it had is not libvirt's to remove.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.domain_checks import admit, emulators, evict, keep_out
 from vsrtune.model import DATA_PLANE, Host, Role, Snapshot, ThreadKey, WorkerKind

@@ -32,7 +32,7 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Guest, Host, Snapshot, Thread
 from vsrtune.nic_settings import nic_settings
 from vsrtune.policy import Policy

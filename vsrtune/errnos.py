@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from vsrtune.errors import MANAGED_HINT, Lasting, VanishedError, WriteError
+from vsrtune.core.errors import MANAGED_HINT, Lasting, VanishedError, WriteError
 
 _LATER = Lasting.TRANSIENT
 _NEVER = Lasting.PERMANENT

@@ -44,7 +44,7 @@ from vsrtune.actions import (
 )
 from vsrtune.brought import REASON, entries
 from vsrtune.comparing import between, exactly, still_ours
-from vsrtune.errors import (
+from vsrtune.core.errors import (
     FixedError,
     Lasting,
     PendingError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsrtune.actions import CgroupTarget, DeviceTarget, NicTarget, RrTimeslice
-from vsrtune.errors import VanishedError, VsrtuneError
+from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.nic_settings import nic_settings

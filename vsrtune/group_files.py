@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vsrtune.errors import PolicyError, VsrtuneError
+from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.groups import Group, parse
 from vsrtune.policy import PolicyErrors
 from vsrtune.policy_files import SUFFIXES, files_in, read_text

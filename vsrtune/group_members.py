@@ -9,7 +9,7 @@ from vsrtune import interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move
 from vsrtune.attach_plan import no_others
 from vsrtune.attach_steps import Card, Device, Origin, Role
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import Group
 from vsrtune.interface_xml import Nic
 from vsrtune.rtnl_model import mode_name

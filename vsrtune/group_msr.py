@@ -26,7 +26,7 @@ from vsrtune.attach_steps import (
     Step,
     Unplug,
 )
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_links import SideLinks, side_links
 from vsrtune.group_members import (
     back,

@@ -25,7 +25,7 @@ from vsrtune.attach_steps import (
     Step,
     Unplug,
 )
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import (
     back,
     card,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vsrtune import group_msr, group_rules, group_scale
 from vsrtune.attach_model import Host
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import members_of
 from vsrtune.group_rules import Side
 from vsrtune.group_schema import MSR

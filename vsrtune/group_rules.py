@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from vsrtune.printable import printable
+from vsrtune.core.text import printable
 
 
 @dataclass(frozen=True, slots=True)

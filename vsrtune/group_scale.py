@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from vsrtune import interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_steps import Origin, Plug, Step, Unplug
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import card, members_of, moved, of_group, on_device
 from vsrtune.model import Attachment
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 from vsrtune.group_schema import BRIDGE, KINDS, MSR, PVR, schema
 from vsrtune.policy import PolicyErrors
 from vsrtune.policy_messages import line_of, structural

@@ -32,8 +32,8 @@ from typing import Any
 import click
 
 import vsrtune
-from vsrtune.closing import Closing
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.journal_lock import in_use
 from vsrtune.rootfs import boot_id
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vsrtune.actions import Plan
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.part import Part
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from vsrtune.backends import Backend, Descriptors, backends, read_descriptors
 from vsrtune.carried import parse as parse_carried
 from vsrtune.cgroup import CpusetReader, libvirt_role
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.model import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.napi import NapiThread, read_napi_threads
 from vsrtune.net import NetReader

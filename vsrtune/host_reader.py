@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from vsrtune.attempts import Attempts
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.deadline_books import read_books
 from vsrtune.hostinfo import read_cpus

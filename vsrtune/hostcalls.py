@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import Sched
 from vsrtune.sched_syscalls import sched_setattr

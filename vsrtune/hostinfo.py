@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Cpu
 from vsrtune.rootfs import HostRoot
 

@@ -10,8 +10,8 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
-from vsrtune.bounded import xml_element
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import xml_element
 
 _DEVICE = "/interface/target/@dev"
 _ALIAS = "/interface/alias/@name"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)

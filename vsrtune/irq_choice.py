@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Guest, Host, Interface, Irq, Nic, NicThread
 
 # Drivers name the vector that tells of links, commands and errors so; it fires

@@ -25,8 +25,8 @@ from vsrtune.actions import (
     Target,
     queue_file,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import MANAGED_HINT
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import MANAGED_HINT
 from vsrtune.irq_choice import lower_nics, napi_threads, queue_irqs
 from vsrtune.model import DATA_PLANE, IRQBALANCE, Guest, Host, Irq, Nic, NicQueue, Snapshot
 from vsrtune.nic_settings import changed, irq_target, queue_target, thread_target

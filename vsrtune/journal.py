@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vsrtune.actions import Action, Target, ThreadCgroup, Value
-from vsrtune.bounded import json_value
-from vsrtune.closing import Closing
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.durable import (
     FULL,
     claim,
@@ -41,7 +42,6 @@ from vsrtune.durable import (
     replace_file,
     write_all,
 )
-from vsrtune.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.journal_lock import take_lock
 from vsrtune.journal_records import (
     VERSION,

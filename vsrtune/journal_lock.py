@@ -10,8 +10,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from vsrtune.core.errors import JournalError, Lasting
 from vsrtune.durable import open_private
-from vsrtune.errors import JournalError, Lasting
 
 
 def take_lock(path: Path) -> int:

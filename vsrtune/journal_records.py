@@ -47,10 +47,10 @@ from vsrtune.actions import (
     decode_target,
     decode_value,
 )
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.deadline import lag_seconds
-from vsrtune.errors import VsrtuneError
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.root_domains import is_partition
 from vsrtune.stepdown import Step

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vsrtune.bounded import json_value
-from vsrtune.closing import Closing
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import Lasting, VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.durable import FULL, open_private, private_directory, read_file, replace_file
-from vsrtune.errors import Lasting, VsrtuneError
 
 # One that still cleans up after a killed user gets this long.
 LOCK_SECONDS = 10.0

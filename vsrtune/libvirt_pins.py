@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vsrtune import carried
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
 from vsrtune.patience import Patience
 
 _DOWN = "see: systemctl status libvirtd; tried again at the next pass"

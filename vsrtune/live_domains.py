@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from vsrtune import forgotten
-from vsrtune.errors import Lasting, VanishedError, WriteError
+from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.interface_xml import Nic, nics
 from vsrtune.patience import Patience
 

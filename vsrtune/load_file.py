@@ -9,10 +9,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vsrtune.bounded import kept
-from vsrtune.codec import encode
+from vsrtune.core.codec import encode
+from vsrtune.core.errors import ObserveError
+from vsrtune.core.untrusted import kept
 from vsrtune.durable import read_file, replace_volatile
-from vsrtune.errors import ObserveError
 from vsrtune.load_windows import measured
 from vsrtune.model import Snapshot, ThreadKey
 

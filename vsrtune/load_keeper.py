@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from vsrtune.actions import Action
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.load_windows import moves
 from vsrtune.log import LOGGER
 from vsrtune.model import Snapshot

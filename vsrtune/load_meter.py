@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vsrtune import load_file
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.load_file import Loads, ThreadLoad
 from vsrtune.load_windows import (
     LEAST_NS,

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.actions import Action, Target, ThreadAffinity, VcpuPin
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, Guest, Snapshot, Thread, ThreadKey
 
 LEAST_NS = 4_500_000_000

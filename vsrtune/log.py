@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from vsrtune.printable import printable, printable_lines
+from vsrtune.core.text import printable, printable_lines
 
 LOGGER = logging.getLogger("vsrtune")
 

@@ -11,7 +11,7 @@ from functools import partial
 from vsrtune import cpuset_groups
 from vsrtune.attempts import Attempts
 from vsrtune.cgroup import CpusetReader
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
 from vsrtune.domain_process import NO_PROCESS, Identity, Joiner

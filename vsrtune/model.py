@@ -14,12 +14,12 @@ from enum import Enum
 from functools import cached_property
 
 from vsrtune import cpuset_groups
-from vsrtune.bounded import json_value
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.text import time_text
+from vsrtune.core.untrusted import json_value
 from vsrtune.cpuset_groups import CpusetGroup
-from vsrtune.durations import time_text
-from vsrtune.errors import VsrtuneError
 from vsrtune.tap_counters import TapCounters
 
 SNAPSHOT_VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.actions import queue_file
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq import read_irqs
 from vsrtune.model import Nic, NicKind, NicQueue, rps_cpus
 from vsrtune.rootfs import HostRoot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.actions import HOST_REF, IrqAffinity, QueueCpus, Target, ThreadAffinity
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Host, Irq, Nic, NicQueue, NicThread, rps_cpus
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 
 from vsrtune.actions import IrqAffinity, NicTarget, QueueCpus
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import FixedError, VanishedError, WriteError
 from vsrtune.errnos import Operation, write_error
-from vsrtune.errors import FixedError, VanishedError, WriteError
 from vsrtune.hostcalls import HostCalls
 from vsrtune.hostthread import CPUS
 from vsrtune.irq import joined

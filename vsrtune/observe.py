@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from vsrtune.core.errors import ObserveError
 from vsrtune.domain_process import Identity
-from vsrtune.errors import ObserveError
 from vsrtune.guests import VcpuFinder
 from vsrtune.known_guests import Known
 from vsrtune.look_pass import LookPass, NotAlone

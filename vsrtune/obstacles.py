@@ -16,7 +16,7 @@ from vsrtune.actions import (
     ThreadSched,
     VcpuPin,
 )
-from vsrtune.errors import BusyError, Lasting, VsrtuneError, WriteError
+from vsrtune.core.errors import BusyError, Lasting, VsrtuneError, WriteError
 from vsrtune.model import Sched, SchedClass
 
 # Inverse actions that failed.

@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Iterator
 
 from vsrtune.clone_model import File
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 
 _PROGRAM = "qemu-img"
 # Added to a file's name: the directory in which it is made. One of ours that is found was

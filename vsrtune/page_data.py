@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from vsrtune import __version__, report
 from vsrtune.actions import Drift, Skipped
+from vsrtune.core.text import printable
 from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import device_cpus, serving
 from vsrtune.load_windows import mean
@@ -46,7 +47,6 @@ from vsrtune.page_model import (
     Totals,
 )
 from vsrtune.plan_state import PlanState, Unmade
-from vsrtune.printable import printable
 from vsrtune.state import GuestState, QueueState, State
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, Cpu, Role, ThreadKey
 
 # Reasons name so many guests on a CPU, and count the rest.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from vsrtune import napi_plan, plan_checks
 from vsrtune.actions import HOST_REF, Plan, Target, Value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import RootDomains
 from vsrtune.drift import Memory, drifts, enforcing
 from vsrtune.irq_choice import interrupt_cpus

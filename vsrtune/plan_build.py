@@ -20,7 +20,7 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import RootDomains
 from vsrtune.model import DATA_PLANE, REALTIME, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen

@@ -31,9 +31,9 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.deadline import limit, total
-from vsrtune.errors import VsrtuneError
 from vsrtune.irq_choice import queue_irqs
 from vsrtune.model import (
     DATA_PLANE,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from vsrtune.actions import Action, Drift, Plan, Refusal, Skipped
-from vsrtune.bounded import json_value
-from vsrtune.codec import decode, encode
-from vsrtune.errors import StaleError, VsrtuneError
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import StaleError, VsrtuneError
+from vsrtune.core.untrusted import json_value
 
 PLAN_VERSION = 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsrtune.actions import DriftRule, Plan
-from vsrtune.backoff import SaidOnce
+from vsrtune.core.retry import SaidOnce
 from vsrtune.log import LOGGER, fields
 
 

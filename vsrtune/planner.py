@@ -52,7 +52,7 @@ from vsrtune.actions import (
     Value,
 )
 from vsrtune.choosing import choose
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import RootDomains
 from vsrtune.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
 from vsrtune.irq_choice import interrupt_cpus

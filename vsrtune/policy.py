@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from vsrtune import policy_irq
-from vsrtune.cpuset import CpuSet
-from vsrtune.durations import parse_time, time_text
-from vsrtune.errors import PolicyError, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import PolicyError, VsrtuneError
+from vsrtune.core.text import parse_time, time_text
 from vsrtune.model import REALTIME, Attachment, Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy_drift import DriftRules, read_rules

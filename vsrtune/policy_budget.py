@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.text import parse_time, time_text
 from vsrtune.deadline import (
     MAX_PERIOD_NS,
     MIN_PERIOD_NS,
     MIN_RUNTIME_NS,
     parse_percent,
 )
-from vsrtune.durations import parse_time, time_text
-from vsrtune.errors import VsrtuneError
 
 BUDGET_KEYS = ("runtime", "period", "deadline", "bandwidth")
 _EXAMPLE = "write {class: deadline, runtime: 8ms, period: 10ms}"

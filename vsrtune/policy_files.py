@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 from vsrtune.policy import Policy, PolicyErrors, parse
 from vsrtune.policy_yaml import MAX_BYTES
 

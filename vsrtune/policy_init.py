@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.actions import Plan, Target, Value
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.irq_choice import IrqChoice, interrupt_cpus
 from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, Snapshot, WorkerKind
 from vsrtune.planner import plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.policy_yaml import KeyPath
 
 LIST_KEYS: KeyPath = ("irq", "cpus")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 from vsrtune.policy_schema import CPU_RANGE, schema
 from vsrtune.policy_yaml import Document, KeyPath, dotted, shown
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from vsrtune.cpuset import MAX_CPU
+from vsrtune.core.cpuset import MAX_CPU
+from vsrtune.core.text import TIME_PATTERN
 from vsrtune.deadline import PERCENT_PATTERN
-from vsrtune.durations import TIME_PATTERN
 from vsrtune.policy_drift import drift_schema
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"

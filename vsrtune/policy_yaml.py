@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
 from vsrtune.rootfs import HostRoot
 

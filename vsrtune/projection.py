@@ -34,7 +34,7 @@ from vsrtune.actions import (
     TxQueueLen,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.model import Guest, Host, Interface, Sched, Snapshot, Thread, ThreadKey
 from vsrtune.nic_settings import changed

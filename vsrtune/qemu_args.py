@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vsrtune.bounded import json_value
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import json_value
 
 # Every option read here takes a value.
 _WANTED = frozenset(

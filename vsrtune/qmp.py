@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vsrtune._vendor import qemu_qmp
-from vsrtune.errors import Lasting, ObserveError
+from vsrtune.core.errors import Lasting, ObserveError
 
 # A QMP socket serves one client: while another is connected, ours waits in the
 # listen queue and hears nothing. This long is waited for it to let us go.

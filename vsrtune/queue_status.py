@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from vsrtune.bounded import json_value
-from vsrtune.codec import decode, encode
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.durable import read_file, replace_volatile
-from vsrtune.errors import VsrtuneError
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.state import QueueState, Starved

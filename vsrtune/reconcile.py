@@ -23,10 +23,10 @@ from vsrtune.actions import (
     Value,
 )
 from vsrtune.adjusting import Adjusting
-from vsrtune.backoff import Backoff, SaidOnce
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.drift import Overruled, overrules
 from vsrtune.drift_watch import DriftWatch, waiting
-from vsrtune.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.guest_states import guest_states, merged
 from vsrtune.irq_plan import refused

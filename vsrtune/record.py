@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import vsrtune
 from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.carried import NAMESPACE
-from vsrtune.codec import decode, encode
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.durable import create_file
-from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.model import Sched, Snapshot
 from vsrtune.observe import Observer, live_observer
 from vsrtune.policy_match import Scope

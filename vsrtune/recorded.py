@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vsrtune.bounded import json_value
-from vsrtune.codec import decode, encode
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.durable import read_file
-from vsrtune.errors import ObserveError, VsrtuneError
 from vsrtune.model import Sched
 from vsrtune.rootfs import FileStat, capped
 from vsrtune.virt import DomainText

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from vsrtune.printable import printable
+from vsrtune.core.text import printable
 from vsrtune.report import Table
 
 _STYLES = {"plain": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}

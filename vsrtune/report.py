@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vsrtune.actions import Action, CgroupDir, CpusetFile, Drift, Partition, Plan, Skipped, Target
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.text import time_text
 from vsrtune.deadline import bandwidth, percent
 from vsrtune.domain_books import books, waits_for_domain
-from vsrtune.durations import time_text
-from vsrtune.errors import VsrtuneError
 from vsrtune.load_windows import mean
 from vsrtune.model import (
     DATA_PLANE,

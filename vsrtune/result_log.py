@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vsrtune import report
 from vsrtune.actions import Target
-from vsrtune.backoff import SaidOnce
+from vsrtune.core.retry import SaidOnce
 from vsrtune.executor import Result
 from vsrtune.log import LOGGER, fields
 

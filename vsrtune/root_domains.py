@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Host, Thread
 
 # Our partitions are the cgroups of this name with their CPUs behind it.

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Protocol
 
 from vsrtune import ethtool
-from vsrtune.errors import ObserveError
+from vsrtune.core.errors import ObserveError
 from vsrtune.model import POLICY_NUMBERS, Sched, SchedClass
 
 # __NR_sched_getattr; architectures not named here use asm-generic's number.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from vsrtune.printable import printable
+from vsrtune.core.text import printable
 
 
 class Notifier(Protocol):

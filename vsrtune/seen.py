@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vsrtune.bounded import kept
-from vsrtune.codec import encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError
+from vsrtune.core.untrusted import kept
 from vsrtune.durable import replace_volatile
-from vsrtune.errors import ObserveError
 from vsrtune.model import ThreadKey
 
 DEFAULT_PATH = Path("/run/vsrtune/seen.json")

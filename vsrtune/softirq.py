@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, REALTIME, SchedClass, Snapshot, SoftirqThread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, level

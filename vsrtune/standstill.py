@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from vsrtune.actions import Refusal
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Snapshot, Thread
 from vsrtune.wishes import Wishes, label
 

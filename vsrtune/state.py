@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from vsrtune.actions import Drift
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Snapshot, ThreadKey
 from vsrtune.plan_state import PlanState
 from vsrtune.stepdown import Step

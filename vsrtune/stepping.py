@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from vsrtune import executor, planner
 from vsrtune.actions import Plan, Target, ThreadSched, Value
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields

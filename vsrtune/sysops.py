@@ -43,11 +43,11 @@ from vsrtune.actions import (
 )
 from vsrtune.cgroup import MOUNT
 from vsrtune.cgroup_writes import Cgroups, settle
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.cpuset_clear import clear, unpark
 from vsrtune.deadline import LEAVING, lag_seconds, parse_overrun
 from vsrtune.errnos import Operation, write_error
-from vsrtune.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.hostcalls import HostCalls, LiveCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model import Sched, SchedClass, ThreadKey

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.actions import HOST_REF, Plan
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import used
 from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import interrupt_cpus, lower_nics, queue_irqs

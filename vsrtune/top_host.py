@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vsrtune import cli_common, load_file, top_sample
 from vsrtune.actions import Plan
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.load_windows import HostSample
 from vsrtune.model import Snapshot
 from vsrtune.observe import Observer, live_observer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from vsrtune import top_tables
-from vsrtune.printable import printable
+from vsrtune.core.text import printable
 from vsrtune.report import Table
 from vsrtune.top_model import Frame
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, ObserveError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, ObserveError
 
 TRACEFS = "/sys/kernel/tracing"
 PREFIX = "vsrtune-"

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from vsrtune import stats
 from vsrtune.bench import compare
+from vsrtune.core import stats
 from vsrtune.load_windows import HostSample
 from vsrtune.model import DATA_PLANE, Nic, Role, Snapshot, ThreadKey
 from vsrtune.report import Table

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from vsrtune.bounded import xml_element
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, ObserveError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, ObserveError
+from vsrtune.core.untrusted import xml_element
 from vsrtune.patience import Patience
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-from vsrtune.codec import encode
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.codec import encode
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.metrics import Metrics
 from vsrtune.page_data import status_page
 from vsrtune.page_html import html, policy

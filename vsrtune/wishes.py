@@ -26,7 +26,7 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import bandwidth
 from vsrtune.irq_choice import inner_links
 from vsrtune.model import (

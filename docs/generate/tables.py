@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.doctor_checks import traps
-from vsrtune.exit_codes import ExitCode
 from vsrtune.metrics import FAMILIES
 from vsrtune.policy_schema import SCHEMA
 

@@ -15,13 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune import codec, interface_xml, journal, ledger, plan_json, qemu_args, qmp, rtnl, seen
+from vsrtune import interface_xml, journal, ledger, plan_json, qemu_args, qmp, rtnl, seen
 from vsrtune.bench import spec
 from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
-from vsrtune.bounded import json_value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core import codec
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import JournalError, ObserveError, PolicyError, VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.deadline_books import parse_books
-from vsrtune.errors import JournalError, ObserveError, PolicyError, VsrtuneError
 from vsrtune.ethtool import parse_statistics
 from vsrtune.irq import parse_interrupts
 from vsrtune.model import Sched, Snapshot

@@ -13,7 +13,7 @@ import pytest
 from nethelp import ip
 
 from vsrtune.actions import Action, NapiThreaded, Plan
-from vsrtune.errors import Lasting, WriteError
+from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.ethtool import statistics
 from vsrtune.executor import apply, undo
 from vsrtune.journal import Journal

@@ -23,9 +23,9 @@ from vsrtune.actions import (
     ThreadSched,
     TxQueueLen,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import WriteError
 from vsrtune.cpuset_clear import clear
-from vsrtune.errors import WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.hostcalls import LiveCalls
 from vsrtune.journal import Journal

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from synthetic import Synthetic
 
-from vsrtune.codec import decode
+from vsrtune.core.codec import decode
 from vsrtune.model import Sched
 from vsrtune.rootfs import FileStat, LiveRoot
 from vsrtune.virt import DomainText

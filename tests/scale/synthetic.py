@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vsrtune.codec import encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.recorded import load
 from vsrtune.virt import DomainText, VcpuPinText
 

@@ -22,9 +22,9 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VanishedError
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError
 from vsrtune.model import Sched, ThreadKey
 from vsrtune.proc import parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.virt import VcpuPinText

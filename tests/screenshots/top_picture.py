@@ -12,9 +12,10 @@ from advanced import AdvancedRoot, proc_stat, softnet
 
 from vsrtune import top_sample
 from vsrtune.actions import Target, Value
+from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.full_plan import full_plan
 from vsrtune.journal_records import Entry
-from vsrtune.model import CpusetGroup, Snapshot, Thread, ThreadKey
+from vsrtune.model import Snapshot, Thread, ThreadKey
 from vsrtune.observe import Observer
 from vsrtune.policy import Policy, parse
 from vsrtune.projection import project_actions

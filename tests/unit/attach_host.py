@@ -17,7 +17,7 @@ from dataclasses import replace
 from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import NAPI_KIND, UPLINK, Device
 from vsrtune.clone_model import File
-from vsrtune.errors import VanishedError
+from vsrtune.core.errors import VanishedError
 from vsrtune.interface_xml import Nic, nic, nics
 from vsrtune.live_domains import AwayError, RefusedError
 from vsrtune.overlays import OutOfReachError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from planning_samples import host
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import Costs
 from vsrtune.deadline import UNIT
 from vsrtune.load_windows import WINDOWS

@@ -22,8 +22,8 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VanishedError, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.model import Guest, Snapshot, Thread
 from vsrtune.part import Part
 from vsrtune.projection import after

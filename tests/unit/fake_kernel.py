@@ -38,9 +38,9 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VanishedError, WriteError
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.sysops import LiveSysOps
 

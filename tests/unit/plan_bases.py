@@ -19,7 +19,7 @@ from planning_samples import (
     with_napi,
 )
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import (
     Guest,
     Host,

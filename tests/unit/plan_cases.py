@@ -24,8 +24,8 @@ from golden import cases
 from plan_bases import BASES
 from ruamel.yaml import YAML
 
-from vsrtune.codec import encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Snapshot
 
 PLANS = Path(__file__).resolve().parents[1] / "plans"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vsrtune.actions import Action, Pin, Plan, Value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 
 
 def plan_yaml(plan: Plan) -> str:

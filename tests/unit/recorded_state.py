@@ -12,7 +12,7 @@ from pathlib import Path
 import recorded_hosts
 from fake_host import FakeHost
 
-from vsrtune.errors import Lasting, WriteError
+from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.journal import Journal
 from vsrtune.model import Thread
 from vsrtune.policy import parse

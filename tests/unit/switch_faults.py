@@ -15,7 +15,7 @@ from vsrtune.attach import Switcher
 from vsrtune.attach_errors import SwitchError
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host, Switch
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError
 
 Choose = Callable[[Host], Switch]

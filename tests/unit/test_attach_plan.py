@@ -25,7 +25,7 @@ from vsrtune.attach_steps import (
     to_data,
 )
 from vsrtune.attach_wishes import batches, taken_back, wanted
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.interface_xml import nic
 from vsrtune.model import Attachment
 from vsrtune.policy import Policy

@@ -21,7 +21,7 @@ from vsrtune.attach_errors import SwitchError
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError
 from vsrtune.model import Attachment
 

@@ -18,7 +18,7 @@ from golden import cases, matches
 from planning_samples import change, cpus, host, nic, router, snapshot
 
 from vsrtune.actions import Refusal
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 from vsrtune.model import Role, Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy_files import check, load

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_samples import cpus
 
 from vsrtune.balancing import FEE, MOVES, balance
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import Costs
 from vsrtune.deadline import UNIT, limit
 from vsrtune.load_windows import WINDOWS, merged

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune.bench.remote import AgentProcess, command
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 
 def test_answers_errors_and_ends_with_its_input() -> None:

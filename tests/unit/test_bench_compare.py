@@ -12,8 +12,8 @@ from bench_router import FakeRouter, spec
 from vsrtune.bench.compare import compare, estimate, pairs_needed, verdict
 from vsrtune.bench.model import Configuration, Load, Method, Spec, Trial
 from vsrtune.bench.runner import run
-from vsrtune.errors import VsrtuneError
-from vsrtune.stats import paired_ratio
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.stats import paired_ratio
 
 A, B, C = Configuration("untuned"), Configuration("tuned"), Configuration("pins")
 SWEEP = spec(Method("sweep", (16_000, 4000, 8000)))

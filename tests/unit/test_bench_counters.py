@@ -10,7 +10,7 @@ import recorded_hosts
 
 from vsrtune.bench import counters
 from vsrtune.bench.model import Leg, Router
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Interface, Snapshot
 from vsrtune.recorded import load
 from vsrtune.tap_counters import QueueCounters

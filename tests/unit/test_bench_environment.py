@@ -13,7 +13,7 @@ import recorded_hosts
 from vsrtune.bench.environment import environment, label
 from vsrtune.bench.model import Endpoint, Router
 from vsrtune.bench.session import with_macs
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.record import replay
 from vsrtune.recorded import load
 

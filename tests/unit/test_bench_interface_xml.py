@@ -13,7 +13,7 @@ from vsrtune.bench.interface_xml import (
     switchable,
 )
 from vsrtune.bench.model import Attachment
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.interface_xml import Nic, differences, nic, nics
 
 DIRECT = """\

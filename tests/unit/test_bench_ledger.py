@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vsrtune.bench.ledger import Ledger
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 
 @pytest.fixture

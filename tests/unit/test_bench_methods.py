@@ -12,7 +12,7 @@ from bench_router import FakeRouter, spec
 from vsrtune.bench import methods
 from vsrtune.bench.model import Load, Method, Spec, Traffic, Trial
 from vsrtune.bench.runner import Progress, run
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 
 def measure(of: Spec, router: FakeRouter, seed: int = 1) -> tuple[dict[str, Any], list[Trial]]:

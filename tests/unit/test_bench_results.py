@@ -14,7 +14,7 @@ from vsrtune.bench import methods
 from vsrtune.bench.model import Latency, Method, Outcome
 from vsrtune.bench.results import outcome_from_json, outcome_to_json
 from vsrtune.bench.runner import run
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 
 @pytest.mark.parametrize("method", ["sweep", "compare"])

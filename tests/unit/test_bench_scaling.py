@@ -17,7 +17,7 @@ from vsrtune.bench.configure import Configurator
 from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import Configuration
 from vsrtune.cli_common import ATTACH_LEDGER
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import of_group
 from vsrtune.rootfs import boot_id
 

@@ -12,7 +12,7 @@ import pytest
 from vsrtune.bench import model
 from vsrtune.bench.spec import SpecErrors, load_data, load_text, to_data, with_policy
 from vsrtune.bench.spec_schema import KINDS, schema
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 
 WHOLE = """\
 name: overload

@@ -19,7 +19,7 @@ from vsrtune.bench.streams import (
     counted,
     streams,
 )
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 FORTH = Leg("52:54:00:00:00:01", "10.10.1.2", "10.20.1.100")
 BACK = Leg("52:54:00:00:00:02", "10.20.1.2", "10.10.1.100")

@@ -9,7 +9,7 @@ from vsrtune.actions import EmulatorPin, Pin, VcpuPin
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.tuning import pin_cpus, policies
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.policy import PolicyErrors
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import bounded
-from vsrtune.bounded import MAX_DEPTH, MAX_XML_DEPTH, json_value, xml_element
+from vsrtune.core import untrusted
+from vsrtune.core.errors import JournalError, VsrtuneError
+from vsrtune.core.untrusted import MAX_DEPTH, MAX_XML_DEPTH, json_value, xml_element
 from vsrtune.durable import MAX_SIZE
-from vsrtune.errors import JournalError, VsrtuneError
 from vsrtune.journal import read_entries
 from vsrtune.ledger import read_pending
 from vsrtune.qemu_args import parse
@@ -37,7 +37,7 @@ def test_json_that_is_none(text: str) -> None:
 
 
 def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MAX_SIZE", 10)
+    monkeypatch.setattr(untrusted, "MAX_SIZE", 10)
     for read in (json_value, xml_element):
         with pytest.raises(ValueError, match="larger"):
             read(" " * 11)

@@ -17,8 +17,8 @@ from test_daemon import POLICY
 from vsrtune import brought, carried, cli, executor
 from vsrtune.actions import EmulatorPin, Pin, Plan, ThreadAffinity, VcpuPin
 from vsrtune.carried import Note
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import WriteError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.guests import _carried
 from vsrtune.journal import Journal

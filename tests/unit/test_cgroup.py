@@ -6,7 +6,7 @@ import pytest
 from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader, libvirt_role
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
 

@@ -17,9 +17,9 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune import cli, cli_common, guardian
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError, WriteError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.journal import Journal
 from vsrtune.model import Problem, Snapshot
 from vsrtune.rootfs import boot_id

@@ -13,7 +13,7 @@ from vsrtune import cli
 from vsrtune.bench.model import Tuning
 from vsrtune.bench.results import outcome_from_json, outcome_to_json
 from vsrtune.cli_bench import read_spec, short_spec
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 SPEC = """\
 left: {device: g0, namespace: gen}

@@ -11,9 +11,9 @@ import pytest
 
 from vsrtune import actions as act
 from vsrtune import model
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 
 KEY = model.ThreadKey(10, 11, 12)
 FIFO = model.Sched(model.SchedClass.FIFO, 10, reset_on_fork=True)

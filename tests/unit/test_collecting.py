@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune import collecting
-from vsrtune.errors import PolicyError
+from vsrtune.core.errors import PolicyError
 from vsrtune.policy import Policy
 from vsrtune.policy_files import load_dirs
 

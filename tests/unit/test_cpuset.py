@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
 

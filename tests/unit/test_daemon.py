@@ -13,10 +13,10 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, PolicyError, WriteError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import Daemon, Timing
-from vsrtune.errors import Lasting, PolicyError, WriteError
-from vsrtune.exit_codes import ExitCode
 from vsrtune.journal import Journal
 from vsrtune.look import FULL, Look
 from vsrtune.model import Confidence, Role, Sched, SchedClass, Thread

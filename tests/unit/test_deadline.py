@@ -10,6 +10,7 @@ from hosttree import HostTree
 from planning_samples import cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.budget_use import measure
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.deadline import (
     LEAVING,
     UNIT,
@@ -25,7 +26,6 @@ from vsrtune.deadline import (
 )
 from vsrtune.deadline_books import book_lines, parse_books, read_books
 from vsrtune.domain_books import books, waits_for_domain
-from vsrtune.errors import VsrtuneError
 from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
 from vsrtune.report import budget_tables
 

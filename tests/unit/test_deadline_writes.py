@@ -29,9 +29,9 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import PendingError, WriteError
 from vsrtune.deadline import lag_seconds
-from vsrtune.errors import PendingError, WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.journal_records import Fold, compacted

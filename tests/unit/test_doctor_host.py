@@ -26,11 +26,11 @@ from planning_samples import (
 
 from vsrtune import doctor_guests, doctor_host
 from vsrtune.cli import run as command
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.doctor_checks import OF_HOST, check_all, traps
 from vsrtune.doctor_facts import parse_flags, parse_softnet, read_facts
 from vsrtune.doctor_model import Case, DeviceState, Facts, Level, Opener, exit_code, run
-from vsrtune.exit_codes import ExitCode
 from vsrtune.model import (
     Confidence,
     DeadlineCpu,

@@ -10,8 +10,8 @@ from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, ni
 
 from vsrtune import domain_clone, interface_xml
 from vsrtune.clone_model import File, Template
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.domain_clone import Copy
-from vsrtune.errors import VsrtuneError
 from vsrtune.recorded import load
 
 IMAGE = "/var/lib/libvirt/images"

@@ -19,7 +19,7 @@ from test_plan_properties import (
 )
 
 from vsrtune.actions import HOST_REF, CgroupTarget, Partition
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline import limit, total
 from vsrtune.model import Role, Sched, SchedClass, Snapshot, WorkerKind
 from vsrtune.plan_json import dumps, loads

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vsrtune.durations import parse_time, time_text
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.text import parse_time, time_text
 
 
 @pytest.mark.parametrize(

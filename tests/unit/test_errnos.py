@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
+from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.errnos import _COMMON, _TABLE, Operation, classify, name, write_error
-from vsrtune.errors import Lasting, VanishedError, WriteError
 
 
 @pytest.mark.parametrize("operation", Operation)

@@ -34,8 +34,8 @@ from vsrtune.actions import (
     TxQueueLen,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import BusyError, Lasting, StaleError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import BusyError, Lasting, StaleError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass

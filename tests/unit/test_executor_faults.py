@@ -21,7 +21,7 @@ import pytest
 from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
 
 from vsrtune.actions import HOST_REF, Plan, TxQueueLen
-from vsrtune.errors import JournalError, WriteError
+from vsrtune.core.errors import JournalError, WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal

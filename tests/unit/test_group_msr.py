@@ -16,7 +16,7 @@ from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
 from vsrtune.attach_steps import NAPI_KIND, UPLINK
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_links import FIRST_VLAN, mac, side_links
 from vsrtune.group_schema import LINKS
 from vsrtune.group_status import places

@@ -14,7 +14,7 @@ from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan as attach_plan
 from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.interface_xml import nic
 from vsrtune.model import Attachment

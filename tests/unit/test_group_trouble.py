@@ -19,7 +19,7 @@ from vsrtune.attach_ledger import GROUP, AttachLedger
 from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import Unplug
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.live_domains import RefusedError
 from vsrtune.model import Attachment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune import group_files
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.policy import PolicyErrors
 

@@ -13,7 +13,7 @@ import pytest
 import shell_samples as samples
 
 from vsrtune import guard_samples
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.guard import Guard
 from vsrtune.guard_samples import GuardSampler
 from vsrtune.model import Guest, NicKind, Role, Sched, SchedClass, ThreadKey

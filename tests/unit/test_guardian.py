@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune import guardian
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 
 @pytest.fixture

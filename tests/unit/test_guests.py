@@ -5,8 +5,8 @@ from __future__ import annotations
 from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError
 from vsrtune.guests import (
     MONITORS_SECONDS,
     NO_TIME,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hosttree import HostTree
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.hostinfo import CPU_DIR, NODE_DIR, read_cpus
 from vsrtune.model import Cpu
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.interface_xml import (
     added,
     another,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hosttree import HostTree
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq import parse_interrupts, read_irqs
 from vsrtune.model import Irq
 

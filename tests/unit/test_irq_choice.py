@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import recorded_hosts
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus, queue_irqs
 from vsrtune.model import Irq, Nic
 from vsrtune.record import replay

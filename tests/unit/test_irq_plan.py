@@ -12,8 +12,8 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune.actions import HOST_REF, IrqAffinity
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import FixedError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import FixedError
 from vsrtune.journal import Journal
 from vsrtune.model import Irq, Nic, NicQueue
 from vsrtune.policy import Policy, parse

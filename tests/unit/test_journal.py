@@ -21,8 +21,8 @@ from vsrtune.actions import (
     ThreadMask,
     TxQueueLen,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import JournalError, Lasting
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import JournalError, Lasting
 from vsrtune.journal import Journal, read_entries
 from vsrtune.model import ThreadKey
 

@@ -13,8 +13,8 @@ from fake_kernel import BOOT, KERNELS, make_host, make_plan
 from vsrtune import durable
 from vsrtune import journal as journal_module
 from vsrtune.actions import Action, Plan, ThreadAffinity, TxQueueLen
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import JournalError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import JournalError
 from vsrtune.executor import apply, undo
 from vsrtune.journal import Journal
 from vsrtune.journal_records import undo_order

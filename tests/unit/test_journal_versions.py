@@ -18,8 +18,8 @@ from fake_kernel import BOOT, make_host, make_plan
 from test_daemon import POLICY
 
 from vsrtune import cli
+from vsrtune.core.errors import JournalError
 from vsrtune.daemon import Daemon
-from vsrtune.errors import JournalError
 from vsrtune.executor import recover, undo
 from vsrtune.journal import Journal, read_entries
 from vsrtune.policy import parse

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.ledger import Ledger, read_pending
 
 

@@ -11,7 +11,7 @@ from hosttree import HostTree
 from planning_samples import change, change_one, cpus, router, snapshot
 
 from vsrtune import load_file, load_meter
-from vsrtune.errors import ObserveError
+from vsrtune.core.errors import ObserveError
 from vsrtune.load_file import Loads, ThreadLoad
 from vsrtune.load_meter import LoadMeter
 from vsrtune.load_windows import data_plane

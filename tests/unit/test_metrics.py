@@ -12,7 +12,7 @@ import shell_samples as samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from vsrtune import metrics
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Sched, SchedClass
 from vsrtune.state import BUCKETS, GuestState, State, Totals
 

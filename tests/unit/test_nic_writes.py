@@ -6,8 +6,8 @@ import pytest
 from fake_kernel import FakeKernel, make_host
 
 from vsrtune.actions import HOST_REF, IrqAffinity, QueueCpus, Target
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import FixedError, VanishedError, WriteError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import FixedError, VanishedError, WriteError
 
 IRQ = IrqAffinity(HOST_REF, 41, "eth0-rx-0")
 RPS = QueueCpus(HOST_REF, "eth0", 2, "rx-0")

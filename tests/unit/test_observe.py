@@ -15,9 +15,9 @@ import pytest
 import recorded_hosts
 from hosttree import HostTree
 
-from vsrtune.codec import encode
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError
 from vsrtune.guests import FOREIGN, NOT_LISTED
 from vsrtune.model import Confidence, NicKind, Role, Snapshot
 from vsrtune.observe import Observer

@@ -22,7 +22,7 @@ import pytest
 
 from vsrtune import overlays
 from vsrtune.clone_model import File
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 
 pytestmark = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-utils")
 

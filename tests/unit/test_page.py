@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vsrtune import page_data
-from vsrtune.codec import encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.load_windows import mean
 from vsrtune.model import Cpu, Sched, SchedClass
 from vsrtune.page_data import status_page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import shell_samples as samples
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Irq, Nic, Snapshot
 from vsrtune.patrol import Patrol
 

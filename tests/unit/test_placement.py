@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from planning_samples import cpus, host
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Host, Role, ThreadKey
 from vsrtune.placement import Occupant, Seat, place
 

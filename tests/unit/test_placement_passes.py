@@ -11,7 +11,7 @@ from fake_host import FakeHost
 from hosttree import HostTree
 
 from vsrtune import load_file
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.journal import Journal
 from vsrtune.load_keeper import WHOLE, LoadKeeper
 from vsrtune.load_meter import LoadMeter

@@ -10,7 +10,7 @@ from balance_samples import cheapest, machine, machines, occupants, seats
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import Costs
 from vsrtune.load_windows import WINDOWS
 from vsrtune.model import Role, ThreadKey

@@ -10,7 +10,7 @@ import shell_samples as samples
 
 from vsrtune import plan_alone, planner
 from vsrtune.actions import Target, Value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.drift import NO_MEMORY
 from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread
 from vsrtune.part import Part

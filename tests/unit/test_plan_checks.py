@@ -31,7 +31,7 @@ from vsrtune.actions import (
     ThreadSched,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model import (
     Guest,

@@ -19,8 +19,8 @@ from vsrtune.actions import (
     TxQueueLen,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import StaleError, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import StaleError, VsrtuneError
 from vsrtune.model import Sched, SchedClass, ThreadKey
 
 KEY = ThreadKey(100, 101, 7)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_samples import UUID, host, macvtap, nic, thread
 
 from vsrtune.actions import HOST_REF, Plan, Target, ThreadSched, Value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.load_windows import WINDOWS, data_plane, measured, merged, moves
 from vsrtune.model import (
     DATA_PLANE,

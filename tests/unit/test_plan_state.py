@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsrtune.actions import Action, Plan, Refusal, Skipped, ThreadSched, TxQueueLen
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 from vsrtune.executor import Result
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.outcome import WAITING, WITH_ANOTHER, unmade

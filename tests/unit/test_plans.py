@@ -16,7 +16,7 @@ from plan_cases import CASES, PLANS, expecting, patched, read
 from plan_text import actions_yaml, plan_yaml
 
 from vsrtune.actions import Plan, Target, Value, decode_target, decode_value
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy_files import load

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 from planning_samples import host, nic, router, snapshot
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import PolicyError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import PolicyError
 from vsrtune.model import Sched, SchedClass
 from vsrtune.planner import plan
 from vsrtune.policy import AUTO, Policy, PolicyErrors, SchedRule, literal, parse

@@ -13,7 +13,7 @@ import recorded_hosts
 from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot, with_cpusets
 
 from vsrtune.cli import run
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Guest, SchedClass, Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy import AUTO, Policy, SchedRule, parse

@@ -9,8 +9,8 @@ import pytest
 
 from vsrtune import cli, cli_common
 from vsrtune.cli import complain
-from vsrtune.errors import VsrtuneError
-from vsrtune.printable import printable, printable_lines
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.text import printable, printable_lines
 from vsrtune.render import plain
 from vsrtune.report import Table
 

@@ -14,7 +14,7 @@ import pytest
 
 from vsrtune import durable
 from vsrtune.bench import ledger as bench
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.journal import DEFAULT_PATH, Journal
 from vsrtune.ledger import Ledger
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hosttree import HostTree, stat_line
 
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import Sched, ThreadKey
 from vsrtune.proc import (
     PF_KTHREAD,

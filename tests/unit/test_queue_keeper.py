@@ -14,8 +14,8 @@ from fake_host import FakeHost
 
 from vsrtune import queue_status
 from vsrtune.actions import TxQueueLen
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import WriteError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import WriteError
 from vsrtune.journal import Journal
 from vsrtune.load_windows import Crew, QueueSample
 from vsrtune.model import NicKind, Role, Sched, SchedClass

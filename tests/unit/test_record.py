@@ -10,8 +10,8 @@ import recorded_hosts
 from hosttree import HostTree
 
 from vsrtune import record as recorder
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.model import Confidence, Problem, Role
 from vsrtune.proc import PF_KTHREAD
 from vsrtune.recorded import Answers, load

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import recorded_hosts
 
-from vsrtune.errors import ObserveError
+from vsrtune.core.errors import ObserveError
 from vsrtune.model import Sched, SchedClass
 from vsrtune.recorded import Answers, QmpAnswer, RecordedRoot, Recording, dumps, load, parse
 from vsrtune.rootfs import FileStat

@@ -17,7 +17,7 @@ from vsrtune.actions import (
     TxQueueLen,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import ThreadKey
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError
 from vsrtune.model import ThreadKey
 from vsrtune.seen import SeenMemory, SeenNic, SeenWorker
 

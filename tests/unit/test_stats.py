@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.stats import (
+from vsrtune.core.stats import (
     holm,
     jain,
     linear_fit,

@@ -15,7 +15,7 @@ from test_daemon import Clock, Running, policies, thread
 
 from vsrtune import metrics, planner, queue_status, report
 from vsrtune.actions import ThreadSched
-from vsrtune.errors import Lasting, WriteError
+from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal, read_fold
 from vsrtune.lowering import lowered, next_level

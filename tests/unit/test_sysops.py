@@ -26,8 +26,8 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.patience import Patience

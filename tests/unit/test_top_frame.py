@@ -14,8 +14,8 @@ import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
 from vsrtune import render, top_tables
 from vsrtune.actions import Action, Plan, Refusal, Skipped, TxQueueLen
-from vsrtune.codec import encode
-from vsrtune.cpuset import CpuSet
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.load_windows import CpuTimes, DropPlace
 from vsrtune.model import Irq, Problem, Role, Sched, SchedClass, SoftirqThread, ThreadKey
 from vsrtune.top_frame import make_frame

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import ObserveError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError
 from vsrtune.trace import (
     PREFIX,
     Devices,

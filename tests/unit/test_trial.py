@@ -15,8 +15,8 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune import cli, guardian, trial, trial_run
-from vsrtune.cpuset import CpuSet
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.interrupts import Held, Interrupted
 from vsrtune.journal import Journal
 from vsrtune.load_windows import DropPlace, HostSample, Reading

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from vsrtune.codec import decode, encode
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, ObserveError
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, ObserveError
 from vsrtune.patience import Patience
 from vsrtune.recorded import RecordedDomains, RecordedVirt, Recording
 from vsrtune.virt import (

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 
-from vsrtune.backoff import FIRST, LONGEST, PERMANENT, Backoff, SaidOnce
-from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.core.errors import Lasting, VsrtuneError
+from vsrtune.core.retry import FIRST, LONGEST, PERMANENT, Backoff, SaidOnce
 from vsrtune.wakeup import Wakeup
 
 SOON = VsrtuneError("busy", lasting=Lasting.TRANSIENT)

@@ -25,8 +25,8 @@ import shell_samples as samples
 from prometheus_client import generate_latest, make_wsgi_app
 
 from vsrtune import web
-from vsrtune.codec import encode
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.codec import encode
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.metrics import Metrics
 from vsrtune.page_data import status_page
 from vsrtune.page_html import html, policy

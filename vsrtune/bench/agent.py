@@ -27,7 +27,7 @@ from vsrtune.bench.generator import Generator
 from vsrtune.bench.probe import ProbeLeg
 from vsrtune.bench.sink import Sink
 from vsrtune.bench.streams import Counted, Stream
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.rootfs import boot_id
 
 

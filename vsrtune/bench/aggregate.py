@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from vsrtune.bench.model import Load, Spec, Trial
-from vsrtune.stats import spread
+from vsrtune.core.stats import spread
 
 # A method: yields loads, is sent the trial of each, returns its summary.
 MethodRun = Generator[Load, Trial, dict[str, Any]]

@@ -26,7 +26,7 @@ from vsrtune.bench.interface_xml import (
     switchable,
 )
 from vsrtune.bench.model import Attachment, Configuration, Router
-from vsrtune.errors import VanishedError, VsrtuneError, WriteError
+from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.interface_xml import Nic, differences, nic
 from vsrtune.live_domains import LiveDomains
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from vsrtune.bench.commands import run
 from vsrtune.bench.model import Attachment
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 
 NET = Path("/sys/class/net")
 OVS_SOCKET = Path("/run/openvswitch/db.sock")

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 
 SECONDS = 120.0
 _TAIL = 400

@@ -30,13 +30,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from vsrtune import stats
 from vsrtune.bench import methods
 from vsrtune.bench.aggregate import MethodRun, point
 from vsrtune.bench.methods import SEARCHES, Estimate
 from vsrtune.bench.model import Configuration, Load, Spec, Trial
 from vsrtune.bench.schedule import rounds
-from vsrtune.errors import VsrtuneError
+from vsrtune.core import stats
+from vsrtune.core.errors import VsrtuneError
 
 CompareRun = Generator[tuple[int, Load], Trial, dict[str, Any]]
 

@@ -13,8 +13,8 @@ from vsrtune.bench.attach import Attachments, Wanted
 from vsrtune.bench.commands import run
 from vsrtune.bench.model import Configuration, Spec, Tuning
 from vsrtune.bench.tuning import Tuner
-from vsrtune.closing import Closing
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.journal import DEFAULT_PATH, Journal
 from vsrtune.rootfs import boot_id
 from vsrtune.virt import DEFAULT_URI

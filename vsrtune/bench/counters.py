@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.bench.model import Router
-from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.model import Guest, Snapshot
 from vsrtune.net import CLASS
 from vsrtune.rootfs import HostRoot

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 Link = Mapping[str, Any]
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vsrtune.bench import pktgen
-from vsrtune.bench.ledger import Cleaner, Ledger
+from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.remote import AgentProcess
+from vsrtune.ledger import Cleaner
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import LiveRoot
 

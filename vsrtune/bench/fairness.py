@@ -17,7 +17,7 @@ from vsrtune.bench.aggregate import MethodRun, point, spread_of
 from vsrtune.bench.model import Load, Spec, Trial
 from vsrtune.bench.schedule import each_in_turn
 from vsrtune.bench.spec_checks import fair_loads
-from vsrtune.stats import jain
+from vsrtune.core.stats import jain
 
 
 def loads(spec: Spec) -> list[Load]:

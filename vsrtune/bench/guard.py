@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vsrtune
-from vsrtune.bench.ledger import Cleaner, Failure, Ledger
-from vsrtune.closing import Closing
-from vsrtune.errors import VsrtuneError
+from vsrtune.bench.ledger import Ledger
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.ledger import Cleaner, Failure
 
 # Loading libvirt on a busy host takes its time.
 _START_SECONDS = 60.0

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
 from vsrtune.bench.model import Attachment
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.interface_xml import Nic
 
 # Which part of the host an interface stands on; written anew for each attachment.

@@ -22,8 +22,8 @@ from vsrtune.bench import fairness, rate_search
 from vsrtune.bench.aggregate import MethodRun, even_load, point, spread_of
 from vsrtune.bench.model import Load, Spec, Trial
 from vsrtune.bench.schedule import each_in_turn
-from vsrtune.errors import VsrtuneError
-from vsrtune.stats import linear_fit
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.stats import linear_fit
 
 SEARCHES = ("ndr", "pdr", "back-to-back")
 

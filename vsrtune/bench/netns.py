@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 DIRECTORY = "/run/netns"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from vsrtune.actions import Action, EmulatorPin, Plan, VcpuPin
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Guest, Role, Snapshot, Thread
 from vsrtune.plan_build import pin_values
 from vsrtune.wishes import main_thread, pin_target

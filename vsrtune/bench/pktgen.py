@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from vsrtune.bench.generator import Sent
 from vsrtune.bench.model import IMIX_WEIGHTS
 from vsrtune.bench.streams import FIRST_SOURCE_PORT, Stream
-from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.core.errors import Lasting, VsrtuneError
 
 DIRECTORY = "/proc/net/pktgen"
 MODULE = "/sys/module/pktgen"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vsrtune.bench.model import Outcome
 from vsrtune.bench.points import ROLES, Point, by_configuration, points, used
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

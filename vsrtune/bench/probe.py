@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.bench.model import Latency
-from vsrtune.closing import Closing
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
 
 PORT = 19999
 _SOURCE_PORT = 1023

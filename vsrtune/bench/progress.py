@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vsrtune.bench.model import Trial
 from vsrtune.bench.runner import Progress
-from vsrtune.closing import Closing
-from vsrtune.printable import printable
+from vsrtune.core.closing import Closing
+from vsrtune.core.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -8,7 +8,7 @@ from typing import Any
 
 from vsrtune import executor
 from vsrtune.bench.commands import run
-from vsrtune.errors import VsrtuneError, WriteError
+from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.rootfs import boot_id

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import vsrtune
-from vsrtune.closing import Closing
-from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import Lasting, VsrtuneError
 
 # For an answer to what is not traffic; a remote login, or a host under load, is slow.
 ANSWER_SECONDS = 60.0

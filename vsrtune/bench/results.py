@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from vsrtune.bench.model import Outcome
-from vsrtune.codec import decode, encode
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
 
 FORMAT = "vsrtune-bench/1"
 _QUANTILES = ("p50", "p90", "p99")

@@ -17,7 +17,7 @@ from vsrtune.attach_host import LiveHost
 from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import members_of, of_group
 from vsrtune.journal import DEFAULT_PATH as JOURNAL
 from vsrtune.rootfs import boot_id

@@ -20,12 +20,13 @@ from vsrtune import __version__
 from vsrtune.bench import compare, guard, methods, runner
 from vsrtune.bench.configure import Configurator
 from vsrtune.bench.environment import environment
-from vsrtune.bench.ledger import Failure, Ledger
+from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
 from vsrtune.bench.progress import Watch
 from vsrtune.bench.tester import Tester
-from vsrtune.errors import VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
+from vsrtune.ledger import Failure
 from vsrtune.model import Snapshot
 from vsrtune.observe import live_observer
 

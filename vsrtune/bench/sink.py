@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vsrtune.bench.streams import Counted
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 TABLE = "vsrtune_bench"
 # Before anything else that looks at frames here.

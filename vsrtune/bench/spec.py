@@ -22,8 +22,8 @@ from vsrtune.bench.model import (
 )
 from vsrtune.bench.spec_checks import Checker
 from vsrtune.bench.spec_schema import DURATION_PATTERN, schema
-from vsrtune.errors import PolicyError, VsrtuneError
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.errors import PolicyError, VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.policy import parse
 from vsrtune.policy_messages import structural
 from vsrtune.policy_yaml import Document, read, shown

@@ -8,8 +8,8 @@ from typing import Any
 from vsrtune.bench.model import Configuration, Leg, Method, Spec, Tuning
 from vsrtune.bench.spec_schema import MAX_PPS
 from vsrtune.bench.streams import COUNTED_FLOWS
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import PolicyError, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.policy_messages import line_of
 from vsrtune.policy_yaml import KeyPath, dotted
 

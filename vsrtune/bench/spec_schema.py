@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 from vsrtune.bench.model import Attachment, Tuning
-from vsrtune.cpuset import MAX_CPU
+from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.policy_schema import DEVICE_PATTERN, MAC_PATTERN
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/bench.json"

@@ -17,7 +17,7 @@ from math import ceil, gcd
 from typing import Literal
 
 from vsrtune.bench.model import Leg, Load, Router, Spec
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 FIRST_SOURCE_PORT = 1024
 SOURCE_PORTS = 65535 - FIRST_SOURCE_PORT

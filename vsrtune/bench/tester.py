@@ -16,8 +16,8 @@ from vsrtune.bench.model import Endpoint, Latency, Load, Spec, Trial
 from vsrtune.bench.probe import latency
 from vsrtune.bench.remote import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.streams import Direction, Stream, counted, streams
-from vsrtune.closing import Closing
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import Snapshot
 from vsrtune.rootfs import HostRoot, LiveRoot, boot_id
 

@@ -15,8 +15,8 @@ from vsrtune.actions import HOST_REF, Plan
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.put_back import failure, settle
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal

@@ -17,7 +17,7 @@ from statistics import median
 
 from hoststate import capture, differences
 
-from vsrtune.stats import paired_ratio
+from vsrtune.core.stats import paired_ratio
 
 POLICY_SOURCE = Path("/usr/share/vsrtune/policies/router.yaml")
 POLICY = Path("/etc/vsrtune/policies/vr1.yaml")

@@ -23,7 +23,7 @@ import pytest
 from faulty import Fault
 
 from vsrtune.bench.model import Endpoint, Leg, Router, Spec
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.journal import read_entries
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from labhelp import LabGuest
 from vsrtune.bench import guard, tester
 from vsrtune.bench.ledger import DEFAULT_PATH, Ledger
 from vsrtune.bench.model import Endpoint, Leg, Limits, Load, Router, Spec, Traffic, Trial
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.observe import live_observer
 
 OBSERVER = live_observer()

@@ -25,7 +25,7 @@ from vsrtune.bench.model import (
     Configuration,
     Tuning,
 )
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 NET = Path("/sys/class/net")
 UNTUNED = Configuration("untuned")

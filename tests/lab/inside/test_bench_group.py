@@ -24,7 +24,7 @@ from vsrtune.bench.cleaners import CLEANERS
 from vsrtune.bench.configure import Configurator
 from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import Configuration, Spec
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 pytestmark = labhelp.seldom("the bench on a group")
 

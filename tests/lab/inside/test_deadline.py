@@ -16,7 +16,7 @@ from deadlinehelp import BUDGET, Engine, budget, policy, problems
 from labhelp import LabGuest
 
 from vsrtune.actions import Partition, PartitionState, ThreadSched
-from vsrtune.errors import WriteError
+from vsrtune.core.errors import WriteError
 from vsrtune.journal_records import Entry
 from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import LiveSysOps

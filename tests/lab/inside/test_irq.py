@@ -13,8 +13,8 @@ import pytest
 from labhelp import LabGuest
 
 from vsrtune.actions import HOST_REF, IrqAffinity
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import FixedError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import FixedError
 from vsrtune.sysops import LiveSysOps
 
 NICS = ("p0", "p1")

@@ -30,8 +30,8 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import Lasting
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting
 from vsrtune.executor import apply, recover, undo
 from vsrtune.journal import Journal
 from vsrtune.model import Sched, SchedClass, ThreadKey

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from vsrtune.stats import Ratio, paired_ratio
+from vsrtune.core.stats import Ratio, paired_ratio
 
 # A number of one trial.
 Value = Callable[[Mapping[str, Any]], float]

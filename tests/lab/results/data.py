@@ -8,7 +8,7 @@ from pathlib import Path
 from vsrtune.bench.model import Outcome, Trial
 from vsrtune.bench.points import Point, by_configuration
 from vsrtune.bench.results import outcome_from_json
-from vsrtune.stats import Ratio, paired_ratio
+from vsrtune.core.stats import Ratio, paired_ratio
 
 from .beddata import BedRun, bed_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from vsrtune.stats import Ratio
+from vsrtune.core.stats import Ratio
 
 from .data import Data, mix, offered
 from .plan import Verdict

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vsrtune.bench.points import Point
-from vsrtune.stats import Ratio
+from vsrtune.core.stats import Ratio
 
 from .data import Data
 from .judge import Judge, Place, change, ranged, top

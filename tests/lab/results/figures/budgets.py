@@ -25,7 +25,7 @@ from results.plan import (
 from results.reserve import LEAST, PERIOD, SECONDS, STRAIGHT, in_force, linear_part
 from vsrtune.bench.model import Trial
 from vsrtune.bench.points import Point
-from vsrtune.stats import Fit, linear_fit
+from vsrtune.core.stats import Fit, linear_fit
 
 # Percent of a CPU. The paper has 35 to 95; 90 is the most that kernel 6.12 admits, and
 # what saturates early needs the ones below 35 for a line.

@@ -9,7 +9,7 @@ from typing import Any
 from results.data import Data
 from results.judge import Judge, top
 from results.plan import PAIR, Claim, Figure, Run, Verdict, fifo, policy, untuned
-from vsrtune.stats import median_interval, paired_ratio
+from vsrtune.core.stats import median_interval, paired_ratio
 
 from .isolation import shares
 

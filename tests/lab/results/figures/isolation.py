@@ -12,7 +12,7 @@ from results.judge import Judge, causes, top
 from results.plan import FIFO, PAIR, Claim, Figure, Run, Verdict, budget, placed, policy
 from results.reserve import in_force
 from vsrtune.bench.model import Trial
-from vsrtune.stats import median_interval
+from vsrtune.core.stats import median_interval
 
 # Of a CPU, for each router. In overload, threads of equal priority, 58 to 59 % of a
 # router's CPU time was the vcpu's (peers/own-peak): so is its part here. The rest is for

@@ -10,8 +10,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union
 
-from vsrtune.cpuset import CpuSet
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import re
 import xml.etree.ElementTree as ET
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from vsrtune.codec import decode
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.codec import decode
+from vsrtune.core.errors import VsrtuneError
 
 # libvirt takes no string beyond 4 MiB (VIR_NET_MESSAGE_STRING_MAX); a snapshot of a large
 # host is the largest JSON.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 
-from vsrtune.errors import Lasting, VsrtuneError
+from vsrtune.core.errors import Lasting, VsrtuneError
 
 FIRST, LONGEST = 1.0, 60.0
 # A permanent failure is tried again too, rarely: its cause may have been removed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from vsrtune.exit_codes import ExitCode
+from vsrtune.core.exit_codes import ExitCode
 
 # What to do about an interrupt that the kernel moves itself.
 MANAGED_HINT = (

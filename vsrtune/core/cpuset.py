@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 # The kernel's NR_CPUS limit on x86-64 is 8192; anything above is a typing error.
 MAX_CPU = 8191

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from vsrtune.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 
 _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 TIME_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*(ns|us|µs|ms|s)\s*$"
@@ -31,3 +31,18 @@ def time_text(nanoseconds: int) -> str:
         if nanoseconds >= size and nanoseconds % (size // 1000) == 0:
             return f"{nanoseconds / size:g}{unit}"
     return f"{nanoseconds}ns"
+
+
+def printable(text: str) -> str:
+    """The text with everything that a terminal or a reader would not show as it is written out:
+    bytes that are no UTF-8 (os.fsdecode), control characters, which move a terminal's cursor
+    or set its title, and those that turn the direction of what follows."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines. All but the first are indented, so that none
+    passes for a message of its own."""
+    return "\n  ".join(map(printable, text.split("\n")))
