@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from vsrtune import executor
-from vsrtune.actions import Action, DeviceTarget, Plan, Target, Value
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
 from vsrtune.drift_watch import DriftWatch
@@ -15,8 +14,10 @@ from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import Look
+from vsrtune.model.daemon_state import QueueState, State
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import DeviceTarget, Target, Value
 from vsrtune.projection import project_actions
-from vsrtune.state import QueueState, State
 from vsrtune.sysops import SysOps
 
 

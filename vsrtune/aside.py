@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterable
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import REALTIME, Guest, Snapshot
+from vsrtune.model.guest import REALTIME, Guest
+from vsrtune.model.snapshot import Snapshot
 
 
 def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:

@@ -26,10 +26,10 @@ from vsrtune.clone_model import Clone
 from vsrtune.clone_steps import MakeFiles, StartGuest
 from vsrtune.clone_switch import Clones
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.interface_xml import Nic, differences
 from vsrtune.interrupts import held
 from vsrtune.ledger import Entry
 from vsrtune.live_domains import AwayError, RefusedError, Requests, unplug
+from vsrtune.model.domain_xml import Nic, differences
 from vsrtune.overlays import OutOfReachError
 
 # libvirtd is started again by systemd, and reads all its guests then.

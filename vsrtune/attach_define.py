@@ -6,7 +6,7 @@ from __future__ import annotations
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_steps import Define
 from vsrtune.core.errors import WriteError
-from vsrtune.interface_xml import Nic, added, differences, nic, nics, replaced
+from vsrtune.model.domain_xml import Nic, added, differences, nic, nics, replaced
 
 
 def define(host: AttachHost, step: Define) -> None:

@@ -11,7 +11,7 @@ import errno
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, UPLINK, Device
 from vsrtune.core.errors import WriteError
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
 
 _CDEV_SECONDS = 10.0
 # libvirt removes a macvtap an instant after it forgets the interface.

@@ -19,8 +19,8 @@ from vsrtune.clone_model import File
 from vsrtune.domain_life import DomainLife
 from vsrtune.ethtool import private_flags
 from vsrtune.ethtool_flags import set_private_flag
-from vsrtune.interface_xml import Nic, nics
-from vsrtune.rtnl_model import Link
+from vsrtune.model.domain_xml import Nic, nics
+from vsrtune.model.host import Link
 
 
 class AttachHost(Protocol):

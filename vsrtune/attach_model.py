@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from vsrtune.attach_steps import NAPI_KIND, Device, Origin, Step
 from vsrtune.clone_model import Clone, Cloning
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import Nic
-from vsrtune.model import Attachment
-from vsrtune.rtnl_model import Link
+from vsrtune.model.domain_xml import Nic
+from vsrtune.model.guest import Attachment
+from vsrtune.model.host import Link
 
 # Kinds that, like ours, want a lower device for themselves.
 STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")

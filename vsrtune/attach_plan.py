@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vsrtune import interface_xml
 from vsrtune.attach_model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
 from vsrtune.attach_steps import (
     Card,
@@ -28,9 +27,10 @@ from vsrtune.attach_steps import (
     Unplug,
 )
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import Nic
-from vsrtune.model import Attachment
-from vsrtune.rtnl_model import MODES, Link, mode_name
+from vsrtune.model import domain_xml
+from vsrtune.model.domain_xml import Nic
+from vsrtune.model.guest import Attachment
+from vsrtune.model.host import MODES, Link, mode_name
 
 
 def plan(asked: Asked, host: Host) -> Switch:
@@ -203,16 +203,16 @@ def _forth(
     host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None, notes: list[str]
 ) -> Move:
     for found in filter(None, (live, config)):
-        reason = interface_xml.unsupported(found)
+        reason = domain_xml.unsupported(found)
         if reason:
             raise VsrtuneError(
                 reason,
                 where=f"{guest.name}: interface {mac}",
                 hint="name another interface with --interface",
             )
-        notes += [f"{guest.name} {mac}: {text}" for text in interface_xml.lost(found)]
+        notes += [f"{guest.name} {mac}: {text}" for text in domain_xml.lost(found)]
     device = _device(host, guest, mac, live, config)
-    pairs = [(f.xml, interface_xml.on_device(f, device.name)) if f else ("", "")
+    pairs = [(f.xml, domain_xml.on_device(f, device.name)) if f else ("", "")
              for f in (live, config)]  # fmt: skip
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], device.queue)
 
@@ -243,7 +243,7 @@ def device_like(
         name=name,
         lower=lower.name,
         mac=source.mac,
-        mode=MODES[interface_xml.mode(source)],
+        mode=MODES[domain_xml.mode(source)],
         mtu=link.mtu if link is not None else lower.mtu,
         queue=host.kept(link) if link is not None else 500,
         every_queue=every_queue,
@@ -290,10 +290,10 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
             pairs.append(("", ""))
             continue
         # What was before, unless somebody has changed the interface since.
-        if not before or interface_xml.differences(
-            interface_xml.on_device(interface_xml.nic(before), source.device), found.xml
+        if not before or domain_xml.differences(
+            domain_xml.on_device(domain_xml.nic(before), source.device), found.xml
         ):
-            before = interface_xml.as_direct(found, lower, mode_name(mode))
+            before = domain_xml.as_direct(found, lower, mode_name(mode))
         pairs.append((found.xml, before))
     queue = host.kept(link) if link is not None else None
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], queue)

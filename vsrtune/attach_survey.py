@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from vsrtune.actions import TxQueueLen
 from vsrtune.attach_host import AttachHost
 from vsrtune.attach_ledger import ORIGIN
 from vsrtune.attach_model import Host
@@ -15,8 +14,9 @@ from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.journal import read_entries
 from vsrtune.journal_lock import in_use
 from vsrtune.ledger import read_pending
+from vsrtune.model.host import Link
+from vsrtune.model.targets import TxQueueLen
 from vsrtune.rootfs import boot_id
-from vsrtune.rtnl_model import Link
 
 
 def survey(

@@ -14,7 +14,7 @@ from vsrtune.attach_model import Asked, GuestNics, Host, Switch, movable
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import Origin
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model import Attachment, Guest
+from vsrtune.model.guest import Attachment, Guest
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 

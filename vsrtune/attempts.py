@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model import Problem
+from vsrtune.model.snapshot import Problem
 
 T = TypeVar("T")
 

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import MIXED, PRIOR, Costs
-from vsrtune.deadline import percent
-from vsrtune.load_windows import WINDOWS, mean
-from vsrtune.model import Host, ThreadKey
+from vsrtune.model.deadline import percent
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.load import WINDOWS, mean
 from vsrtune.placement import Occupant, Placed, Seat
 from vsrtune.placement_board import Board, Placement
 from vsrtune.placement_search import search

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from vsrtune.actions import EmulatorPin, Pin, Target, VcpuPin
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.journal_records import Entry
-from vsrtune.model import CarriedPin, Guest, Host, Role, Thread, ThreadKey
+from vsrtune.model.guest import CarriedPin, Guest, Role, Thread, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.targets import EmulatorPin, Pin, Target, VcpuPin
 
 REASON = "the guest has brought it along"
 

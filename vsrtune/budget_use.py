@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vsrtune.deadline import used
-from vsrtune.model import SchedClass, Snapshot, ThreadKey
+from vsrtune.model.deadline import used
+from vsrtune.model.guest import SchedClass, ThreadKey
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.proc import run_ns
 from vsrtune.rootfs import HostRoot
 

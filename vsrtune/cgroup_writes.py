@@ -5,7 +5,15 @@ from __future__ import annotations
 import errno
 import time
 
-from vsrtune.actions import (
+from vsrtune.cgroup import MOUNT
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, VanishedError, WriteError
+from vsrtune.cpuset_clear import make_threaded
+from vsrtune.errnos import Operation, write_error
+from vsrtune.hostcalls import HostCalls
+from vsrtune.hostthread import CPUS, HostThread
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.targets import (
     CgroupDir,
     CgroupTarget,
     CpusetFile,
@@ -15,14 +23,6 @@ from vsrtune.actions import (
     ThreadMask,
     Value,
 )
-from vsrtune.cgroup import MOUNT
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting, VanishedError, WriteError
-from vsrtune.cpuset_clear import make_threaded
-from vsrtune.errnos import Operation, write_error
-from vsrtune.hostcalls import HostCalls
-from vsrtune.hostthread import CPUS, HostThread
-from vsrtune.model import ThreadKey
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from vsrtune.balancing import balance
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import bandwidth
 from vsrtune.irq_choice import inner_links, lower_nics
-from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.model.deadline import bandwidth
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.placement import Chosen, Occupant, Seat, place
 from vsrtune.policy import AUTO
 from vsrtune.policy_roles import cpus_for, rule_for

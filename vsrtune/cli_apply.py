@@ -32,12 +32,12 @@ from vsrtune.cli_common import (
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.actions import Plan
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.executor import Result
     from vsrtune.guardian import Guard
     from vsrtune.journal import Journal
-    from vsrtune.model import Snapshot
+    from vsrtune.model.plan import Plan
+    from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy import Policy
 
 
@@ -92,10 +92,11 @@ def apply(
     is wrong (nothing was changed), 4 not all guests could be looked at, 5 a guest is refused
     (it was not changed).
     """
-    from vsrtune import attach_show, executor, guardian, plan_json, render
+    from vsrtune import attach_show, executor, guardian, render
     from vsrtune.cli import complain
     from vsrtune.full_plan import full_plan
     from vsrtune.journal import Journal
+    from vsrtune.model.plan import read_plan
     from vsrtune.rootfs import boot_id
     from vsrtune.sysops import LiveSysOps
 
@@ -105,7 +106,7 @@ def apply(
     policies = () if stored is not None else load_policies(policy_dirs)
     if stored is not None:
         text = click.get_text_stream("stdin").read() if str(stored) == "-" else _text(stored)
-        made = plan_json.loads(text, boot, str(stored))
+        made = read_plan(text, boot, str(stored))
     with ExitStack() as stack:
         guard: Guard | None = None
         with Journal.open(journal, boot) as opened:

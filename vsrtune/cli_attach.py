@@ -93,7 +93,7 @@ def attach(
     from vsrtune.attach_model import Asked
     from vsrtune.attach_plan import plan
     from vsrtune.attach_survey import survey
-    from vsrtune.model import Attachment
+    from vsrtune.model.guest import Attachment
     from vsrtune.rootfs import boot_id
 
     if sum((recover, devices, to is not None)) != 1:
@@ -179,7 +179,7 @@ class _Reporter:
 def _after(switch: Switch, journal: Path) -> None:
     from vsrtune.doctor_read import BOOT_UNIT, boot_unit_enabled
     from vsrtune.journal_lock import in_use
-    from vsrtune.model import Attachment
+    from vsrtune.model.guest import Attachment
 
     forth = switch.to is Attachment.NAPI_MACVLAN
     if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:

@@ -13,11 +13,11 @@ from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.text import parse_time, printable
 
 if TYPE_CHECKING:
-    from vsrtune.journal_records import Entry
-    from vsrtune.model import Snapshot
+    from vsrtune.model.journal_records import Entry
+    from vsrtune.model.snapshot import Snapshot
+    from vsrtune.model.stepdown import Steps
     from vsrtune.policy import Policy
     from vsrtune.policy_match import Scope
-    from vsrtune.stepdown import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 

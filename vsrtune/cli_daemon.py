@@ -118,9 +118,10 @@ def daemon(
     from vsrtune.journal import Journal
     from vsrtune.link_events import LinkEvents
     from vsrtune.load_meter import LoadMeter
-    from vsrtune.load_windows import least_ns
     from vsrtune.metrics import Metrics
-    from vsrtune.model import Snapshot
+    from vsrtune.model.daemon_state import Starved, State
+    from vsrtune.model.load import least_ns
+    from vsrtune.model.snapshot import Snapshot
     from vsrtune.observe import live_observer
     from vsrtune.patrol import Patrol
     from vsrtune.policy_match import Scope, scope
@@ -128,7 +129,6 @@ def daemon(
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
     from vsrtune.rootfs import LiveRoot
-    from vsrtune.state import Starved, State
     from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()

@@ -27,7 +27,7 @@ from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.attach_wishes import Batch
-    from vsrtune.model import Snapshot
+    from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy import Policy
 
 
@@ -60,8 +60,9 @@ def plan(
     Exit codes: 0 a plan could be made, 2 a policy is wrong, 4 not all guests could be
     looked at, 5 a guest is refused.
     """
-    from vsrtune import plan_json, render
+    from vsrtune import render
     from vsrtune.full_plan import full_plan
+    from vsrtune.model.plan import plan_text
 
     policies = load_policies(policy_dirs)
     ours, steps = journalled(journal, root)
@@ -70,7 +71,7 @@ def plan(
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
     made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
     if as_json:
-        click.echo(plan_json.dumps(made, snapshot.host.boot_id))
+        click.echo(plan_text(made, snapshot.host.boot_id))
         missing = _say_unread(snapshot, policies)
         return ExitCode.REFUSED if made.refusals else missing
     found = _attachments(policies, root, uri, attach_ledger, journal)

@@ -22,7 +22,8 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.model import Guest, Snapshot
+    from vsrtune.model.guest import Guest
+    from vsrtune.model.snapshot import Snapshot
 
 
 @click.group()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.actions import Plan
 from vsrtune.cli_common import (
     check_guests,
     journal_option,
@@ -24,7 +23,8 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model import Snapshot
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from vsrtune.report import Table

@@ -26,7 +26,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.model import Snapshot
+    from vsrtune.model.snapshot import Snapshot
     from vsrtune.top_host import TopHost
     from vsrtune.top_keys import Keys
     from vsrtune.top_model import Frame

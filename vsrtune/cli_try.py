@@ -30,7 +30,8 @@ from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.journal import Journal
-    from vsrtune.model import Guest, Snapshot
+    from vsrtune.model.guest import Guest
+    from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy import Policy
     from vsrtune.trial import Turn, Verdict
 

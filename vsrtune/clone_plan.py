@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune import domain_clone, interface_xml
+from vsrtune import domain_clone
 from vsrtune.attach_model import GuestNics, Host
 from vsrtune.attach_steps import Step
 from vsrtune.clone_model import Clone, Cloning, File
 from vsrtune.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import Group
-from vsrtune.interface_xml import Nic
+from vsrtune.model import domain_xml
+from vsrtune.model.domain_xml import Nic
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,7 @@ def stand_in(group: Group, name: str, template: GuestNics, host: Host) -> GuestN
         )
     taken = _macs(host)
     cards = tuple(
-        interface_xml.nic(
-            interface_xml.with_mac(nic.xml, domain_clone.own_mac(own, nic.mac, taken))
-        )
+        domain_xml.nic(domain_xml.with_mac(nic.xml, domain_clone.own_mac(own, nic.mac, taken)))
         for nic in template.config or ()
     )
     return GuestNics(name, own, cards, cards)

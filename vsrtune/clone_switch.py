@@ -5,7 +5,6 @@ Every method looks first at what is there, so that all of them may be repeated.
 
 from __future__ import annotations
 
-from vsrtune import interface_xml
 from vsrtune.attach_host import AttachHost
 from vsrtune.clone_model import Clone, File
 from vsrtune.clone_steps import (
@@ -19,6 +18,7 @@ from vsrtune.clone_steps import (
 )
 from vsrtune.core.errors import VanishedError
 from vsrtune.live_domains import RefusedError
+from vsrtune.model import domain_xml
 
 
 class Clones:
@@ -75,7 +75,7 @@ class Clones:
         """A guest whose definition names the file."""
         for guest in self._host.guests():
             try:
-                if file.path in interface_xml.disk_files(self._host.definition(guest.uuid)):
+                if file.path in domain_xml.disk_files(self._host.definition(guest.uuid)):
                     return guest.name
             except VanishedError:
                 continue

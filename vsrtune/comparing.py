@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import CpusetList, PartitionState, Pin, TimeSlice, Value
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import LEAVING
-from vsrtune.journal_records import same_setting
+from vsrtune.model.deadline import LEAVING
+from vsrtune.model.journal_records import same_setting
+from vsrtune.model.targets import CpusetList, PartitionState, Pin, TimeSlice, Value
 from vsrtune.sysops import SysOps
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vsrtune.actions import CpusetFile, Partition, Target, Value
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Role, Thread
+from vsrtune.model.guest import Guest, Role, Thread
+from vsrtune.model.host import Host
+from vsrtune.model.targets import CpusetFile, Partition, Target, Value
 from vsrtune.projection import scope_limit
 
 

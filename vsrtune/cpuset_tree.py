@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vsrtune.cgroup import MOUNT, CpusetReader
-from vsrtune.cpuset_groups import CpusetGroup
+from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.rootfs import HostRoot
 
 # Files that controllers put beside child cgroups.

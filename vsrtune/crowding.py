@@ -25,9 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import UNIT, limit
-from vsrtune.load_windows import WINDOWS, mean
-from vsrtune.model import Host, Role
+from vsrtune.model.deadline import UNIT, limit
+from vsrtune.model.guest import Role
+from vsrtune.model.host import Host
+from vsrtune.model.load import WINDOWS, mean
 from vsrtune.placement import Occupant, Seat
 
 OTHERS = 1.0

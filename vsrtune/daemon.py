@@ -19,11 +19,11 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, NOTHING, TURNS, Look
+from vsrtune.model.daemon_state import Starved, State
 from vsrtune.policy import Policy
 from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import Notifier
-from vsrtune.state import Starved, State
 from vsrtune.wakeup import Wakeup
 
 # Events come in bursts (a starting guest gives several); wait until they pause.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import UNIT
-from vsrtune.model import DeadlineCpu
+from vsrtune.model.deadline import UNIT
+from vsrtune.model.host import DeadlineCpu
 from vsrtune.rootfs import HostRoot
 
 SCHED = "/sys/kernel/debug/sched"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import bandwidth
-from vsrtune.model import Host, Role, Thread, ThreadKey
+from vsrtune.model.deadline import bandwidth
+from vsrtune.model.guest import Role, Thread, ThreadKey
+from vsrtune.model.host import Host
 from vsrtune.policy_roles import rule_for
 from vsrtune.wishes import PinWish, Wishes, label
 

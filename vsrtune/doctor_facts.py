@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_books import read_books
 from vsrtune.doctor_model import DeviceState, Facts, Opener
-from vsrtune.model import Interface, Snapshot
+from vsrtune.model.guest import Interface
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.rootfs import HostRoot
 
 _IRQS = "/sys/kernel/debug/irq/irqs"

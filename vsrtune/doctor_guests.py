@@ -9,8 +9,7 @@ from dataclasses import replace
 from vsrtune import plan_warnings, softirq
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor_model import Case, Check, Finding, Level
-from vsrtune.domain_books import waits_for_domain
-from vsrtune.model import (
+from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
     Confidence,
@@ -21,6 +20,7 @@ from vsrtune.model import (
     SchedClass,
     WorkerKind,
 )
+from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.wishes import label, main_thread
 
 _NET = "/sys/class/net"

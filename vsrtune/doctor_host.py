@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import UNIT, percent
-from vsrtune.deadline import bandwidth as booked_by
 from vsrtune.doctor_model import Case, Check, Finding, Level
-from vsrtune.domain_books import books as domains
 from vsrtune.irq_choice import queue_irqs
-from vsrtune.model import Guest, Nic, Role, SchedClass
-from vsrtune.root_domains import is_partition
+from vsrtune.model.deadline import UNIT, percent
+from vsrtune.model.deadline import bandwidth as booked_by
+from vsrtune.model.guest import Guest, Role, SchedClass
+from vsrtune.model.host import Nic
+from vsrtune.model.root_domains import books as domains
+from vsrtune.model.root_domains import is_partition
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"

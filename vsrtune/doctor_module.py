@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vsrtune.attach_model import OURS, STACKED
 from vsrtune.doctor_model import Check, Finding, Level
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
 
 MODULE = "napi_macvlan"
 

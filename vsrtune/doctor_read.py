@@ -9,7 +9,7 @@ from pathlib import Path
 from vsrtune import rtnl
 from vsrtune.core.errors import ObserveError
 from vsrtune.doctor_module import MODULE, LoadedModule, ModuleFile, Seen
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
 
 BOOT_UNIT = "vsrtune-devices.service"
 # The firmware's variable: four bytes of attributes, then 1 or 0.

@@ -8,9 +8,16 @@ thread is moved, or loses its partition, while it is DEADLINE.
 
 from __future__ import annotations
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.deadline_domains import DomainMode, RootDomain, RootDomains
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.deadline import limit, percent
+from vsrtune.model.host import Host
+from vsrtune.model.plan import Action
+from vsrtune.model.root_domains import is_partition
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     CgroupDir,
     CpusetFile,
     CpusetList,
@@ -21,13 +28,7 @@ from vsrtune.actions import (
     ThreadCgroup,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_groups import CpusetGroup
-from vsrtune.deadline import limit, percent
-from vsrtune.deadline_domains import DomainMode, RootDomain, RootDomains
-from vsrtune.model import Host, Snapshot
 from vsrtune.plan_build import Phases
-from vsrtune.root_domains import is_partition
 from vsrtune.wishes import EMULATOR_CGROUP, Context, Wishes, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")

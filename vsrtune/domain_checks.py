@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vsrtune.deadline import limit, limit_text, percent
 from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
-from vsrtune.model import DATA_PLANE, Host, Snapshot, ThreadKey
+from vsrtune.model.deadline import limit, limit_text, percent
+from vsrtune.model.guest import DATA_PLANE, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.placement import Chosen
 from vsrtune.wishes import Wishes, label
 

@@ -23,9 +23,11 @@ from collections.abc import Mapping, Sequence
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.domain_checks import admit, emulators, evict, keep_out
-from vsrtune.model import DATA_PLANE, Host, Role, Snapshot, ThreadKey, WorkerKind
+from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey, WorkerKind
+from vsrtune.model.host import Host
+from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_alone
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.placement import Chosen
-from vsrtune.root_domains import PARTITION_CGROUP, is_partition, isolated_alone
 from vsrtune.wishes import Context, Wishes, label
 
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import Guest, Thread
+from vsrtune.model.host import Host
+from vsrtune.model.nic_settings import nic_settings
+from vsrtune.model.plan import Action, Drift, DriftRule, Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
-    Drift,
-    DriftRule,
     EmulatorPin,
     IrqAffinity,
     NapiThreaded,
     Pin,
-    Plan,
     RrTimeslice,
     Target,
     ThreadAffinity,
@@ -32,9 +34,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Snapshot, Thread
-from vsrtune.nic_settings import nic_settings
 from vsrtune.policy import Policy
 from vsrtune.policy_drift import DriftRules, rule_of
 from vsrtune.policy_roles import slice_of

@@ -31,17 +31,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from vsrtune import obstacles
-from vsrtune.actions import (
-    Action,
-    CgroupDir,
-    CpusetFile,
-    Pin,
-    Plan,
-    Target,
-    ThreadAffinity,
-    ThreadCgroup,
-    Value,
-)
 from vsrtune.brought import REASON, entries
 from vsrtune.comparing import between, exactly, still_ours
 from vsrtune.core.errors import (
@@ -54,8 +43,19 @@ from vsrtune.core.errors import (
     WriteError,
 )
 from vsrtune.journal import Journal
-from vsrtune.journal_records import Entry, same_setting, undo_action, undo_order
-from vsrtune.model import Guest, Snapshot
+from vsrtune.model.guest import Guest
+from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
+    CgroupDir,
+    CpusetFile,
+    Pin,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    Value,
+)
 from vsrtune.sysops import SysOps
 
 

@@ -10,24 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune import brought, planner
-from vsrtune.actions import (
-    Action,
+from vsrtune.model.journal_records import Entry, undo_order
+from vsrtune.model.plan import Action, Plan, Skipped
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import NO_STEPS, Steps
+from vsrtune.model.targets import (
     CgroupTarget,
     CpusetFile,
     CpusetList,
     Partition,
     PartitionState,
-    Plan,
-    Skipped,
     Target,
     TimeSlice,
     Value,
 )
-from vsrtune.journal_records import Entry, undo_order
-from vsrtune.model import Snapshot
 from vsrtune.policy import Policy
 from vsrtune.projection import after, project_actions
-from vsrtune.stepdown import NO_STEPS, Steps
 
 REASON = "no policy asks for it any more"
 

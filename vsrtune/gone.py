@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import CgroupTarget, DeviceTarget, NicTarget, RrTimeslice
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
-from vsrtune.nic_settings import nic_settings
-from vsrtune.part import Part
+from vsrtune.model.nic_settings import nic_settings
+from vsrtune.model.snapshot import SnapshotSlice
+from vsrtune.model.targets import CgroupTarget, DeviceTarget, NicTarget, RrTimeslice
 from vsrtune.sysops import SysOps
 
 
-def forget(part: Part, ops: SysOps, journal: Journal) -> None:
+def forget(part: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
     """Drop the entries of the guests of ``part`` that nothing is left of.
 
     A guest missing from the snapshot is no proof, because its reader may have

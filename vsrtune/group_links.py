@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from vsrtune.attach_steps import Device
 from vsrtune.group_schema import BRIDGE, VLAN
-from vsrtune.rtnl_model import MODES
+from vsrtune.model.host import MODES
 
 LINK, BALANCER, ROUTER = "l", "b", "r"
 DUMMY_KIND, VLAN_KIND = "dummy", "vlan"

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vsrtune import interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move
 from vsrtune.attach_plan import no_others
 from vsrtune.attach_steps import Card, Device, Origin, Role
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import Group
-from vsrtune.interface_xml import Nic
-from vsrtune.rtnl_model import mode_name
+from vsrtune.model import domain_xml
+from vsrtune.model.domain_xml import Nic
+from vsrtune.model.host import mode_name
 
 
 def of_group(name: str, host: Host) -> tuple[Origin, ...]:
@@ -102,11 +102,10 @@ def on_lower(
             "the interface is on NAPI-macvlan already, by itself", where=where,
             hint=f"vsrtune attach --to macvtap {guest.name}",
         )  # fmt: skip
-    reason = interface_xml.unsupported(nic)
-    if not reason and one_queue and interface_xml.queues(nic) > 1:
+    reason = domain_xml.unsupported(nic)
+    if not reason and one_queue and domain_xml.queues(nic) > 1:
         reason = (
-            f"it has {interface_xml.queues(nic)} queue pairs, and would hear each broadcast "
-            "as often"
+            f"it has {domain_xml.queues(nic)} queue pairs, and would hear each broadcast as often"
         )
     if reason:
         kind = "macvtap of one queue" if one_queue else "macvtap"
@@ -128,12 +127,12 @@ def defined(guest: GuestNics, nic: Nic, lower: str, notes: list[str]) -> Nic | N
 
 def moved(nic: Nic, device: Device) -> str:
     """The interface on a device of ours."""
-    return interface_xml.with_mac(interface_xml.on_device(nic, device.name), device.mac)
+    return domain_xml.with_mac(domain_xml.on_device(nic, device.name), device.mac)
 
 
 def back(origin: Origin, guest: GuestNics) -> Move:
     """How the interface of a member comes to what it was."""
-    before = interface_xml.nic(origin.live or origin.config)
+    before = domain_xml.nic(origin.live or origin.config)
     live = config = ("", "")
     if guest.live is not None:
         now = on_device(guest.live, origin.device.name)
@@ -151,17 +150,17 @@ def back(origin: Origin, guest: GuestNics) -> Move:
 def _was(origin: Origin, now: Nic, before: str) -> str:
     """What an interface was, unless somebody has changed it since: then the like of what it
     is, with its old MAC."""
-    was = interface_xml.nic(before or origin.live or origin.config)
-    if before and not interface_xml.differences(moved(was, origin.device), now.xml):
+    was = domain_xml.nic(before or origin.live or origin.config)
+    if before and not domain_xml.differences(moved(was, origin.device), now.xml):
         return before
-    direct = interface_xml.as_direct(now, origin.outside, mode_name(origin.device.mode))
-    return interface_xml.with_mac(direct, was.mac)
+    direct = domain_xml.as_direct(now, origin.outside, mode_name(origin.device.mode))
+    return domain_xml.with_mac(direct, was.mac)
 
 
 def free_again(name: str, origins: Iterable[Origin], moves: Iterable[Move], host: Host) -> None:
     """Refuse when other NAPI-macvlan devices stand where macvtaps are to come back now."""
     own = {o.device.name for o in origins}
-    lowers = {interface_xml.nic(m.live[1]).lower for m in moves if m.live[1]}
+    lowers = {domain_xml.nic(m.live[1]).lower for m in moves if m.live[1]}
     no_others(host, lowers, forth=False, but=own)
     for guest in host.guests:
         for nic in guest.live if guest.live is not None else guest.config or ():
@@ -182,4 +181,4 @@ def free_again(name: str, origins: Iterable[Origin], moves: Iterable[Move], host
 def card(move: Move, which: int, queue: int | None) -> Card:
     """Of the interface as it is (0) or as it shall be (1)."""
     xml = move.live[which]
-    return Card(move.guest, move.uuid, interface_xml.nic(xml).mac, xml, queue)
+    return Card(move.guest, move.uuid, domain_xml.nic(xml).mac, xml, queue)

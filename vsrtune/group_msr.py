@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune import group_links, interface_xml
+from vsrtune import group_links
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_steps import (
     Define,
@@ -45,9 +45,10 @@ from vsrtune.group_members import (
 from vsrtune.group_rules import Side
 from vsrtune.group_schema import BRIDGE
 from vsrtune.groups import Group
-from vsrtune.interface_xml import Nic
-from vsrtune.model import Attachment
-from vsrtune.rtnl_model import MODES
+from vsrtune.model import domain_xml
+from vsrtune.model.domain_xml import Nic
+from vsrtune.model.guest import Attachment
+from vsrtune.model.host import MODES
 
 _TO = Attachment.NAPI_MACVLAN
 
@@ -85,7 +86,7 @@ def create(group: Group, host: Host) -> Switch:
                     for d in side.made.links]  # fmt: skip
         for router, device in zip(ends, side.made.balancer, strict=True):
             b = side.balancer
-            xml = interface_xml.another(side.outer, device.mac, device.name)
+            xml = domain_xml.another(side.outer, device.mac, device.name)
             config = ("", xml if b.config is not None else "")
             inner.append(Move(b.name, b.uuid, device.mac, device, ("", xml), config))
             stage = Stage(Role.BALANCER, side.name, side.lower, router)
@@ -94,7 +95,7 @@ def create(group: Group, host: Host) -> Switch:
     for number, guest in enumerate(routers):
         for side in sides:
             nic, device = side.nics[number], side.devices[number]
-            notes += [f"{guest.name} {nic.mac}: {text}" for text in interface_xml.lost(nic)]
+            notes += [f"{guest.name} {nic.mac}: {text}" for text in domain_xml.lost(nic)]
             kept = defined(guest, nic, side.lower, notes)
             config = (kept.xml, moved(kept, device)) if kept is not None else ("", "")
             pair, queue = (nic.xml, moved(nic, device)), _kept(nic, host)

@@ -11,7 +11,7 @@ Invariants, which hold before and after every switch of these:
 
 from __future__ import annotations
 
-from vsrtune import clone_plan, interface_xml
+from vsrtune import clone_plan
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_plan import device_like, no_others
 from vsrtune.attach_steps import (
@@ -39,8 +39,9 @@ from vsrtune.group_members import (
     running,
 )
 from vsrtune.groups import Group
-from vsrtune.interface_xml import Nic
-from vsrtune.model import Attachment
+from vsrtune.model import domain_xml
+from vsrtune.model.domain_xml import Nic
+from vsrtune.model.guest import Attachment
 
 _TO = Attachment.NAPI_MACVLAN
 
@@ -82,7 +83,7 @@ def create(group: Group, host: Host) -> Switch:
     for guest in guests:
         for side, lower in group.lowers:
             nic, device = found[guest.uuid, side], devices[side]
-            notes += [f"{guest.name} {nic.mac}: {text}" for text in interface_xml.lost(nic)]
+            notes += [f"{guest.name} {nic.mac}: {text}" for text in domain_xml.lost(nic)]
             if guest.uuid in made_here:
                 shared[guest.uuid, nic.mac] = moved(nic, device)
                 moves.append(Move(guest.name, guest.uuid, nic.mac, device))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vsrtune import interface_xml
 from vsrtune.attach_model import GuestNics, Host, Move, Switch
 from vsrtune.attach_steps import Origin, Plug, Step, Unplug
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import card, members_of, moved, of_group, on_device
-from vsrtune.model import Attachment
+from vsrtune.model import domain_xml
+from vsrtune.model.guest import Attachment
 
 
 def drain(name: str, member: str, host: Host) -> Switch:
@@ -56,7 +56,7 @@ def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
         mac = origin.device.mac
         if wanted and now is None:
             _unlike(guest, mac)
-            xml = moved(interface_xml.nic(origin.live), origin.device)
+            xml = moved(domain_xml.nic(origin.live), origin.device)
             come.append(Move(guest.name, guest.uuid, mac, origin.device, ("", xml)))
         elif not wanted and now is not None:
             go.append(Move(guest.name, guest.uuid, mac, origin.device, (now.xml, "")))

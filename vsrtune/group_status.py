@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin
 from vsrtune.group_members import on_device
-from vsrtune.model import Guest
+from vsrtune.model.guest import Guest
+from vsrtune.model.module_counters import QueueCounters
 from vsrtune.report import NOTHING, Table
-from vsrtune.tap_counters import QueueCounters
 
 
 @dataclass(frozen=True, slots=True)

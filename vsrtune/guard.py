@@ -20,11 +20,12 @@ from vsrtune.aside import real_time_cpus
 from vsrtune.background import Background
 from vsrtune.guard_samples import GuardSampler
 from vsrtune.log import LOGGER, fields
-from vsrtune.model import Guest, Snapshot, ThreadKey
+from vsrtune.model.daemon_state import Starved, State
+from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import Level
 from vsrtune.rootfs import HostRoot
 from vsrtune.starvation import STARVED, Rule, Subject, Waiting, subject
-from vsrtune.state import Starved, State
-from vsrtune.stepdown import Level
 
 EVERY = 0.25
 # About 20 us of CPU time each.

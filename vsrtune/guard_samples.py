@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
-from vsrtune.model import NicKind, Role, ThreadKey
+from vsrtune.model.guest import NicKind, Role, ThreadKey
 from vsrtune.proc import PF_KTHREAD
 from vsrtune.rootfs import HostRoot
 from vsrtune.starvation import Counters, Sight, Subject, ThreadSample, vital

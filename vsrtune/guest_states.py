@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vsrtune.actions import Plan
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.part import Part
+from vsrtune.model.daemon_state import GuestState
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import SnapshotSlice
+from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
-from vsrtune.state import GuestState
-from vsrtune.stepdown import NO_STEPS, Steps
 
 
 def guest_states(
-    part: Part,
+    part: SnapshotSlice,
     plan: Plan,
     policies: Sequence[Policy],
     unsettled: Mapping[str, int],
@@ -59,7 +59,7 @@ def _irq(policy: Policy | None) -> CpuSet:
 
 
 def merged(
-    before: tuple[GuestState, ...], part: Part, new: tuple[GuestState, ...]
+    before: tuple[GuestState, ...], part: SnapshotSlice, new: tuple[GuestState, ...]
 ) -> tuple[GuestState, ...]:
     """The states of all guests in the snapshot's order: those of a part are ``new``, the
     others' as before."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.backends import Backend, Descriptors, backends, read_descriptors
-from vsrtune.carried import parse as parse_carried
 from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
-from vsrtune.model import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
+from vsrtune.model.domain_xml import parse_cputune as parse_carried
+from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.napi import NapiThread, read_napi_threads
 from vsrtune.net import NetReader
 from vsrtune.policy_match import Scope

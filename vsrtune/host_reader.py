@@ -8,19 +8,12 @@ from functools import partial
 
 from vsrtune.attempts import Attempts
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.deadline_books import read_books
 from vsrtune.hostinfo import read_cpus
 from vsrtune.irq import read_names
-from vsrtune.model import (
-    Cpu,
-    DeadlineCpu,
-    Guest,
-    Host,
-    Nic,
-    SchedClass,
-    SoftirqThread,
-)
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import Guest, SchedClass
+from vsrtune.model.host import Cpu, DeadlineCpu, Host, Nic, SoftirqThread
 from vsrtune.napi import read_nic_threads
 from vsrtune.neighbours import read_neighbours
 from vsrtune.net import NetReader

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.libvirt_pins import LibvirtPins
-from vsrtune.model import Sched
+from vsrtune.model.guest import Sched
 from vsrtune.sched_syscalls import sched_setattr
 
 

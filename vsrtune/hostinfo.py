@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Cpu
+from vsrtune.model.host import Cpu
 from vsrtune.rootfs import HostRoot
 
 CPU_DIR = "/sys/devices/system/cpu"

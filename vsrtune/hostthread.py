@@ -13,7 +13,7 @@ from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.cpuset_clear import home_of
 from vsrtune.errnos import Operation, write_error
 from vsrtune.hostcalls import HostCalls
-from vsrtune.model import ThreadKey
+from vsrtune.model.guest import ThreadKey
 from vsrtune.proc import parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.rootfs import HostRoot
 

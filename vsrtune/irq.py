@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Irq
+from vsrtune.model.host import Irq
 from vsrtune.rootfs import HostRoot
 
 _LINE = re.compile(r"\s*(\d{1,9}):((?:\s+\d+)*)\s+(.*)", re.ASCII)

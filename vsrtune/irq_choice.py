@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Guest, Host, Interface, Irq, Nic, NicThread
+from vsrtune.model.guest import Guest, Interface
+from vsrtune.model.host import Host, Irq, Nic, NicThread
 
 # Drivers name the vector that tells of links, commands and errors so; it fires
 # now and then and carries no frame. Others use the device's bare name.

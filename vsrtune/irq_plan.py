@@ -17,19 +17,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from vsrtune.actions import (
-    HOST_REF,
-    Action,
-    IrqAffinity,
-    Refusal,
-    Target,
-    queue_file,
-)
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import MANAGED_HINT
 from vsrtune.irq_choice import lower_nics, napi_threads, queue_irqs
-from vsrtune.model import DATA_PLANE, IRQBALANCE, Guest, Host, Irq, Nic, NicQueue, Snapshot
-from vsrtune.nic_settings import changed, irq_target, queue_target, thread_target
+from vsrtune.model.guest import DATA_PLANE, Guest
+from vsrtune.model.host import IRQBALANCE, Host, Irq, Nic, NicQueue
+from vsrtune.model.nic_settings import changed, irq_target, queue_target, thread_target
+from vsrtune.model.plan import Action, Refusal
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, IrqAffinity, Target, queue_file
 from vsrtune.plan_build import Phases
 from vsrtune.policy import Policy
 from vsrtune.policy_yaml import dotted

@@ -28,7 +28,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from vsrtune.actions import Action, Target, ThreadCgroup, Value
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
@@ -43,7 +42,7 @@ from vsrtune.durable import (
     write_all,
 )
 from vsrtune.journal_lock import take_lock
-from vsrtune.journal_records import (
+from vsrtune.model.journal_records import (
     VERSION,
     Entry,
     Fold,
@@ -56,7 +55,9 @@ from vsrtune.journal_records import (
     torn_header,
     undo_action,
 )
-from vsrtune.stepdown import Step
+from vsrtune.model.plan import Action
+from vsrtune.model.stepdown import Step
+from vsrtune.model.targets import Target, ThreadCgroup, Value
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
 # A journal is compacted when it has more than this many bytes, or more than this

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from vsrtune.model import Guest, Problem, Role, Snapshot, ThreadKey
+from vsrtune.model.guest import Guest, Role, ThreadKey
+from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.net import Device
-from vsrtune.part import Part
 from vsrtune.process_table import Processes, QemuProcess
 
 
@@ -50,7 +50,7 @@ class Known:
     parents: Counter[str]
     devices: dict[str, Device]
     partitioned: bool
-    looked: Part
+    looked: SnapshotSlice
 
     @property
     def napi(self) -> bool:

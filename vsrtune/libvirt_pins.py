@@ -20,9 +20,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vsrtune import carried
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
+from vsrtune.model import domain_xml
 from vsrtune.patience import Patience
 
 _DOWN = "see: systemctl status libvirtd; tried again at the next pass"
@@ -73,7 +73,7 @@ class LibvirtPins:
         self,
         where: str,
         uuid: str,
-        which: carried.Which,
+        which: domain_xml.Which,
         cpus: CpuSet,
         was: CpuSet | None,
         pin: Callable[[Any, tuple[bool, ...]], None],
@@ -91,7 +91,7 @@ class LibvirtPins:
                 if notes != xml.notes or xml.problem:
                     _note(domain, notes)
                 pin(domain, cpumap)
-                left = carried.behind(notes, which, cpus)
+                left = domain_xml.behind(notes, which, cpus)
                 if left != notes:
                     _note(domain, left)
                 return
@@ -182,22 +182,22 @@ def _check_job(domain: Any, where: str) -> None:
     )
 
 
-def _cputune(domain: Any, where: str) -> carried.Cputune:
+def _cputune(domain: Any, where: str) -> domain_xml.Cputune:
     try:
-        return carried.parse(domain.XMLDesc(0))
+        return domain_xml.parse_cputune(domain.XMLDesc(0))
     except (ValueError, VsrtuneError) as error:
         raise WriteError(f"the domain's XML makes no sense: {error}", where=where) from error
 
 
-def _note(domain: Any, notes: Mapping[carried.Which, carried.Note]) -> None:
+def _note(domain: Any, notes: Mapping[domain_xml.Which, domain_xml.Note]) -> None:
     """``virDomainSetMetadata(LIVE)``. Its event is none that we listen to (``events``)."""
     import libvirt
 
     domain.setMetadata(
         libvirt.VIR_DOMAIN_METADATA_ELEMENT,
-        carried.text(notes) if notes else None,
-        carried.PREFIX,
-        carried.NAMESPACE,
+        domain_xml.notes_xml(notes) if notes else None,
+        domain_xml.PREFIX,
+        domain_xml.NAMESPACE,
         libvirt.VIR_DOMAIN_AFFECT_LIVE,
     )
 

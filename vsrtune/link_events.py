@@ -19,8 +19,8 @@ from vsrtune.background import Background
 from vsrtune.events import Dirty
 from vsrtune.log import LOGGER
 from vsrtune.look import Look
-from vsrtune.model import Snapshot
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.watched import Devices, concerned, devices, unclaimed
 
 # Seconds that whoever made a device has to make it a guest's, and be seen with it.

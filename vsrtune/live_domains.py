@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from vsrtune import forgotten
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
-from vsrtune.interface_xml import Nic, nics
+from vsrtune.model.domain_xml import Nic, nics
 from vsrtune.patience import Patience
 
 # A guest acknowledges an unplug within a second; one that boots may take longer.

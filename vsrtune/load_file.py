@@ -13,8 +13,9 @@ from vsrtune.core.codec import encode
 from vsrtune.core.errors import ObserveError
 from vsrtune.core.untrusted import kept
 from vsrtune.durable import read_file, replace_volatile
-from vsrtune.load_windows import measured
-from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.load import measured
+from vsrtune.model.snapshot import Snapshot
 
 DEFAULT_PATH = Path("/run/vsrtune/load.json")
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune.actions import Action
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.load_windows import moves
 from vsrtune.log import LOGGER
-from vsrtune.model import Snapshot
+from vsrtune.model.daemon_state import State
+from vsrtune.model.load import moves
+from vsrtune.model.plan import Action
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.policy import Policy
-from vsrtune.state import State
 
 
 class Measuring(Protocol):

@@ -14,7 +14,8 @@ from pathlib import Path
 from vsrtune import load_file
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.load_file import Loads, ThreadLoad
-from vsrtune.load_windows import (
+from vsrtune.model.guest import Thread, ThreadKey
+from vsrtune.model.load import (
     LEAST_NS,
     Reading,
     Windows,
@@ -24,7 +25,7 @@ from vsrtune.load_windows import (
     moved,
     parse_schedstat,
 )
-from vsrtune.model import Snapshot, Thread, ThreadKey
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.rootfs import HostRoot
 
 # Threads read in one look: those longest due come first, so that with very many of them the

@@ -8,29 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from vsrtune import cpuset_groups
 from vsrtune.attempts import Attempts
 from vsrtune.cgroup import CpusetReader
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
 from vsrtune.domain_process import NO_PROCESS, Identity, Joiner
 from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.host_reader import HostReader, lower_devices
 from vsrtune.known_guests import Held, Known, listed, places, relisted
-from vsrtune.model import (
-    Guest,
-    Host,
-    NicKind,
-    Problem,
-    Role,
-    SchedClass,
-    Snapshot,
-    Stranger,
-    WorkerKind,
-)
+from vsrtune.model import cpuset_tree as cpuset_groups
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
+from vsrtune.model.host import Host
+from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.net import NetReader
-from vsrtune.part import Part
 from vsrtune.proc import parse_stat
 from vsrtune.process_table import Processes, ProcessTable, QemuProcess
 from vsrtune.rootfs import HostRoot
@@ -120,7 +111,7 @@ class LookPass:
             Counter(h.parent for h in held.values()),
             self._net.known([n.name for n in seen.nics]),
             any(c.special for c in seen.cpusets),
-            Part(snapshot),
+            SnapshotSlice(snapshot),
         )
 
     def _domains(self, attempts: Attempts) -> tuple[DomainText, ...] | None:
@@ -302,9 +293,9 @@ class LookPass:
         guests_of = (h.guest for h in (*before, *fresh))
         looked = names.union(g.ref for g in guests_of if g is not None)
         snapshot = Snapshot(host, guests, problems, strangers=_strangers(processes))
-        part = Part(snapshot, looked, spots or ())
+        part = SnapshotSlice(snapshot, looked, spots or ())
         if spots is None or looked != {g.ref for g in part.guests}:
-            part = Part.of(snapshot, looked)
+            part = SnapshotSlice.of(snapshot, looked)
         return replace(
             known,
             snapshot=snapshot,

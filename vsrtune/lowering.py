@@ -1,12 +1,12 @@
-"""What is left of a policy when its guest is stepped down (stepdown.py)."""
+"""What is left of a policy when its guest is stepped down (model/stepdown.py)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from vsrtune.model import SchedClass
+from vsrtune.model.guest import SchedClass
+from vsrtune.model.stepdown import Level
 from vsrtune.policy import Policy, SchedRule
-from vsrtune.stepdown import Level
 
 _RULES = ("vcpu_sched", "vhost_sched", "softirq_sched", "napi_sched")
 _REMEDIES = {

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vsrtune import __version__, tap_metrics
-from vsrtune.deadline import UNIT
-from vsrtune.domain_books import books, waits_for_domain
-from vsrtune.load_windows import mean
-from vsrtune.model import REALTIME, Guest, Host, SchedClass, Thread, ThreadKey
+from vsrtune.model.daemon_state import BUCKETS, State
+from vsrtune.model.deadline import UNIT
+from vsrtune.model.guest import REALTIME, Guest, SchedClass, Thread, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.load import mean
+from vsrtune.model.root_domains import books, waits_for_domain
 from vsrtune.queue_control import Phase
-from vsrtune.state import BUCKETS, State
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.model import Confidence, Interface, NicThread
+from vsrtune.model.guest import Confidence, Interface
+from vsrtune.model.host import NicThread
 from vsrtune.proc import RawThread, napi_device, read_thread
 from vsrtune.rootfs import HostRoot
 

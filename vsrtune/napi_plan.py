@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vsrtune.actions import Action, NapiThreaded
-from vsrtune.model import Interface, NicKind, Role
+from vsrtune.model.guest import Interface, NicKind, Role
+from vsrtune.model.plan import Action
+from vsrtune.model.targets import NapiThreaded
 from vsrtune.plan_build import Phases
 from vsrtune.policy_roles import cpus_for, rule_for
 from vsrtune.policy_yaml import dotted

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from vsrtune.model import IRQBALANCE, Neighbour
+from vsrtune.model.host import IRQBALANCE, Competitor
 from vsrtune.proc import Daemon
 from vsrtune.rootfs import HostRoot
 
@@ -16,26 +16,26 @@ _TUNED_PROFILE = "/etc/tuned/active_profile"
 
 def read_neighbours(
     root: HostRoot, daemons: Iterable[Daemon], rt_runtime_us: int
-) -> tuple[Neighbour, ...]:
+) -> tuple[Competitor, ...]:
     """Neighbours sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us:
     TuneD's realtime profiles and stalld set it to -1."""
     found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
     nohz = _read(root, _NOHZ_FULL)
     if nohz and nohz != "(null)":
-        found.append(Neighbour("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
+        found.append(Competitor("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
     return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
 
 
-def _daemon(root: HostRoot, daemon: Daemon, rt_runtime_us: int) -> Neighbour:
+def _daemon(root: HostRoot, daemon: Daemon, rt_runtime_us: int) -> Competitor:
     detail = _detail(root, daemon.name, rt_runtime_us)
     if daemon.name != IRQBALANCE:
-        return Neighbour(daemon.name, daemon.pid, detail)
+        return Competitor(daemon.name, daemon.pid, detail)
     banned, script = irqbalance_bans(_read(root, f"/proc/{daemon.pid}/cmdline").split("\0"))
     if banned:
         detail += f", but not of interrupts {', '.join(map(str, banned))}"
     if script:
         detail += f", of those that {script} does not ban"
-    return Neighbour(daemon.name, daemon.pid, detail, banned, script)
+    return Competitor(daemon.name, daemon.pid, detail, banned, script)
 
 
 def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:

@@ -7,13 +7,14 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from vsrtune.actions import queue_file
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq import read_irqs
-from vsrtune.model import Nic, NicKind, NicQueue, rps_cpus
+from vsrtune.model.guest import NicKind
+from vsrtune.model.host import Nic, NicQueue, rps_cpus
+from vsrtune.model.module_counters import TapCounters
+from vsrtune.model.module_counters import parse as parse_counters
+from vsrtune.model.targets import queue_file
 from vsrtune.rootfs import HostRoot
-from vsrtune.tap_counters import TapCounters
-from vsrtune.tap_counters import parse as parse_counters
 
 CLASS = "/sys/class/net"
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import errno
 
-from vsrtune.actions import IrqAffinity, NicTarget, QueueCpus
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError, VanishedError, WriteError
 from vsrtune.errnos import Operation, write_error
 from vsrtune.hostcalls import HostCalls
 from vsrtune.hostthread import CPUS
 from vsrtune.irq import joined
+from vsrtune.model.targets import IrqAffinity, NicTarget, QueueCpus
 from vsrtune.rootfs import HostRoot
 
 _NET = "/sys/class/net"

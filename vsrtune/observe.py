@@ -12,8 +12,9 @@ from vsrtune.domain_process import Identity
 from vsrtune.guests import VcpuFinder
 from vsrtune.known_guests import Known
 from vsrtune.look_pass import LookPass, NotAlone
-from vsrtune.model import Guest, Nic, Problem, Role, Snapshot
-from vsrtune.part import Part
+from vsrtune.model.guest import Guest, Role
+from vsrtune.model.host import Nic
+from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.policy_match import Scope
 from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot, LiveRoot
@@ -68,13 +69,13 @@ class Observer:
         snapshot = self._whole()
         return replace(snapshot, problems=snapshot.problems + problems)
 
-    def observe_some(self, names: frozenset[str]) -> Part:
+    def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
         """The host, for which only the libvirt guests of these names are looked at and the
         rest is as it was seen last. What else has to be looked at then is. The part of it
         that was looked at."""
         return self._some(names, frozenset())
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> Part:
+    def observe_turns(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
         """The host as of the last look, but for guests that came, went or have other
         threads, for some others in their turn, and for those of these names. The part of
         it that was looked at."""
@@ -83,8 +84,8 @@ class Observer:
             due = self._rounds.due(self._known, self._root, self._table, self._judge())
         return self._all() if due is None else self._some(names, due)
 
-    def _all(self) -> Part:
-        return Part(self._whole())
+    def _all(self) -> SnapshotSlice:
+        return SnapshotSlice(self._whole())
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Mark interrupts that the kernel refused to move, until the next boot."""
@@ -99,7 +100,7 @@ class Observer:
         self._rounds.done(self._known)
         return self._known.snapshot
 
-    def _some(self, names: frozenset[str], pids: frozenset[int]) -> Part:
+    def _some(self, names: frozenset[str], pids: frozenset[int]) -> SnapshotSlice:
         if self._known is None:
             return self._all()
         try:

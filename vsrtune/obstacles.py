@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vsrtune.actions import (
-    Action,
+from vsrtune.core.errors import BusyError, Lasting, VsrtuneError, WriteError
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.plan import Action
+from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
     EmulatorPin,
@@ -16,8 +18,6 @@ from vsrtune.actions import (
     ThreadSched,
     VcpuPin,
 )
-from vsrtune.core.errors import BusyError, Lasting, VsrtuneError, WriteError
-from vsrtune.model import Sched, SchedClass
 
 # Inverse actions that failed.
 Failed = Iterable[tuple[Action, VsrtuneError]]

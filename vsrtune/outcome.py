@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import Plan, Target
 from vsrtune.executor import Result
-from vsrtune.plan_state import Unmade
+from vsrtune.model.daemon_state import Unmade
+from vsrtune.model.plan import Plan
+from vsrtune.model.targets import Target
 
 WAITING = "it failed before, and is tried again less and less often"
 WITH_ANOTHER = "taken back, because another change of the guest failed"

@@ -10,22 +10,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from vsrtune import __version__, report
-from vsrtune.actions import Drift, Skipped
 from vsrtune.core.text import printable
-from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import device_cpus, serving
-from vsrtune.load_windows import mean
-from vsrtune.model import (
+from vsrtune.model.daemon_state import GuestState, PlanState, QueueState, State, Unmade
+from vsrtune.model.guest import (
     REALTIME,
     Guest,
     Interface,
     Role,
     SchedClass,
-    Snapshot,
     Thread,
     ThreadKey,
     thread_label,
 )
+from vsrtune.model.load import mean
+from vsrtune.model.plan import Drift, Skipped
+from vsrtune.model.root_domains import waits_for_domain
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.page_model import (
     DEGRADED,
     NO_POLICY,
@@ -46,8 +47,6 @@ from vsrtune.page_model import (
     ThreadView,
     Totals,
 )
-from vsrtune.plan_state import PlanState, Unmade
-from vsrtune.state import GuestState, QueueState, State
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from vsrtune.background import Background
 from vsrtune.events import Dirty
-from vsrtune.model import Snapshot
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.rootfs import HostRoot
 from vsrtune.watched import settings
 

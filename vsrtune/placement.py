@@ -20,7 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, Cpu, Role, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
+from vsrtune.model.host import Cpu
 
 # Reasons name so many guests on a CPU, and count the rest.
 NAMED = 4

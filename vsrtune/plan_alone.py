@@ -15,17 +15,20 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune import napi_plan, plan_checks
-from vsrtune.actions import HOST_REF, Plan, Target, Value
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import RootDomains
 from vsrtune.drift import Memory, drifts, enforcing
 from vsrtune.irq_choice import interrupt_cpus
-from vsrtune.model import Guest, Host, Snapshot, ThreadKey
+from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import NO_STEPS, Steps
+from vsrtune.model.targets import HOST_REF, Target, Value
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, build
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
-from vsrtune.stepdown import NO_STEPS, Steps
 from vsrtune.wishes import Context, PinWish, Wishes, wishes
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.actions import (
-    Action,
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.deadline_domains import RootDomains
+from vsrtune.model.guest import DATA_PLANE, REALTIME, Role, Sched, SchedClass, Thread, ThreadKey
+from vsrtune.model.plan import Action, Drift, DriftRule, Skipped
+from vsrtune.model.targets import (
     CgroupDir,
-    Drift,
-    DriftRule,
     EmulatorPin,
     Pin,
-    Skipped,
     Target,
     ThreadCgroup,
     ThreadSched,
@@ -20,9 +20,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_domains import RootDomains
-from vsrtune.model import DATA_PLANE, REALTIME, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.placement import Chosen
 from vsrtune.policy import QueueBounds, SchedRule
 from vsrtune.policy_roles import rule_for

@@ -9,9 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.irq_choice import queue_irqs
+from vsrtune.model.deadline import limit, total
+from vsrtune.model.guest import (
+    DATA_PLANE,
+    REALTIME,
+    Guest,
+    Role,
+    Sched,
+    SchedClass,
+    Thread,
+    ThreadKey,
+)
+from vsrtune.model.host import Host
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.root_domains import is_partition, root_domain
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     CgroupDir,
     CpusetFile,
     DeviceTarget,
@@ -20,7 +37,6 @@ from vsrtune.actions import (
     NapiThreaded,
     NicTarget,
     Partition,
-    Plan,
     QueueCpus,
     RrTimeslice,
     Target,
@@ -31,25 +47,8 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError
-from vsrtune.deadline import limit, total
-from vsrtune.irq_choice import queue_irqs
-from vsrtune.model import (
-    DATA_PLANE,
-    REALTIME,
-    Guest,
-    Host,
-    Role,
-    Sched,
-    SchedClass,
-    Snapshot,
-    Thread,
-    ThreadKey,
-)
 from vsrtune.plan_build import level
 from vsrtune.projection import Projection, scope_limit
-from vsrtune.root_domains import is_partition, root_domain
 from vsrtune.wishes import OWN_CGROUP, pinned_cpus
 
 _LOWER_DEVICES = -1

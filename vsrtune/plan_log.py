@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import DriftRule, Plan
 from vsrtune.core.retry import SaidOnce
 from vsrtune.log import LOGGER, fields
+from vsrtune.model.plan import DriftRule, Plan
 
 
 def log_plan(plan: Plan, said: SaidOnce) -> None:

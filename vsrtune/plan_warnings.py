@@ -6,18 +6,10 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.load_windows import WINDOWS
-from vsrtune.model import (
-    DATA_PLANE,
-    REALTIME,
-    Guest,
-    Host,
-    Role,
-    Sched,
-    SchedClass,
-    Snapshot,
-    Thread,
-)
+from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedClass, Thread
+from vsrtune.model.host import Host
+from vsrtune.model.load import WINDOWS
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan_build import level
 from vsrtune.standstill import standstills, without_idle
 from vsrtune.wishes import label, main_thread

@@ -39,24 +39,25 @@ from vsrtune import (
     softirq,
     standstill,
 )
-from vsrtune.actions import (
-    HOST_REF,
-    CgroupTarget,
-    Partition,
-    Plan,
-    Refusal,
-    Skipped,
-    Target,
-    ThreadCgroup,
-    ThreadSched,
-    Value,
-)
 from vsrtune.choosing import choose
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.deadline_domains import RootDomains
 from vsrtune.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
 from vsrtune.irq_choice import interrupt_cpus
-from vsrtune.model import Guest, Host, Sched, SchedClass, Snapshot, ThreadKey
+from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.plan import Plan, Refusal, Skipped
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import NO_STEPS, Level, Steps
+from vsrtune.model.targets import (
+    HOST_REF,
+    CgroupTarget,
+    Partition,
+    Target,
+    ThreadCgroup,
+    ThreadSched,
+    Value,
+)
 from vsrtune.placement import Chosen
 from vsrtune.plan_alone import Whole, remember
 from vsrtune.plan_build import Phases, build
@@ -65,7 +66,6 @@ from vsrtune.policy_match import assign, policies_of
 from vsrtune.policy_roles import asks_of_host
 from vsrtune.projection import project
 from vsrtune.quarrels import without_quarrels
-from vsrtune.stepdown import NO_STEPS, Level, Steps
 from vsrtune.wishes import (
     Context,
     Wishes,

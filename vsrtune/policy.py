@@ -17,7 +17,7 @@ from vsrtune import policy_irq
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.core.text import parse_time, time_text
-from vsrtune.model import REALTIME, Attachment, Sched, SchedClass
+from vsrtune.model.guest import REALTIME, Attachment, Sched, SchedClass
 from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy_drift import DriftRules, read_rules
 from vsrtune.policy_messages import line_of, structural

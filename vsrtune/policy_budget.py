@@ -11,7 +11,7 @@ from typing import Any
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import parse_time, time_text
-from vsrtune.deadline import (
+from vsrtune.model.deadline import (
     MAX_PERIOD_NS,
     MIN_PERIOD_NS,
     MIN_RUNTIME_NS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vsrtune.actions import DriftRule
+from vsrtune.model.plan import DriftRule
 
 DriftRules = tuple[tuple[str, DriftRule], ...]
 

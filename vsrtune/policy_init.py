@@ -12,11 +12,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.actions import Plan, Target, Value
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.irq_choice import IrqChoice, interrupt_cpus
-from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, Snapshot, WorkerKind
+from vsrtune.model.guest import DATA_PLANE, Guest, NicKind, Role, WorkerKind
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target, Value
 from vsrtune.planner import plan
 from vsrtune.policy import Policy, parse
 from vsrtune.policy_match import PLAIN_QEMU, Match, match

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from vsrtune.actions import Refusal, Skipped
 from vsrtune.lowering import lowered
-from vsrtune.model import Guest
+from vsrtune.model.guest import Guest
+from vsrtune.model.plan import Refusal, Skipped
+from vsrtune.model.stepdown import NO_STEPS, UNTIL, Level, Steps
 from vsrtune.policy import Policy, literal
-from vsrtune.stepdown import NO_STEPS, UNTIL, Level, Steps
 
 PLAIN_QEMU = "qemu:"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.model import DATA_PLANE, Role
+from vsrtune.model.guest import DATA_PLANE, Role
 from vsrtune.policy import AUTO, CpuChoice, DeviceMap, Policy, SchedRule, VcpuMap
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.core.text import TIME_PATTERN
-from vsrtune.deadline import PERCENT_PATTERN
+from vsrtune.model.deadline import PERCENT_PATTERN
 from vsrtune.policy_drift import drift_schema
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"

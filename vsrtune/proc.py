@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Sched, ThreadKey
+from vsrtune.model.guest import Sched, ThreadKey
 from vsrtune.rootfs import HostRoot
 
 # USER_HZ, the unit of start times and CPU times in /proc, is 100 on every

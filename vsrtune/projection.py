@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from vsrtune import cpuset_groups
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model import cpuset_tree
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import Guest, Interface, Sched, Thread, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.nic_settings import changed
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     CgroupDir,
     CpusetFile,
     CpusetList,
@@ -23,7 +29,6 @@ from vsrtune.actions import (
     Partition,
     PartitionState,
     Pin,
-    Plan,
     QueueCpus,
     RrTimeslice,
     Target,
@@ -34,10 +39,6 @@ from vsrtune.actions import (
     TxQueueLen,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_groups import CpusetGroup
-from vsrtune.model import Guest, Host, Interface, Sched, Snapshot, Thread, ThreadKey
-from vsrtune.nic_settings import changed
 
 _Change = Callable[[Guest, Thread], Thread]
 
@@ -82,7 +83,7 @@ class Projection:
         """The host as it is now."""
         if self._host is None:
             before = self._before.host
-            groups = cpuset_groups.changed(before.cpusets, self._groups)
+            groups = cpuset_tree.changed(before.cpusets, self._groups)
             softirq = tuple(self._softirq.values())
             self._host = replace(before, cpusets=groups, softirq=softirq)
         return self._host

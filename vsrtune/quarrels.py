@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import Refusal
-from vsrtune.model import Interface, NicKind
+from vsrtune.model.guest import Interface, NicKind
+from vsrtune.model.plan import Refusal
 from vsrtune.policy import Policy, QueueBounds
 from vsrtune.policy_yaml import KeyPath, shown
 from vsrtune.wishes import Wishes

@@ -28,7 +28,7 @@ from enum import Enum
 from math import exp, log, sqrt
 from statistics import fmean, stdev
 
-from vsrtune.load_windows import Window
+from vsrtune.model.load import Window
 from vsrtune.policy import QueueBounds
 
 # Seconds between two changes, half of which the rings have to settle.

@@ -10,16 +10,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from vsrtune import queue_control, queue_status
-from vsrtune.actions import Action, Target, TxQueueLen
-from vsrtune.load_windows import QueueSample, window_between
 from vsrtune.log import LOGGER
-from vsrtune.model import Guest, Snapshot
+from vsrtune.model.daemon_state import QueueState
+from vsrtune.model.guest import Guest
+from vsrtune.model.load import QueueSample, window_between
+from vsrtune.model.plan import Action
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target, TxQueueLen
 from vsrtune.policy import Policy, QueueBounds
 from vsrtune.policy_match import assign, policies_of
 from vsrtune.queue_samples import Sampler, Watched, watched
 from vsrtune.reconcile import Reconciler
 from vsrtune.rootfs import LiveRoot
-from vsrtune.state import QueueState
 
 # Seconds between samples, and between the cheap looks while nothing is dropped anywhere.
 TICK = 0.5

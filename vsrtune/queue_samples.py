@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vsrtune.load_windows import Crew, QueueSample
-from vsrtune.model import DATA_PLANE, Guest, SchedClass, Thread
+from vsrtune.model.guest import DATA_PLANE, Guest, SchedClass, Thread
+from vsrtune.model.load import Crew, QueueSample
 from vsrtune.net import CLASS
 from vsrtune.proc import run_ns
 from vsrtune.rootfs import HostRoot

@@ -15,9 +15,9 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.untrusted import json_value
 from vsrtune.durable import read_file, replace_volatile
+from vsrtune.model.daemon_state import QueueState, Starved
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot
-from vsrtune.state import QueueState, Starved
 
 DEFAULT_PATH = Path("/run/vsrtune/queues.json")
 STARVED_PATH = Path("/run/vsrtune/starved.json")

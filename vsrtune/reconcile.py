@@ -14,14 +14,6 @@ from typing import Protocol
 
 from vsrtune import brought as brought_pins
 from vsrtune import executor, gone, planner, rounds
-from vsrtune.actions import (
-    HOST_REF,
-    Action,
-    Partition,
-    Plan,
-    Target,
-    Value,
-)
 from vsrtune.adjusting import Adjusting
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
@@ -34,19 +26,19 @@ from vsrtune.journal import Journal
 from vsrtune.load_keeper import LoadKeeper, Measuring
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, Look
-from vsrtune.model import Snapshot
+from vsrtune.model.daemon_state import GuestState, PlanState, State, Unmade
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.snapshot import Snapshot, SnapshotSlice
+from vsrtune.model.stepdown import UNTIL, Level
+from vsrtune.model.targets import HOST_REF, Partition, Target, Value
 from vsrtune.outcome import unmade
 from vsrtune.owed import Owed
-from vsrtune.part import Part
 from vsrtune.plan_alone import Whole, plan_alone
 from vsrtune.plan_log import log_plan
-from vsrtune.plan_state import PlanState, Unmade
 from vsrtune.policy import Policy
 from vsrtune.policy_match import PLAIN_QEMU
 from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
-from vsrtune.state import GuestState, State
-from vsrtune.stepdown import UNTIL, Level
 from vsrtune.stepping import Stepping
 from vsrtune.sysops import SysOps
 from vsrtune.watching import Budgets, Tracing
@@ -62,9 +54,9 @@ class Observing(Protocol):
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot: ...
 
-    def observe_some(self, names: frozenset[str]) -> Part: ...
+    def observe_some(self, names: frozenset[str]) -> SnapshotSlice: ...
 
-    def observe_turns(self, names: frozenset[str]) -> Part: ...
+    def observe_turns(self, names: frozenset[str]) -> SnapshotSlice: ...
 
 
 class Reconciler(Adjusting, Stepping):
@@ -222,7 +214,7 @@ class Reconciler(Adjusting, Stepping):
         plan = None if self._loads.due or overruled else self._plan_alone(part)
         if plan is None:
             self._guests = None
-            part = Part(part.snapshot)
+            part = SnapshotSlice(part.snapshot)
             released = self._release(part.snapshot, settle)
             if released is not None:
                 part = self._measured(self._observe(FULL))
@@ -266,7 +258,7 @@ class Reconciler(Adjusting, Stepping):
             return plan
         return planner.plan(snapshot, self.policies, ours, reassert, unsure, self._steps)
 
-    def _plan_alone(self, part: Part) -> Plan | None:
+    def _plan_alone(self, part: SnapshotSlice) -> Plan | None:
         """The plan for the guests that were looked at; None when all have to be planned."""
         whole, names = self._whole, part.names
         if whole is None or names is None:
@@ -281,12 +273,12 @@ class Reconciler(Adjusting, Stepping):
             return plan
         return plan_alone(whole, alone, self.policies, ours, unsure, self._steps)
 
-    def _observe(self, look: Look) -> Part:
+    def _observe(self, look: Look) -> SnapshotSlice:
         """The host, and the part of it that was looked at."""
         known = self._snapshot
         # Everything costs little where guests are few, and leaves nothing to doubt.
         if known is None or look.host or len(known.guests) <= rounds.FEW:
-            part = Part(self._observer.observe(self._trace if known is None else 0.0))
+            part = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
         elif look.turns:
             part = self._observer.observe_turns(look.guests)
         else:
@@ -296,7 +288,7 @@ class Reconciler(Adjusting, Stepping):
             and self._trace > 0
             and self._tracing.worth(part.earlier(known), part.guests)
         ):
-            part = Part(self._observer.observe(self._trace))
+            part = SnapshotSlice(self._observer.observe(self._trace))
             self._tracing.traced(part.guests)
         self._guests = part.names
         self._pulse()
@@ -305,12 +297,12 @@ class Reconciler(Adjusting, Stepping):
                 LOGGER.warning("%s: %s", problem.reader, problem.what)
         return part
 
-    def _measured(self, part: Part) -> Part:
+    def _measured(self, part: SnapshotSlice) -> SnapshotSlice:
         """With loads, while there are policies that place by them."""
         seen = self._loads.measured(part.snapshot, self.policies, self._clock())
         return replace(part, snapshot=seen)
 
-    def _owe(self, part: Part, released: Result | None) -> None:
+    def _owe(self, part: SnapshotSlice, released: Result | None) -> None:
         """Keep what a reload asked for and this pass could not do."""
         if not self._owed.open:
             return
@@ -322,7 +314,7 @@ class Reconciler(Adjusting, Stepping):
         failed = released is not None and bool(released.failed)
         self._owed.end(frozenset(left), part.names, failed or bool(ours & busy or unread))
 
-    def _give_back(self, part: Part) -> bool:
+    def _give_back(self, part: SnapshotSlice) -> bool:
         """Undo what guests have brought along; whether any had."""
         brought = executor.adopt_brought(part.snapshot, part.guests, self._journal)
         if not brought:
@@ -387,7 +379,7 @@ class Reconciler(Adjusting, Stepping):
         self._count(write_errors=len(result.failed))
         return result.done, pending
 
-    def _heal(self, part: Part, states: Iterable[GuestState]) -> None:
+    def _heal(self, part: SnapshotSlice, states: Iterable[GuestState]) -> None:
         """Guests that have failed succeed without a write too: what is as asked by now, and
         guests that are gone. One that is refused, held, or busy is neither; one that is
         missing while something could not be read may still run."""
@@ -407,7 +399,7 @@ class Reconciler(Adjusting, Stepping):
 
     # -- counting and saying
 
-    def _publish(self, part: Part, plan: Plan, unsettled: Mapping[str, int]) -> None:
+    def _publish(self, part: SnapshotSlice, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(part, plan, self.policies, unsettled, self._waiting, self._steps)
         self._heal(part, new)
         # An event tells when libvirt is no longer busy, and the next look whether it answers.

@@ -22,12 +22,13 @@ from typing import Any, TypeVar
 
 import vsrtune
 from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
-from vsrtune.carried import NAMESPACE
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.durable import create_file
-from vsrtune.model import Sched, Snapshot
+from vsrtune.model.domain_xml import NAMESPACE
+from vsrtune.model.guest import Sched
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer, live_observer
 from vsrtune.policy_match import Scope
 from vsrtune.proc import DAEMONS, napi_device, parse_stat

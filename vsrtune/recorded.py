@@ -19,7 +19,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.untrusted import json_value
 from vsrtune.durable import read_file
-from vsrtune.model import Sched
+from vsrtune.model.guest import Sched
 from vsrtune.rootfs import FileStat, capped
 from vsrtune.virt import DomainText
 

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.actions import Action, CgroupDir, CpusetFile, Drift, Partition, Plan, Skipped, Target
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import time_text
-from vsrtune.deadline import bandwidth, percent
-from vsrtune.domain_books import books, waits_for_domain
-from vsrtune.load_windows import mean
-from vsrtune.model import (
+from vsrtune.model.deadline import bandwidth, percent
+from vsrtune.model.guest import (
     DATA_PLANE,
     Guest,
-    Host,
     Interface,
-    Nic,
     Role,
     SchedClass,
-    Snapshot,
     Thread,
     ThreadKey,
     thread_label,
 )
+from vsrtune.model.host import Host, Nic
+from vsrtune.model.load import mean
+from vsrtune.model.plan import Action, Drift, Plan, Skipped
+from vsrtune.model.root_domains import books, waits_for_domain
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Target
 
 NOTHING = "-"
 # A thread that uses so much of its budget is held up by it: ticks and scheduling take the rest.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vsrtune import report
-from vsrtune.actions import Target
 from vsrtune.core.retry import SaidOnce
 from vsrtune.executor import Result
 from vsrtune.log import LOGGER, fields
+from vsrtune.model.targets import Target
 
 
 class ResultLog:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from vsrtune import ethtool
 from vsrtune.core.errors import ObserveError
-from vsrtune.model import POLICY_NUMBERS, Sched, SchedClass
+from vsrtune.model.guest import POLICY_NUMBERS, Sched, SchedClass
 
 # __NR_sched_getattr; architectures not named here use asm-generic's number.
 _SCHED_GETATTR = {"x86_64": 315, "i686": 352, "armv7l": 381, "ppc64le": 356, "s390x": 346}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vsrtune.actions import HOST_REF, Action, RrTimeslice, Skipped, Target, TimeSlice
+from vsrtune.model.plan import Action, Skipped
+from vsrtune.model.targets import HOST_REF, RrTimeslice, Target, TimeSlice
 from vsrtune.plan_build import Phases
 from vsrtune.policy_roles import slice_of
 from vsrtune.wishes import Context, Wishes

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
 
 NEWLINK, DELLINK, GETLINK = 16, 17, 18
 REQUEST, MULTI, ACK, DUMP, CREATE, EXCL = 0x1, 0x2, 0x4, 0x300, 0x400, 0x200

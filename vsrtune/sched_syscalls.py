@@ -11,7 +11,7 @@ import os
 import platform
 import struct
 
-from vsrtune.model import POLICY_NUMBERS, Sched
+from vsrtune.model.guest import POLICY_NUMBERS, Sched
 
 SCHED_FLAG_RESET_ON_FORK = 0x01
 # size, policy, flags, nice, priority, runtime, deadline, period

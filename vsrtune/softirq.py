@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from vsrtune.actions import HOST_REF, Action, Skipped, Target, ThreadSched
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, REALTIME, SchedClass, Snapshot, SoftirqThread, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, REALTIME, SchedClass, ThreadKey
+from vsrtune.model.host import SoftirqThread
+from vsrtune.model.plan import Action, Skipped
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, Target, ThreadSched
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, level
 from vsrtune.policy import SchedRule

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from vsrtune.actions import Refusal
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Snapshot, Thread
+from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Thread
+from vsrtune.model.plan import Refusal
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.wishes import Wishes, label
 
 

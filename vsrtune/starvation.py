@@ -31,7 +31,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vsrtune.model import DATA_PLANE, Guest, NicKind, Role, SchedClass, ThreadKey, thread_label
+from vsrtune.model.guest import (
+    DATA_PLANE,
+    Guest,
+    NicKind,
+    Role,
+    SchedClass,
+    ThreadKey,
+    thread_label,
+)
 
 SURE = 1.0
 LOOKS = 3

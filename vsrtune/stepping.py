@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from vsrtune import executor, planner
-from vsrtune.actions import Plan, Target, ThreadSched, Value
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.lowering import next_level
-from vsrtune.part import Part
+from vsrtune.model.daemon_state import State
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import SnapshotSlice
+from vsrtune.model.stepdown import UNTIL, Level, Step, Steps
+from vsrtune.model.targets import Target, ThreadSched, Value
 from vsrtune.policy import Policy
 from vsrtune.policy_match import assign
 from vsrtune.projection import project_actions
-from vsrtune.state import State
-from vsrtune.stepdown import UNTIL, Level, Step, Steps
 from vsrtune.sysops import SysOps
 
 
@@ -57,7 +58,7 @@ class Stepping:
         snapshot = self.state.snapshot
         if snapshot is None:
             return
-        alone = Part.of(snapshot, frozenset([guest]))
+        alone = SnapshotSlice.of(snapshot, frozenset([guest]))
         ours = self._ours(alone.names)
         try:
             plan = planner.plan(alone.alone(), self.policies, ours, steps=self._steps)

@@ -17,7 +17,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
-from vsrtune.actions import (
+from vsrtune.cgroup import MOUNT
+from vsrtune.cgroup_writes import Cgroups, settle
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
+from vsrtune.cpuset_clear import clear, unpark
+from vsrtune.errnos import Operation, write_error
+from vsrtune.hostcalls import HostCalls, LiveCalls
+from vsrtune.hostthread import CPUS, HostThread
+from vsrtune.model.deadline import LEAVING, lag_seconds, parse_overrun
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
     CpusetList,
@@ -41,16 +51,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.cgroup import MOUNT
-from vsrtune.cgroup_writes import Cgroups, settle
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
-from vsrtune.cpuset_clear import clear, unpark
-from vsrtune.deadline import LEAVING, lag_seconds, parse_overrun
-from vsrtune.errnos import Operation, write_error
-from vsrtune.hostcalls import HostCalls, LiveCalls
-from vsrtune.hostthread import CPUS, HostThread
-from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.nic_writes import NicWrites
 from vsrtune.proc import parse_stat
 from vsrtune.rootfs import HostRoot, LiveRoot

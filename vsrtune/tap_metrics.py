@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from vsrtune.model import Guest, Interface
-from vsrtune.tap_counters import QueueCounters
+from vsrtune.model.guest import Guest, Interface
+from vsrtune.model.module_counters import QueueCounters
 
 _DEVICE = ("domain", "target_device")
 _QUEUE = (*_DEVICE, "queue")

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vsrtune.actions import HOST_REF, Plan
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import used
-from vsrtune.domain_books import waits_for_domain
 from vsrtune.irq_choice import interrupt_cpus, lower_nics, queue_irqs
-from vsrtune.load_windows import HostSample, Reading
-from vsrtune.model import (
-    DATA_PLANE,
-    Guest,
-    Nic,
-    SchedClass,
-    Snapshot,
-    Thread,
-    ThreadKey,
-    thread_label,
-)
+from vsrtune.model.deadline import used
+from vsrtune.model.guest import DATA_PLANE, Guest, SchedClass, Thread, ThreadKey, thread_label
+from vsrtune.model.host import Nic
+from vsrtune.model.load import HostSample, Reading
+from vsrtune.model.plan import Plan
+from vsrtune.model.root_domains import waits_for_domain
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF
 from vsrtune.report import NOTHING, THROTTLED, in_order, split_target, value_text
 from vsrtune.top_model import CpuRow, DriftRow, DropRow, Frame, PendingRow, Resident, ThreadRow
 

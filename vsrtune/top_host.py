@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vsrtune import cli_common, load_file, top_sample
-from vsrtune.actions import Plan
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.load_windows import HostSample
-from vsrtune.model import Snapshot
+from vsrtune.model.load import HostSample
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer, live_observer
 from vsrtune.recorded import load
 from vsrtune.rootfs import HostRoot, LiveRoot

@@ -10,8 +10,9 @@ from typing import TypeVar
 from vsrtune.doctor_facts import parse_softnet
 from vsrtune.irq import parse_counts
 from vsrtune.load_meter import read_schedstat
-from vsrtune.load_windows import CpuTimes, DropPlace, HostSample
-from vsrtune.model import Interface, Snapshot
+from vsrtune.model.guest import Interface
+from vsrtune.model.load import CpuTimes, DropPlace, HostSample
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.net import Device, NetReader
 from vsrtune.rootfs import HostRoot
 

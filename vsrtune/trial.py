@@ -25,8 +25,10 @@ from typing import Any
 
 from vsrtune.bench import compare
 from vsrtune.core import stats
-from vsrtune.load_windows import HostSample
-from vsrtune.model import DATA_PLANE, Nic, Role, Snapshot, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
+from vsrtune.model.host import Nic
+from vsrtune.model.load import HostSample
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.report import Table
 
 # Frames that have to arrive in a turn, so that a share of them says something.

@@ -9,7 +9,7 @@ from typing import Protocol
 from vsrtune import top_sample, trial
 from vsrtune.bench.schedule import rounds
 from vsrtune.bench.tuning import Tuner
-from vsrtune.model import Snapshot
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
 from vsrtune.policy import Policy
 from vsrtune.policy_match import scope

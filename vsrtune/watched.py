@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vsrtune.look import FULL, NOTHING, Look
-from vsrtune.model import Guest, NicKind, Snapshot
-from vsrtune.rtnl_model import Link
+from vsrtune.model.guest import Guest, NicKind
+from vsrtune.model.host import Link
+from vsrtune.model.snapshot import Snapshot
 
 # Kinds of links that QEMU opens.
 GUEST_KINDS = ("macvtap", "napi_macvtap", "tun")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from vsrtune.deadline import used
-from vsrtune.model import Confidence, Guest, Role, SchedClass, Snapshot, Thread, ThreadKey
+from vsrtune.model.deadline import used
+from vsrtune.model.guest import Confidence, Guest, Role, SchedClass, Thread, ThreadKey
+from vsrtune.model.snapshot import Snapshot
 
 
 class Budgets:

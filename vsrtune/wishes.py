@@ -11,34 +11,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vsrtune import cpu_limits
-from vsrtune.actions import (
-    CpusetFile,
-    Drift,
-    DriftRule,
-    EmulatorPin,
-    Partition,
-    Pin,
-    Refusal,
-    Skipped,
-    Target,
-    ThreadAffinity,
-    ThreadSched,
-    Value,
-    VcpuPin,
-)
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import bandwidth
 from vsrtune.irq_choice import inner_links
-from vsrtune.model import (
+from vsrtune.model.deadline import bandwidth
+from vsrtune.model.guest import (
     DATA_PLANE,
     Guest,
-    Host,
     Interface,
     NicKind,
     Role,
     Sched,
     SchedClass,
     Thread,
+)
+from vsrtune.model.host import Host
+from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
+from vsrtune.model.targets import (
+    CpusetFile,
+    EmulatorPin,
+    Partition,
+    Pin,
+    Target,
+    ThreadAffinity,
+    ThreadSched,
+    Value,
+    VcpuPin,
 )
 from vsrtune.placement import Occupant
 from vsrtune.policy import AUTO, Auto, Policy, by_hand

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.model import Confidence, Interface, ThreadKey
+from vsrtune.model.guest import Confidence, Interface, ThreadKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune import interface_xml, journal, ledger, plan_json, qemu_args, qmp, rtnl, seen
+from vsrtune import journal, ledger, qemu_args, qmp, rtnl, seen
 from vsrtune.bench import spec
 from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
 from vsrtune.core import codec
@@ -25,7 +25,11 @@ from vsrtune.core.untrusted import json_value
 from vsrtune.deadline_books import parse_books
 from vsrtune.ethtool import parse_statistics
 from vsrtune.irq import parse_interrupts
-from vsrtune.model import Sched, Snapshot
+from vsrtune.model import domain_xml as interface_xml
+from vsrtune.model.guest import Sched
+from vsrtune.model.module_counters import parse as parse_counters
+from vsrtune.model.plan import read_plan
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.net import parse_uevent
 from vsrtune.observe import Observer
 from vsrtune.planner import plan
@@ -42,7 +46,6 @@ from vsrtune.proc import (
 from vsrtune.recorded import Answers, RecordedRoot, load
 from vsrtune.recorded import parse as parse_recording
 from vsrtune.seen import SeenMemory
-from vsrtune.tap_counters import parse as parse_counters
 from vsrtune.trace import count_by, parse_hist
 from vsrtune.virt import DomainText, parse_interfaces, parse_vcpus
 
@@ -176,7 +179,7 @@ def _json(data: bytes) -> object:
 def json_files(data: bytes) -> None:
     seen.parse(text(data), "b")
     with contextlib.suppress(VsrtuneError):
-        plan_json.loads(text(data), "b")
+        read_plan(text(data), "b")
     with contextlib.suppress(VsrtuneError):
         Snapshot.from_json(text(data))
     with contextlib.suppress(VsrtuneError):

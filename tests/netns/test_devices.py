@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from nethelp import ip
 
-from vsrtune.actions import Action, NapiThreaded, Plan
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.ethtool import statistics
 from vsrtune.executor import apply, undo
 from vsrtune.journal import Journal
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import NapiThreaded
 from vsrtune.process_table import scan
 from vsrtune.rootfs import LiveRoot
 from vsrtune.sysops import LiveSysOps

@@ -14,22 +14,15 @@ from pathlib import Path
 import pytest
 from nethelp import ip
 
-from vsrtune.actions import (
-    Action,
-    CgroupDir,
-    Plan,
-    ThreadAffinity,
-    ThreadCgroup,
-    ThreadSched,
-    TxQueueLen,
-)
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
 from vsrtune.cpuset_clear import clear
 from vsrtune.executor import apply, recover, undo
 from vsrtune.hostcalls import LiveCalls
 from vsrtune.journal import Journal
-from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import CgroupDir, ThreadAffinity, ThreadCgroup, ThreadSched, TxQueueLen
 from vsrtune.proc import parse_cgroup
 from vsrtune.rootfs import LiveRoot
 from vsrtune.sysops import LiveSysOps

@@ -9,7 +9,7 @@ from dataclasses import replace
 from synthetic import Synthetic
 
 from vsrtune.core.codec import decode
-from vsrtune.model import Sched
+from vsrtune.model.guest import Sched
 from vsrtune.rootfs import FileStat, LiveRoot
 from vsrtune.virt import DomainText
 

@@ -10,7 +10,11 @@ from dataclasses import replace
 from hostroot import TreeRoot
 from synthetic import CPUS, Synthetic
 
-from vsrtune.actions import (
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError
+from vsrtune.model.guest import Sched, ThreadKey
+from vsrtune.model.targets import (
     CgroupDir,
     EmulatorPin,
     Pin,
@@ -22,10 +26,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.codec import decode, encode
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VanishedError
-from vsrtune.model import Sched, ThreadKey
 from vsrtune.proc import parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.virt import VcpuPinText
 

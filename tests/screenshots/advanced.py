@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vsrtune.model import ThreadKey
+from vsrtune.model.guest import ThreadKey
 from vsrtune.recorded import RecordedRoot, load
 
 SECOND = 10**9

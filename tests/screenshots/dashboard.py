@@ -30,8 +30,8 @@ from prometheus_tools import Api, asked, dashboard, program, running  # noqa: E4
 
 from vsrtune.log import LOGGER  # noqa: E402
 from vsrtune.metrics import exposition  # noqa: E402
-from vsrtune.model import Guest  # noqa: E402
-from vsrtune.state import State  # noqa: E402
+from vsrtune.model.daemon_state import State  # noqa: E402
+from vsrtune.model.guest import Guest  # noqa: E402
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

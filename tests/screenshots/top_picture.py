@@ -11,11 +11,12 @@ from pathlib import Path
 from advanced import AdvancedRoot, proc_stat, softnet
 
 from vsrtune import top_sample
-from vsrtune.actions import Target, Value
-from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.full_plan import full_plan
-from vsrtune.journal_records import Entry
-from vsrtune.model import Snapshot, Thread, ThreadKey
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import Thread, ThreadKey
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target, Value
 from vsrtune.observe import Observer
 from vsrtune.policy import Policy, parse
 from vsrtune.projection import project_actions
@@ -137,7 +138,7 @@ def _changed(seen: Snapshot) -> Snapshot:
 
 
 def _loads(seen: Snapshot) -> dict[ThreadKey, tuple[float, float]]:
-    from vsrtune.model import thread_label
+    from vsrtune.model.guest import thread_label
 
     return {
         thread.key: LOADS[guest.ref].get(thread_label(thread), (0.0, 0.0))

@@ -18,10 +18,10 @@ from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import NAPI_KIND, UPLINK, Device
 from vsrtune.clone_model import File
 from vsrtune.core.errors import VanishedError
-from vsrtune.interface_xml import Nic, nic, nics
 from vsrtune.live_domains import AwayError, RefusedError
+from vsrtune.model.domain_xml import Nic, nic, nics
+from vsrtune.model.host import Link
 from vsrtune.overlays import OutOfReachError
-from vsrtune.rtnl_model import Link
 
 RELEASE = 0.3
 BOOT = "boot-1"

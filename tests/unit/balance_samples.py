@@ -10,9 +10,10 @@ from planning_samples import host
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import Costs
-from vsrtune.deadline import UNIT
-from vsrtune.load_windows import WINDOWS
-from vsrtune.model import Host, Role, ThreadKey
+from vsrtune.model.deadline import UNIT
+from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.load import WINDOWS
 from vsrtune.placement import Occupant, Seat
 
 LOADS = st.one_of(

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import shell_samples as samples
 
-from vsrtune.actions import (
-    Action,
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError, VsrtuneError
+from vsrtune.model.guest import Guest, Thread
+from vsrtune.model.plan import Action
+from vsrtune.model.snapshot import Snapshot, SnapshotSlice
+from vsrtune.model.targets import (
     CgroupDir,
     EmulatorPin,
     IrqAffinity,
@@ -22,10 +26,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VanishedError, VsrtuneError
-from vsrtune.model import Guest, Snapshot, Thread
-from vsrtune.part import Part
 from vsrtune.projection import after
 
 
@@ -49,11 +49,11 @@ class FakeHost:
             raise self.fail_observe
         return self.snapshot
 
-    def observe_some(self, names: frozenset[str]) -> Part:
-        return Part.of(self.observe(), names)
+    def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
+        return SnapshotSlice.of(self.observe(), names)
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> Part:
-        return Part(self.observe())
+    def observe_turns(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
+        return SnapshotSlice(self.observe())
 
     # -- SysOps
 

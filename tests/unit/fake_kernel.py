@@ -20,15 +20,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vsrtune.actions import (
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError, WriteError
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     CgroupDir,
     EmulatorPin,
     IrqAffinity,
     NapiThreaded,
     Pin,
-    Plan,
     QueueCpus,
     Target,
     ThreadAffinity,
@@ -38,10 +41,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.codec import decode, encode
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VanishedError, WriteError
-from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.sysops import LiveSysOps
 
 KERNELS = ("6.1", "6.12")

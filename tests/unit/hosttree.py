@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vsrtune.model import Sched
+from vsrtune.model.guest import Sched
 from vsrtune.proc import PF_USER_WORKER
 from vsrtune.recorded import Answers, QmpAnswer, RecordedRoot
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import recorded_state
 
-from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
-from vsrtune.state import State
+from vsrtune.model.daemon_state import State
+from vsrtune.model.guest import Role, Sched, SchedClass
+from vsrtune.model.host import DeadlineCpu
 
 BUDGET = Sched(
     SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=10_000_000, period_ns=10_000_000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vsrtune.model import Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.recorded import Answers, RecordedRoot, Recording
 from vsrtune.virt import DomainText
 

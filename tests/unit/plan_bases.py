@@ -20,17 +20,9 @@ from planning_samples import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import (
-    Guest,
-    Host,
-    Irq,
-    Nic,
-    NicQueue,
-    Role,
-    Sched,
-    Snapshot,
-    WorkerKind,
-)
+from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
+from vsrtune.model.host import Host, Irq, Nic, NicQueue
+from vsrtune.model.snapshot import Snapshot
 
 
 def routers(

@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Snapshot
+from vsrtune.model.snapshot import Snapshot
 
 PLANS = Path(__file__).resolve().parents[1] / "plans"
 CASES = cases(PLANS)

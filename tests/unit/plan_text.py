@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from vsrtune.actions import Action, Pin, Plan, Value
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import Pin, Value
 
 
 def plan_yaml(plan: Plan) -> str:

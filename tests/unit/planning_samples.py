@@ -7,26 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_groups import CpusetGroup
-from vsrtune.model import (
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import (
     Confidence,
-    Cpu,
-    DeadlineCpu,
     Guest,
-    Host,
     Interface,
-    Irq,
-    Nic,
     NicKind,
     Role,
     Sched,
     SchedClass,
-    Snapshot,
-    SoftirqThread,
     Thread,
     ThreadKey,
     WorkerKind,
 )
+from vsrtune.model.host import Cpu, DeadlineCpu, Host, Irq, Nic, SoftirqThread
+from vsrtune.model.snapshot import Snapshot
 
 BOOT = "2b7f4a31-7c55-4c4e-9f5e-3f2f6f3f0001"
 FIFO_10 = Sched(SchedClass.FIFO, 10, reset_on_fork=True)

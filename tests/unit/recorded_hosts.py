@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vsrtune.model import Snapshot
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.recorded import load
 
 PLACE = Path(__file__).resolve().parents[1] / "hosts"

@@ -14,7 +14,7 @@ from fake_host import FakeHost
 
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.journal import Journal
-from vsrtune.model import Thread
+from vsrtune.model.guest import Thread
 from vsrtune.policy import parse
 from vsrtune.reconcile import Reconciler
 

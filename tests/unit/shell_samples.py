@@ -5,25 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import (
+from vsrtune.model.guest import (
     Confidence,
-    Cpu,
     Guest,
-    Host,
     Interface,
-    Irq,
-    Neighbour,
-    Nic,
     NicKind,
-    Problem,
     Role,
     Sched,
-    Snapshot,
     Thread,
     ThreadKey,
     WorkerKind,
 )
-from vsrtune.tap_counters import QueueCounters, TapCounters
+from vsrtune.model.host import Competitor, Cpu, Host, Irq, Nic
+from vsrtune.model.module_counters import QueueCounters, TapCounters
+from vsrtune.model.snapshot import Problem, Snapshot
 
 BOOT = "6f1c0c1e-0000-4000-8000-000000000001"
 ALL = CpuSet([0, 1, 2, 3])
@@ -150,7 +145,7 @@ def snapshot(*guests: Guest) -> Snapshot:
         ),
         sched_rt_runtime_us=950000,
         sched_rt_period_us=1000000,
-        neighbours=(Neighbour("irqbalance", 77, "moves interrupts"),),
+        neighbours=(Competitor("irqbalance", 77, "moves interrupts"),),
     )  # fmt: skip
     problems = (Problem("trace", "tracefs is not mounted"),)
     return Snapshot(host, guests or (guest(),), problems)

@@ -15,9 +15,9 @@ from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import NAPI_KIND
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import nic
 from vsrtune.live_domains import RefusedError
-from vsrtune.model import Attachment
+from vsrtune.model.domain_xml import nic
+from vsrtune.model.guest import Attachment
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP

@@ -14,7 +14,7 @@ from vsrtune.attach_model import Asked, Host
 from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import NAPI_KIND
 from vsrtune.live_domains import RefusedError
-from vsrtune.model import Attachment
+from vsrtune.model.guest import Attachment
 from vsrtune.policy import Policy
 
 A0, B0 = "02:00:00:00:0a:00", "02:00:00:00:0b:00"

@@ -26,10 +26,10 @@ from vsrtune.attach_steps import (
 )
 from vsrtune.attach_wishes import batches, taken_back, wanted
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import nic
-from vsrtune.model import Attachment
+from vsrtune.model.domain_xml import nic
+from vsrtune.model.guest import Attachment
+from vsrtune.model.host import Link
 from vsrtune.policy import Policy
-from vsrtune.rtnl_model import Link
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP

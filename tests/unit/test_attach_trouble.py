@@ -23,7 +23,7 @@ from vsrtune.attach_model import Asked, Host, Switch
 from vsrtune.attach_plan import plan
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.live_domains import RefusedError
-from vsrtune.model import Attachment
+from vsrtune.model.guest import Attachment
 
 
 @pytest.fixture

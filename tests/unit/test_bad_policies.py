@@ -17,9 +17,10 @@ import pytest
 from golden import cases, matches
 from planning_samples import change, cpus, host, nic, router, snapshot
 
-from vsrtune.actions import Refusal
 from vsrtune.core.errors import PolicyError
-from vsrtune.model import Role, Snapshot
+from vsrtune.model.guest import Role
+from vsrtune.model.plan import Refusal
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy_files import check, load
 

@@ -12,9 +12,10 @@ from planning_samples import cpus
 from vsrtune.balancing import FEE, MOVES, balance
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import Costs
-from vsrtune.deadline import UNIT, limit
-from vsrtune.load_windows import WINDOWS, merged
-from vsrtune.model import Host, Role, ThreadKey
+from vsrtune.model.deadline import UNIT, limit
+from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.model.host import Host
+from vsrtune.model.load import WINDOWS, merged
 from vsrtune.placement import Occupant, Placed, Seat
 
 NONE = CpuSet()

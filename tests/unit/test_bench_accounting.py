@@ -16,7 +16,7 @@ from vsrtune.bench.threads import (
     parse_switches,
     work,
 )
-from vsrtune.model import ThreadKey
+from vsrtune.model.guest import ThreadKey
 
 ZERO = Counts({("vr1/forth", 0): 100, ("vr2/forth", 0): 0}, 5, 6, 7, 8)
 LOAD = Load({"vr1": 1000.0, "vr2": 500.0}, 2.0)

@@ -14,7 +14,7 @@ from vsrtune.bench.interface_xml import (
 )
 from vsrtune.bench.model import Attachment
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import Nic, differences, nic, nics
+from vsrtune.model.domain_xml import Nic, differences, nic, nics
 
 DIRECT = """\
 <interface type='direct' trustGuestRxFilters='yes'>

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from planning_samples import cpus, router, snapshot
 
-from vsrtune.actions import EmulatorPin, Pin, VcpuPin
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.tuning import pin_cpus, policies
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.targets import EmulatorPin, Pin, VcpuPin
 from vsrtune.policy import PolicyErrors
 
 

@@ -14,17 +14,18 @@ from fake_host import FakeHost
 from fake_kernel import BOOT, FakeKernel, make_host, make_plan
 from test_daemon import POLICY
 
-from vsrtune import brought, carried, cli, executor
-from vsrtune.actions import EmulatorPin, Pin, Plan, ThreadAffinity, VcpuPin
-from vsrtune.carried import Note
+from vsrtune import brought, cli, executor
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.guests import _carried
 from vsrtune.journal import Journal
-from vsrtune.journal_records import Entry
 from vsrtune.libvirt_pins import LibvirtPins
-from vsrtune.model import CarriedPin, Guest, Role
+from vsrtune.model.domain_xml import NAMESPACE, Note, behind, notes_xml, parse_cputune
+from vsrtune.model.guest import CarriedPin, Guest, Role
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.plan import Plan
+from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
 from vsrtune.sysops import LiveSysOps
@@ -38,7 +39,7 @@ def xml(cputune: str = "", notes: str | None = None, vcpu: str = "<vcpu>2</vcpu>
     metadata = ""
     if notes is not None:
         metadata = (
-            f'<metadata><vsrtune:originals xmlns:vsrtune="{carried.NAMESPACE}">{notes}'
+            f'<metadata><vsrtune:originals xmlns:vsrtune="{NAMESPACE}">{notes}'
             "</vsrtune:originals></metadata>"
         )
     return f"<domain><name>vr1</name>{metadata}{vcpu}<cputune>{cputune}</cputune></domain>"
@@ -47,20 +48,20 @@ def xml(cputune: str = "", notes: str | None = None, vcpu: str = "<vcpu>2</vcpu>
 class TestNotes:
     def pinned(self, text: str, which: int | None, cpus: CpuSet) -> str:
         """The XML after a pin by us."""
-        found = carried.parse(text)
-        notes = carried.behind(found.ahead(which, cpus), which, cpus)
+        found = parse_cputune(text)
+        notes = behind(found.ahead(which, cpus), which, cpus)
         return self.with_pin(text, notes, which, cpus)
 
     def with_pin(
         self, text: str, notes: dict[int | None, Note], which: int | None, cpus: CpuSet
     ) -> str:
         """The XML with these notes and a pin, whoever made it."""
-        pins = {**carried.parse(text).pins, which: cpus}
+        pins = {**parse_cputune(text).pins, which: cpus}
         lines = "".join(
             f"<emulatorpin cpuset='{c}'/>" if w is None else f"<vcpupin vcpu='{w}' cpuset='{c}'/>"
             for w, c in pins.items()
         )
-        inner = carried.text(notes).removeprefix("<originals>").removesuffix("</originals>")
+        inner = notes_xml(notes).removeprefix("<originals>").removesuffix("</originals>")
         inner = inner.replace("<vcpu", "<vsrtune:vcpu").replace("<emul", "<vsrtune:emul")
         return xml(lines, inner if notes else None)
 
@@ -68,10 +69,10 @@ class TestNotes:
         text = self.pinned(xml("<vcpupin vcpu='1' cpuset='0-2'/>"), 0, ONE)
         text = self.pinned(text, 1, TWO)
         text = self.pinned(text, None, ZERO)
-        assert carried.parse(text).notes == {
+        assert parse_cputune(text).notes == {
             0: Note(None, (ONE,)), 1: Note(CpuSet(range(3)), (TWO,)), None: Note(None, (ZERO,)),
         }  # fmt: skip
-        assert set(carried.parse(text).carried()) == {
+        assert set(parse_cputune(text).carried()) == {
             CarriedPin(0, ONE, None), CarriedPin(1, TWO, CpuSet(range(3))),
             CarriedPin(None, ZERO, None),
         }  # fmt: skip
@@ -80,26 +81,26 @@ class TestNotes:
         text = xml("<vcpupin vcpu='0' cpuset='0-2'/>")
         for cpus in (ONE, TWO, ONE, ONE):
             text = self.pinned(text, 0, cpus)
-        assert carried.parse(text).notes == {0: Note(CpuSet(range(3)), (ONE,))}
-        assert carried.parse(self.pinned(text, 0, CpuSet(range(3)))).notes == {}
+        assert parse_cputune(text).notes == {0: Note(CpuSet(range(3)), (ONE,))}
+        assert parse_cputune(self.pinned(text, 0, CpuSet(range(3)))).notes == {}
 
     def test_where_there_was_no_pin_the_note_stays(self) -> None:
         """libvirt cannot take a pin away, and carries the one to all CPUs along."""
         text = self.pinned(self.pinned(xml(), 0, ONE), 0, ALL)
-        assert carried.parse(text).carried() == (CarriedPin(0, ALL, None),)
+        assert parse_cputune(text).carried() == (CarriedPin(0, ALL, None),)
 
     def test_a_crash_between_note_and_pin_leaves_either_pin_ours(self) -> None:
         text = self.pinned(xml("<vcpupin vcpu='0' cpuset='0-2'/>"), 0, ONE)
-        notes = carried.parse(text).ahead(0, TWO)
+        notes = parse_cputune(text).ahead(0, TWO)
         for cpus in (ONE, TWO):
             left = self.with_pin(text, notes, 0, cpus)
-            assert carried.parse(left).carried() == (CarriedPin(0, cpus, CpuSet(range(3))),)
+            assert parse_cputune(left).carried() == (CarriedPin(0, cpus, CpuSet(range(3))),)
 
     def test_a_pin_of_somebody_else_is_no_pin_of_ours_and_the_next_original(self) -> None:
         text = self.pinned(xml("<vcpupin vcpu='0' cpuset='0-2'/>"), 0, ONE)
-        theirs = self.with_pin(text, dict(carried.parse(text).notes), 0, CpuSet([3]))
-        assert carried.parse(theirs).carried() == ()
-        assert carried.parse(self.pinned(theirs, 0, TWO)).notes == {0: Note(CpuSet([3]), (TWO,))}
+        theirs = self.with_pin(text, dict(parse_cputune(text).notes), 0, CpuSet([3]))
+        assert parse_cputune(theirs).carried() == ()
+        assert parse_cputune(self.pinned(theirs, 0, TWO)).notes == {0: Note(CpuSet([3]), (TWO,))}
 
     def test_without_a_pin_a_thread_gets_the_domains_cpus(self) -> None:
         text = xml(
@@ -107,7 +108,7 @@ class TestNotes:
             "<vsrtune:vcpu id='0' ours='1'/>",
             "<vcpu cpuset='1-2'>1</vcpu>",
         )
-        assert carried.parse(text).carried() == (CarriedPin(0, ONE, CpuSet([1, 2])),)
+        assert parse_cputune(text).carried() == (CarriedPin(0, ONE, CpuSet([1, 2])),)
 
     @pytest.mark.parametrize(
         "notes",
@@ -121,14 +122,14 @@ class TestNotes:
         ],
     )
     def test_notes_that_make_no_sense_are_none_and_said(self, notes: str) -> None:
-        found = carried.parse(xml("<vcpupin vcpu='0' cpuset='1'/>", notes))
+        found = parse_cputune(xml("<vcpupin vcpu='0' cpuset='1'/>", notes))
         assert found.carried() == ()
         assert "make no sense" in found.problem
         assert found.ahead(0, TWO) == {0: Note(ONE, (TWO,))}
 
     def test_another_element_in_our_namespace_is_said(self) -> None:
         text = xml("", "").replace("originals", "others").replace(":others:1", ":originals:1")
-        assert "not <originals>" in carried.parse(text).problem
+        assert "not <originals>" in parse_cputune(text).problem
 
 
 class TestLibvirt:
@@ -152,10 +153,10 @@ class TestLibvirt:
         domain.pinEmulator((True, True, False, False), 0)
         pins.pin_emulator(uuid, ONE)
         pins.pin_emulator(uuid, TWO)
-        assert carried.parse(domain.XMLDesc(0)).carried() == (CarriedPin(None, TWO, ZERO | ONE),)
+        assert parse_cputune(domain.XMLDesc(0)).carried() == (CarriedPin(None, TWO, ZERO | ONE),)
         pins.pin_emulator(uuid, ZERO | ONE)
         assert "<metadata>" not in domain.XMLDesc(0)
-        assert carried.parse(domain.XMLDesc(0)).pins == {None: ZERO | ONE}
+        assert parse_cputune(domain.XMLDesc(0)).pins == {None: ZERO | ONE}
 
     def test_the_journal_tells_the_original(self, domain: Any, pins: LibvirtPins) -> None:
         """A guest that was tuned before there were notes, or pinned by somebody whose pin
@@ -164,14 +165,14 @@ class TestLibvirt:
         domain.pinEmulator((True, True, False, False), 0)
         for was, original in ((CpuSet(), None), (TWO, TWO)):
             pins.pin_emulator(uuid, ONE, was)
-            found = carried.parse(domain.XMLDesc(0)).carried()
+            found = parse_cputune(domain.XMLDesc(0)).carried()
             assert found == (CarriedPin(None, ONE, original),)
 
     def test_foreign_text_gives_way(self, domain: Any, pins: LibvirtPins) -> None:
-        domain.setMetadata(2, "<b/>", "vsrtune", carried.NAMESPACE, 1)
+        domain.setMetadata(2, "<b/>", "vsrtune", NAMESPACE, 1)
         domain.setMetadata(2, "<mine/>", "other", "urn:other", 1)
         pins.pin_emulator(domain.UUIDString(), ONE)
-        found = carried.parse(domain.XMLDesc(0))
+        found = parse_cputune(domain.XMLDesc(0))
         assert (found.problem, found.carried()) == ("", (CarriedPin(None, ONE, None),))
         assert "urn:other" in domain.XMLDesc(0)
 

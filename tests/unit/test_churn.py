@@ -18,7 +18,8 @@ from fake_host import FakeHost
 
 from vsrtune import planner
 from vsrtune.journal import Journal
-from vsrtune.model import Confidence, Guest, Role, Snapshot, WorkerKind
+from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
 

@@ -21,7 +21,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.journal import Journal
-from vsrtune.model import Problem, Snapshot
+from vsrtune.model.snapshot import Problem, Snapshot
 from vsrtune.rootfs import boot_id
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'

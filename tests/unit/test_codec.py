@@ -9,44 +9,62 @@ from typing import Any, Literal
 
 import pytest
 
-from vsrtune import actions as act
-from vsrtune import model
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.model import host as host_module
+from vsrtune.model import plan
+from vsrtune.model import targets as act
+from vsrtune.model.guest import (
+    Guest,
+    Interface,
+    NicKind,
+    Role,
+    Sched,
+    SchedClass,
+    Thread,
+    ThreadKey,
+)
+from vsrtune.model.snapshot import Problem, Snapshot
 
-KEY = model.ThreadKey(10, 11, 12)
-FIFO = model.Sched(model.SchedClass.FIFO, 10, reset_on_fork=True)
+KEY = ThreadKey(10, 11, 12)
+FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 
 
-def snapshot() -> model.Snapshot:
-    thread = model.Thread(
-        key=KEY, name="CPU 0/KVM", role=model.Role.VCPU, sched=FIFO, affinity=CpuSet([1]),
+def snapshot() -> Snapshot:
+    thread = Thread(
+        key=KEY, name="CPU 0/KVM", role=Role.VCPU, sched=FIFO, affinity=CpuSet([1]),
         last_cpu=1, cpu_ns=5, cgroup="/a b/ü", cpuset_cpus="", cpuset_effective=CpuSet([0, 1]),
         index=0, pin=CpuSet([1]),
     )  # fmt: skip
-    tap = model.Interface(
-        "macvtap0", 5, model.NicKind.MACVTAP, "02:00:00:00:00:01", "virtio", True, 1, 500, 0,
+    tap = Interface(
+        "macvtap0", 5, NicKind.MACVTAP, "02:00:00:00:00:01", "virtio", True, 1, 500, 0,
         ("p0",),
     )  # fmt: skip
-    guest = model.Guest("vr 1.ü", "u", "libvirt", 10, 12, (thread,), (tap,))
-    irq = model.Irq(24, "p0-rx-0", CpuSet([0, 1]), CpuSet([0]))
-    nic = model.Nic("p0", 3, "e1000e", 0, 1000, False, CpuSet(), (irq,), CpuSet([0]))
-    host = model.Host(
-        "boot", "6.1", 100, (model.Cpu(0, True, False, CpuSet([0]), 0),), (nic,), 950000, 1000000
+    guest = Guest("vr 1.ü", "u", "libvirt", 10, 12, (thread,), (tap,))
+    irq = host_module.Irq(24, "p0-rx-0", CpuSet([0, 1]), CpuSet([0]))
+    nic = host_module.Nic("p0", 3, "e1000e", 0, 1000, False, CpuSet(), (irq,), CpuSet([0]))
+    host = host_module.Host(
+        "boot",
+        "6.1",
+        100,
+        (host_module.Cpu(0, True, False, CpuSet([0]), 0),),
+        (nic,),
+        950000,
+        1000000,
     )
-    return model.Snapshot(host, (guest,), (model.Problem("virt", "no libvirt"),))
+    return Snapshot(host, (guest,), (Problem("virt", "no libvirt"),))
 
 
 def test_snapshot_round_trip() -> None:
-    assert model.Snapshot.from_json(snapshot().to_json()) == snapshot()
+    assert Snapshot.from_json(snapshot().to_json()) == snapshot()
 
 
 @pytest.mark.parametrize(
     ("target", "before", "after"),
     [
         (act.ThreadAffinity("g", KEY, "vhost"), CpuSet([0, 1]), CpuSet([1])),
-        (act.ThreadSched("g", KEY, "vcpu 0"), model.Sched(), FIFO),
+        (act.ThreadSched("g", KEY, "vcpu 0"), Sched(), FIFO),
         (act.ThreadCgroup("g", KEY, "vhost"), "/a/emulator", "/a/vsrtune"),
         (act.CgroupDir("g", "/a/vsrtune"), False, True),
         (act.VcpuPin("g", "u", 0, KEY), act.Pin(CpuSet([0, 1]), ""), act.Pin(CpuSet([1]), "1")),
@@ -58,9 +76,9 @@ def test_snapshot_round_trip() -> None:
     ],
 )
 def test_action_round_trip(target: act.Target, before: act.Value, after: act.Value) -> None:
-    action = act.Action(target, before, after, "why")
+    action = plan.Action(target, before, after, "why")
     data = json.loads(json.dumps(action.to_data()))
-    assert act.Action.from_data(data) == action
+    assert plan.Action.from_data(data) == action
     assert action.inverse().inverse().after == action.after
     assert action.inverse().before == action.after
 
@@ -77,7 +95,7 @@ def test_action_round_trip(target: act.Target, before: act.Value, after: act.Val
 def test_broken_snapshot_names_the_field(change: dict[str, Any], message: str) -> None:
     data = encode(snapshot()) | change
     with pytest.raises(VsrtuneError) as caught:
-        decode(model.Snapshot, data)
+        decode(Snapshot, data)
     assert str(caught.value) == message
 
 
@@ -85,7 +103,7 @@ def test_missing_field_and_unknown_kind() -> None:
     data = encode(snapshot())
     del data["host"]["kernel"]
     with pytest.raises(VsrtuneError, match=r"\$\.host\.kernel: missing"):
-        decode(model.Snapshot, data)
+        decode(Snapshot, data)
     with pytest.raises(VsrtuneError, match="unknown kind 'x'"):
         act.decode_target({"kind": "x"})
 

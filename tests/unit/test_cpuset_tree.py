@@ -6,8 +6,8 @@ from hosttree import HostTree
 
 from vsrtune.cgroup import CpusetReader
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.cpuset_tree import read_tree
+from vsrtune.model.cpuset_tree import CpusetGroup
 
 SCOPE = "machine.slice/vr1.scope/libvirt"
 

@@ -19,10 +19,10 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import Daemon, Timing
 from vsrtune.journal import Journal
 from vsrtune.look import FULL, Look
-from vsrtune.model import Confidence, Role, Sched, SchedClass, Thread
+from vsrtune.model.daemon_state import State
+from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
-from vsrtune.state import State
 
 POLICY = """\
 guest: "*"

@@ -11,7 +11,8 @@ from planning_samples import cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.budget_use import measure
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.deadline import (
+from vsrtune.deadline_books import book_lines, parse_books, read_books
+from vsrtune.model.deadline import (
     LEAVING,
     UNIT,
     bandwidth,
@@ -24,9 +25,9 @@ from vsrtune.deadline import (
     total,
     used,
 )
-from vsrtune.deadline_books import book_lines, parse_books, read_books
-from vsrtune.domain_books import books, waits_for_domain
-from vsrtune.model import DeadlineCpu, Role, Sched, SchedClass
+from vsrtune.model.guest import Role, Sched, SchedClass
+from vsrtune.model.host import DeadlineCpu
+from vsrtune.model.root_domains import books, waits_for_domain
 from vsrtune.report import budget_tables
 
 

@@ -12,16 +12,22 @@ from pathlib import Path
 import pytest
 from fake_kernel import BOOT, LIBVIRT, SCOPE, UUID, FakeKernel, failing_at, key, make_host
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import PendingError, WriteError
+from vsrtune.executor import apply, recover, undo
+from vsrtune.journal import Journal
+from vsrtune.model.deadline import lag_seconds
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.journal_records import Fold, compacted
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     CgroupDir,
     CpusetFile,
     CpusetList,
     Partition,
     PartitionState,
     Pin,
-    Plan,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -29,13 +35,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import PendingError, WriteError
-from vsrtune.deadline import lag_seconds
-from vsrtune.executor import apply, recover, undo
-from vsrtune.journal import Journal
-from vsrtune.journal_records import Fold, compacted
-from vsrtune.model import Sched, SchedClass
 from vsrtune.sysops import LiveSysOps
 
 BUDGET = Sched(

@@ -20,7 +20,7 @@ from vsrtune.doctor_module import (
     switches,
 )
 from vsrtune.doctor_read import loaded_module, lockdown, module_file, secure_boot
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
 
 MODINFO = """\
 filename:       /lib/modules/6.12.1-amd64/updates/dkms/napi_macvlan.ko.xz

@@ -27,21 +27,13 @@ from planning_samples import (
 from vsrtune import doctor_guests, doctor_host
 from vsrtune.cli import run as command
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.cpuset_groups import CpusetGroup
 from vsrtune.doctor_checks import OF_HOST, check_all, traps
 from vsrtune.doctor_facts import parse_flags, parse_softnet, read_facts
 from vsrtune.doctor_model import Case, DeviceState, Facts, Level, Opener, exit_code, run
-from vsrtune.model import (
-    Confidence,
-    DeadlineCpu,
-    Host,
-    Neighbour,
-    Problem,
-    Role,
-    Sched,
-    SchedClass,
-    Snapshot,
-)
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import Confidence, Role, Sched, SchedClass
+from vsrtune.model.host import Competitor, DeadlineCpu, Host
+from vsrtune.model.snapshot import Problem, Snapshot
 
 VR1 = router()
 BUDGET = Sched(SchedClass.DEADLINE, 0, 0, True, 8_000_000, 10_000_000, 10_000_000)
@@ -148,13 +140,13 @@ BAD: list[tuple[str, Case, Level, str]] = [
     ("backlog", facts(backlog=((0, 0), (3, 17))), Level.WARNING, "CPU 3: 17"),
     (
         "neighbours",
-        of_host(neighbours=(Neighbour("irqbalance", 77, "rewrites"),)),
+        of_host(neighbours=(Competitor("irqbalance", 77, "rewrites"),)),
         Level.WARNING,
         "/proc/77/comm",
     ),
     (
         "neighbours",
-        of_host(neighbours=(Neighbour("nohz_full", None, "CPUs 3"),)),
+        of_host(neighbours=(Competitor("nohz_full", None, "CPUs 3"),)),
         Level.INFO,
         "nohz_full",
     ),

@@ -8,10 +8,11 @@ import pytest
 import recorded_hosts
 from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, nic
 
-from vsrtune import domain_clone, interface_xml
+from vsrtune import domain_clone
 from vsrtune.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.domain_clone import Copy
+from vsrtune.model import domain_xml
 from vsrtune.recorded import load
 
 IMAGE = "/var/lib/libvirt/images"
@@ -97,7 +98,7 @@ def test_overlays(disk: str, directory: str, file: File) -> None:
     # Only what the template's definition says of the chain is said of the clone's.
     chain = ["".join(e.attrib.values()) for e in found.iterfind(".//backingStore/source")]
     assert chain == ([file.base, "/a"] if disk is TOLD else [])
-    assert interface_xml.disk_files(made.xml) == {file.path, *chain}
+    assert domain_xml.disk_files(made.xml) == {file.path, *chain}
 
 
 def test_what_is_read_only_stays() -> None:

@@ -18,15 +18,16 @@ from test_plan_properties import (
     written,
 )
 
-from vsrtune.actions import HOST_REF, CgroupTarget, Partition
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline import limit, total
-from vsrtune.model import Role, Sched, SchedClass, Snapshot, WorkerKind
-from vsrtune.plan_json import dumps, loads
+from vsrtune.model.deadline import limit, total
+from vsrtune.model.guest import Role, Sched, SchedClass, WorkerKind
+from vsrtune.model.plan import plan_text, read_plan
+from vsrtune.model.root_domains import root_domain
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, CgroupTarget, Partition
 from vsrtune.planner import plan, released
 from vsrtune.policy import Policy, SchedRule
 from vsrtune.projection import after, project, project_actions, undo_actions
-from vsrtune.root_domains import root_domain
 
 
 def budget(percent: int) -> SchedRule:
@@ -158,7 +159,7 @@ def test_a_reload_without_budgets_releases_the_root_domains(situation: Situation
 def test_a_refused_guest_gets_nothing(situation: Situation) -> None:
     snapshot, rules = situation
     made = plan(snapshot, rules)
-    assert loads(dumps(made, "boot"), "boot") == made
+    assert read_plan(plan_text(made, "boot"), "boot") == made
     refused = {r.guest for r in made.refusals}
     assert refused.isdisjoint(a.target.guest for a in made.actions)
     if refused == {g.ref for g in snapshot.guests}:

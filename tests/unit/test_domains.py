@@ -8,7 +8,11 @@ import pytest
 from planning_samples import cpus, host, router, snapshot, with_cpusets
 from test_deadline import budget
 
-from vsrtune.actions import (
+from vsrtune.full_plan import full_plan
+from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
     CpusetFile,
@@ -18,9 +22,6 @@ from vsrtune.actions import (
     ThreadSched,
     Value,
 )
-from vsrtune.full_plan import full_plan
-from vsrtune.journal_records import Entry
-from vsrtune.model import Guest, Role, Sched, Snapshot, WorkerKind
 from vsrtune.planner import plan, pressing, released
 from vsrtune.policy import Policy, parse
 from vsrtune.projection import project, project_actions

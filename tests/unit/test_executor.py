@@ -21,24 +21,23 @@ from fake_kernel import (
     replan,
 )
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import BusyError, Lasting, StaleError
+from vsrtune.executor import apply, recover, undo
+from vsrtune.journal import Journal
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     CgroupDir,
     EmulatorPin,
     Pin,
-    Plan,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
     TxQueueLen,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import BusyError, Lasting, StaleError
-from vsrtune.executor import apply, recover, undo
-from vsrtune.journal import Journal
-from vsrtune.model import Sched, SchedClass
 
 
 @pytest.fixture(params=KERNELS)

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
 
-from vsrtune.actions import HOST_REF, Plan, TxQueueLen
 from vsrtune.core.errors import JournalError, WriteError
 from vsrtune.executor import apply, recover, undo
 from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
-from vsrtune.model import Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.plan import Plan
+from vsrtune.model.targets import HOST_REF, TxQueueLen
 
 SIDES = ("ahead", "behind")
 STRIDE = 1 if os.environ.get("LAB_STRIDE") == "1" else 3

@@ -17,9 +17,9 @@ from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host, Switch
 from vsrtune.clone_model import Cloning, File, Template
 from vsrtune.groups import parse
-from vsrtune.interface_xml import nic as read
 from vsrtune.live_domains import RefusedError
-from vsrtune.rtnl_model import Link
+from vsrtune.model.domain_xml import nic as read
+from vsrtune.model.host import Link
 
 GOLDEN = Path(__file__).parent / "golden_group"
 IMAGES = "/var/lib/libvirt/images"

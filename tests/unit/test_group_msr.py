@@ -21,8 +21,8 @@ from vsrtune.group_links import FIRST_VLAN, mac, side_links
 from vsrtune.group_schema import LINKS
 from vsrtune.group_status import places
 from vsrtune.groups import Group, parse
-from vsrtune.interface_xml import nic
-from vsrtune.model import Attachment
+from vsrtune.model.domain_xml import nic
+from vsrtune.model.guest import Attachment
 
 GOLDEN = Path(__file__).parent / "golden_group"
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"

@@ -16,8 +16,8 @@ from vsrtune.attach_plan import plan as attach_plan
 from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
-from vsrtune.interface_xml import nic
-from vsrtune.model import Attachment
+from vsrtune.model.domain_xml import nic
+from vsrtune.model.guest import Attachment
 
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
 B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"

@@ -22,7 +22,7 @@ from vsrtune.attach_steps import Unplug
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.live_domains import RefusedError
-from vsrtune.model import Attachment
+from vsrtune.model.guest import Attachment
 
 C0 = "02:00:00:00:0c:00"
 

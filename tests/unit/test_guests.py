@@ -15,7 +15,7 @@ from vsrtune.guests import (
     GuestReader,
     VcpuFinder,
 )
-from vsrtune.model import Confidence, Guest, NicKind, Role, WorkerKind
+from vsrtune.model.guest import Confidence, Guest, NicKind, Role, WorkerKind
 from vsrtune.net import NetReader
 from vsrtune.policy_match import Scope
 from vsrtune.proc import PF_KTHREAD

@@ -7,7 +7,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.hostinfo import CPU_DIR, NODE_DIR, read_cpus
-from vsrtune.model import Cpu
+from vsrtune.model.host import Cpu
 
 
 def test_smt_nodes_isolation_and_an_offline_cpu() -> None:

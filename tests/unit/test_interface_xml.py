@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import (
+from vsrtune.model.domain_xml import (
     added,
     another,
     as_direct,

@@ -6,7 +6,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq import parse_interrupts, read_irqs
-from vsrtune.model import Irq
+from vsrtune.model.host import Irq
 
 INTERRUPTS = """\
            CPU0       CPU1       CPU2

@@ -7,7 +7,7 @@ import recorded_hosts
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.irq_choice import interrupt_cpus, queue_irqs
-from vsrtune.model import Irq, Nic
+from vsrtune.model.host import Irq, Nic
 from vsrtune.record import replay
 
 ALL = CpuSet([0, 1, 2])

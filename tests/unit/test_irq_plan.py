@@ -11,11 +11,11 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune.actions import HOST_REF, IrqAffinity
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError
 from vsrtune.journal import Journal
-from vsrtune.model import Irq, Nic, NicQueue
+from vsrtune.model.host import Irq, Nic, NicQueue
+from vsrtune.model.targets import HOST_REF, IrqAffinity
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
 

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from vsrtune import journal as journal_module
-from vsrtune.actions import (
-    Action,
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import JournalError, Lasting
+from vsrtune.journal import Journal, read_entries
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.plan import Action
+from vsrtune.model.targets import (
     CgroupDir,
     EmulatorPin,
     Pin,
@@ -21,10 +25,6 @@ from vsrtune.actions import (
     ThreadMask,
     TxQueueLen,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import JournalError, Lasting
-from vsrtune.journal import Journal, read_entries
-from vsrtune.model import ThreadKey
 
 BOOT, OTHER_BOOT = "boot-a", "boot-b"
 QUEUE = TxQueueLen("vr1", "macvtap0", 7)

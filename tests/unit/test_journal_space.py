@@ -12,13 +12,14 @@ from fake_kernel import BOOT, KERNELS, make_host, make_plan
 
 from vsrtune import durable
 from vsrtune import journal as journal_module
-from vsrtune.actions import Action, Plan, ThreadAffinity, TxQueueLen
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError
 from vsrtune.executor import apply, undo
 from vsrtune.journal import Journal
-from vsrtune.journal_records import undo_order
-from vsrtune.model import ThreadKey
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.journal_records import undo_order
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import ThreadAffinity, TxQueueLen
 
 ADAPTIVE = TxQueueLen("vr1", "macvtap1", 1)
 

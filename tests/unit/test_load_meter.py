@@ -14,8 +14,9 @@ from vsrtune import load_file, load_meter
 from vsrtune.core.errors import ObserveError
 from vsrtune.load_file import Loads, ThreadLoad
 from vsrtune.load_meter import LoadMeter
-from vsrtune.load_windows import data_plane
-from vsrtune.model import Role, Snapshot
+from vsrtune.model.guest import Role
+from vsrtune.model.load import data_plane
+from vsrtune.model.snapshot import Snapshot
 
 SECOND = 10**9
 

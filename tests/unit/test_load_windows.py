@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_samples import cpus, router, snapshot
 
-from vsrtune.actions import Action, EmulatorPin, Pin, ThreadAffinity, VcpuPin
-from vsrtune.load_windows import (
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.load import (
     LEAST_NS,
     WINDOWS,
     Reading,
@@ -22,7 +22,9 @@ from vsrtune.load_windows import (
     moves,
     parse_schedstat,
 )
-from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.model.plan import Action
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
 
 SECOND = 10**9
 START = Reading(0, 0, 0)

@@ -15,7 +15,7 @@ import recorded_hosts
 from moving_host import MovingHost
 
 from vsrtune import rounds
-from vsrtune.model import Problem
+from vsrtune.model.snapshot import Problem
 from vsrtune.observe import Observer
 from vsrtune.recorded import load
 from vsrtune.rootfs import LiveRoot

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vsrtune import metrics
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Sched, SchedClass
-from vsrtune.state import BUCKETS, GuestState, State, Totals
+from vsrtune.model.daemon_state import BUCKETS, GuestState, State, Totals
+from vsrtune.model.guest import Sched, SchedClass
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import NicKind
+from vsrtune.model.guest import NicKind
 from vsrtune.net import NetReader, parse_uevent
 
 PCI = "pci0000:00/0000:00:05.0"

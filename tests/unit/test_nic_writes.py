@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fake_kernel import FakeKernel, make_host
 
-from vsrtune.actions import HOST_REF, IrqAffinity, QueueCpus, Target
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError, VanishedError, WriteError
+from vsrtune.model.targets import HOST_REF, IrqAffinity, QueueCpus, Target
 
 IRQ = IrqAffinity(HOST_REF, 41, "eth0-rx-0")
 RPS = QueueCpus(HOST_REF, "eth0", 2, "rx-0")

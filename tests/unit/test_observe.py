@@ -19,7 +19,8 @@ from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.guests import FOREIGN, NOT_LISTED
-from vsrtune.model import Confidence, NicKind, Role, Snapshot
+from vsrtune.model.guest import Confidence, NicKind, Role
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer
 from vsrtune.record import replay
 from vsrtune.recorded import Answers, RecordedRoot, dumps, load

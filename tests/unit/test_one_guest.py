@@ -25,7 +25,7 @@ from treeops import TreeOps
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import Look
-from vsrtune.model import Role
+from vsrtune.model.guest import Role
 from vsrtune.observe import Observer
 from vsrtune.policy import parse
 from vsrtune.reconcile import Reconciler

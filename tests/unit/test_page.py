@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from vsrtune import page_data
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.load_windows import mean
-from vsrtune.model import Cpu, Sched, SchedClass
+from vsrtune.model.daemon_state import GuestState, QueueState, State
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.host import Cpu
+from vsrtune.model.load import mean
 from vsrtune.page_data import status_page
 from vsrtune.page_html import html
 from vsrtune.page_markup import Markup, element, table
@@ -33,7 +35,6 @@ from vsrtune.page_model import (
     StatusPage,
     ThreadView,
 )
-from vsrtune.state import GuestState, QueueState, State
 
 
 class Outline(HTMLParser):

@@ -8,7 +8,8 @@ from pathlib import Path
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Irq, Nic, Snapshot
+from vsrtune.model.host import Irq, Nic
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.patrol import Patrol
 
 

@@ -6,7 +6,8 @@ import pytest
 from planning_samples import cpus, host
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Host, Role, ThreadKey
+from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.model.host import Host
 from vsrtune.placement import Occupant, Seat, place
 
 

@@ -15,8 +15,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.journal import Journal
 from vsrtune.load_keeper import WHOLE, LoadKeeper
 from vsrtune.load_meter import LoadMeter
-from vsrtune.load_windows import WINDOWS, data_plane
 from vsrtune.metrics import exposition
+from vsrtune.model.load import WINDOWS, data_plane
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
 

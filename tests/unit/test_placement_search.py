@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.crowding import Costs
-from vsrtune.load_windows import WINDOWS
-from vsrtune.model import Role, ThreadKey
+from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.model.load import WINDOWS
 from vsrtune.placement import Seat, place
 from vsrtune.placement_board import Board
 from vsrtune.placement_search import search

@@ -9,11 +9,11 @@ import pytest
 import shell_samples as samples
 
 from vsrtune import plan_alone, planner
-from vsrtune.actions import Target, Value
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.drift import NO_MEMORY
-from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot, Thread
-from vsrtune.part import Part
+from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
+from vsrtune.model.snapshot import Snapshot, SnapshotSlice
+from vsrtune.model.targets import Target, Value
 from vsrtune.policy import Policy, parse
 from vsrtune.projection import project
 
@@ -96,7 +96,9 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
     guests = tuple(change(g, rng) if g.name in names else g for g in snapshot.guests)
     snapshot = replace(snapshot, guests=guests)
     mine = {t: v for t, v in ours.items() if t.guest in names}
-    alone = plan_alone.plan_alone(whole, Part.of(snapshot, names).alone(), wanted, mine, NO_MEMORY)
+    alone = plan_alone.plan_alone(
+        whole, SnapshotSlice.of(snapshot, names).alone(), wanted, mine, NO_MEMORY
+    )
     if alone is None:
         return
     everything = planner.plan(snapshot, wanted, ours)
@@ -120,7 +122,7 @@ def test_drift_of_one_guest_is_planned_alone() -> None:
     guest = replace(guest, threads=tuple(moved if t is vhost else t for t in guest.threads))
     snapshot = replace(snapshot, guests=(snapshot.guests[0], guest, *snapshot.guests[2:]))
     mine = {t: v for t, v in ours.items() if t.guest == "vr2"}
-    alone = Part.of(snapshot, frozenset(["vr2"])).alone()
+    alone = SnapshotSlice.of(snapshot, frozenset(["vr2"])).alone()
     plan = plan_alone.plan_alone(whole, alone, wanted, mine, NO_MEMORY)
     assert plan is not None
     (action,) = plan.actions

@@ -18,32 +18,21 @@ from planning_samples import (
     snapshot,
 )
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.irq_choice import interrupt_cpus
+from vsrtune.model.guest import Guest, Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.host import Irq, Nic, NicQueue, NicThread
+from vsrtune.model.plan import Action, Plan, Refusal
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
     HOST_REF,
-    Action,
     EmulatorPin,
     IrqAffinity,
     Pin,
-    Plan,
-    Refusal,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
     VcpuPin,
-)
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq_choice import interrupt_cpus
-from vsrtune.model import (
-    Guest,
-    Irq,
-    Nic,
-    NicQueue,
-    NicThread,
-    Role,
-    Sched,
-    SchedClass,
-    Snapshot,
-    ThreadKey,
 )
 from vsrtune.plan_checks import PlanError, check, fifo_vcpus_apart, interrupts
 from vsrtune.planner import plan, released

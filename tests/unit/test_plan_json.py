@@ -6,22 +6,11 @@ import json
 
 import pytest
 
-from vsrtune import plan_json
-from vsrtune.actions import (
-    Action,
-    CgroupDir,
-    Pin,
-    Plan,
-    Refusal,
-    Skipped,
-    ThreadCgroup,
-    ThreadSched,
-    TxQueueLen,
-    VcpuPin,
-)
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import StaleError, VsrtuneError
-from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Plan, Refusal, Skipped, plan_text, read_plan
+from vsrtune.model.targets import CgroupDir, Pin, ThreadCgroup, ThreadSched, TxQueueLen, VcpuPin
 
 KEY = ThreadKey(100, 101, 7)
 PLAN = Plan(
@@ -40,12 +29,12 @@ PLAN = Plan(
 
 
 def test_round_trip() -> None:
-    assert plan_json.loads(plan_json.dumps(PLAN, "boot"), "boot") == PLAN
+    assert read_plan(plan_text(PLAN, "boot"), "boot") == PLAN
 
 
 def test_a_plan_of_another_boot_is_stale() -> None:
     with pytest.raises(StaleError):
-        plan_json.loads(plan_json.dumps(PLAN, "boot"), "other")
+        read_plan(plan_text(PLAN, "boot"), "other")
 
 
 @pytest.mark.parametrize(
@@ -63,12 +52,12 @@ def test_a_plan_of_another_boot_is_stale() -> None:
 )
 def test_what_is_no_plan_is_refused_with_the_file_named(text: str) -> None:
     with pytest.raises(VsrtuneError) as caught:
-        plan_json.loads(text, "b", "p.json")
+        read_plan(text, "b", "p.json")
     assert "p.json" in caught.value.where
 
 
 def test_a_damaged_field_is_named() -> None:
-    data = json.loads(plan_json.dumps(PLAN, "b"))
+    data = json.loads(plan_text(PLAN, "b"))
     data["actions"][4]["after"] = "many"
     with pytest.raises(VsrtuneError, match=r"\$\.after"):
-        plan_json.loads(json.dumps(data), "b")
+        read_plan(json.dumps(data), "b")

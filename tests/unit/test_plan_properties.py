@@ -9,31 +9,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_samples import UUID, host, macvtap, nic, thread
 
-from vsrtune.actions import HOST_REF, Plan, Target, ThreadSched, Value
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.load_windows import WINDOWS, data_plane, measured, merged, moves
-from vsrtune.model import (
+from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
     Confidence,
     Guest,
-    Host,
     Interface,
-    Irq,
-    Nic,
     NicKind,
-    NicQueue,
-    NicThread,
     Role,
     Sched,
     SchedClass,
-    Snapshot,
     Thread,
     ThreadKey,
     WorkerKind,
-    rps_cpus,
 )
-from vsrtune.plan_json import dumps, loads
+from vsrtune.model.host import Host, Irq, Nic, NicQueue, NicThread, rps_cpus
+from vsrtune.model.load import WINDOWS, data_plane, measured, merged, moves
+from vsrtune.model.plan import Plan, plan_text, read_plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 from vsrtune.planner import plan, released
 from vsrtune.policy import AUTO, Policy, SchedRule
 from vsrtune.projection import after, project, project_actions, undo_actions
@@ -363,7 +358,7 @@ def test_every_guest_is_accounted_for(situation: Situation) -> None:
     assert refused.isdisjoint(a.target.guest for a in made.actions)
     assert all(r.reason and r.hint and r.policy for r in made.refusals)
     assert all(s.reason for s in made.skipped)
-    assert loads(dumps(made, "boot"), "boot") == made
+    assert read_plan(plan_text(made, "boot"), "boot") == made
 
 
 @EXAMPLES

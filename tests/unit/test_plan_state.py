@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from vsrtune.actions import Action, Plan, Refusal, Skipped, ThreadSched, TxQueueLen
 from vsrtune.core.errors import WriteError
 from vsrtune.executor import Result
-from vsrtune.model import Sched, SchedClass, ThreadKey
+from vsrtune.model.daemon_state import PlanState, Unmade
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Plan, Refusal, Skipped
+from vsrtune.model.targets import ThreadSched, TxQueueLen
 from vsrtune.outcome import WAITING, WITH_ANOTHER, unmade
-from vsrtune.plan_state import PlanState, Unmade
 
 FIFO = Sched(SchedClass.FIFO, 5)
 

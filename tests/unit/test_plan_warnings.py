@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planning_samples import change, cpus, router, snapshot
 
-from vsrtune.model import Role, Sched, SchedClass
+from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.plan_warnings import warnings
 
 

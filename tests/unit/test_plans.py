@@ -15,9 +15,10 @@ from golden import matches
 from plan_cases import CASES, PLANS, expecting, patched, read
 from plan_text import actions_yaml, plan_yaml
 
-from vsrtune.actions import Plan, Target, Value, decode_target, decode_value
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Snapshot
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target, Value, decode_target, decode_value
 from vsrtune.planner import plan
 from vsrtune.policy_files import load
 from vsrtune.projection import project, project_actions, undo_actions

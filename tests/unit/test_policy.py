@@ -14,7 +14,7 @@ from planning_samples import host, nic, router, snapshot
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
-from vsrtune.model import Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.planner import plan
 from vsrtune.policy import AUTO, Policy, PolicyErrors, SchedRule, literal, parse
 from vsrtune.policy_files import check, files_in, load, load_dirs, read_policy

@@ -14,7 +14,8 @@ from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot
 
 from vsrtune.cli import run
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model import Guest, SchedClass, Snapshot
+from vsrtune.model.guest import Guest, SchedClass
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy import AUTO, Policy, SchedRule, parse
 from vsrtune.policy_init import start

@@ -6,7 +6,7 @@ import pytest
 from hosttree import HostTree, stat_line
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Sched, ThreadKey
+from vsrtune.model.guest import Sched, ThreadKey
 from vsrtune.proc import (
     PF_KTHREAD,
     Daemon,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vsrtune.load_windows import Crew, QueueSample, Window, window_between
+from vsrtune.model.load import Crew, QueueSample, Window, window_between
 from vsrtune.policy import QueueBounds
 from vsrtune.queue_control import (
     CHANGES,

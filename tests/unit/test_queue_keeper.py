@@ -13,17 +13,17 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune import queue_status
-from vsrtune.actions import TxQueueLen
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
 from vsrtune.journal import Journal
-from vsrtune.load_windows import Crew, QueueSample
-from vsrtune.model import NicKind, Role, Sched, SchedClass
+from vsrtune.model.daemon_state import QueueState
+from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
+from vsrtune.model.load import Crew, QueueSample
+from vsrtune.model.targets import TxQueueLen
 from vsrtune.policy import parse
 from vsrtune.queue_keeper import GLANCE, TICK, QueueKeeper
 from vsrtune.queue_samples import Sampler, Watched, crews, watched
 from vsrtune.reconcile import Reconciler
-from vsrtune.state import QueueState
 
 POLICY = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nqueue: {macvtap: adaptive, min: 20, max: 400}\n'
 

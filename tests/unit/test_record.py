@@ -12,7 +12,8 @@ from hosttree import HostTree
 from vsrtune import record as recorder
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
-from vsrtune.model import Confidence, Problem, Role
+from vsrtune.model.guest import Confidence, Role
+from vsrtune.model.snapshot import Problem
 from vsrtune.proc import PF_KTHREAD
 from vsrtune.recorded import Answers, load
 from vsrtune.seen import SeenMemory

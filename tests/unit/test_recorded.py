@@ -10,7 +10,7 @@ import pytest
 import recorded_hosts
 
 from vsrtune.core.errors import ObserveError
-from vsrtune.model import Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.recorded import Answers, QmpAnswer, RecordedRoot, Recording, dumps, load, parse
 from vsrtune.rootfs import FileStat
 

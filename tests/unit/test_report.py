@@ -5,20 +5,10 @@ from __future__ import annotations
 import shell_samples as samples
 
 from vsrtune import render, report
-from vsrtune.actions import (
-    HOST_REF,
-    Action,
-    IrqAffinity,
-    Pin,
-    Plan,
-    QueueCpus,
-    Refusal,
-    Skipped,
-    TxQueueLen,
-    VcpuPin,
-)
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import ThreadKey
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.plan import Action, Plan, Refusal, Skipped
+from vsrtune.model.targets import HOST_REF, IrqAffinity, Pin, QueueCpus, TxQueueLen, VcpuPin
 
 
 def text(tables: list[report.Table]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.model import SchedClass
+from vsrtune.model.guest import SchedClass
 from vsrtune.rootfs import LiveRoot, sched_getattr
 
 

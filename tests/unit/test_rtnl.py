@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from vsrtune import rtnl
+from vsrtune.model.host import Link
 from vsrtune.rtnl import attribute, attributes, link_message, messages, nested, parse_link
-from vsrtune.rtnl_model import Link
 
 
 def body(*parts: bytes, index: int = 7, flags: int = 1) -> bytes:

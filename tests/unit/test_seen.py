@@ -8,7 +8,7 @@ import pytest
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
-from vsrtune.model import ThreadKey
+from vsrtune.model.guest import ThreadKey
 from vsrtune.seen import SeenMemory, SeenNic, SeenWorker
 
 ONE = SeenWorker(ThreadKey(5, 6, 7), "macvtap0", 9, 100)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from planning_samples import change, cpus, host, nic, router, snapshot
 
-from vsrtune.model import Guest, Role, Sched, SchedClass, Snapshot
+from vsrtune.model.guest import Guest, Role, Sched, SchedClass
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.planner import plan
 from vsrtune.policy import parse
 from vsrtune.standstill import standstills

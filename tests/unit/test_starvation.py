@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import shell_samples as samples
 
-from vsrtune.model import Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
 from vsrtune.starvation import (
     STARVED,
     SURE,

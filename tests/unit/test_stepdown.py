@@ -14,18 +14,18 @@ from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
 from vsrtune import metrics, planner, queue_status, report
-from vsrtune.actions import ThreadSched
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal, read_fold
 from vsrtune.lowering import lowered, next_level
-from vsrtune.model import Role, Sched, SchedClass
+from vsrtune.model.daemon_state import Starved
+from vsrtune.model.guest import Role, Sched, SchedClass
+from vsrtune.model.stepdown import Level, Step
+from vsrtune.model.targets import ThreadSched
 from vsrtune.page_data import status_page
 from vsrtune.page_model import DEGRADED
 from vsrtune.policy import Policy, parse
 from vsrtune.reconcile import Reconciler
-from vsrtune.state import Starved
-from vsrtune.stepdown import Level, Step
 
 FIFO = """\
 guest: "*"

@@ -12,7 +12,11 @@ from dataclasses import replace
 import pytest
 from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 
-from vsrtune.actions import (
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.libvirt_pins import LibvirtPins
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.targets import (
     CgroupDir,
     EmulatorPin,
     NapiThreaded,
@@ -26,10 +30,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
-from vsrtune.libvirt_pins import LibvirtPins
-from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.patience import Patience
 from vsrtune.sched_syscalls import pack
 from vsrtune.sysops import LiveSysOps

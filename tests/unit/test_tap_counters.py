@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.tap_counters import QueueCounters, parse
+from vsrtune.model.module_counters import QueueCounters, parse
 
 TEXT = """
 rx_received: 1000

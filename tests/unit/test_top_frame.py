@@ -13,11 +13,14 @@ from top_samples import GOLDEN, busy, sample, with_nic
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
 from vsrtune import render, top_tables
-from vsrtune.actions import Action, Plan, Refusal, Skipped, TxQueueLen
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.load_windows import CpuTimes, DropPlace
-from vsrtune.model import Irq, Problem, Role, Sched, SchedClass, SoftirqThread, ThreadKey
+from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.host import Irq, SoftirqThread
+from vsrtune.model.load import CpuTimes, DropPlace
+from vsrtune.model.plan import Action, Plan, Refusal, Skipped
+from vsrtune.model.snapshot import Problem
+from vsrtune.model.targets import TxQueueLen
 from vsrtune.top_frame import make_frame
 from vsrtune.top_model import Frame, Resident, ThreadRow
 

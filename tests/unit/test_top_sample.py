@@ -14,8 +14,8 @@ from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind to
 
 from vsrtune import top_sample
 from vsrtune.irq import parse_counts
-from vsrtune.load_windows import CpuTimes, DropPlace, data_plane
-from vsrtune.model import Snapshot
+from vsrtune.model.load import CpuTimes, DropPlace, data_plane
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.record import replay
 
 

@@ -19,8 +19,9 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.interrupts import Held, Interrupted
 from vsrtune.journal import Journal
-from vsrtune.load_windows import DropPlace, HostSample, Reading
-from vsrtune.model import Snapshot, ThreadKey
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.load import DropPlace, HostSample, Reading
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.trial import Counts, Turn
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"

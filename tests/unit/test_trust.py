@@ -14,7 +14,8 @@ from test_observe import FakeVirt, domain, libvirt_qemu
 
 from vsrtune import look_pass
 from vsrtune.guests import FOREIGN, NOT_ASKED, NOT_LISTED
-from vsrtune.model import Guest, Role, Snapshot
+from vsrtune.model.guest import Guest, Role
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer
 from vsrtune.planner import plan
 from vsrtune.policy import parse

@@ -7,8 +7,8 @@ from dataclasses import replace
 import shell_samples as samples
 
 from vsrtune.look import FULL, NOTHING, Look
-from vsrtune.model import Snapshot
-from vsrtune.rtnl_model import Link
+from vsrtune.model.host import Link
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.watched import concerned, devices, settings, unclaimed
 
 

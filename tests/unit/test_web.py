@@ -28,9 +28,9 @@ from vsrtune import web
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.metrics import Metrics
+from vsrtune.model.daemon_state import GuestState, State
 from vsrtune.page_data import status_page
 from vsrtune.page_html import html, policy
-from vsrtune.state import GuestState, State
 
 STRICT = {
     "Content-Security-Policy": policy(),

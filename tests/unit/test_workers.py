@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.model import Confidence, ThreadKey
+from vsrtune.model.guest import Confidence, ThreadKey
 from vsrtune.workers import Known, Mapped, Slot, assign
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import shell_samples as samples
 
-from vsrtune.load_windows import CpuTimes, DropPlace, HostSample, Reading
-from vsrtune.model import Snapshot
+from vsrtune.model.load import CpuTimes, DropPlace, HostSample, Reading
+from vsrtune.model.snapshot import Snapshot
 
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden_top"

@@ -27,8 +27,8 @@ from vsrtune.bench.interface_xml import (
 )
 from vsrtune.bench.model import Attachment, Configuration, Router
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.interface_xml import Nic, differences, nic
 from vsrtune.live_domains import LiveDomains
+from vsrtune.model.domain_xml import Nic, differences, nic
 
 KIND = "attachment"
 _TRIES = 3

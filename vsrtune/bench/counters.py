@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from vsrtune.bench.model import Router
 from vsrtune.core.errors import Lasting, VsrtuneError
-from vsrtune.model import Guest, Snapshot
+from vsrtune.model.guest import Guest
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.net import CLASS
 from vsrtune.rootfs import HostRoot
 

@@ -15,7 +15,9 @@ from typing import Any
 
 from vsrtune import __version__
 from vsrtune.bench.model import Configuration, Endpoint, Spec
-from vsrtune.model import Guest, Interface, Nic, Role, Snapshot, Thread
+from vsrtune.model.guest import Guest, Interface, Role, Thread
+from vsrtune.model.host import Nic
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.rootfs import HostRoot, LiveRoot
 
 Run = Callable[[Sequence[str]], str]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vsrtune.bench.model import Attachment
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.interface_xml import Nic
+from vsrtune.model.domain_xml import Nic
 
 # Which part of the host an interface stands on; written anew for each attachment.
 _BACK_END = ("source", "target", "virtualport")

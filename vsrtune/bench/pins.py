@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vsrtune.actions import Action, EmulatorPin, Plan, VcpuPin
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model import Guest, Role, Snapshot, Thread
+from vsrtune.model.guest import Guest, Role, Thread
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import EmulatorPin, VcpuPin
 from vsrtune.plan_build import pin_values
 from vsrtune.wishes import main_thread, pin_target
 

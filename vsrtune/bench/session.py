@@ -27,7 +27,7 @@ from vsrtune.bench.tester import Tester
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.ledger import Failure
-from vsrtune.model import Snapshot
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
 
 # A guest whose interface was plugged anew needs a moment, an emulated one longer.

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vsrtune.model import Guest, Role, Snapshot, ThreadKey
+from vsrtune.model.guest import Guest, Role, ThreadKey
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.proc import CLOCK_TICKS, cpu_ns, parse_stat
 from vsrtune.rootfs import HostRoot
 

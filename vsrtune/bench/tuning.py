@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from vsrtune import executor
-from vsrtune.actions import HOST_REF, Plan
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.put_back import failure, settle
@@ -20,7 +19,9 @@ from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal
-from vsrtune.model import Snapshot
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF
 from vsrtune.observe import live_observer
 from vsrtune.policy import Policy, parse
 from vsrtune.policy_match import Match, match

@@ -16,11 +16,11 @@ import labhelp
 from labhelp import LabGuest
 
 from vsrtune import executor
-from vsrtune.actions import Plan
 from vsrtune.executor import Result
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal
-from vsrtune.model import Snapshot
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
 from vsrtune.policy import parse
 from vsrtune.sysops import LiveSysOps

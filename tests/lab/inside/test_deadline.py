@@ -15,10 +15,10 @@ import pytest
 from deadlinehelp import BUDGET, Engine, budget, policy, problems
 from labhelp import LabGuest
 
-from vsrtune.actions import Partition, PartitionState, ThreadSched
 from vsrtune.core.errors import WriteError
-from vsrtune.journal_records import Entry
-from vsrtune.model import Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.targets import Partition, PartitionState, ThreadSched
 from vsrtune.sysops import LiveSysOps
 
 CYCLES = 20

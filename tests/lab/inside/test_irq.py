@@ -12,9 +12,9 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.actions import HOST_REF, IrqAffinity
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError
+from vsrtune.model.targets import HOST_REF, IrqAffinity
 from vsrtune.sysops import LiveSysOps
 
 NICS = ("p0", "p1")

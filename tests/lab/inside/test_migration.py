@@ -22,7 +22,7 @@ from labhelp import LabGuest
 from test_events import Say, domain_state, idle, listening, say, start, tuned  # noqa: F401
 from test_travel import fresh, notes, shape
 
-from vsrtune.actions import HOST_REF
+from vsrtune.model.targets import HOST_REF
 
 pytestmark = labhelp.living("live migration")
 

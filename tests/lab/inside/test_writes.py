@@ -16,12 +16,16 @@ import pytest
 from labhelp import LabGuest
 
 from vsrtune import events
-from vsrtune.actions import (
-    Action,
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting
+from vsrtune.executor import apply, recover, undo
+from vsrtune.journal import Journal
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import (
     CgroupDir,
     EmulatorPin,
     Pin,
-    Plan,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -30,11 +34,6 @@ from vsrtune.actions import (
     Value,
     VcpuPin,
 )
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting
-from vsrtune.executor import apply, recover, undo
-from vsrtune.journal import Journal
-from vsrtune.model import Sched, SchedClass, ThreadKey
 from vsrtune.sysops import LiveSysOps
 from vsrtune.virt import DEFAULT_URI
 

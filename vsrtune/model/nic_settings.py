@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vsrtune.actions import HOST_REF, IrqAffinity, QueueCpus, Target, ThreadAffinity
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Host, Irq, Nic, NicQueue, NicThread, rps_cpus
+from vsrtune.model.host import Host, Irq, Nic, NicQueue, NicThread, rps_cpus
+from vsrtune.model.targets import HOST_REF, IrqAffinity, QueueCpus, Target, ThreadAffinity
 
 
 def irq_target(irq: Irq) -> IrqAffinity:

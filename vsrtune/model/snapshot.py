@@ -1,14 +1,68 @@
-"""Some guests of a snapshot, taken out and put back without going through all the others."""
+"""TODO."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
-from vsrtune.model import Guest, Snapshot
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import json_value
+from vsrtune.model.guest import Guest
+from vsrtune.model.host import Host
+
+SNAPSHOT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Problem:
+    """A reader that failed; the rest of the snapshot stands."""
+
+    reader: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process whose executable has the name of a QEMU, and of which nothing is believed:
+    ``why``. ``uid`` is its real user, -1 when that is not known."""
+
+    pid: int
+    start_time: int
+    uid: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole observation. Guests are sorted by (source, name); of ``strangers``, the first
+    in pid order."""
+
+    host: Host
+    guests: tuple[Guest, ...]
+    problems: tuple[Problem, ...] = ()
+    version: int = SNAPSHOT_VERSION
+    strangers: tuple[Stranger, ...] = ()
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """JSON text; ``from_json`` gives an equal Snapshot."""
+        return json.dumps(encode(self), indent=indent, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """Read ``to_json`` output. Raises VsrtuneError naming the bad field."""
+        try:
+            data = json_value(text)
+        except ValueError as error:
+            raise VsrtuneError(f"not JSON: {error}") from None
+        found = decode(cls, data)
+        # Whoever wrote it by hand may have had another order in mind.
+        ordered = tuple(sorted(found.host.cpusets, key=lambda group: group.path))
+        return replace(found, host=replace(found.host, cpusets=ordered))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSlice:
     """A snapshot, and the guests of it that something is about. ``names`` are theirs, with
     those of guests that are gone, ``places`` where in the snapshot they stand, in its order.
     ``names`` None: all guests."""
@@ -18,7 +72,7 @@ class Part:
     places: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, snapshot: Snapshot, names: frozenset[str]) -> Part:
+    def of(cls, snapshot: Snapshot, names: frozenset[str]) -> SnapshotSlice:
         """The guests of these names, wherever they stand."""
         places = (place for place, guest in enumerate(snapshot.guests) if guest.ref in names)
         return cls(snapshot, names, tuple(places))

@@ -13,7 +13,8 @@ from fractions import Fraction
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model import Host, Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.host import Host
 
 UNIT = 1 << 20  # one whole CPU
 # __checkparam_dl: runtime of 2**DL_SCALE ns; sched_deadline_period_min_us, its default.

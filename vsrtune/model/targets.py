@@ -8,14 +8,12 @@ interface becomes known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, ClassVar, cast
 
-from vsrtune.core.codec import decode, encode
+from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import Sched, ThreadKey
+from vsrtune.model.guest import Sched, ThreadKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,38 +316,6 @@ VALUE_TYPES: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Change ``target`` from ``before`` to ``after``, because of ``reason``. ``enforced``:
-    another party set ``before``, and undo must not restore it."""
-
-    target: Target
-    before: Value
-    after: Value
-    reason: str
-    enforced: bool = False
-
-    def inverse(self) -> Action:
-        """The action that takes this one back."""
-        return Action(self.target, self.after, self.before, "undo: " + self.reason)
-
-    def to_data(self) -> dict[str, Any]:
-        """Plain data for JSON; ``from_data`` gives an equal Action."""
-        return cast(dict[str, Any], encode(self))
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Action:
-        """Read ``to_data`` output. Raises VsrtuneError naming the bad field."""
-        target = decode_target(data.get("target"))
-        return cls(
-            target,
-            decode_value(target, data.get("before"), "$.before"),
-            decode_value(target, data.get("after"), "$.after"),
-            decode(str, data.get("reason"), "$.reason"),
-            decode(bool, data.get("enforced", False), "$.enforced"),
-        )
-
-
 def decode_target(data: Any) -> Target:
     """Read an encoded target. Raises VsrtuneError naming the bad field."""
     return cast(Target, decode(cast(Any, Target), data, "$.target"))
@@ -359,71 +325,3 @@ def decode_value(target: Target, data: Any, where: str) -> Value:
     """Read an encoded value: its type follows from the target, because a CPU list
     and a path are both text. Raises VsrtuneError naming the bad field."""
     return cast(Value, decode(VALUE_TYPES[target.kind], data, where))
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A setting that is left as it is, and why. ``held`` marks one that an operator
-    changed after us, and that is therefore drift although nothing will be written;
-    ``pending`` one that the kernel takes only once its thread has run, or libvirt when it
-    is done with the guest; ``stepped`` one that the guard took from the guest (stepdown)."""
-
-    guest: str
-    subject: str
-    reason: str
-    held: bool = False
-    pending: bool = False
-    stepped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Something a policy asks for that cannot be done on this host; the guest it
-    concerns gets no action at all. ``hint`` says what to write instead."""
-
-    guest: str
-    policy: str
-    reason: str
-    hint: str
-
-
-class DriftRule(Enum):
-    """What is done about a setting that is no longer as it was left."""
-
-    ENFORCE = "enforce"  # put it back
-    ADOPT = "adopt"  # accept the new value until a reload
-    REPORT = "report"  # leave it, and say so
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A setting that somebody has changed since it was set. ``setting`` is the key of the
-    policy (``cpus.vcpu``), ``rule`` what is done about it, ``by`` who it was as far as there
-    is evidence ("" for nobody knows), ``left`` why it is not put back ("" when it is)."""
-
-    target: Target
-    setting: str
-    rule: DriftRule
-    wished: str
-    found: str
-    by: str
-    left: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What ``plan`` prints and ``apply`` executes, in order. ``settled``: what is as
-    asked already, for those who remember it. ``accepted``: guests whose
-    policies accept a standstill. ``heeded``: the guests whose interrupt CPUs no
-    vcpu, vhost or NAPI thread is put on, each with the CPUs that its policy names by hand, None
-    for those where the host shows that they are served. Neither is compared or stored."""
-
-    actions: tuple[Action, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    drift: tuple[Drift, ...] = ()
-    settled: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
-    heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
-    accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

@@ -32,8 +32,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vsrtune.actions import (
-    Action,
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.deadline import lag_seconds
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action
+from vsrtune.model.root_domains import is_partition
+from vsrtune.model.stepdown import Step
+from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
     PartitionState,
@@ -47,13 +54,6 @@ from vsrtune.actions import (
     decode_target,
     decode_value,
 )
-from vsrtune.core.codec import decode, encode
-from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError
-from vsrtune.deadline import lag_seconds
-from vsrtune.model import Sched, SchedClass, ThreadKey
-from vsrtune.root_domains import is_partition
-from vsrtune.stepdown import Step
 
 VERSION = 1
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vsrtune.actions import Action, Target, ThreadAffinity, VcpuPin
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model import DATA_PLANE, Guest, Snapshot, Thread, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Guest, Thread, ThreadKey
+from vsrtune.model.plan import Action
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target, ThreadAffinity, VcpuPin
 
 LEAST_NS = 4_500_000_000
 WINDOWS = 3

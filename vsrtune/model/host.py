@@ -1,0 +1,191 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model import cpuset_tree
+from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.guest import Sched, ThreadKey
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A CPU that is present. ``siblings`` are its SMT siblings, itself included, ``cache``
+    the CPUs with which it shares its last level cache, itself included; empty when the
+    kernel does not tell."""
+
+    id: int
+    online: bool
+    isolated: bool
+    siblings: CpuSet
+    node: int
+    cache: CpuSet = field(default_factory=CpuSet)
+
+
+@dataclass(frozen=True, slots=True)
+class Irq:
+    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth.
+    ``managed``: the kernel has refused to move it in this boot."""
+
+    number: int
+    name: str
+    affinity: CpuSet
+    effective: CpuSet
+    managed: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """True when other devices are served by the same interrupt."""
+        return "," in self.name
+
+
+@dataclass(frozen=True, slots=True)
+class NicQueue:
+    """A queue of a lower device, ``rx-0`` or ``tx-0``. ``cpus`` are those of ``rps_cpus``
+    or ``xps_cpus``, empty when it is off; None when the kernel has no such setting here
+    (``xps_cpus`` of a device with one transmit queue)."""
+
+    name: str
+    cpus: CpuSet | None
+
+
+def rps_cpus(queues: Iterable[NicQueue]) -> CpuSet:
+    """The CPUs of all receive queues' RPS."""
+    return CpuSet(c for q in queues if q.name.startswith("rx-") for c in q.cpus or ())
+
+
+@dataclass(frozen=True, slots=True)
+class NicThread:
+    """A kernel thread of a lower device's threaded NAPI, known by its name alone."""
+
+    key: ThreadKey
+    name: str
+    affinity: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A lower device. ``rps_cpus`` are those of all its receive queues, ``rx_cpus`` the
+    CPUs on which its receive SoftIRQ was seen to run, None when nothing was seen. ``inner``:
+    nothing is behind it (a dummy), so that frames pass between the guests on it alone."""
+
+    name: str
+    ifindex: int
+    driver: str
+    node: int
+    txqueuelen: int
+    threaded_napi: bool
+    rps_cpus: CpuSet
+    irqs: tuple[Irq, ...] = ()
+    rx_cpus: CpuSet | None = None
+    queues: tuple[NicQueue, ...] = ()
+    napi: tuple[NicThread, ...] = ()
+    inner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SoftirqThread:
+    """``ksoftirqd/CPU``: runs the SoftIRQ work of its CPU that was put off."""
+
+    key: ThreadKey
+    cpu: int
+    sched: Sched
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineCpu:
+    """DEADLINE bandwidths of one CPU's root domain as the kernel books them, in units of
+    1/2**20 CPU: ``booked`` for the whole root domain (None when nobody asked), and
+    ``fair_server`` what the kernel itself books for this CPU (0 before 6.12)."""
+
+    cpu: int
+    booked: int | None = None
+    fair_server: int = 0
+
+
+IRQBALANCE = "irqbalance"
+
+
+@dataclass(frozen=True, slots=True)
+class Competitor:
+    """Other software that changes the same settings (irqbalance, TuneD, stalld...).
+    ``banned_irqs`` are the interrupts that irqbalance was told to leave alone,
+    ``policy_script`` what it asks about each of them, empty without."""
+
+    name: str
+    pid: int | None
+    detail: str
+    banned_irqs: tuple[int, ...] = ()
+    policy_script: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets``, sorted by
+    path, is empty without cgroup v2 cpusets, ``deadline`` where the kernel's books are not
+    readable, ``rr_timeslice_ms`` None when it was not read."""
+
+    # No slots: what is looked up often is found once (cached_property).
+
+    boot_id: str
+    kernel: str
+    clock_ticks: int
+    cpus: tuple[Cpu, ...]
+    nics: tuple[Nic, ...]
+    sched_rt_runtime_us: int
+    sched_rt_period_us: int
+    neighbours: tuple[Competitor, ...] = ()
+    softirq: tuple[SoftirqThread, ...] = ()
+    cpusets: tuple[CpusetGroup, ...] = ()
+    deadline: tuple[DeadlineCpu, ...] = ()
+    rr_timeslice_ms: int | None = None
+
+    def cpuset(self, path: str) -> CpusetGroup | None:
+        """The cpuset of that cgroup, when it matters."""
+        return cpuset_tree.find(self.cpusets, path)
+
+    @cached_property
+    def online(self) -> CpuSet:
+        """CPUs that are online."""
+        return CpuSet(c.id for c in self.cpus if c.online)
+
+    def nic(self, name: str) -> Nic | None:
+        """The lower device of that name."""
+        return self._nics.get(name)
+
+    @cached_property
+    def _nics(self) -> dict[str, Nic]:
+        return {n.name: n for n in self.nics}
+
+
+# What the macvlan kinds call their modes in netlink (enum macvlan_mode), by libvirt's
+# words for them.
+MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthrough": 8}
+
+
+def mode_name(number: int) -> str:
+    """libvirt's word for a mode; its default, bridge, for none of these."""
+    return next((word for word, one in MODES.items() if one == number), "bridge")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One network device. ``kind`` is that of `ip -d link` ("" for hardware), ``lower``
+    the index of the device it stands on (0: none, or in another namespace), ``master``
+    that of the bridge or bond it is in (0: none), ``mode`` as in MODES (0: has none),
+    ``queue`` its txqueuelen in frames."""
+
+    index: int
+    name: str
+    kind: str = ""
+    lower: int = 0
+    master: int = 0
+    mode: int = 0
+    mac: str = ""
+    mtu: int = 0
+    queue: int = 0
+    up: bool = False

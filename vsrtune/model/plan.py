@@ -1,0 +1,177 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, cast
+
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import StaleError, VsrtuneError
+from vsrtune.core.untrusted import json_value
+from vsrtune.model.targets import Target, Value, decode_target, decode_value
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Change ``target`` from ``before`` to ``after``, because of ``reason``. ``enforced``:
+    another party set ``before``, and undo must not restore it."""
+
+    target: Target
+    before: Value
+    after: Value
+    reason: str
+    enforced: bool = False
+
+    def inverse(self) -> Action:
+        """The action that takes this one back."""
+        return Action(self.target, self.after, self.before, "undo: " + self.reason)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON; ``from_data`` gives an equal Action."""
+        return cast(dict[str, Any], encode(self))
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Action:
+        """Read ``to_data`` output. Raises VsrtuneError naming the bad field."""
+        target = decode_target(data.get("target"))
+        return cls(
+            target,
+            decode_value(target, data.get("before"), "$.before"),
+            decode_value(target, data.get("after"), "$.after"),
+            decode(str, data.get("reason"), "$.reason"),
+            decode(bool, data.get("enforced", False), "$.enforced"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A setting that is left as it is, and why. ``held`` marks one that an operator
+    changed after us, and that is therefore drift although nothing will be written;
+    ``pending`` one that the kernel takes only once its thread has run, or libvirt when it
+    is done with the guest; ``stepped`` one that the guard took from the guest (stepdown)."""
+
+    guest: str
+    subject: str
+    reason: str
+    held: bool = False
+    pending: bool = False
+    stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something a policy asks for that cannot be done on this host; the guest it
+    concerns gets no action at all. ``hint`` says what to write instead."""
+
+    guest: str
+    policy: str
+    reason: str
+    hint: str
+
+
+class DriftRule(Enum):
+    """What is done about a setting that is no longer as it was left."""
+
+    ENFORCE = "enforce"  # put it back
+    ADOPT = "adopt"  # accept the new value until a reload
+    REPORT = "report"  # leave it, and say so
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A setting that somebody has changed since it was set. ``setting`` is the key of the
+    policy (``cpus.vcpu``), ``rule`` what is done about it, ``by`` who it was as far as there
+    is evidence ("" for nobody knows), ``left`` why it is not put back ("" when it is)."""
+
+    target: Target
+    setting: str
+    rule: DriftRule
+    wished: str
+    found: str
+    by: str
+    left: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ``plan`` prints and ``apply`` executes, in order. ``settled``: what is as
+    asked already, for those who remember it. ``accepted``: guests whose
+    policies accept a standstill. ``heeded``: the guests whose interrupt CPUs no
+    vcpu, vhost or NAPI thread is put on, each with the CPUs that its policy names by hand, None
+    for those where the host shows that they are served. Neither is compared or stored."""
+
+    actions: tuple[Action, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    settled: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
+    heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
+    accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+
+PLAN_VERSION = 1
+
+
+def plan_text(plan: Plan, boot_id: str) -> str:
+    """JSON text; ``loads`` with the same boot_id gives an equal Plan."""
+    data = {
+        "version": PLAN_VERSION,
+        "boot_id": boot_id,
+        **encode(replace(plan, settled={}, heeded={}, accepted=frozenset())),
+    }
+    del data["settled"], data["heeded"], data["accepted"]
+    data["actions"] = [a.to_data() for a in plan.actions]
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
+    """Read a stored plan.
+
+    Raises VsrtuneError for what is no plan, StaleError for one of another boot:
+    its thread ids mean other threads now.
+    """
+    try:
+        data: Any = json_value(text)
+    except ValueError as error:
+        raise VsrtuneError(f"not JSON: {error}", where=where) from None
+    if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
+        raise VsrtuneError(
+            f"not a plan of version {PLAN_VERSION}",
+            where=where,
+            hint="write one with `vsrtune plan --json`",
+        )
+    if data.get("boot_id") != boot_id:
+        raise StaleError(
+            "the plan was made before this host booted",
+            where=where,
+            hint="make a new one with `vsrtune plan --json`",
+        )
+
+    def items(key: str) -> list[Any]:
+        value = data.get(key, [])
+        if not isinstance(value, list):
+            raise VsrtuneError("expected a list", where=f"{where}: $.{key}")
+        return value
+
+    def action(value: Any) -> Action:
+        if not isinstance(value, dict):
+            raise VsrtuneError("expected a mapping", where="$.actions")
+        return Action.from_data(value)
+
+    try:
+        return Plan(
+            tuple(action(a) for a in items("actions")),
+            tuple(decode(Skipped, s) for s in items("skipped")),
+            tuple(decode(Refusal, r) for r in items("refusals")),
+            tuple(decode(str, w) for w in items("warnings")),
+            tuple(decode(str, n) for n in items("notes")),
+            tuple(decode(Drift, d) for d in items("drift")),
+        )
+    except VsrtuneError as error:
+        raise VsrtuneError(error.what, where=f"{where}: {error.where}") from None
