@@ -23,7 +23,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
 from vsrtune.ledger import read_pending
 from vsrtune.log import LOGGER, fields
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 
 # A pass waits no longer than this for libvirt; the next one tries again. Seconds.
 PATIENCE = 2.0

@@ -16,7 +16,7 @@ from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.ledger import read_pending
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 from vsrtune.report import Table
 from vsrtune.rootfs import boot_id
 

@@ -15,8 +15,8 @@ from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import Origin
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.guest import Attachment, Guest
-from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.placement import Chosen, Occupant, Seat, place
-from vsrtune.policy import AUTO
-from vsrtune.policy_roles import cpus_for, rule_for
+from vsrtune.policy.model import AUTO, cpus_for, rule_for
 from vsrtune.wishes import (
     Context,
     PinWish,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vsrtune.journal import Journal
     from vsrtune.model.plan import Plan
     from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy import Policy
+    from vsrtune.policy.model import Policy
 
 
 @click.command()

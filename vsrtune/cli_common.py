@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vsrtune.model.journal_records import Entry
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.model.stepdown import Steps
-    from vsrtune.policy import Policy
-    from vsrtune.policy_match import Scope
+    from vsrtune.policy.matching import Scope
+    from vsrtune.policy.model import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -171,7 +171,7 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
 
     A host with plain QEMU only needs no libvirt.
     """
-    from vsrtune.policy_match import PLAIN_QEMU
+    from vsrtune.policy.matching import PLAIN_QEMU
 
     asked = list(policies)
     libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in asked)
@@ -207,7 +207,7 @@ def check_written(path: Path, default: Path) -> None:
 def curious(policies: Iterable[Policy] = (), ours: Iterable[Entry] = ()) -> Scope:
     """What an operator who looks wants to see: all that the policies make guests, and root's
     QEMUs, also those that no policy names yet."""
-    from vsrtune.policy_match import scope
+    from vsrtune.policy.matching import scope
 
     refs = {entry.target.guest for entry in ours}
     return replace(scope(tuple(policies), refs), policies=None)

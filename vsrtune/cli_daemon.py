@@ -124,7 +124,7 @@ def daemon(
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.observe import live_observer
     from vsrtune.patrol import Patrol
-    from vsrtune.policy_match import Scope, scope
+    from vsrtune.policy.matching import Scope, scope
     from vsrtune.policy_watch import PolicyWatch
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler

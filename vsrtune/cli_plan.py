@@ -28,7 +28,7 @@ from vsrtune.core.exit_codes import ExitCode
 if TYPE_CHECKING:
     from vsrtune.attach_wishes import Batch
     from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy import Policy
+    from vsrtune.policy.model import Policy
 
 
 @click.command()
@@ -114,7 +114,7 @@ def verify(
     or not all guests could be looked at, 5 a guest is refused.
     """
     from vsrtune.full_plan import full_plan
-    from vsrtune.policy_match import assign, no_guest
+    from vsrtune.policy.matching import assign, no_guest
 
     policies = load_policies(policy_dirs)
     ours, steps = journalled(journal, root)

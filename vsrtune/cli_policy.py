@@ -68,7 +68,7 @@ def schema() -> None:
     """Print the JSON Schema of policy files, for editors and CI."""
     import json
 
-    from vsrtune import policy_schema
+    from vsrtune.policy import schema as policy_schema
 
     click.echo(json.dumps(policy_schema.schema(), indent=2, ensure_ascii=False))
 

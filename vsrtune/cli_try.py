@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vsrtune.journal import Journal
     from vsrtune.model.guest import Guest
     from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy import Policy
+    from vsrtune.policy.model import Policy
     from vsrtune.trial import Turn, Verdict
 
 _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
@@ -165,10 +165,10 @@ def _known(subject: str, dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
 
 def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:
     """The policy to try, and how to make it permanent. Raises VsrtuneError."""
-    from vsrtune.policy import parse
+    from vsrtune.policy.matching import policies_of
+    from vsrtune.policy.parser import parse
     from vsrtune.policy_files import load_dirs, read_policy
     from vsrtune.policy_init import policy_name, start
-    from vsrtune.policy_match import policies_of
 
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):
@@ -201,7 +201,7 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
 
 def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
     """The running guests that the policy names. Raises VsrtuneError when there are none."""
-    from vsrtune.policy_match import Match, match
+    from vsrtune.policy.matching import Match, match
 
     found = [g for g in snapshot.guests if match(policy, g) is not Match.NONE]
     if not found:

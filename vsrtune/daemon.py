@@ -20,8 +20,8 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, NOTHING, TURNS, Look
 from vsrtune.model.daemon_state import Starved, State
-from vsrtune.policy import Policy
-from vsrtune.policy_match import PLAIN_QEMU
+from vsrtune.policy.matching import PLAIN_QEMU
+from vsrtune.policy.model import Policy
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import Notifier
 from vsrtune.wakeup import Wakeup

@@ -9,7 +9,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
-from vsrtune.policy_roles import rule_for
+from vsrtune.policy.model import rule_for
 from vsrtune.wishes import PinWish, Wishes, label
 
 

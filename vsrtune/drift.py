@@ -34,9 +34,8 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.policy import Policy
-from vsrtune.policy_drift import DriftRules, rule_of
-from vsrtune.policy_roles import slice_of
+from vsrtune.policy.drift_rules import DriftRules, rule_of
+from vsrtune.policy.model import Policy, slice_of
 
 Pairs = Iterable[tuple[Guest, Policy]]
 # Of which guests what was set by hand is overruled; a bool: of all, of none.

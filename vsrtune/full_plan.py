@@ -24,7 +24,7 @@ from vsrtune.model.targets import (
     TimeSlice,
     Value,
 )
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 from vsrtune.projection import after, project_actions
 
 REASON = "no policy asks for it any more"

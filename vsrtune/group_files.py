@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.groups import Group, parse
-from vsrtune.policy import PolicyErrors
+from vsrtune.policy.model import PolicyErrors
 from vsrtune.policy_files import SUFFIXES, files_in, read_text
 
 

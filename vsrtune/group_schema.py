@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vsrtune.policy_schema import DEVICE_PATTERN
+from vsrtune.policy.schema import DEVICE_PATTERN
 
 PVR, MSR = "pvr", "msr"
 KINDS = (PVR, MSR)

@@ -12,9 +12,9 @@ from typing import Any
 
 from vsrtune.core.errors import PolicyError
 from vsrtune.group_schema import BRIDGE, KINDS, MSR, PVR, schema
-from vsrtune.policy import PolicyErrors
-from vsrtune.policy_messages import line_of, structural
-from vsrtune.policy_yaml import KeyPath, dotted, read
+from vsrtune.policy.model import PolicyErrors
+from vsrtune.policy.validation import line_of, structural
+from vsrtune.policy.yaml_reader import KeyPath, dotted, read
 
 _Error = Callable[[KeyPath, str, str], PolicyError]
 

@@ -10,8 +10,8 @@ from vsrtune.model.daemon_state import GuestState
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import NO_STEPS, Steps
-from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import Policy
 
 
 def guest_states(

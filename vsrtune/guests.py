@@ -15,7 +15,7 @@ from vsrtune.model.domain_xml import parse_cputune as parse_carried
 from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.napi import NapiThread, read_napi_threads
 from vsrtune.net import NetReader
-from vsrtune.policy_match import Scope
+from vsrtune.policy.matching import Scope
 from vsrtune.proc import RawThread, read_thread, read_threads, worker_owner
 from vsrtune.process_table import QemuProcess
 from vsrtune.rootfs import HostRoot

@@ -27,8 +27,8 @@ from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Target, queue_file
 from vsrtune.plan_build import Phases
-from vsrtune.policy import Policy
-from vsrtune.policy_yaml import dotted
+from vsrtune.policy.model import Policy
+from vsrtune.policy.yaml_reader import dotted
 from vsrtune.wishes import Context, Wishes
 
 

@@ -13,7 +13,7 @@ from vsrtune.model.daemon_state import State
 from vsrtune.model.load import moves
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 
 
 class Measuring(Protocol):

@@ -12,8 +12,8 @@ from vsrtune.model.guest import Interface, NicKind, Role
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import NapiThreaded
 from vsrtune.plan_build import Phases
-from vsrtune.policy_roles import cpus_for, rule_for
-from vsrtune.policy_yaml import dotted
+from vsrtune.policy.model import cpus_for, rule_for
+from vsrtune.policy.yaml_reader import dotted
 from vsrtune.wishes import Context, Wishes
 
 _KEYS = ("napi", "threaded")

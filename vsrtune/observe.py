@@ -15,7 +15,7 @@ from vsrtune.look_pass import LookPass, NotAlone
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
-from vsrtune.policy_match import Scope
+from vsrtune.policy.matching import Scope
 from vsrtune.process_table import ProcessTable
 from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.rounds import Rounds

@@ -27,8 +27,8 @@ from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import HOST_REF, Target, Value
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, build
-from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import Policy
 from vsrtune.wishes import Context, PinWish, Wishes, wishes
 
 

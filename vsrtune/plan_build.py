@@ -21,9 +21,8 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.placement import Chosen
-from vsrtune.policy import QueueBounds, SchedRule
-from vsrtune.policy_roles import rule_for
-from vsrtune.policy_yaml import dotted
+from vsrtune.policy.model import QueueBounds, SchedRule, rule_for
+from vsrtune.policy.yaml_reader import dotted
 from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label
 
 

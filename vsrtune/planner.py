@@ -61,9 +61,8 @@ from vsrtune.model.targets import (
 from vsrtune.placement import Chosen
 from vsrtune.plan_alone import Whole, remember
 from vsrtune.plan_build import Phases, build
-from vsrtune.policy import Policy
-from vsrtune.policy_match import assign, policies_of
-from vsrtune.policy_roles import asks_of_host
+from vsrtune.policy.matching import assign, policies_of
+from vsrtune.policy.model import Policy, asks_of_host
 from vsrtune.projection import project
 from vsrtune.quarrels import without_quarrels
 from vsrtune.wishes import (

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vsrtune.core.errors import PolicyError
-from vsrtune.policy import Policy, PolicyErrors, parse
-from vsrtune.policy_yaml import MAX_BYTES
+from vsrtune.policy.model import Policy, PolicyErrors
+from vsrtune.policy.parser import parse
+from vsrtune.policy.yaml_reader import MAX_BYTES
 
 SUFFIXES = (".yaml", ".yml")
 

@@ -20,9 +20,10 @@ from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
 from vsrtune.planner import plan
-from vsrtune.policy import Policy, parse
-from vsrtune.policy_match import PLAIN_QEMU, Match, match
-from vsrtune.policy_schema import SCHEMA
+from vsrtune.policy.matching import PLAIN_QEMU, Match, match
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
+from vsrtune.policy.schema import SCHEMA
 from vsrtune.projection import project
 from vsrtune.wishes import label
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vsrtune.model.guest import Interface, NicKind
 from vsrtune.model.plan import Refusal
-from vsrtune.policy import Policy, QueueBounds
-from vsrtune.policy_yaml import KeyPath, shown
+from vsrtune.policy.model import Policy, QueueBounds
+from vsrtune.policy.yaml_reader import KeyPath, shown
 from vsrtune.wishes import Wishes
 
 

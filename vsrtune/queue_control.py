@@ -29,7 +29,7 @@ from math import exp, log, sqrt
 from statistics import fmean, stdev
 
 from vsrtune.model.load import Window
-from vsrtune.policy import QueueBounds
+from vsrtune.policy.model import QueueBounds
 
 # Seconds between two changes, half of which the rings have to settle.
 SPACING = 1.0

@@ -17,8 +17,8 @@ from vsrtune.model.load import QueueSample, window_between
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, TxQueueLen
-from vsrtune.policy import Policy, QueueBounds
-from vsrtune.policy_match import assign, policies_of
+from vsrtune.policy.matching import assign, policies_of
+from vsrtune.policy.model import Policy, QueueBounds
 from vsrtune.queue_samples import Sampler, Watched, watched
 from vsrtune.reconcile import Reconciler
 from vsrtune.rootfs import LiveRoot

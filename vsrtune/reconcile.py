@@ -35,8 +35,8 @@ from vsrtune.outcome import unmade
 from vsrtune.owed import Owed
 from vsrtune.plan_alone import Whole, plan_alone
 from vsrtune.plan_log import log_plan
-from vsrtune.policy import Policy
-from vsrtune.policy_match import PLAIN_QEMU
+from vsrtune.policy.matching import PLAIN_QEMU
+from vsrtune.policy.model import Policy
 from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
 from vsrtune.stepping import Stepping

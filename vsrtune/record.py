@@ -30,7 +30,7 @@ from vsrtune.model.domain_xml import NAMESPACE
 from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer, live_observer
-from vsrtune.policy_match import Scope
+from vsrtune.policy.matching import Scope
 from vsrtune.proc import DAEMONS, napi_device, parse_stat
 from vsrtune.qemu_args import essential
 from vsrtune.recorded import (

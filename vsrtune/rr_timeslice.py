@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from vsrtune.model.plan import Action, Skipped
 from vsrtune.model.targets import HOST_REF, RrTimeslice, Target, TimeSlice
 from vsrtune.plan_build import Phases
-from vsrtune.policy_roles import slice_of
+from vsrtune.policy.model import slice_of
 from vsrtune.wishes import Context, Wishes
 
 _SUBJECT = "time slice of class rr"

@@ -21,8 +21,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched
 from vsrtune.placement import Chosen
 from vsrtune.plan_build import Phases, level
-from vsrtune.policy import SchedRule
-from vsrtune.policy_roles import rule_for
+from vsrtune.policy.model import SchedRule, rule_for
 from vsrtune.wishes import Context, Wishes
 
 

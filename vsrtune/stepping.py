@@ -11,14 +11,14 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER, fields
-from vsrtune.lowering import next_level
 from vsrtune.model.daemon_state import State
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Level, Step, Steps
 from vsrtune.model.targets import Target, ThreadSched, Value
-from vsrtune.policy import Policy
-from vsrtune.policy_match import assign
+from vsrtune.policy.lowering import next_level
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import Policy
 from vsrtune.projection import project_actions
 from vsrtune.sysops import SysOps
 

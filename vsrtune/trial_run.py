@@ -11,8 +11,8 @@ from vsrtune.bench.schedule import rounds
 from vsrtune.bench.tuning import Tuner
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
-from vsrtune.policy import Policy
-from vsrtune.policy_match import scope
+from vsrtune.policy.matching import scope
+from vsrtune.policy.model import Policy
 from vsrtune.rootfs import LiveRoot
 from vsrtune.trial import Counts, Turn
 

@@ -38,9 +38,8 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.placement import Occupant
-from vsrtune.policy import AUTO, Auto, Policy, by_hand
-from vsrtune.policy_roles import cpus_for, rule_for
-from vsrtune.policy_yaml import KeyPath, dotted
+from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
+from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
 OWN_CGROUP = "vsrtune"

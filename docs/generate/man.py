@@ -14,7 +14,7 @@ from vsrtune import __version__
 from vsrtune.cli import cli
 from vsrtune.cli_common import ATTACH_LEDGER, GROUP_DIR, JOURNAL, POLICY_DIR
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.policy_schema import SCHEMA
+from vsrtune.policy.schema import SCHEMA
 
 _ROOT = Path(__file__).resolve().parents[2]
 

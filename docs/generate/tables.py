@@ -8,7 +8,7 @@ from typing import Any
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.doctor_checks import traps
 from vsrtune.metrics import FAMILIES
-from vsrtune.policy_schema import SCHEMA
+from vsrtune.policy.schema import SCHEMA
 
 _HEAD = """\
 # Policy reference

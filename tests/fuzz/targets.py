@@ -33,7 +33,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.net import parse_uevent
 from vsrtune.observe import Observer
 from vsrtune.planner import plan
-from vsrtune.policy import parse as parse_policy
+from vsrtune.policy.parser import parse as parse_policy
 from vsrtune.proc import (
     napi_device,
     parse_cgroup,

@@ -35,7 +35,7 @@ from vsrtune.log import LOGGER
 from vsrtune.look import FULL, TURNS, Look
 from vsrtune.metrics import exposition
 from vsrtune.observe import Observer
-from vsrtune.policy import parse
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "scale.md"

@@ -18,7 +18,8 @@ from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
 from vsrtune.observe import Observer
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.projection import project_actions
 from vsrtune.top_frame import make_frame
 from vsrtune.top_model import Frame

@@ -15,7 +15,7 @@ from fake_host import FakeHost
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.journal import Journal
 from vsrtune.model.guest import Thread
-from vsrtune.policy import parse
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 POLICY = """\

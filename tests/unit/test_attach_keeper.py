@@ -15,7 +15,7 @@ from vsrtune.attach_plan import plan
 from vsrtune.attach_steps import NAPI_KIND
 from vsrtune.live_domains import RefusedError
 from vsrtune.model.guest import Attachment
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 
 A0, B0 = "02:00:00:00:0a:00", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP

@@ -29,7 +29,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import Link
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP

@@ -10,7 +10,7 @@ from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.tuning import pin_cpus, policies
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.targets import EmulatorPin, Pin, VcpuPin
-from vsrtune.policy import PolicyErrors
+from vsrtune.policy.model import PolicyErrors
 
 
 def policy(text: str) -> Configuration:

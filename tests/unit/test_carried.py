@@ -26,7 +26,8 @@ from vsrtune.model.guest import CarriedPin, Guest, Role
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 from vsrtune.sysops import LiveSysOps
 from vsrtune.virt import DomainText

@@ -20,7 +20,8 @@ from vsrtune import planner
 from vsrtune.journal import Journal
 from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 GUESTS = 200

@@ -10,7 +10,7 @@ import pytest
 
 from vsrtune import collecting
 from vsrtune.core.errors import PolicyError
-from vsrtune.policy import Policy
+from vsrtune.policy.model import Policy
 from vsrtune.policy_files import load_dirs
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"

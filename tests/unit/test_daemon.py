@@ -21,7 +21,8 @@ from vsrtune.journal import Journal
 from vsrtune.look import FULL, Look
 from vsrtune.model.daemon_state import State
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 POLICY = """\

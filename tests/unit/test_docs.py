@@ -20,8 +20,8 @@ from prometheus_tools import program
 
 from vsrtune.cli import cli
 from vsrtune.metrics import FAMILIES
-from vsrtune.policy import parse
-from vsrtune.policy_schema import SCHEMA
+from vsrtune.policy.parser import parse
+from vsrtune.policy.schema import SCHEMA
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"

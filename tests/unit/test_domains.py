@@ -23,7 +23,8 @@ from vsrtune.model.targets import (
     Value,
 )
 from vsrtune.planner import plan, pressing, released
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.projection import project, project_actions
 
 TEXT = """\

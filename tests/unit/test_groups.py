@@ -9,7 +9,7 @@ import pytest
 from vsrtune import group_files
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
-from vsrtune.policy import PolicyErrors
+from vsrtune.policy.model import PolicyErrors
 
 GOOD = """\
 group:

@@ -17,7 +17,7 @@ from vsrtune.guests import (
 )
 from vsrtune.model.guest import Confidence, Guest, NicKind, Role, WorkerKind
 from vsrtune.net import NetReader
-from vsrtune.policy_match import Scope
+from vsrtune.policy.matching import Scope
 from vsrtune.proc import PF_KTHREAD
 from vsrtune.process_table import scan
 from vsrtune.recorded import RecordedRoot

@@ -16,7 +16,8 @@ from vsrtune.core.errors import FixedError
 from vsrtune.journal import Journal
 from vsrtune.model.host import Irq, Nic, NicQueue
 from vsrtune.model.targets import HOST_REF, IrqAffinity
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 RX = IrqAffinity(HOST_REF, 24, "p0-rx-0")

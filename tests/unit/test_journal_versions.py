@@ -22,7 +22,7 @@ from vsrtune.core.errors import JournalError
 from vsrtune.daemon import Daemon
 from vsrtune.executor import recover, undo
 from vsrtune.journal import Journal, read_entries
-from vsrtune.policy import parse
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import NullNotifier
 

@@ -27,7 +27,7 @@ from vsrtune.log import LOGGER
 from vsrtune.look import Look
 from vsrtune.model.guest import Role
 from vsrtune.observe import Observer
-from vsrtune.policy import parse
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 FEW, MANY = 20, 200

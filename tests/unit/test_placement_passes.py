@@ -17,7 +17,8 @@ from vsrtune.load_keeper import WHOLE, LoadKeeper
 from vsrtune.load_meter import LoadMeter
 from vsrtune.metrics import exposition
 from vsrtune.model.load import WINDOWS, data_plane
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 SECOND = 10**9

@@ -14,7 +14,8 @@ from vsrtune.drift import NO_MEMORY
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import Target, Value
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.projection import project
 
 POLICIES = {

@@ -36,7 +36,8 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan_checks import PlanError, check, fifo_vcpus_apart, interrupts
 from vsrtune.planner import plan, released
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.projection import project
 
 POLICY = parse(

@@ -30,7 +30,7 @@ from vsrtune.model.plan import Plan, plan_text, read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 from vsrtune.planner import plan, released
-from vsrtune.policy import AUTO, Policy, SchedRule
+from vsrtune.policy.model import AUTO, Policy, SchedRule
 from vsrtune.projection import after, project, project_actions, undo_actions
 
 LOWERS = ("p0", "p1", "br0")

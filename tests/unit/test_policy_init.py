@@ -17,9 +17,10 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.planner import plan
-from vsrtune.policy import AUTO, Policy, SchedRule, parse
+from vsrtune.policy.matching import Match, match
+from vsrtune.policy.model import AUTO, Policy, SchedRule
+from vsrtune.policy.parser import parse
 from vsrtune.policy_init import start
-from vsrtune.policy_match import Match, match
 
 TESTS = Path(__file__).parents[1]
 POLICIES = TESTS.parent / "policies"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vsrtune.model.load import Crew, QueueSample, Window, window_between
-from vsrtune.policy import QueueBounds
+from vsrtune.policy.model import QueueBounds
 from vsrtune.queue_control import (
     CHANGES,
     ENTER,

@@ -20,7 +20,7 @@ from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
 from vsrtune.model.load import Crew, QueueSample
 from vsrtune.model.targets import TxQueueLen
-from vsrtune.policy import parse
+from vsrtune.policy.parser import parse
 from vsrtune.queue_keeper import GLANCE, TICK, QueueKeeper
 from vsrtune.queue_samples import Sampler, Watched, crews, watched
 from vsrtune.reconcile import Reconciler

@@ -17,14 +17,15 @@ from vsrtune import metrics, planner, queue_status, report
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal, read_fold
-from vsrtune.lowering import lowered, next_level
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.stepdown import Level, Step
 from vsrtune.model.targets import ThreadSched
 from vsrtune.page_data import status_page
 from vsrtune.page_model import DEGRADED
-from vsrtune.policy import Policy, parse
+from vsrtune.policy.lowering import lowered, next_level
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 
 FIFO = """\

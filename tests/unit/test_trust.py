@@ -18,8 +18,8 @@ from vsrtune.model.guest import Guest, Role
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer
 from vsrtune.planner import plan
-from vsrtune.policy import parse
-from vsrtune.policy_match import scope as scope_of
+from vsrtune.policy.matching import scope as scope_of
+from vsrtune.policy.parser import parse
 from vsrtune.proc import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.recorded import Answers, RecordedRoot, load
 from vsrtune.rootfs import FileStat

@@ -24,9 +24,9 @@ from vsrtune.bench.spec_checks import Checker
 from vsrtune.bench.spec_schema import DURATION_PATTERN, schema
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.policy import parse
-from vsrtune.policy_messages import structural
-from vsrtune.policy_yaml import Document, read, shown
+from vsrtune.policy.parser import parse
+from vsrtune.policy.validation import structural
+from vsrtune.policy.yaml_reader import Document, read, shown
 
 PDR_LOSS = 0.005
 KIND = "bench specification"

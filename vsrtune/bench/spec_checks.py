@@ -10,8 +10,8 @@ from vsrtune.bench.spec_schema import MAX_PPS
 from vsrtune.bench.streams import COUNTED_FLOWS
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError, VsrtuneError
-from vsrtune.policy_messages import line_of
-from vsrtune.policy_yaml import KeyPath, dotted
+from vsrtune.policy.validation import line_of
+from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 # The keys of a method that each kind uses, and what of these it cannot do without.
 USES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from vsrtune.bench.model import Attachment, Tuning
 from vsrtune.core.cpuset import MAX_CPU
-from vsrtune.policy_schema import DEVICE_PATTERN, MAC_PATTERN
+from vsrtune.policy.schema import DEVICE_PATTERN, MAC_PATTERN
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/bench.json"
 MIN_SIZE = 60

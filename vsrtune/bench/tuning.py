@@ -23,8 +23,9 @@ from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
 from vsrtune.observe import live_observer
-from vsrtune.policy import Policy, parse
-from vsrtune.policy_match import Match, match
+from vsrtune.policy.matching import Match, match
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.sysops import LiveSysOps
 
 # A thread may end, or a worker wake up, between the look at the host and the write.

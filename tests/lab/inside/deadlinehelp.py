@@ -22,7 +22,7 @@ from vsrtune.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
-from vsrtune.policy import parse
+from vsrtune.policy.parser import parse
 from vsrtune.sysops import LiveSysOps
 
 CGROUP = Path("/sys/fs/cgroup")

@@ -13,7 +13,7 @@ from typing import Any
 from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.core.text import TIME_PATTERN
 from vsrtune.model.deadline import PERCENT_PATTERN
-from vsrtune.policy_drift import drift_schema
+from vsrtune.policy.drift_rules import drift_schema
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 # Bounds of an adaptive queue where the policy names none, frames.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vsrtune.model.guest import SchedClass
 from vsrtune.model.stepdown import Level
-from vsrtune.policy import Policy, SchedRule
+from vsrtune.policy.model import Policy, SchedRule
 
 _RULES = ("vcpu_sched", "vhost_sched", "softirq_sched", "napi_sched")
 _REMEDIES = {

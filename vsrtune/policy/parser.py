@@ -9,151 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
-from functools import cached_property
 from typing import Any
 
-from vsrtune import policy_irq
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.core.text import parse_time, time_text
-from vsrtune.model.guest import REALTIME, Attachment, Sched, SchedClass
-from vsrtune.policy_budget import BUDGET_KEYS, BudgetReader
-from vsrtune.policy_drift import DriftRules, read_rules
-from vsrtune.policy_messages import line_of, structural
-from vsrtune.policy_schema import QUEUE_MAX, QUEUE_MIN
-from vsrtune.policy_yaml import KeyPath, dotted, read, shown
-
-
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """Shortest and longest ring allowed, frames."""
-
-    low: int = QUEUE_MIN
-    high: int = QUEUE_MAX
-
-    def __str__(self) -> str:
-        return f"adaptive, {self.low} to {self.high}"
-
-
-class Auto(Enum):
-    """The CPUs are chosen by the planner."""
-
-    AUTO = "auto"
-
-
-AUTO = Auto.AUTO
-ADAPTIVE = "adaptive"
-# The kernel's own default; longer turns starve more.
-MAX_SLICE_MS = 100
-
-CpuChoice = CpuSet | Auto
-VcpuMap = tuple[tuple[int, CpuSet], ...]
-DeviceMap = tuple[tuple[str, CpuSet], ...]
-
-
-class PolicyErrors(PolicyError):
-    """All errors of one or more policy files, in ``errors``."""
-
-    def __init__(self, errors: Iterable[PolicyError]) -> None:
-        self.errors = tuple(errors)
-        count = len(self.errors)
-        super().__init__(f"{count} error{'' if count == 1 else 's'} in policy files")
-
-    def __str__(self) -> str:
-        return "\n".join(str(error) for error in self.errors)
-
-
-@dataclass(frozen=True)
-class SchedRule:
-    """A scheduling class to set; ``priority`` is 0 for classes other, batch and deadline, the
-    times (nanoseconds) are 0 for all but deadline, ``slice_ms`` is 0 when unset and for
-    all but rr."""
-
-    cls: SchedClass
-    priority: int = 0
-    runtime_ns: int = 0
-    deadline_ns: int = 0
-    period_ns: int = 0
-    slice_ms: int = 0
-
-    @cached_property
-    def sched(self) -> Sched:
-        """The parameters to write. Realtime classes and deadline are reset on fork, so
-        that a thread QEMU starts later does not inherit them (sched(7)); a DEADLINE
-        thread could not even fork otherwise (EAGAIN)."""
-        return Sched(
-            self.cls,
-            self.priority,
-            reset_on_fork=self.realtime or self.deadline,
-            runtime_ns=self.runtime_ns,
-            deadline_ns=self.deadline_ns,
-            period_ns=self.period_ns,
-        )
-
-    @property
-    def deadline(self) -> bool:
-        """True for class deadline."""
-        return self.cls is SchedClass.DEADLINE
-
-    @property
-    def realtime(self) -> bool:
-        """True for fifo and rr."""
-        return self.cls in REALTIME
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """One policy file. ``lines`` gives the line of every key path. ``user`` is whose the plain
-    QEMUs must be that it names, ``uid`` the number of that user, None as long as nobody has
-    looked the name up (policy_files). ``irq`` are the
-    interrupt CPUs, written at ``irq_keys``; with ``irq_set`` interrupts are moved there."""
-
-    path: str
-    guest: str
-    user: str | int | None = None
-    uid: int | None = 0
-    irq: CpuChoice | None = None
-    irq_set: bool | None = None
-    irq_keys: KeyPath = ("cpus", "irq")
-    vcpu: CpuChoice | VcpuMap | None = None
-    vhost: CpuChoice | DeviceMap | None = None
-    emulator: CpuChoice | None = None
-    vcpu_sched: SchedRule | None = None
-    vhost_sched: SchedRule | None = None
-    softirq_sched: SchedRule | None = None
-    napi: CpuChoice | DeviceMap | None = None
-    napi_sched: SchedRule | None = None
-    napi_threaded: bool | None = None
-    macvtap_queue: int | QueueBounds | None = None
-    attachment: Attachment | None = None
-    drift: DriftRules = ()
-    placement: Auto | None = None
-    accept_standstill: bool = False
-    # Its scheduling rules are not those of the file (stepdown).
-    lowered: bool = False
-    lines: tuple[tuple[KeyPath, int], ...] = ()
-
-    def at(self, *keys: str) -> str:
-        """``file:line`` of a key, or of the nearest key above it that is written."""
-        return f"{self.path}:{line_of(dict(self.lines), keys)}"
-
-    @property
-    def moves_irqs(self) -> CpuSet | None:
-        """The CPUs to which interrupts are to be moved; None when they stay."""
-        return self.irq if self.irq_set and isinstance(self.irq, CpuSet) else None
-
-    @property
-    def pins(self) -> bool:
-        """True when the policy gives CPUs to threads that handle frames."""
-        choices = (self.placement, self.vcpu, self.vhost, self.napi)
-        return any(choice is not None for choice in choices)
-
-    @property
-    def realtime(self) -> bool:
-        """True when the policy gives a realtime class to any thread."""
-        rules = (self.vcpu_sched, self.vhost_sched, self.napi_sched)
-        return any(rule is not None and rule.realtime for rule in rules)
+from vsrtune.model.guest import Attachment, SchedClass
+from vsrtune.policy.budget import BUDGET_KEYS, BudgetReader
+from vsrtune.policy.drift_rules import read_rules
+from vsrtune.policy.model import (
+    ADAPTIVE,
+    AUTO,
+    MAX_SLICE_MS,
+    CpuChoice,
+    DeviceMap,
+    Policy,
+    PolicyErrors,
+    QueueBounds,
+    SchedRule,
+    VcpuMap,
+    by_hand,
+    user_number,
+)
+from vsrtune.policy.schema import QUEUE_MAX, QUEUE_MIN
+from vsrtune.policy.validation import line_of, structural
+from vsrtune.policy.yaml_reader import KeyPath, dotted, read, shown
 
 
 def parse(text: str, path: str) -> Policy:
@@ -224,13 +104,6 @@ def _unclosed(pattern: str) -> bool:
     return False
 
 
-def user_number(user: str | int | None) -> int | None:
-    """The number of a policy's user; None for a name that has to be looked up."""
-    if user is None or user == "root":
-        return 0
-    return user if isinstance(user, int) else None
-
-
 class _Reader:
     """Turns data that fits the schema into a Policy and judges what the schema
     cannot; keys in ``broken`` were judged already and are passed over."""
@@ -243,7 +116,7 @@ class _Reader:
 
     def policy(self, data: dict[str, Any]) -> Policy:
         irq = self.cpus(data, "cpus", "irq")
-        beside = self.cpu_list(self.get(data, *policy_irq.LIST_KEYS), policy_irq.LIST_KEYS)
+        beside = self.cpu_list(self.get(data, *LIST_KEYS), LIST_KEYS)
         user = self.user(data)
         policy = Policy(
             path=self.path,
@@ -251,8 +124,8 @@ class _Reader:
             user=user,
             uid=user_number(user),
             irq=irq if beside is None else beside,
-            irq_set=self.get(data, *policy_irq.SET_KEYS),
-            irq_keys=policy_irq.place(beside),
+            irq_set=self.get(data, *SET_KEYS),
+            irq_keys=place(beside),
             vcpu=self.vcpu(data),
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
@@ -440,10 +313,10 @@ class _Reader:
 
     def irq_places(self, told: CpuChoice | None, beside: CpuSet | None, moved: bool | None) -> None:
         keys = ("cpus", "irq")
-        if keys in self.broken or policy_irq.LIST_KEYS in self.broken:
+        if keys in self.broken or LIST_KEYS in self.broken:
             return
         listed = told if isinstance(told, CpuSet) else None
-        wrong = policy_irq.judge(listed, line_of(self.lines, keys), beside, moved)
+        wrong = judge(listed, line_of(self.lines, keys), beside, moved)
         if wrong is not None:
             self.fail(wrong.keys, wrong.what, wrong.hint)
 
@@ -462,13 +335,40 @@ class _Reader:
                 )
 
 
-def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
-    """The CPU lists for threads that handle frames that the policy writes out."""
-    found: list[tuple[KeyPath, CpuSet]] = []
-    choices = (("vcpu", policy.vcpu), ("vhost", policy.vhost), ("napi", policy.napi))
-    for role, choice in choices:
-        if isinstance(choice, CpuSet):
-            found.append((("cpus", role), choice))
-        elif isinstance(choice, tuple):
-            found += [(("cpus", role, str(key)), cpus) for key, cpus in choice]
-    return found
+LIST_KEYS: KeyPath = ("irq", "cpus")
+SET_KEYS: KeyPath = ("irq", "set")
+_OLD_KEYS: KeyPath = ("cpus", "irq")
+
+
+@dataclass(frozen=True, slots=True)
+class IrqError:
+    """What is wrong with the two together: the key, the fault, and what to write."""
+
+    keys: KeyPath
+    what: str
+    hint: str
+
+
+def place(beside: CpuSet | None) -> KeyPath:
+    """Where the CPUs are written; ``beside`` is ``irq.cpus``."""
+    return _OLD_KEYS if beside is None else LIST_KEYS
+
+
+def judge(
+    told: CpuSet | None, told_line: int, beside: CpuSet | None, moved: bool | None
+) -> IrqError | None:
+    """The fault of ``cpus.irq`` (``told``, None when auto or unset), ``irq.cpus`` and
+    ``irq.set`` together."""
+    if told is not None and beside is not None and told != beside:
+        return IrqError(
+            LIST_KEYS,
+            f"CPUs {beside} contradict cpus.irq, which says {told} (line {told_line})",
+            "write the list once: irq.cpus stands for both",
+        )
+    if moved and told is None and beside is None:
+        return IrqError(
+            SET_KEYS,
+            "the CPUs to which interrupts are to be moved are not named",
+            "add irq: {cpus: 0}",
+        )
+    return None

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from vsrtune.lowering import lowered
 from vsrtune.model.guest import Guest
 from vsrtune.model.plan import Refusal, Skipped
 from vsrtune.model.stepdown import NO_STEPS, UNTIL, Level, Steps
-from vsrtune.policy import Policy, literal
+from vsrtune.policy.lowering import lowered
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import literal
 
 PLAIN_QEMU = "qemu:"
 

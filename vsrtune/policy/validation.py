@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from vsrtune.core.errors import PolicyError
-from vsrtune.policy_schema import CPU_RANGE, schema
-from vsrtune.policy_yaml import Document, KeyPath, dotted, shown
+from vsrtune.policy.schema import CPU_RANGE, schema
+from vsrtune.policy.yaml_reader import Document, KeyPath, dotted, shown
 
 _CPU_RANGE = re.compile(CPU_RANGE)
 _TYPES = {

@@ -1,0 +1,204 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import PolicyError
+from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, SchedClass
+from vsrtune.policy.drift_rules import DriftRules
+from vsrtune.policy.schema import QUEUE_MAX, QUEUE_MIN
+from vsrtune.policy.validation import line_of
+from vsrtune.policy.yaml_reader import KeyPath
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Shortest and longest ring allowed, frames."""
+
+    low: int = QUEUE_MIN
+    high: int = QUEUE_MAX
+
+    def __str__(self) -> str:
+        return f"adaptive, {self.low} to {self.high}"
+
+
+class Auto(Enum):
+    """The CPUs are chosen by the planner."""
+
+    AUTO = "auto"
+
+
+AUTO = Auto.AUTO
+ADAPTIVE = "adaptive"
+# The kernel's own default; longer turns starve more.
+MAX_SLICE_MS = 100
+
+CpuChoice = CpuSet | Auto
+VcpuMap = tuple[tuple[int, CpuSet], ...]
+DeviceMap = tuple[tuple[str, CpuSet], ...]
+
+
+class PolicyErrors(PolicyError):
+    """All errors of one or more policy files, in ``errors``."""
+
+    def __init__(self, errors: Iterable[PolicyError]) -> None:
+        self.errors = tuple(errors)
+        count = len(self.errors)
+        super().__init__(f"{count} error{'' if count == 1 else 's'} in policy files")
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+@dataclass(frozen=True)
+class SchedRule:
+    """A scheduling class to set; ``priority`` is 0 for classes other, batch and deadline, the
+    times (nanoseconds) are 0 for all but deadline, ``slice_ms`` is 0 when unset and for
+    all but rr."""
+
+    cls: SchedClass
+    priority: int = 0
+    runtime_ns: int = 0
+    deadline_ns: int = 0
+    period_ns: int = 0
+    slice_ms: int = 0
+
+    @cached_property
+    def sched(self) -> Sched:
+        """The parameters to write. Realtime classes and deadline are reset on fork, so
+        that a thread QEMU starts later does not inherit them (sched(7)); a DEADLINE
+        thread could not even fork otherwise (EAGAIN)."""
+        return Sched(
+            self.cls,
+            self.priority,
+            reset_on_fork=self.realtime or self.deadline,
+            runtime_ns=self.runtime_ns,
+            deadline_ns=self.deadline_ns,
+            period_ns=self.period_ns,
+        )
+
+    @property
+    def deadline(self) -> bool:
+        """True for class deadline."""
+        return self.cls is SchedClass.DEADLINE
+
+    @property
+    def realtime(self) -> bool:
+        """True for fifo and rr."""
+        return self.cls in REALTIME
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy file. ``lines`` gives the line of every key path. ``user`` is whose the plain
+    QEMUs must be that it names, ``uid`` the number of that user, None as long as nobody has
+    looked the name up (policy_files). ``irq`` are the
+    interrupt CPUs, written at ``irq_keys``; with ``irq_set`` interrupts are moved there."""
+
+    path: str
+    guest: str
+    user: str | int | None = None
+    uid: int | None = 0
+    irq: CpuChoice | None = None
+    irq_set: bool | None = None
+    irq_keys: KeyPath = ("cpus", "irq")
+    vcpu: CpuChoice | VcpuMap | None = None
+    vhost: CpuChoice | DeviceMap | None = None
+    emulator: CpuChoice | None = None
+    vcpu_sched: SchedRule | None = None
+    vhost_sched: SchedRule | None = None
+    softirq_sched: SchedRule | None = None
+    napi: CpuChoice | DeviceMap | None = None
+    napi_sched: SchedRule | None = None
+    napi_threaded: bool | None = None
+    macvtap_queue: int | QueueBounds | None = None
+    attachment: Attachment | None = None
+    drift: DriftRules = ()
+    placement: Auto | None = None
+    accept_standstill: bool = False
+    # Its scheduling rules are not those of the file (stepdown).
+    lowered: bool = False
+    lines: tuple[tuple[KeyPath, int], ...] = ()
+
+    def at(self, *keys: str) -> str:
+        """``file:line`` of a key, or of the nearest key above it that is written."""
+        return f"{self.path}:{line_of(dict(self.lines), keys)}"
+
+    @property
+    def moves_irqs(self) -> CpuSet | None:
+        """The CPUs to which interrupts are to be moved; None when they stay."""
+        return self.irq if self.irq_set and isinstance(self.irq, CpuSet) else None
+
+    @property
+    def pins(self) -> bool:
+        """True when the policy gives CPUs to threads that handle frames."""
+        choices = (self.placement, self.vcpu, self.vhost, self.napi)
+        return any(choice is not None for choice in choices)
+
+    @property
+    def realtime(self) -> bool:
+        """True when the policy gives a realtime class to any thread."""
+        rules = (self.vcpu_sched, self.vhost_sched, self.napi_sched)
+        return any(rule is not None and rule.realtime for rule in rules)
+
+
+def user_number(user: str | int | None) -> int | None:
+    """The number of a policy's user; None for a name that has to be looked up."""
+    if user is None or user == "root":
+        return 0
+    return user if isinstance(user, int) else None
+
+
+def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
+    """The CPU lists for threads that handle frames that the policy writes out."""
+    found: list[tuple[KeyPath, CpuSet]] = []
+    choices = (("vcpu", policy.vcpu), ("vhost", policy.vhost), ("napi", policy.napi))
+    for role, choice in choices:
+        if isinstance(choice, CpuSet):
+            found.append((("cpus", role), choice))
+        elif isinstance(choice, tuple):
+            found += [(("cpus", role, str(key)), cpus) for key, cpus in choice]
+    return found
+
+
+def rule_for(policy: Policy, role: Role) -> SchedRule | None:
+    """The scheduling the policy asks for a role."""
+    if role is Role.VCPU:
+        return policy.vcpu_sched
+    if role is Role.VHOST:
+        return policy.vhost_sched
+    return policy.napi_sched if role is Role.NAPI else None
+
+
+def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
+    """The CPUs the policy asks for a role."""
+    choice: CpuChoice | VcpuMap | DeviceMap | None = None
+    if role is Role.VCPU:
+        choice = policy.vcpu
+    elif role is Role.VHOST:
+        choice = policy.vhost
+    elif role is Role.NAPI:
+        choice = policy.napi
+    if choice is None and role in DATA_PLANE and policy.placement is not None:
+        return AUTO
+    return choice
+
+
+def asks_of_host(policy: Policy) -> bool:
+    """Whether a guest with this policy needs settings of the host itself: interrupts,
+    ksoftirqd, the time slice of class rr, or root domains, which class deadline stands on."""
+    rules = [rule_for(policy, role) for role in DATA_PLANE]
+    budgets = any(rule is not None and rule.deadline for rule in rules)
+    realtime = policy.softirq_sched is not None or slice_of(policy) > 0
+    return budgets or realtime or policy.moves_irqs is not None
+
+
+def slice_of(policy: Policy) -> int:
+    """The shortest time slice of class rr that the policy asks for, in ms; 0 for none."""
+    rules = [*(rule_for(policy, role) for role in DATA_PLANE), policy.softirq_sched]
+    return min((r.slice_ms for r in rules if r is not None and r.slice_ms), default=0)
