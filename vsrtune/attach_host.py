@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from vsrtune import link_writes, overlays, rtnl
+from vsrtune import link_writes, overlays
 from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import Device
 from vsrtune.clone_model import File
 from vsrtune.domain_life import DomainLife
-from vsrtune.ethtool import private_flags
 from vsrtune.ethtool_flags import set_private_flag
+from vsrtune.host import netlink
+from vsrtune.host.ethtool import private_flags
 from vsrtune.model.domain_xml import Nic, nics
 from vsrtune.model.host import Link
 
@@ -136,7 +137,7 @@ class LiveHost:
         self._domains = DomainLife(uri)
 
     def links(self) -> dict[str, Link]:
-        return {link.name: link for link in rtnl.links()}
+        return {link.name: link for link in netlink.links()}
 
     def has_cdev(self, index: int) -> bool:
         try:

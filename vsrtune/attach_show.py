@@ -15,10 +15,10 @@ from vsrtune.attach_steps import Origin
 from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import boot_id
 from vsrtune.ledger import read_pending
 from vsrtune.policy.model import Policy
 from vsrtune.report import Table
-from vsrtune.rootfs import boot_id
 
 Choose = Callable[[Host, Sequence[Origin]], tuple[Batch, ...]]
 

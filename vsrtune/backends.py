@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.net import NetReader
-from vsrtune.proc import parse_fdinfo_iff, read_links
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import parse_fdinfo_iff, read_links
+from vsrtune.model.domain_xml import DomainInterface
 from vsrtune.process_table import QemuProcess
-from vsrtune.rootfs import HostRoot
-from vsrtune.virt import DomainInterface
 
 MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
 TUN_FD = "/dev/net/tun"

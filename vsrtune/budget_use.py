@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import run_ns
 from vsrtune.model.deadline import used
 from vsrtune.model.guest import SchedClass, ThreadKey
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.proc import run_ns
-from vsrtune.rootfs import HostRoot
 
 
 def measure(

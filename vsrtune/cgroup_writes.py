@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import time
 
-from vsrtune.cgroup import MOUNT
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.cpuset_clear import make_threaded
 from vsrtune.errnos import Operation, write_error
+from vsrtune.host.cgroupfs import MOUNT
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import parse_stat
 from vsrtune.hostcalls import HostCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model.guest import ThreadKey
@@ -23,8 +25,6 @@ from vsrtune.model.targets import (
     ThreadMask,
     Value,
 )
-from vsrtune.proc import parse_stat
-from vsrtune.rootfs import HostRoot
 
 PARTITION_FILE = "cpuset.cpus.partition"
 # A thread that has just ended keeps its cgroup busy for a moment.

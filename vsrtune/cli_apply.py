@@ -95,9 +95,9 @@ def apply(
     from vsrtune import attach_show, executor, guardian, render
     from vsrtune.cli import complain
     from vsrtune.full_plan import full_plan
+    from vsrtune.host.filesystem import boot_id
     from vsrtune.journal import Journal
     from vsrtune.model.plan import read_plan
-    from vsrtune.rootfs import boot_id
     from vsrtune.sysops import LiveSysOps
 
     boot = boot_id()
@@ -230,8 +230,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
     named does not exist.
     """
+    from vsrtune.host.filesystem import boot_id
     from vsrtune.journal import Journal, read_fold
-    from vsrtune.rootfs import boot_id
 
     check_written(journal, JOURNAL)
     boot = boot_id()
@@ -284,8 +284,8 @@ def _switch(
 
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
     """This host; None when no guest of libvirt's runs on it."""
+    from vsrtune.host.filesystem import LiveRoot
     from vsrtune.process_table import scan
-    from vsrtune.rootfs import LiveRoot
 
     if not any(process.args.libvirt for process in scan(LiveRoot()).qemus):
         return None

@@ -93,8 +93,8 @@ def attach(
     from vsrtune.attach_model import Asked
     from vsrtune.attach_plan import plan
     from vsrtune.attach_survey import survey
+    from vsrtune.host.filesystem import boot_id
     from vsrtune.model.guest import Attachment
-    from vsrtune.rootfs import boot_id
 
     if sum((recover, devices, to is not None)) != 1:
         raise click.UsageError("one of --to, --recover and --devices is needed")

@@ -157,7 +157,7 @@ def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
         raise ObserveError(
             "no online CPU could be read", where="/sys/devices/system/cpu", hint="mount sysfs"
         )
-    from vsrtune.recorded import HINT
+    from vsrtune.host.recorded import HINT
 
     raise ObserveError(
         "no host is recorded here: it shows no CPU",
@@ -238,8 +238,8 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
     recorded one."""
     if root is not None:
         return (), {}
+    from vsrtune.host.filesystem import boot_id
     from vsrtune.journal import read_fold
-    from vsrtune.rootfs import boot_id
 
     fold = read_fold(journal, boot_id())
     return tuple(fold.live.values()), fold.steps

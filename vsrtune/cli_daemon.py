@@ -99,8 +99,8 @@ def daemon(
     """
     from vsrtune import collecting, log
     from vsrtune.cli_common import no_policies
+    from vsrtune.host.filesystem import boot_id
     from vsrtune.policy_files import load_dirs
-    from vsrtune.rootfs import boot_id
 
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     log.setup(verbose)
@@ -115,6 +115,7 @@ def daemon(
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.daemon import Daemon, Timing
     from vsrtune.guard import Guard
+    from vsrtune.host.filesystem import LiveRoot
     from vsrtune.journal import Journal
     from vsrtune.link_events import LinkEvents
     from vsrtune.load_meter import LoadMeter
@@ -128,7 +129,6 @@ def daemon(
     from vsrtune.policy_watch import PolicyWatch
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
-    from vsrtune.rootfs import LiveRoot
     from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()

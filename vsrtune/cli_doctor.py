@@ -46,8 +46,8 @@ def _case(root: Path | None, uri: str) -> Case:
     from vsrtune.cli_common import POLICY_DIR, observe, readable_policies
     from vsrtune.doctor_facts import read_facts
     from vsrtune.doctor_model import Case
-    from vsrtune.recorded import load
-    from vsrtune.rootfs import LiveRoot
+    from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.host.recorded import load
 
     snapshot = observe(root, uri, 0, readable_policies((POLICY_DIR,)))
     host = LiveRoot() if root is None else load(root).root()

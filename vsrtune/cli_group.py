@@ -330,7 +330,7 @@ def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
     from vsrtune.attach import Switcher
     from vsrtune.attach_host import LiveHost
     from vsrtune.attach_ledger import AttachLedger
-    from vsrtune.rootfs import boot_id
+    from vsrtune.host.filesystem import boot_id
 
     host = LiveHost(uri)
     with contextlib.closing(host), AttachLedger.open(path) as opened:

@@ -143,8 +143,8 @@ def _guest(snapshot: Snapshot, name: str) -> Guest:
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
     """Why this kernel would refuse fifo and rr; "" when it does not, or is not here."""
     from vsrtune.doctor_facts import rt_groups
-    from vsrtune.recorded import load
-    from vsrtune.rootfs import LiveRoot
+    from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.host.recorded import load
 
     host = LiveRoot() if root is None else load(root).root()
     where = rt_groups(host, snapshot.host.kernel)

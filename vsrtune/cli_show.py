@@ -63,7 +63,7 @@ def show(
         return
     from vsrtune import render, report
     from vsrtune.budget_use import measure
-    from vsrtune.rootfs import LiveRoot
+    from vsrtune.host.filesystem import LiveRoot
 
     budgets = measure(LiveRoot(), snapshot) if root is None else {}
     shown = {g.ref for g in snapshot.guests}

@@ -89,9 +89,9 @@ def try_(
     from vsrtune import guardian, render, trial, trial_run
     from vsrtune.bench.tuning import Tuner
     from vsrtune.full_plan import full_plan
+    from vsrtune.host.filesystem import boot_id
     from vsrtune.interrupts import held
     from vsrtune.journal import Journal
-    from vsrtune.rootfs import boot_id
 
     snapshot = observe(None, uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import errno
 
-from vsrtune.cgroup import MOUNT
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.errnos import Operation, write_error
+from vsrtune.host.cgroupfs import MOUNT
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.hostcalls import HostCalls
-from vsrtune.rootfs import HostRoot
 
 _PREFIX = "vsrtune-"
 # Threads may be born in the cgroup while others are moved out of it.

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_books import read_books
 from vsrtune.doctor_model import DeviceState, Facts, Opener
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.scheduler import read_books
 from vsrtune.model.guest import Interface
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.rootfs import HostRoot
 
 _IRQS = "/sys/kernel/debug/irq/irqs"
 _IFF_UP = 1

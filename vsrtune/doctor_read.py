@@ -6,9 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from vsrtune import rtnl
 from vsrtune.core.errors import ObserveError
 from vsrtune.doctor_module import MODULE, LoadedModule, ModuleFile, Seen
+from vsrtune.host import netlink
 from vsrtune.model.host import Link
 
 BOOT_UNIT = "vsrtune-devices.service"
@@ -22,7 +22,7 @@ def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> 
     What cannot be read is None or missing. Raises ObserveError when not even the links
     can be read."""
     try:
-        links: tuple[Link, ...] = rtnl.links()
+        links: tuple[Link, ...] = netlink.links()
     except OSError as error:
         raise ObserveError(
             f"network devices cannot be read: {error.strerror}", hint="run as root"

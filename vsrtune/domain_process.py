@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.libvirt import DomainText
 from vsrtune.process_table import Processes, QemuProcess
-from vsrtune.rootfs import HostRoot
 from vsrtune.trust import Judge, Standing
-from vsrtune.virt import DomainText
 
 # Identity of a process: pid and start time.
 Identity = tuple[int, int]

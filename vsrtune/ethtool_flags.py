@@ -7,7 +7,7 @@ import errno
 import os
 import struct
 
-from vsrtune.ethtool import control, ioctl, private_flags
+from vsrtune.host.ethtool import control, ioctl, private_flags
 
 _SPFLAGS = 0x28
 

@@ -6,7 +6,8 @@ import glob
 import os
 from collections.abc import Collection
 
-from vsrtune import link_writes, rtnl
+from vsrtune import link_writes
+from vsrtune.host import netlink
 
 
 def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
@@ -15,7 +16,7 @@ def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
     beside one. Raises OSError."""
     forgotten = [
         link.index
-        for link in rtnl.links()
+        for link in netlink.links()
         if link.kind == "macvtap"
         and link.mac == mac
         and link.name not in known

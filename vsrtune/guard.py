@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from vsrtune.aside import real_time_cpus
 from vsrtune.background import Background
 from vsrtune.guard_samples import GuardSampler
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.log import LOGGER, fields
 from vsrtune.model.daemon_state import Starved, State
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import Level
-from vsrtune.rootfs import HostRoot
 from vsrtune.starvation import STARVED, Rule, Subject, Waiting, subject
 
 EVERY = 0.25

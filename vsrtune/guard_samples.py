@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.model.guest import NicKind, Role, ThreadKey
-from vsrtune.proc import PF_KTHREAD
-from vsrtune.rootfs import HostRoot
 from vsrtune.starvation import Counters, Sight, Subject, ThreadSample, vital
 
 # How much time one step of the walk through all threads may take, seconds.

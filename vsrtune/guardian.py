@@ -34,8 +34,8 @@ import click
 import vsrtune
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import boot_id
 from vsrtune.journal_lock import in_use
-from vsrtune.rootfs import boot_id
 
 # The longest trial, and the longest wait for a confirmation, in seconds.
 LONGEST = 600.0

@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.backends import Backend, Descriptors, backends, read_descriptors
-from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.host.cgroupfs import CpusetReader, libvirt_role
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.libvirt import DomainText
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
 from vsrtune.model.domain_xml import parse_cputune as parse_carried
+from vsrtune.model.domain_xml import parse_interfaces, parse_vcpus
 from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.napi import NapiThread, read_napi_threads
-from vsrtune.net import NetReader
 from vsrtune.policy.matching import Scope
-from vsrtune.proc import RawThread, read_thread, read_threads, worker_owner
 from vsrtune.process_table import QemuProcess
-from vsrtune.rootfs import HostRoot
 from vsrtune.trust import Standing
-from vsrtune.virt import DomainText, parse_interfaces, parse_vcpus
 from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread

@@ -8,18 +8,18 @@ from functools import partial
 
 from vsrtune.attempts import Attempts
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_books import read_books
-from vsrtune.hostinfo import read_cpus
-from vsrtune.irq import read_names
+from vsrtune.host.cpus import read_cpus
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.interrupts import read_names
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import CLOCK_TICKS, read_thread
+from vsrtune.host.scheduler import read_books
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.host import Cpu, DeadlineCpu, Host, Nic, SoftirqThread
 from vsrtune.napi import read_nic_threads
 from vsrtune.neighbours import read_neighbours
-from vsrtune.net import NetReader
-from vsrtune.proc import CLOCK_TICKS, read_thread
 from vsrtune.process_table import Processes
-from vsrtune.rootfs import HostRoot
 from vsrtune.seen import SeenMemory
 
 _KERNEL = "/proc/sys/kernel"

@@ -10,9 +10,9 @@ import os
 from typing import Protocol
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.scheduler import sched_setattr
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model.guest import Sched
-from vsrtune.sched_syscalls import sched_setattr
 
 
 class HostCalls(Protocol):

@@ -7,15 +7,15 @@ CPUs. The kernel cuts it to the cpuset, and since 6.2 remembers the wide one
 
 from __future__ import annotations
 
-from vsrtune.cgroup import MOUNT
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.cpuset_clear import home_of
 from vsrtune.errnos import Operation, write_error
+from vsrtune.host.cgroupfs import MOUNT
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.hostcalls import HostCalls
 from vsrtune.model.guest import ThreadKey
-from vsrtune.proc import parse_cgroup, parse_stat, parse_status_allowed
-from vsrtune.rootfs import HostRoot
 
 CPUS = "/sys/devices/system/cpu"
 

@@ -31,7 +31,7 @@ from typing import Any, Literal
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.durable import (
+from vsrtune.host.state_files import (
     FULL,
     claim,
     fsync_directory,

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from vsrtune.core.errors import JournalError, Lasting
-from vsrtune.durable import open_private
+from vsrtune.host.state_files import open_private
 
 
 def take_lock(path: Path) -> int:

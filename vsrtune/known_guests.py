@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from vsrtune.host.netdev import Device
 from vsrtune.model.guest import Guest, Role, ThreadKey
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
-from vsrtune.net import Device
 from vsrtune.process_table import Processes, QemuProcess
 
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.durable import FULL, open_private, private_directory, read_file, replace_file
+from vsrtune.host.state_files import FULL, open_private, private_directory, read_file, replace_file
 
 # One that still cleans up after a killed user gets this long.
 LOCK_SECONDS = 10.0

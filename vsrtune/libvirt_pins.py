@@ -22,8 +22,8 @@ from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
+from vsrtune.host.libvirt import Patience
 from vsrtune.model import domain_xml
-from vsrtune.patience import Patience
 
 _DOWN = "see: systemctl status libvirtd; tried again at the next pass"
 _LATER = "tried again at the next pass"

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from vsrtune import rtnl
 from vsrtune.background import Background
 from vsrtune.events import Dirty
+from vsrtune.host import netlink
 from vsrtune.log import LOGGER
 from vsrtune.look import Look
 from vsrtune.model.host import Link
@@ -98,20 +98,22 @@ class LinkEvents(Background):
                     self._dirty("news of network devices were lost")
                     self._reread()
                     continue
-                for kind, _, content in rtnl.messages(data):
+                for kind, _, content in netlink.messages(data):
                     self._hear(kind, content)
             self._claim()
 
     def _reread(self) -> None:
-        self._links = {link.index: link for link in rtnl.links()}
+        self._links = {link.index: link for link in netlink.links()}
 
     def _hear(self, kind: int, content: bytes) -> None:
         # Bridges tell of their ports in the same group, with a family and parts of a link.
-        if kind not in (rtnl.NEWLINK, rtnl.DELLINK) or content[:1] != bytes([socket.AF_UNSPEC]):
+        if kind not in (netlink.NEWLINK, netlink.DELLINK) or content[:1] != bytes(
+            [socket.AF_UNSPEC]
+        ):
             return
-        link = rtnl.parse_link(content)
+        link = netlink.parse_link(content)
         old = self._links.get(link.index)
-        new = link if kind == rtnl.NEWLINK else None
+        new = link if kind == netlink.NEWLINK else None
         if new is None:
             self._links.pop(link.index, None)
             self._new.pop(link.index, None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from vsrtune import rtnl
-from vsrtune.rtnl import attribute, link_message, nested, request
+from vsrtune.host import netlink
+from vsrtune.host.netlink import attribute, link_message, nested, request
 
 
 def make(
@@ -15,37 +15,37 @@ def make(
     ``lower``, 0 for none. ``mode`` as in rtnl_model.MODES, 0 for kinds without, ``queue`` its
     txqueuelen, ``vlan`` the id of one of kind vlan. Raises OSError."""
     parts = [
-        attribute(rtnl.IFNAME, name.encode() + b"\0"),
-        attribute(rtnl.ADDRESS, bytes.fromhex(mac.replace(":", ""))),
-        attribute(rtnl.MTU, _u32(mtu)),
-        attribute(rtnl.TXQLEN, _u32(queue)),
+        attribute(netlink.IFNAME, name.encode() + b"\0"),
+        attribute(netlink.ADDRESS, bytes.fromhex(mac.replace(":", ""))),
+        attribute(netlink.MTU, _u32(mtu)),
+        attribute(netlink.TXQLEN, _u32(queue)),
     ]
     if lower:
-        parts.append(attribute(rtnl.LINK, _u32(lower)))
-    info = [attribute(rtnl.INFO_KIND, kind.encode() + b"\0")]
+        parts.append(attribute(netlink.LINK, _u32(lower)))
+    info = [attribute(netlink.INFO_KIND, kind.encode() + b"\0")]
     if mode:
-        info.append(nested(rtnl.INFO_DATA, attribute(rtnl.MACVLAN_MODE, _u32(mode))))
+        info.append(nested(netlink.INFO_DATA, attribute(netlink.MACVLAN_MODE, _u32(mode))))
     elif vlan:
-        info.append(nested(rtnl.INFO_DATA, attribute(rtnl.VLAN_ID, struct.pack("=H", vlan))))
-    parts.append(nested(rtnl.LINKINFO, *info))
-    request(rtnl.NEWLINK, rtnl.CREATE | rtnl.EXCL, link_message() + b"".join(parts))
+        info.append(nested(netlink.INFO_DATA, attribute(netlink.VLAN_ID, struct.pack("=H", vlan))))
+    parts.append(nested(netlink.LINKINFO, *info))
+    request(netlink.NEWLINK, netlink.CREATE | netlink.EXCL, link_message() + b"".join(parts))
 
 
 def remove(index: int) -> None:
     """The device of that index. Raises OSError: ENODEV when there is none."""
-    request(rtnl.DELLINK, 0, link_message(index=index))
+    request(netlink.DELLINK, 0, link_message(index=index))
 
 
 def set_up(index: int, up: bool) -> None:
     """Bring the device of that index up or down. Raises OSError."""
-    flags = rtnl.IFF_UP if up else 0
-    request(rtnl.NEWLINK, 0, link_message(index=index, flags=flags, change=rtnl.IFF_UP))
+    flags = netlink.IFF_UP if up else 0
+    request(netlink.NEWLINK, 0, link_message(index=index, flags=flags, change=netlink.IFF_UP))
 
 
 def set_queue(index: int, queue: int) -> None:
     """txqueuelen, in frames; the rings of a macvtap follow at once. Raises OSError."""
-    body = attribute(rtnl.TXQLEN, _u32(queue))
-    request(rtnl.NEWLINK, 0, link_message(index=index) + body)
+    body = attribute(netlink.TXQLEN, _u32(queue))
+    request(netlink.NEWLINK, 0, link_message(index=index) + body)
 
 
 def _u32(number: int) -> bytes:

@@ -13,8 +13,8 @@ from typing import Any, NoReturn, Protocol
 
 from vsrtune import forgotten
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
+from vsrtune.host.libvirt import Patience
 from vsrtune.model.domain_xml import Nic, nics
-from vsrtune.patience import Patience
 
 # A guest acknowledges an unplug within a second; one that boots may take longer.
 RELEASE_SECONDS = 30.0

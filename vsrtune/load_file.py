@@ -12,7 +12,7 @@ from pathlib import Path
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import ObserveError
 from vsrtune.core.untrusted import kept
-from vsrtune.durable import read_file, replace_volatile
+from vsrtune.host.state_files import read_file, replace_volatile
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.load import measured
 from vsrtune.model.snapshot import Snapshot

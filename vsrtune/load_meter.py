@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vsrtune import load_file
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.load_file import Loads, ThreadLoad
 from vsrtune.model.guest import Thread, ThreadKey
 from vsrtune.model.load import (
@@ -26,7 +27,6 @@ from vsrtune.model.load import (
     parse_schedstat,
 )
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.rootfs import HostRoot
 
 # Threads read in one look: those longest due come first, so that with very many of them the
 # windows grow longer, and not the time it takes.

@@ -9,11 +9,14 @@ from dataclasses import replace
 from functools import partial
 
 from vsrtune.attempts import Attempts
-from vsrtune.cgroup import CpusetReader
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_tree import read_tree
 from vsrtune.domain_process import NO_PROCESS, Identity, Joiner
 from vsrtune.guests import GuestReader, VcpuFinder
+from vsrtune.host.cgroupfs import CpusetReader, read_tree
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.libvirt import DomainText, VirtSource
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import parse_stat
 from vsrtune.host_reader import HostReader, lower_devices
 from vsrtune.known_guests import Held, Known, listed, places, relisted
 from vsrtune.model import cpuset_tree as cpuset_groups
@@ -21,13 +24,9 @@ from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
-from vsrtune.net import NetReader
-from vsrtune.proc import parse_stat
 from vsrtune.process_table import Processes, ProcessTable, QemuProcess
-from vsrtune.rootfs import HostRoot
 from vsrtune.seen import SeenMemory
 from vsrtune.trust import Judge, Standing
-from vsrtune.virt import DomainText, VirtSource
 
 _LIBVIRT = re.compile(r"(.+)/libvirt/\w+", re.ASCII)
 

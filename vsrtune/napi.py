@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import RawThread, napi_device, read_thread
 from vsrtune.model.guest import Confidence, Interface
 from vsrtune.model.host import NicThread
-from vsrtune.proc import RawThread, napi_device, read_thread
-from vsrtune.rootfs import HostRoot
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import Daemon
 from vsrtune.model.host import IRQBALANCE, Competitor
-from vsrtune.proc import Daemon
-from vsrtune.rootfs import HostRoot
 
 _NOHZ_FULL = "/sys/devices/system/cpu/nohz_full"
 _TUNED_PROFILE = "/etc/tuned/active_profile"

@@ -12,11 +12,11 @@ import errno
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError, VanishedError, WriteError
 from vsrtune.errnos import Operation, write_error
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.interrupts import joined
 from vsrtune.hostcalls import HostCalls
 from vsrtune.hostthread import CPUS
-from vsrtune.irq import joined
 from vsrtune.model.targets import IrqAffinity, NicTarget, QueueCpus
-from vsrtune.rootfs import HostRoot
 
 _NET = "/sys/class/net"
 # What the kernel answers for interrupts that it moves itself.

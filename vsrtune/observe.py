@@ -10,6 +10,8 @@ from dataclasses import replace
 from vsrtune.core.errors import ObserveError
 from vsrtune.domain_process import Identity
 from vsrtune.guests import VcpuFinder
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.libvirt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
 from vsrtune.known_guests import Known
 from vsrtune.look_pass import LookPass, NotAlone
 from vsrtune.model.guest import Guest, Role
@@ -17,12 +19,10 @@ from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.policy.matching import Scope
 from vsrtune.process_table import ProcessTable
-from vsrtune.rootfs import HostRoot, LiveRoot
 from vsrtune.rounds import Rounds
 from vsrtune.seen import DEFAULT_PATH, SeenMemory, SeenNic, SeenWorker
 from vsrtune.trace import Devices, Tracer, rx_cpus, sender_device
 from vsrtune.trust import Judge
-from vsrtune.virt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
 
 
 class Observer:

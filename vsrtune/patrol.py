@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from vsrtune.background import Background
 from vsrtune.events import Dirty
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.rootfs import HostRoot
 from vsrtune.watched import settings
 
 EVERY = 2.0

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from vsrtune.proc import (
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import (
     DAEMONS,
     Daemon,
     Stat,
@@ -20,9 +21,8 @@ from vsrtune.proc import (
     parse_stat,
     worker_owner,
 )
-from vsrtune.qemu_args import QemuArgs
-from vsrtune.qemu_args import parse as parse_args
-from vsrtune.rootfs import HostRoot
+from vsrtune.host.qemu_cmdline import QemuArgs
+from vsrtune.host.qemu_cmdline import parse as parse_args
 from vsrtune.trust import Decision, Judge, Standing
 
 _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)

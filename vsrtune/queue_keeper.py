@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from vsrtune import queue_control, queue_status
+from vsrtune.host.filesystem import LiveRoot
 from vsrtune.log import LOGGER
 from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import Guest
@@ -21,7 +22,6 @@ from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, QueueBounds
 from vsrtune.queue_samples import Sampler, Watched, watched
 from vsrtune.reconcile import Reconciler
-from vsrtune.rootfs import LiveRoot
 
 # Seconds between samples, and between the cheap looks while nothing is dropped anywhere.
 TICK = 0.5

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import CLASS
+from vsrtune.host.procfs import run_ns
 from vsrtune.model.guest import DATA_PLANE, Guest, SchedClass, Thread
 from vsrtune.model.load import Crew, QueueSample
-from vsrtune.net import CLASS
-from vsrtune.proc import run_ns
-from vsrtune.rootfs import HostRoot
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import TypeVar
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.durable import read_file, replace_volatile
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.procfs import parse_stat
+from vsrtune.host.state_files import read_file, replace_volatile
 from vsrtune.model.daemon_state import QueueState, Starved
-from vsrtune.proc import parse_stat
-from vsrtune.rootfs import HostRoot, LiveRoot
 
 DEFAULT_PATH = Path("/run/vsrtune/queues.json")
 STARVED_PATH = Path("/run/vsrtune/starved.json")

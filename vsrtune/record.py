@@ -24,16 +24,11 @@ import vsrtune
 from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
-from vsrtune.deadline_books import BOOKS, book_lines
-from vsrtune.durable import create_file
-from vsrtune.model.domain_xml import NAMESPACE
-from vsrtune.model.guest import Sched
-from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import Observer, live_observer
-from vsrtune.policy.matching import Scope
-from vsrtune.proc import DAEMONS, napi_device, parse_stat
-from vsrtune.qemu_args import essential
-from vsrtune.recorded import (
+from vsrtune.host.filesystem import FileStat, HostRoot, LiveRoot
+from vsrtune.host.libvirt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
+from vsrtune.host.procfs import DAEMONS, napi_device, parse_stat
+from vsrtune.host.qemu_cmdline import essential
+from vsrtune.host.recorded import (
     MAX_SIZE,
     Answers,
     QmpAnswer,
@@ -42,9 +37,14 @@ from vsrtune.recorded import (
     dumps,
     load,
 )
-from vsrtune.rootfs import FileStat, HostRoot, LiveRoot
+from vsrtune.host.scheduler import BOOKS, book_lines
+from vsrtune.host.state_files import create_file
+from vsrtune.model.domain_xml import NAMESPACE
+from vsrtune.model.guest import Sched
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe import Observer, live_observer
+from vsrtune.policy.matching import Scope
 from vsrtune.seen import DEFAULT_PATH, SeenMemory
-from vsrtune.virt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
 
 T = TypeVar("T")
 

@@ -3,10 +3,10 @@ in their turn."""
 
 from __future__ import annotations
 
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.known_guests import Known
 from vsrtune.look_pass import thread_links
 from vsrtune.process_table import ProcessTable
-from vsrtune.rootfs import HostRoot
 from vsrtune.trust import Judge
 
 # Hosts with no more guests are looked at as a whole.

@@ -12,7 +12,7 @@ from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.core.untrusted import kept
-from vsrtune.durable import replace_volatile
+from vsrtune.host.state_files import replace_volatile
 from vsrtune.model.guest import ThreadKey
 
 DEFAULT_PATH = Path("/run/vsrtune/seen.json")

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
-from vsrtune.cgroup import MOUNT
 from vsrtune.cgroup_writes import Cgroups, settle
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.cpuset_clear import clear, unpark
 from vsrtune.errnos import Operation, write_error
+from vsrtune.host.cgroupfs import MOUNT
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.procfs import parse_stat
 from vsrtune.hostcalls import HostCalls, LiveCalls
 from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model.deadline import LEAVING, lag_seconds, parse_overrun
@@ -52,8 +54,6 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.nic_writes import NicWrites
-from vsrtune.proc import parse_stat
-from vsrtune.rootfs import HostRoot, LiveRoot
 
 _NET = "/sys/class/net"
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from vsrtune import cli_common, load_file, top_sample
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.recorded import load
 from vsrtune.model.load import HostSample
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer, live_observer
-from vsrtune.recorded import load
-from vsrtune.rootfs import HostRoot, LiveRoot
 
 # Planning has at most this share of the time; on hosts with very many guests a plan is kept
 # for a few frames.

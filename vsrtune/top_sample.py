@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from vsrtune.doctor_facts import parse_softnet
-from vsrtune.irq import parse_counts
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.interrupts import parse_counts
+from vsrtune.host.netdev import Device, NetReader
 from vsrtune.load_meter import read_schedstat
 from vsrtune.model.guest import Interface
 from vsrtune.model.load import CpuTimes, DropPlace, HostSample
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.net import Device, NetReader
-from vsrtune.rootfs import HostRoot
 
 T = TypeVar("T")
 

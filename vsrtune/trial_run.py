@@ -9,11 +9,11 @@ from typing import Protocol
 from vsrtune import top_sample, trial
 from vsrtune.bench.schedule import rounds
 from vsrtune.bench.tuning import Tuner
+from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
 from vsrtune.policy.matching import scope
 from vsrtune.policy.model import Policy
-from vsrtune.rootfs import LiveRoot
 from vsrtune.trial import Counts, Turn
 
 # What is cut off at the beginning of a turn: threads move, queues fill or drain.

@@ -27,9 +27,9 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from vsrtune.cgroup import MOUNT, libvirt_role
-from vsrtune.proc import parse_status_uids
-from vsrtune.rootfs import FileStat, HostRoot
+from vsrtune.host.cgroupfs import MOUNT, libvirt_role
+from vsrtune.host.filesystem import FileStat, HostRoot
+from vsrtune.host.procfs import parse_status_uids
 
 # Where the system's libvirt writes the pid of a domain's QEMU (virPidFileBuildPath).
 PID_FILES = "/run/libvirt/qemu"

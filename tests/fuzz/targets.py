@@ -15,26 +15,20 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune import journal, ledger, qemu_args, qmp, rtnl, seen
+from vsrtune import journal, ledger, seen
 from vsrtune.bench import spec
 from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
 from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, ObserveError, PolicyError, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.deadline_books import parse_books
-from vsrtune.ethtool import parse_statistics
-from vsrtune.irq import parse_interrupts
-from vsrtune.model import domain_xml as interface_xml
-from vsrtune.model.guest import Sched
-from vsrtune.model.module_counters import parse as parse_counters
-from vsrtune.model.plan import read_plan
-from vsrtune.model.snapshot import Snapshot
-from vsrtune.net import parse_uevent
-from vsrtune.observe import Observer
-from vsrtune.planner import plan
-from vsrtune.policy.parser import parse as parse_policy
-from vsrtune.proc import (
+from vsrtune.host import netlink as rtnl
+from vsrtune.host import qemu_cmdline, qmp
+from vsrtune.host.ethtool import parse_statistics
+from vsrtune.host.interrupts import parse_interrupts
+from vsrtune.host.libvirt import DomainText
+from vsrtune.host.netdev import parse_uevent
+from vsrtune.host.procfs import (
     napi_device,
     parse_cgroup,
     parse_fdinfo_iff,
@@ -43,11 +37,20 @@ from vsrtune.proc import (
     parse_status_uids,
     worker_owner,
 )
-from vsrtune.recorded import Answers, RecordedRoot, load
-from vsrtune.recorded import parse as parse_recording
+from vsrtune.host.recorded import Answers, RecordedRoot, load
+from vsrtune.host.recorded import parse as parse_recording
+from vsrtune.host.scheduler import parse_books
+from vsrtune.model import domain_xml as interface_xml
+from vsrtune.model.domain_xml import parse_interfaces, parse_vcpus
+from vsrtune.model.guest import Sched
+from vsrtune.model.module_counters import parse as parse_counters
+from vsrtune.model.plan import read_plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe import Observer
+from vsrtune.planner import plan
+from vsrtune.policy.parser import parse as parse_policy
 from vsrtune.seen import SeenMemory
 from vsrtune.trace import count_by, parse_hist
-from vsrtune.virt import DomainText, parse_interfaces, parse_vcpus
 
 Target = Callable[[bytes], None]
 
@@ -88,8 +91,8 @@ def qmp_answer(data: bytes) -> None:
 
 def command_line(data: bytes) -> None:
     argv = text(data).split("\0")
-    qemu_args.parse(argv)
-    qemu_args.parse(qemu_args.essential(argv))
+    qemu_cmdline.parse(argv)
+    qemu_cmdline.parse(qemu_cmdline.essential(argv))
 
 
 # -- /proc, /sys, tracefs

@@ -13,13 +13,13 @@ import pytest
 from nethelp import ip
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.ethtool import statistics
 from vsrtune.executor import apply, undo
+from vsrtune.host.ethtool import statistics
+from vsrtune.host.filesystem import LiveRoot
 from vsrtune.journal import Journal
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import NapiThreaded
 from vsrtune.process_table import scan
-from vsrtune.rootfs import LiveRoot
 from vsrtune.sysops import LiveSysOps
 
 NET = Path("/sys/class/net")

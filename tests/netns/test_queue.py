@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nethelp import ip
 
+from vsrtune.host.filesystem import LiveRoot
 from vsrtune.queue_samples import Sampler, Watched
-from vsrtune.rootfs import LiveRoot
 
 NET = Path("/sys/class/net")
 

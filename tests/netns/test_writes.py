@@ -18,13 +18,13 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
 from vsrtune.cpuset_clear import clear
 from vsrtune.executor import apply, recover, undo
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.procfs import parse_cgroup
 from vsrtune.hostcalls import LiveCalls
 from vsrtune.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import CgroupDir, ThreadAffinity, ThreadCgroup, ThreadSched, TxQueueLen
-from vsrtune.proc import parse_cgroup
-from vsrtune.rootfs import LiveRoot
 from vsrtune.sysops import LiveSysOps
 
 NET = Path("/sys/class/net")

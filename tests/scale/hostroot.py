@@ -9,9 +9,9 @@ from dataclasses import replace
 from synthetic import Synthetic
 
 from vsrtune.core.codec import decode
+from vsrtune.host.filesystem import FileStat, LiveRoot
+from vsrtune.host.libvirt import DomainText
 from vsrtune.model.guest import Sched
-from vsrtune.rootfs import FileStat, LiveRoot
-from vsrtune.virt import DomainText
 
 
 class TreeRoot(LiveRoot):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.recorded import load
-from vsrtune.virt import DomainText, VcpuPinText
+from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.recorded import load
 
 RECORDED = load(Path(__file__).resolve().parents[1] / "hosts" / "trixie-veth-multiqueue.json")
 TEXTS = RECORDED.host.texts

@@ -13,6 +13,8 @@ from synthetic import CPUS, Synthetic
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError
+from vsrtune.host.libvirt import VcpuPinText
+from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.model.guest import Sched, ThreadKey
 from vsrtune.model.targets import (
     CgroupDir,
@@ -26,8 +28,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.proc import parse_cgroup, parse_stat, parse_status_allowed
-from vsrtune.virt import VcpuPinText
 
 CGROUP = "/sys/fs/cgroup"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vsrtune.host.recorded import RecordedRoot, load
 from vsrtune.model.guest import ThreadKey
-from vsrtune.recorded import RecordedRoot, load
 
 SECOND = 10**9
 

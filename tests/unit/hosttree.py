@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from vsrtune.host.procfs import PF_USER_WORKER
+from vsrtune.host.recorded import Answers, QmpAnswer, RecordedRoot
 from vsrtune.model.guest import Sched
-from vsrtune.proc import PF_USER_WORKER
-from vsrtune.recorded import Answers, QmpAnswer, RecordedRoot
 
 
 def stat_line(tid: int, comm: str, *, ppid: int = 1, flags: int = 0, start: int = 100) -> str:

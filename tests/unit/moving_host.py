@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vsrtune.host.libvirt import DomainText
+from vsrtune.host.recorded import Answers, RecordedRoot, Recording
 from vsrtune.model.guest import Sched, SchedClass
-from vsrtune.recorded import Answers, RecordedRoot, Recording
-from vsrtune.virt import DomainText
 
 
 class _Counting(RecordedRoot):

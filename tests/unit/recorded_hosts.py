@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.recorded import load
 
 PLACE = Path(__file__).resolve().parents[1] / "hosts"
 FILES = sorted(PLACE.glob("*.json"))

@@ -11,10 +11,10 @@ import recorded_hosts
 from vsrtune.bench import counters
 from vsrtune.bench.model import Leg, Router
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.recorded import load
 from vsrtune.model.guest import Interface
 from vsrtune.model.module_counters import QueueCounters
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.recorded import load
 
 HOST = load(recorded_hosts.file("trixie-napi")).root()
 RECORDED = recorded_hosts.shown(recorded_hosts.file("trixie-napi"))

@@ -14,8 +14,8 @@ from vsrtune.bench.environment import environment, label
 from vsrtune.bench.model import Endpoint, Router
 from vsrtune.bench.session import with_macs
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.recorded import load
 from vsrtune.record import replay
-from vsrtune.recorded import load
 
 LINK = json.dumps([{"mtu": 1500, "txqlen": 1000, "linkinfo": {"info_kind": "veth"}}])
 

@@ -19,7 +19,7 @@ from vsrtune.bench.model import Configuration
 from vsrtune.cli_common import ATTACH_LEDGER
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import of_group
-from vsrtune.rootfs import boot_id
+from vsrtune.host.filesystem import boot_id
 
 AS_IS = Configuration("as is")
 ONE, TWO = (Configuration(f"{n}", scale={"edge": n}) for n in (1, 2))

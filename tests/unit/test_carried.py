@@ -19,6 +19,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
 from vsrtune.full_plan import full_plan
 from vsrtune.guests import _carried
+from vsrtune.host.libvirt import DomainText
 from vsrtune.journal import Journal
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model.domain_xml import NAMESPACE, Note, behind, notes_xml, parse_cputune
@@ -30,7 +31,6 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 from vsrtune.sysops import LiveSysOps
-from vsrtune.virt import DomainText
 
 ZERO, ONE, TWO, ALL = CpuSet([0]), CpuSet([1]), CpuSet([2]), CpuSet(range(4))
 
@@ -354,7 +354,7 @@ class TestBrought:
     ) -> None:
         monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
-        monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
+        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
         (tmp_path / "j").touch()
         (tmp_path / "l").touch()
         words = ["undo", "--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
@@ -373,7 +373,7 @@ class TestBrought:
         monkeypatch.setattr("vsrtune.cli_apply.observe", lambda *_: host.observe())
         monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
-        monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
+        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
         more = ["--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
         assert cli.run(["apply", "--policies", str(policies), *more]) == 0
         assert host.snapshot.guests[0].by_role(Role.VHOST)[0].affinity == TWO

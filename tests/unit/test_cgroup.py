@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hosttree import HostTree
 
-from vsrtune.cgroup import CpusetReader, libvirt_role
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.cgroupfs import CpusetReader, libvirt_role
 
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
 

@@ -20,9 +20,9 @@ from vsrtune import cli, cli_common, guardian
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.host.filesystem import boot_id
 from vsrtune.journal import Journal
 from vsrtune.model.snapshot import Problem, Snapshot
-from vsrtune.rootfs import boot_id
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
 REPO = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     for module in ("cli_show", "cli_plan", "cli_apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
-    monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
+    monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
     monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(run.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(run.journal))

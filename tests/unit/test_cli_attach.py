@@ -10,8 +10,8 @@ import pytest
 from vsrtune.attach_ledger import STEP, AttachLedger
 from vsrtune.attach_steps import Device, MakeDevice, to_data
 from vsrtune.cli import run
+from vsrtune.host.filesystem import boot_id
 from vsrtune.journal import Journal
-from vsrtune.rootfs import boot_id
 
 pytest.importorskip("libvirt")
 URI = "test:///default"

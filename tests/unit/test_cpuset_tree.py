@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hosttree import HostTree
 
-from vsrtune.cgroup import CpusetReader
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.cpuset_tree import read_tree
+from vsrtune.host.cgroupfs import CpusetReader, read_tree
 from vsrtune.model.cpuset_tree import CpusetGroup
 
 SCOPE = "machine.slice/vr1.scope/libvirt"

@@ -11,7 +11,7 @@ from planning_samples import cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.budget_use import measure
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.deadline_books import book_lines, parse_books, read_books
+from vsrtune.host.scheduler import book_lines, parse_books, read_books
 from vsrtune.model.deadline import (
     LEAVING,
     UNIT,

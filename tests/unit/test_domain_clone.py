@@ -12,8 +12,8 @@ from vsrtune import domain_clone
 from vsrtune.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.domain_clone import Copy
+from vsrtune.host.recorded import load
 from vsrtune.model import domain_xml
-from vsrtune.recorded import load
 
 IMAGE = "/var/lib/libvirt/images"
 SHARED = "<interface type='ethernet'><mac address='02:00:00:00:00:01'/><target dev='edge-in' managed='no'/></interface>"

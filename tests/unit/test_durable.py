@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import durable
-from vsrtune.durable import create_file, replace_file, replace_volatile
+from vsrtune.host import state_files
+from vsrtune.host.state_files import create_file, replace_file, replace_volatile
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_a_new_file_that_cannot_be_written_is_none(
     def full(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(durable, "write_all", full)
+    monkeypatch.setattr(state_files, "write_all", full)
     with pytest.raises(OSError, match="No space"):
         create_file(tmp_path / "file", b"new", 0o644)
     assert os.listdir(tmp_path) == []

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from vsrtune.ethtool import parse_flags, parse_statistics, private_flags, statistics
 from vsrtune.ethtool_flags import set_private_flag
+from vsrtune.host.ethtool import parse_flags, parse_statistics, private_flags, statistics
 
 
 def test_names_end_at_nul_and_values_are_64_bits() -> None:

@@ -16,10 +16,10 @@ from vsrtune import guard_samples
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.guard import Guard
 from vsrtune.guard_samples import GuardSampler
+from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.daemon_state import GuestState, Starved, State
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.stepdown import Level, Step
-from vsrtune.rootfs import LiveRoot
 from vsrtune.starvation import Subject, Watched
 
 PF_KTHREAD = 0x00200000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hosttree import HostTree
 
-from vsrtune.cgroup import CpusetReader
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.guests import (
@@ -15,13 +14,14 @@ from vsrtune.guests import (
     GuestReader,
     VcpuFinder,
 )
+from vsrtune.host.cgroupfs import CpusetReader
+from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import PF_KTHREAD
+from vsrtune.host.recorded import RecordedRoot
 from vsrtune.model.guest import Confidence, Guest, NicKind, Role, WorkerKind
-from vsrtune.net import NetReader
 from vsrtune.policy.matching import Scope
-from vsrtune.proc import PF_KTHREAD
 from vsrtune.process_table import scan
-from vsrtune.recorded import RecordedRoot
-from vsrtune.virt import DomainText, VcpuPinText
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 LIBVIRT = [

@@ -6,7 +6,7 @@ import pytest
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.hostinfo import CPU_DIR, NODE_DIR, read_cpus
+from vsrtune.host.cpus import CPU_DIR, NODE_DIR, read_cpus
 from vsrtune.model.host import Cpu
 
 

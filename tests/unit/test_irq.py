@@ -5,7 +5,7 @@ from __future__ import annotations
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq import parse_interrupts, read_irqs
+from vsrtune.host.interrupts import parse_interrupts, read_irqs
 from vsrtune.model.host import Irq
 
 INTERRUPTS = """\

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from fake_kernel import BOOT, KERNELS, make_host, make_plan
 
-from vsrtune import durable
 from vsrtune import journal as journal_module
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError
 from vsrtune.executor import apply, undo
+from vsrtune.host import state_files
 from vsrtune.journal import Journal
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.journal_records import undo_order
@@ -33,10 +33,10 @@ def path(tmp_path: Path) -> Path:
 def fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
     """Call it, and no file gets a block any more beside those that it has."""
     with (tmp_path / "probe").open("wb") as probe:
-        durable.claim(probe.fileno(), 0, 4096)
+        state_files.claim(probe.fileno(), 0, 4096)
         if not os.fstat(probe.fileno()).st_blocks:
             pytest.skip("no fallocate on this file system")
-    real = durable.write_all
+    real = state_files.write_all
 
     def within(fd: int, data: bytes) -> None:
         status = os.fstat(fd)
@@ -45,7 +45,7 @@ def fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], No
         real(fd, data)
 
     def fill() -> None:
-        for module in (journal_module, durable):
+        for module in (journal_module, state_files):
             monkeypatch.setattr(module, "write_all", within)
             monkeypatch.setattr(module, "claim", refuse)
 
@@ -142,7 +142,7 @@ def test_without_room_to_undo_all_a_compaction_keeps_the_old_file(
     with Journal.open(path, BOOT) as journal:
         tune(journal, *a_guest(1))
         journal.reserve([Action(ADAPTIVE, 500, 100, "policy")] * 100)
-        monkeypatch.setattr(durable, "claim", refuse)
+        monkeypatch.setattr(state_files, "claim", refuse)
         inode = path.stat().st_ino
         for _ in range(100):
             write(journal, Action(ADAPTIVE, 500, 100, "policy"))

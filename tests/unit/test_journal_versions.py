@@ -141,7 +141,7 @@ class TestOfThisBoot:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         boot = FakeHost().snapshot.host.boot_id
-        monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: boot)
+        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: boot)
         words = ["undo", "--journal", str(path), "--attach-ledger", f"{path}.none"]
         assert cli.run(words) == 1
         assert "version 2 of the journal's format" in capsys.readouterr().err

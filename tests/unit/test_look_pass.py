@@ -15,10 +15,10 @@ import recorded_hosts
 from moving_host import MovingHost
 
 from vsrtune import rounds
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Problem
 from vsrtune.observe import Observer
-from vsrtune.recorded import load
-from vsrtune.rootfs import LiveRoot
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from hosttree import HostTree
 from planning_samples import napi_macvtap
 
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import PF_KTHREAD, napi_device
 from vsrtune.model.guest import Confidence, Guest, Interface, NicKind, Role
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.napi import read_napi_threads
-from vsrtune.net import NetReader
 from vsrtune.observe import Observer
-from vsrtune.proc import PF_KTHREAD, napi_device
 from vsrtune.process_table import scan
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hosttree import HostTree
 
+from vsrtune.host.procfs import Daemon
 from vsrtune.neighbours import irqbalance_bans, read_neighbours
-from vsrtune.proc import Daemon
 
 
 def test_daemons_and_what_they_do() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.netdev import NetReader, parse_uevent
 from vsrtune.model.guest import NicKind
-from vsrtune.net import NetReader, parse_uevent
 
 PCI = "pci0000:00/0000:00:05.0"
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vsrtune.patience import Patience
+from vsrtune.host.libvirt import Patience
 
 
 def test_answers_and_errors_come_back() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import durable
 from vsrtune.bench import ledger as bench
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host import state_files
 from vsrtune.journal import DEFAULT_PATH, Journal
 from vsrtune.ledger import Ledger
 
@@ -106,7 +106,7 @@ def test_another_user_neither_reads_nor_locks(
 def test_what_an_older_version_left_open_is_closed(
     place: Path, opened: Callable[[Path], Journal | Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "OURS", {place})
+    monkeypatch.setattr(state_files, "OURS", {place})
     with opened(place / "log.jsonl"):
         pass
     place.chmod(0o755)
@@ -122,7 +122,7 @@ def test_what_an_older_version_left_open_is_closed(
 
 
 def test_which_directories_are_ours() -> None:
-    assert {DEFAULT_PATH.parent, bench.DEFAULT_PATH.parent} == durable.OURS
+    assert {DEFAULT_PATH.parent, bench.DEFAULT_PATH.parent} == state_files.OURS
     units = Path(__file__).parents[2] / "units"
     for unit in units.glob("*.service"):
         assert "\nStateDirectoryMode=0700\n" in unit.read_text()

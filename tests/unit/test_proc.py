@@ -6,8 +6,7 @@ import pytest
 from hosttree import HostTree, stat_line
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Sched, ThreadKey
-from vsrtune.proc import (
+from vsrtune.host.procfs import (
     PF_KTHREAD,
     Daemon,
     is_qemu,
@@ -19,6 +18,7 @@ from vsrtune.proc import (
     read_threads,
     worker_owner,
 )
+from vsrtune.model.guest import Sched, ThreadKey
 from vsrtune.process_table import scan
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.qemu_args import Netdev, essential, parse, split_options
+from vsrtune.host.qemu_cmdline import Netdev, essential, parse, split_options
 
 LIBVIRT_9 = [
     "/usr/bin/qemu-system-x86_64",

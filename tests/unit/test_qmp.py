@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from vsrtune.core.errors import Lasting, ObserveError
-from vsrtune.qmp import parse_cpus, query_vcpus
+from vsrtune.host.qmp import parse_cpus, query_vcpus
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}
 CPUS = [

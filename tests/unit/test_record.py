@@ -12,12 +12,12 @@ from hosttree import HostTree
 from vsrtune import record as recorder
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.procfs import PF_KTHREAD
+from vsrtune.host.recorded import Answers, load
 from vsrtune.model.guest import Confidence, Role
 from vsrtune.model.snapshot import Problem
-from vsrtune.proc import PF_KTHREAD
-from vsrtune.recorded import Answers, load
 from vsrtune.seen import SeenMemory
-from vsrtune.virt import DomainText, VcpuPinText
 
 MAC = "52:54:00:ab:cd:ef"
 UUID = "c0ffee00-0000-4000-8000-000000000001"

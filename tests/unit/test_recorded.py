@@ -10,9 +10,9 @@ import pytest
 import recorded_hosts
 
 from vsrtune.core.errors import ObserveError
+from vsrtune.host.filesystem import FileStat
+from vsrtune.host.recorded import Answers, QmpAnswer, RecordedRoot, Recording, dumps, load, parse
 from vsrtune.model.guest import Sched, SchedClass
-from vsrtune.recorded import Answers, QmpAnswer, RecordedRoot, Recording, dumps, load, parse
-from vsrtune.rootfs import FileStat
 
 
 def test_recorded_root_gives_files_links_listings_and_errors() -> None:

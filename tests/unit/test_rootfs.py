@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vsrtune.host.filesystem import LiveRoot, sched_getattr
 from vsrtune.model.guest import SchedClass
-from vsrtune.rootfs import LiveRoot, sched_getattr
 
 
 def test_live_root_reads_this_process() -> None:

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from vsrtune import rtnl
+from vsrtune.host import netlink
+from vsrtune.host.netlink import attribute, attributes, link_message, messages, nested, parse_link
 from vsrtune.model.host import Link
-from vsrtune.rtnl import attribute, attributes, link_message, messages, nested, parse_link
 
 
 def body(*parts: bytes, index: int = 7, flags: int = 1) -> bytes:
@@ -29,17 +29,17 @@ def test_attributes_are_padded_and_read_back() -> None:
 
 def test_a_link_of_our_kind() -> None:
     info = nested(
-        rtnl.LINKINFO,
-        attribute(rtnl.INFO_KIND, b"napi_macvtap\0"),
-        nested(rtnl.INFO_DATA, attribute(rtnl.MACVLAN_MODE, u32(4))),
+        netlink.LINKINFO,
+        attribute(netlink.INFO_KIND, b"napi_macvtap\0"),
+        nested(netlink.INFO_DATA, attribute(netlink.MACVLAN_MODE, u32(4))),
     )
     found = parse_link(
         body(
-            attribute(rtnl.IFNAME, b"nvt1\0"),
-            attribute(rtnl.LINK, u32(2)),
-            attribute(rtnl.MTU, u32(1500)),
-            attribute(rtnl.TXQLEN, u32(500)),
-            attribute(rtnl.ADDRESS, bytes.fromhex("0200000000aa")),
+            attribute(netlink.IFNAME, b"nvt1\0"),
+            attribute(netlink.LINK, u32(2)),
+            attribute(netlink.MTU, u32(1500)),
+            attribute(netlink.TXQLEN, u32(500)),
+            attribute(netlink.ADDRESS, bytes.fromhex("0200000000aa")),
             info,
         )
     )
@@ -47,7 +47,7 @@ def test_a_link_of_our_kind() -> None:
 
 
 def test_a_lower_device_of_another_namespace_is_none_of_ours() -> None:
-    parts = (attribute(rtnl.LINK, u32(2)), attribute(rtnl.LINK_NETNSID, u32(0)))
+    parts = (attribute(netlink.LINK, u32(2)), attribute(netlink.LINK_NETNSID, u32(0)))
     assert parse_link(body(*parts, flags=0)) == Link(7, "")
 
 

@@ -14,6 +14,8 @@ from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.host.libvirt import Patience
+from vsrtune.host.scheduler import pack
 from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.targets import (
@@ -30,8 +32,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.patience import Patience
-from vsrtune.sched_syscalls import pack
 from vsrtune.sysops import LiveSysOps
 
 ALL = CpuSet(range(4))

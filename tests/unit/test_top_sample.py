@@ -13,7 +13,7 @@ from top_samples import SECOND
 from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind top_samples)
 
 from vsrtune import top_sample
-from vsrtune.irq import parse_counts
+from vsrtune.host.interrupts import parse_counts
 from vsrtune.model.load import CpuTimes, DropPlace, data_plane
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.record import replay

@@ -252,7 +252,7 @@ def tried(
         monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda *_: found.host)
     for module in ("sysops", "bench.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
-    monkeypatch.setattr("vsrtune.rootfs.boot_id", lambda: samples.BOOT)
+    monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(found.journal))
     yield found

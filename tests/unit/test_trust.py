@@ -14,15 +14,15 @@ from test_observe import FakeVirt, domain, libvirt_qemu
 
 from vsrtune import look_pass
 from vsrtune.guests import FOREIGN, NOT_ASKED, NOT_LISTED
+from vsrtune.host.filesystem import FileStat
+from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
+from vsrtune.host.recorded import Answers, RecordedRoot, load
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer
 from vsrtune.planner import plan
 from vsrtune.policy.matching import scope as scope_of
 from vsrtune.policy.parser import parse
-from vsrtune.proc import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
-from vsrtune.recorded import Answers, RecordedRoot, load
-from vsrtune.rootfs import FileStat
 from vsrtune.trust import PID_FILES
 
 NOBODY = 65534

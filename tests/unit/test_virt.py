@@ -14,15 +14,9 @@ import pytest
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
-from vsrtune.patience import Patience
-from vsrtune.recorded import RecordedDomains, RecordedVirt, Recording
-from vsrtune.virt import (
-    DomainInterface,
-    DomainText,
-    LibvirtSource,
-    VcpuPinText,
-    parse_interfaces,
-)
+from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, VcpuPinText
+from vsrtune.host.recorded import RecordedDomains, RecordedVirt, Recording
+from vsrtune.model.domain_xml import DomainInterface, parse_interfaces
 
 XML = """\
 <domain type='kvm' id='3'>

@@ -28,7 +28,7 @@ from vsrtune.bench.probe import ProbeLeg
 from vsrtune.bench.sink import Sink
 from vsrtune.bench.streams import Counted, Stream
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.rootfs import boot_id
+from vsrtune.host.filesystem import boot_id
 
 
 class Agent:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from vsrtune.bench.model import Router
 from vsrtune.core.errors import Lasting, VsrtuneError
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import CLASS
 from vsrtune.model.guest import Guest
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.net import CLASS
-from vsrtune.rootfs import HostRoot
 
 # The columns of /proc/net/dev, in order.
 _FIELDS = (

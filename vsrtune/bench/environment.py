@@ -15,10 +15,10 @@ from typing import Any
 
 from vsrtune import __version__
 from vsrtune.bench.model import Configuration, Endpoint, Spec
+from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.model.guest import Guest, Interface, Role, Thread
 from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.rootfs import HostRoot, LiveRoot
 
 Run = Callable[[Sequence[str]], str]
 

@@ -10,8 +10,8 @@ from vsrtune import executor
 from vsrtune.bench.commands import run
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.executor import Result
+from vsrtune.host.filesystem import boot_id
 from vsrtune.journal import Journal
-from vsrtune.rootfs import boot_id
 from vsrtune.sysops import LiveSysOps
 
 TUNING = "tuning"

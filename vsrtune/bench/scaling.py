@@ -19,8 +19,8 @@ from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import members_of, of_group
+from vsrtune.host.filesystem import boot_id
 from vsrtune.journal import DEFAULT_PATH as JOURNAL
-from vsrtune.rootfs import boot_id
 
 KIND = "scale"
 # Where `vsrtune group` writes down what it did.

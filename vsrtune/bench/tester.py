@@ -18,8 +18,8 @@ from vsrtune.bench.remote import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.streams import Direction, Stream, counted, streams
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.rootfs import HostRoot, LiveRoot, boot_id
 
 # What is still queued after the last frame was sent gets this long to arrive.
 DRAIN_SECONDS = 3.0

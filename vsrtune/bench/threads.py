@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import CLOCK_TICKS, cpu_ns, parse_stat
 from vsrtune.model.guest import Guest, Role, ThreadKey
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.proc import CLOCK_TICKS, cpu_ns, parse_stat
-from vsrtune.rootfs import HostRoot
 
 _ROLES = {
     Role.VCPU: "vcpu",

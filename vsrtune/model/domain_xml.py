@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.untrusted import xml_element
 from vsrtune.model.guest import CarriedPin
 
@@ -345,3 +345,61 @@ def notes_xml(notes: Mapping[Which, Note]) -> str:
             element.set("original", str(note.original))
         element.set("ours", " ".join(map(str, note.ours)))
     return ET.tostring(root, encoding="unicode")
+
+
+@dataclass(frozen=True, slots=True)
+class DomainInterface:
+    """One ``<interface>`` that has a host device. ``vhost`` is what the XML asks for;
+    the QEMU command line says what it got."""
+
+    target: str
+    mac: str
+    model: str
+    alias: str
+    vhost: bool
+
+    @property
+    def netdev(self) -> str:
+        """The id of its back end on QEMU's command line (``qemuBuildHostNetProps``)."""
+        return f"host{self.alias}"
+
+
+def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
+    """NICs of a live domain XML in its order. Raises ObserveError when it is not XML."""
+    try:
+        tree = xml_element(xml)
+    except ValueError as error:
+        raise ObserveError(f"domain XML cannot be read: {error}") from error
+    found = []
+    for element in tree.iterfind("./devices/interface"):
+        target = _child_attribute(element, "target", "dev")
+        # vhost-user, user-mode and passed-through NICs have no host device.
+        if target and element.get("type") != "vhostuser":
+            model = _child_attribute(element, "model", "type")
+            driver = _child_attribute(element, "driver", "name")
+            found.append(
+                DomainInterface(
+                    target=target,
+                    mac=_child_attribute(element, "mac", "address").lower(),
+                    model=model,
+                    alias=_child_attribute(element, "alias", "name"),
+                    # libvirt uses vhost for virtio unless told driver name='qemu'.
+                    vhost=model.startswith("virtio") and driver != "qemu",
+                )
+            )
+    return tuple(found)
+
+
+def parse_vcpus(xml: str) -> int:
+    """The most vcpus that a domain can have, by its XML. Raises ObserveError when it is not
+    XML."""
+    try:
+        text = (xml_element(xml).findtext("vcpu") or "").strip()
+    except ValueError as error:
+        raise ObserveError(f"domain XML cannot be read: {error}") from error
+    return int(text) if text.isdecimal() and len(text) <= 5 else 1
+
+
+def _child_attribute(element: ET.Element, child: str, name: str) -> str:
+    found = element.find(child)
+    return found.get(name, "") if found is not None else ""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import labhelp
 
-from vsrtune import rtnl
-from vsrtune.rtnl import attribute, nested
+from vsrtune.host import netlink
+from vsrtune.host.netlink import attribute, nested
 
 MODULE = "napi_macvlan"
 NET = Path("/sys/class/net")
@@ -48,22 +48,22 @@ def link(
         mac = new_mac()
     data = []
     if mode is not None:
-        data.append(attribute(rtnl.MACVLAN_MODE, struct.pack("=I", mode)))
+        data.append(attribute(netlink.MACVLAN_MODE, struct.pack("=I", mode)))
     if queue is not None:
         data.append(attribute(_MACVLAN_BC_QUEUE_LEN, struct.pack("=I", queue)))
     parts = [
-        attribute(rtnl.IFNAME, name.encode() + b"\0"),
-        attribute(rtnl.LINK, struct.pack("=I", socket.if_nametoindex(lower))),
+        attribute(netlink.IFNAME, name.encode() + b"\0"),
+        attribute(netlink.LINK, struct.pack("=I", socket.if_nametoindex(lower))),
         nested(
-            rtnl.LINKINFO,
-            attribute(rtnl.INFO_KIND, kind.encode() + b"\0"),
-            nested(rtnl.INFO_DATA, *data),
+            netlink.LINKINFO,
+            attribute(netlink.INFO_KIND, kind.encode() + b"\0"),
+            nested(netlink.INFO_DATA, *data),
         ),
     ]
     if mac is not None:
-        parts.append(attribute(rtnl.ADDRESS, bytes.fromhex(mac.replace(":", ""))))
-    flags = 0 if change else rtnl.CREATE | rtnl.EXCL
-    rtnl.request(rtnl.NEWLINK, flags, rtnl.link_message() + b"".join(parts))
+        parts.append(attribute(netlink.ADDRESS, bytes.fromhex(mac.replace(":", ""))))
+    flags = 0 if change else netlink.CREATE | netlink.EXCL
+    netlink.request(netlink.NEWLINK, flags, netlink.link_message() + b"".join(parts))
 
 
 def new_mac() -> str:

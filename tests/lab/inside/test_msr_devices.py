@@ -21,7 +21,7 @@ from labhelp import LabGuest
 from test_attach import LEDGER, forwards, picture
 from test_pvr import group
 
-from vsrtune.ethtool import private_flags
+from vsrtune.host.ethtool import private_flags
 from vsrtune.ledger import read_pending
 
 GROUPS = Path("/etc/vsrtune/groups")

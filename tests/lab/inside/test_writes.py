@@ -19,6 +19,7 @@ from vsrtune import events
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting
 from vsrtune.executor import apply, recover, undo
+from vsrtune.host.libvirt import DEFAULT_URI
 from vsrtune.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan
@@ -35,7 +36,6 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.sysops import LiveSysOps
-from vsrtune.virt import DEFAULT_URI
 
 CGROUP = Path("/sys/fs/cgroup")
 BOOT = "lab"

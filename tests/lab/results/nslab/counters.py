@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from vsrtune.ethtool import statistics
+from vsrtune.host.ethtool import statistics
 
 from .spaces import HOST, Failure, inside, read
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import xml.etree.ElementTree as ET
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
-from vsrtune.core.untrusted import xml_element
-from vsrtune.patience import Patience
 
 T = TypeVar("T")
 
@@ -43,23 +41,6 @@ class DomainText:
     busy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DomainInterface:
-    """One ``<interface>`` that has a host device. ``vhost`` is what the XML asks for;
-    the QEMU command line says what it got."""
-
-    target: str
-    mac: str
-    model: str
-    alias: str
-    vhost: bool
-
-    @property
-    def netdev(self) -> str:
-        """The id of its back end on QEMU's command line (``qemuBuildHostNetProps``)."""
-        return f"host{self.alias}"
-
-
 class VirtSource(Protocol):
     """Where running domains come from."""
 
@@ -71,47 +52,6 @@ class VirtSource(Protocol):
         """The running domain of that name; None when none runs. Raises ObserveError when
         libvirt does not answer."""
         ...
-
-
-def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
-    """NICs of a live domain XML in its order. Raises ObserveError when it is not XML."""
-    try:
-        tree = xml_element(xml)
-    except ValueError as error:
-        raise ObserveError(f"domain XML cannot be read: {error}") from error
-    found = []
-    for element in tree.iterfind("./devices/interface"):
-        target = _attribute(element, "target", "dev")
-        # vhost-user, user-mode and passed-through NICs have no host device.
-        if target and element.get("type") != "vhostuser":
-            model = _attribute(element, "model", "type")
-            driver = _attribute(element, "driver", "name")
-            found.append(
-                DomainInterface(
-                    target=target,
-                    mac=_attribute(element, "mac", "address").lower(),
-                    model=model,
-                    alias=_attribute(element, "alias", "name"),
-                    # libvirt uses vhost for virtio unless told driver name='qemu'.
-                    vhost=model.startswith("virtio") and driver != "qemu",
-                )
-            )
-    return tuple(found)
-
-
-def parse_vcpus(xml: str) -> int:
-    """The most vcpus that a domain can have, by its XML. Raises ObserveError when it is not
-    XML."""
-    try:
-        text = (xml_element(xml).findtext("vcpu") or "").strip()
-    except ValueError as error:
-        raise ObserveError(f"domain XML cannot be read: {error}") from error
-    return int(text) if text.isdecimal() and len(text) <= 5 else 1
-
-
-def _attribute(element: ET.Element, child: str, name: str) -> str:
-    found = element.find(child)
-    return found.get(name, "") if found is not None else ""
 
 
 class LibvirtSource:
@@ -239,3 +179,52 @@ def _emulator_pin(libvirt: Any, domain: Any) -> CpuSet | None:
 
 def _cpus(row: Sequence[bool]) -> CpuSet:
     return CpuSet(cpu for cpu, used in enumerate(row) if used)
+
+
+# A pass waits no longer than this for libvirt, seconds, and only once: as long as that question
+# waits, later ones fail at once. It answers in milliseconds; a thousand guests take some
+# seconds, and so does a libvirtd that is just being started. The watchdog is at 60 s.
+LIBVIRT_SECONDS = 15.0
+
+
+class _Question(threading.Thread, Generic[T]):
+    def __init__(self, ask: Callable[[], T]) -> None:
+        super().__init__(name="question", daemon=True)
+        self._ask = ask
+        self.answer: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.answer = self._ask()
+        except BaseException as error:  # whoever asked raises it
+            self.error = error
+
+
+class Patience:
+    """Asks in a thread, and leaves that alone when no answer comes. One question waits at most:
+    until it is answered, all others fail at once."""
+
+    def __init__(self, seconds: float = LIBVIRT_SECONDS) -> None:
+        self._seconds = seconds
+        self._waiting: threading.Thread | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last question still waits."""
+        return self._waiting is not None and self._waiting.is_alive()
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """The answer, or what the question raised. Raises TimeoutError without an answer."""
+        if self.silent:
+            raise TimeoutError("an earlier question was not answered yet")
+        asked: _Question[T] = _Question(question)
+        self._waiting = asked
+        asked.start()
+        asked.join(self._seconds)
+        if asked.is_alive():
+            raise TimeoutError(f"no answer in {self._seconds:g} s")
+        self._waiting = None
+        if asked.error is not None:
+            raise asked.error
+        return asked.answer  # type: ignore[return-value]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from vsrtune import ethtool
 from vsrtune.core.errors import ObserveError
+from vsrtune.host import ethtool
 from vsrtune.model.guest import POLICY_NUMBERS, Sched, SchedClass
 
 # __NR_sched_getattr; architectures not named here use asm-generic's number.
@@ -194,7 +194,7 @@ class LiveRoot:
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         # Imported here: asyncio and the QMP library are slow to load, and most
         # hosts never need them.
-        from vsrtune.qmp import query_vcpus
+        from vsrtune.host.qmp import query_vcpus
 
         # The path is as QEMU sees it, which may be inside a container.
         seen = f"root{socket}" if socket.startswith("/") else f"cwd/{socket}"

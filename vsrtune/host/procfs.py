@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.guest import Sched, ThreadKey
-from vsrtune.rootfs import HostRoot
 
 # USER_HZ, the unit of start times and CPU times in /proc, is 100 on every
 # architecture that has KVM, whatever CONFIG_HZ is.

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vsrtune._vendor import qemu_qmp
 from vsrtune.core.errors import Lasting, ObserveError
+
+DIRECTORY = "/usr/lib/vsrtune/vendor"
+
+
+def qemu_qmp() -> Any:
+    """The module ``qemu.qmp``: the system's, else the one shipped with vsrtune.
+
+    Raises ImportError when there is neither.
+    """
+    try:
+        return importlib.import_module("qemu.qmp")
+    except ImportError:
+        if DIRECTORY not in sys.path:
+            sys.path.append(DIRECTORY)
+        importlib.invalidate_caches()
+        return importlib.import_module("qemu.qmp")
+
 
 # A QMP socket serves one client: while another is connected, ours waits in the
 # listen queue and hears nothing. This long is waited for it to let us go.

@@ -18,10 +18,10 @@ from typing import Any
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.durable import read_file
+from vsrtune.host.filesystem import FileStat, capped
+from vsrtune.host.libvirt import DomainText
+from vsrtune.host.state_files import read_file
 from vsrtune.model.guest import Sched
-from vsrtune.rootfs import FileStat, capped
-from vsrtune.virt import DomainText
 
 # A host with 1,000 guests takes 64 MiB.
 MAX_SIZE = 256 << 20

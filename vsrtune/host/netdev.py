@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq import read_irqs
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.interrupts import read_irqs
 from vsrtune.model.guest import NicKind
 from vsrtune.model.host import Nic, NicQueue, rps_cpus
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.targets import queue_file
-from vsrtune.rootfs import HostRoot
 
 CLASS = "/sys/class/net"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.host import Cpu
-from vsrtune.rootfs import HostRoot
 
 CPU_DIR = "/sys/devices/system/cpu"
 NODE_DIR = "/sys/devices/system/node"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.host import Irq
-from vsrtune.rootfs import HostRoot
 
 _LINE = re.compile(r"\s*(\d{1,9}):((?:\s+\d+)*)\s+(.*)", re.ASCII)
 # What stands last when no driver has requested the interrupt: "49152-edge".

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from vsrtune import _vendor
+from vsrtune.host import qmp
 
 
 def qemu_modules() -> dict[str, ModuleType]:
@@ -39,21 +39,21 @@ def library(directory: Path, origin: str) -> Path:
 def test_the_systems_library_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = library(tmp_path / "system", "system")
     monkeypatch.setattr(sys, "path", [str(system)])
-    monkeypatch.setattr(_vendor, "DIRECTORY", str(library(tmp_path / "vendor", "vendor")))
-    assert _vendor.qemu_qmp().ORIGIN == "system"
+    monkeypatch.setattr(qmp, "DIRECTORY", str(library(tmp_path / "vendor", "vendor")))
+    assert qmp.qemu_qmp().ORIGIN == "system"
     assert sys.path == [str(system)]
 
 
 @pytest.mark.usefixtures("clean")
 def test_else_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(_vendor, "DIRECTORY", str(library(tmp_path / "vendor", "vendor")))
-    assert _vendor.qemu_qmp().ORIGIN == "vendor"
+    monkeypatch.setattr(qmp, "DIRECTORY", str(library(tmp_path / "vendor", "vendor")))
+    assert qmp.qemu_qmp().ORIGIN == "vendor"
 
 
 @pytest.mark.usefixtures("clean")
 def test_else_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(_vendor, "DIRECTORY", str(tmp_path / "none"))
+    monkeypatch.setattr(qmp, "DIRECTORY", str(tmp_path / "none"))
     with pytest.raises(ImportError):
-        _vendor.qemu_qmp()
+        qmp.qemu_qmp()
