@@ -17,7 +17,7 @@ from vsrtune.look import Look
 from vsrtune.model.daemon_state import QueueState, State
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import DeviceTarget, Target, Value
-from vsrtune.projection import project_actions
+from vsrtune.plan.projection import project_actions
 from vsrtune.sysops import SysOps
 
 

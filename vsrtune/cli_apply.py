@@ -94,10 +94,10 @@ def apply(
     """
     from vsrtune import attach_show, executor, guardian, render
     from vsrtune.cli import complain
-    from vsrtune.full_plan import full_plan
     from vsrtune.host.filesystem import boot_id
     from vsrtune.journal import Journal
     from vsrtune.model.plan import read_plan
+    from vsrtune.plan.full_plan import full_plan
     from vsrtune.sysops import LiveSysOps
 
     boot = boot_id()
@@ -161,7 +161,7 @@ def apply(
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
     """What became of the plan."""
-    from vsrtune.irq_plan import refused
+    from vsrtune.plan.interrupts import refused
     from vsrtune.seen import SeenMemory
 
     for action, error in result.failed:
@@ -294,11 +294,11 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
 
 def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
     """Whether guests have pins of ours that the journal does not know."""
-    from vsrtune import brought
     from vsrtune.journal import read_entries
+    from vsrtune.plan import brought_pins
 
     known = read_entries(journal, boot)
-    return bool(brought.entries(snapshot.guests, snapshot.host, known))
+    return bool(brought_pins.entries(snapshot.guests, snapshot.host, known))
 
 
 def _text(path: Path) -> str:

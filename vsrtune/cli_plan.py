@@ -61,8 +61,8 @@ def plan(
     looked at, 5 a guest is refused.
     """
     from vsrtune import render
-    from vsrtune.full_plan import full_plan
     from vsrtune.model.plan import plan_text
+    from vsrtune.plan.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
     ours, steps = journalled(journal, root)
@@ -113,7 +113,7 @@ def verify(
     Exit codes: 0 no difference, 2 a policy is wrong, 3 differences, 4 nothing was compared,
     or not all guests could be looked at, 5 a guest is refused.
     """
-    from vsrtune.full_plan import full_plan
+    from vsrtune.plan.full_plan import full_plan
     from vsrtune.policy.matching import assign, no_guest
 
     policies = load_policies(policy_dirs)

@@ -101,8 +101,8 @@ def init(
     Exit codes: 0 written, 1 no such guest, or the file exists, 4 the host could not be read.
     """
     from vsrtune import cli_common
+    from vsrtune.plan.starter_policy import start
     from vsrtune.policy_files import load_dirs
-    from vsrtune.policy_init import start
 
     policies = load_dirs(policy_dirs)
     snapshot = cli_common.observe(root, uri, trace_seconds, policies)

@@ -103,7 +103,7 @@ def _starved() -> list[Table]:
 def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> Plan:
     """What the daemon would plan; nothing where policies or journal cannot be read, of which
     other commands tell."""
-    from vsrtune.full_plan import full_plan
+    from vsrtune.plan.full_plan import full_plan
     from vsrtune.policy_files import load_dirs
 
     try:

@@ -88,10 +88,10 @@ def try_(
     """
     from vsrtune import guardian, render, trial, trial_run
     from vsrtune.bench.tuning import Tuner
-    from vsrtune.full_plan import full_plan
     from vsrtune.host.filesystem import boot_id
     from vsrtune.interrupts import held
     from vsrtune.journal import Journal
+    from vsrtune.plan.full_plan import full_plan
 
     snapshot = observe(None, uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
@@ -165,10 +165,10 @@ def _known(subject: str, dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
 
 def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:
     """The policy to try, and how to make it permanent. Raises VsrtuneError."""
+    from vsrtune.plan.starter_policy import policy_name, start
     from vsrtune.policy.matching import policies_of
     from vsrtune.policy.parser import parse
     from vsrtune.policy_files import load_dirs, read_policy
-    from vsrtune.policy_init import policy_name, start
 
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):

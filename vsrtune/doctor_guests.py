@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vsrtune import plan_warnings, softirq
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor_model import Case, Check, Finding, Level
 from vsrtune.model.guest import (
@@ -21,7 +20,9 @@ from vsrtune.model.guest import (
     WorkerKind,
 )
 from vsrtune.model.root_domains import waits_for_domain
-from vsrtune.wishes import label, main_thread
+from vsrtune.plan import kernel_threads
+from vsrtune.plan import warnings as plan_warnings
+from vsrtune.plan.requirements import label, main_thread
 
 _NET = "/sys/class/net"
 # A vhost worker of today's kernels takes so many frames at once.
@@ -248,7 +249,7 @@ def order(case: Case) -> Iterable[Finding]:
     kernel = snapshot.host.kernel
     for text in told:
         yield Finding(Level.WARNING, text, "equal classes and priorities", "`vsrtune show`")
-    for text in softirq.warnings(snapshot, refs):
+    for text in kernel_threads.warnings(snapshot, refs):
         # Since 6.5 work that was put off is not left to that thread alone.
         level = Level.WARNING if case.release < (6, 5) else Level.INFO
         hint = "scheduler.softirq in the policy"

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor_model import Case, Check, Finding, Level
-from vsrtune.irq_choice import queue_irqs
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass
 from vsrtune.model.host import Nic
 from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
+from vsrtune.plan.interrupt_cpus import queue_irqs
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.plan.interrupt_cpus import interrupt_cpus
 
 T = TypeVar("T")
 _RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)

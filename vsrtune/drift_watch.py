@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vsrtune.drift import Memory, put_back
 from vsrtune.log import LOGGER, fields
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin
+from vsrtune.plan.drift import Memory, put_back
 
 # How long a pin has to stay where it was moved to before nobody can have asked libvirt for
 # it; a slow host takes its time between the two steps. Looked at again so soon.

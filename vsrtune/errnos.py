@@ -12,7 +12,8 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from vsrtune.core.errors import MANAGED_HINT, Lasting, VanishedError, WriteError
+from vsrtune.core.errors import Lasting, VanishedError, WriteError
+from vsrtune.plan.interrupt_cpus import MANAGED_HINT
 
 _LATER = Lasting.TRANSIENT
 _NEVER = Lasting.PERMANENT

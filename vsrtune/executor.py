@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from vsrtune import obstacles
-from vsrtune.brought import REASON, entries
 from vsrtune.comparing import between, exactly, still_ours
 from vsrtune.core.errors import (
     FixedError,
@@ -56,6 +55,7 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     Value,
 )
+from vsrtune.plan.brought_pins import REASON, entries
 from vsrtune.sysops import SysOps
 
 

@@ -25,7 +25,7 @@ from vsrtune.model.daemon_state import Starved, State
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import Level
-from vsrtune.starvation import STARVED, Rule, Subject, Waiting, subject
+from vsrtune.plan.safety.starvation import STARVED, Rule, Subject, Waiting, subject
 
 EVERY = 0.25
 # About 20 us of CPU time each.

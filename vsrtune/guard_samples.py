@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.model.guest import NicKind, Role, ThreadKey
-from vsrtune.starvation import Counters, Sight, Subject, ThreadSample, vital
+from vsrtune.plan.safety.starvation import Counters, Sight, Subject, ThreadSample, vital
 
 # How much time one step of the walk through all threads may take, seconds.
 SLICE = 0.004

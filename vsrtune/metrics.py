@@ -18,7 +18,7 @@ from vsrtune.model.guest import REALTIME, Guest, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import mean
 from vsrtune.model.root_domains import books, waits_for_domain
-from vsrtune.queue_control import Phase
+from vsrtune.plan.adaptive_queue import Phase
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

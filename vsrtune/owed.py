@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vsrtune.drift import Overruled
+from vsrtune.plan.drift import Overruled
 
 # What could not be taken back is tried again after 1, 2, 4, ... seconds, at most:
 LONGEST = 60.0

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from vsrtune import __version__, report
 from vsrtune.core.text import printable
-from vsrtune.irq_choice import device_cpus, serving
 from vsrtune.model.daemon_state import GuestState, PlanState, QueueState, State, Unmade
 from vsrtune.model.guest import (
     REALTIME,
@@ -47,6 +46,7 @@ from vsrtune.page_model import (
     ThreadView,
     Totals,
 )
+from vsrtune.plan.interrupt_cpus import device_cpus, serving
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from vsrtune import queue_control, queue_status
+from vsrtune import queue_status
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.log import LOGGER
 from vsrtune.model.daemon_state import QueueState
@@ -18,6 +18,7 @@ from vsrtune.model.load import QueueSample, window_between
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, TxQueueLen
+from vsrtune.plan import adaptive_queue
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, QueueBounds
 from vsrtune.queue_samples import Sampler, Watched, watched
@@ -37,7 +38,7 @@ class _Kept:
     policy: Policy
     bounds: QueueBounds
     where: Watched
-    state: queue_control.State
+    state: adaptive_queue.State
     before: QueueSample | None = None
     drops: int | None = None
 
@@ -158,7 +159,7 @@ class QueueKeeper:
         window = window_between(before_, after, kept.where.crews)
         if window is None:
             return False
-        kept.state = queue_control.step(kept.state, kept.bounds, window)
+        kept.state = adaptive_queue.step(kept.state, kept.bounds, window)
         if kept.state.idle(kept.bounds):
             kept.before = None
         return False
@@ -193,7 +194,7 @@ class QueueKeeper:
                 old.guest, old.policy, old.where = guest, policy, where
                 self._kept[guest.ref] = old
             else:
-                state = queue_control.begin(bounds)
+                state = adaptive_queue.begin(bounds)
                 self._kept[guest.ref] = _Kept(guest, policy, bounds, where, state)
         for guest in snapshot.guests:
             old = known.get(guest.ref)
@@ -223,7 +224,7 @@ def _process(guest: Guest) -> tuple[int, int]:
     return guest.pid, guest.start_time
 
 
-def _changes(kept: _Kept, state: queue_control.State, left: Collection[Target]) -> list[Action]:
+def _changes(kept: _Kept, state: adaptive_queue.State, left: Collection[Target]) -> list[Action]:
     reason = f"queue.macvtap: adaptive: {state.why} ({kept.policy.at('queue', 'macvtap')})"
     length = state.length
     found = []

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import brought as brought_pins
-from vsrtune import executor, gone, planner, rounds
+from vsrtune import executor, gone, rounds
 from vsrtune.adjusting import Adjusting
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
-from vsrtune.drift import Overruled, overrules
 from vsrtune.drift_watch import DriftWatch, waiting
 from vsrtune.executor import Result
 from vsrtune.guest_states import guest_states, merged
-from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
 from vsrtune.load_keeper import LoadKeeper, Measuring
 from vsrtune.log import LOGGER, fields
@@ -33,11 +30,14 @@ from vsrtune.model.stepdown import UNTIL, Level
 from vsrtune.model.targets import HOST_REF, Partition, Target, Value
 from vsrtune.outcome import unmade
 from vsrtune.owed import Owed
-from vsrtune.plan_alone import Whole, plan_alone
+from vsrtune.plan import brought_pins, planner
+from vsrtune.plan.drift import Overruled, overrules
+from vsrtune.plan.incremental import Whole, plan_alone
+from vsrtune.plan.interrupts import refused
+from vsrtune.plan.projection import project_actions
 from vsrtune.plan_log import log_plan
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
-from vsrtune.projection import project_actions
 from vsrtune.result_log import ResultLog
 from vsrtune.stepping import Stepping
 from vsrtune.sysops import SysOps

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from vsrtune import executor, planner
+from vsrtune import executor
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.executor import Result
 from vsrtune.journal import Journal
@@ -16,10 +16,11 @@ from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Level, Step, Steps
 from vsrtune.model.targets import Target, ThreadSched, Value
+from vsrtune.plan import planner
+from vsrtune.plan.projection import project_actions
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
-from vsrtune.projection import project_actions
 from vsrtune.sysops import SysOps
 
 

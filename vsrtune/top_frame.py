@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq_choice import interrupt_cpus, lower_nics, queue_irqs
 from vsrtune.model.deadline import used
 from vsrtune.model.guest import DATA_PLANE, Guest, SchedClass, Thread, ThreadKey, thread_label
 from vsrtune.model.host import Nic
@@ -15,6 +14,7 @@ from vsrtune.model.plan import Plan
 from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
+from vsrtune.plan.interrupt_cpus import interrupt_cpus, lower_nics, queue_irqs
 from vsrtune.report import NOTHING, THROTTLED, in_order, split_target, value_text
 from vsrtune.top_model import CpuRow, DriftRow, DropRow, Frame, PendingRow, Resident, ThreadRow
 

@@ -67,7 +67,7 @@ class TopHost:
         return self._planned
 
     def _plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
-        from vsrtune.full_plan import full_plan
+        from vsrtune.plan.full_plan import full_plan
         from vsrtune.policy_files import load_dirs
 
         try:

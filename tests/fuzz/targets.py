@@ -47,7 +47,7 @@ from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.plan import read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer
-from vsrtune.planner import plan
+from vsrtune.plan.planner import plan
 from vsrtune.policy.parser import parse as parse_policy
 from vsrtune.seen import SeenMemory
 from vsrtune.trace import count_by, parse_hist

@@ -29,12 +29,13 @@ from hostroot import TreeRoot, TreeVirt
 from synthetic import Synthetic
 from treeops import TreeOps
 
-from vsrtune import collecting, planner
+from vsrtune import collecting
 from vsrtune.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import FULL, TURNS, Look
 from vsrtune.metrics import exposition
 from vsrtune.observe import Observer
+from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from advanced import AdvancedRoot, proc_stat, softnet
 
 from vsrtune import top_sample
-from vsrtune.full_plan import full_plan
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Thread, ThreadKey
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
 from vsrtune.observe import Observer
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.projection import project_actions
 from vsrtune.top_frame import make_frame
 from vsrtune.top_model import Frame
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from planning_samples import host
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.crowding import Costs
 from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
-from vsrtune.placement import Occupant, Seat
+from vsrtune.plan.placement.costs import Costs
+from vsrtune.plan.placement.ranked import Occupant, Seat
 
 LOADS = st.one_of(
     st.just(()),

@@ -26,7 +26,7 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.projection import after
+from vsrtune.plan.projection import after
 
 
 class FakeHost:

@@ -21,7 +21,7 @@ from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Role
 from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.planner import plan
+from vsrtune.plan.planner import plan
 from vsrtune.policy_files import check, load
 
 CASES = Path(__file__).resolve().parents[1] / "bad_policies"

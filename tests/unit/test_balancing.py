@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_samples import cpus
 
-from vsrtune.balancing import FEE, MOVES, balance
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.crowding import Costs
 from vsrtune.model.deadline import UNIT, limit
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, merged
-from vsrtune.placement import Occupant, Placed, Seat
+from vsrtune.plan.placement.by_load import FEE, MOVES, balance
+from vsrtune.plan.placement.costs import Costs
+from vsrtune.plan.placement.ranked import Occupant, Placed, Seat
 
 NONE = CpuSet()
 BOUNDED = settings(

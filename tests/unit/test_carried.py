@@ -14,10 +14,9 @@ from fake_host import FakeHost
 from fake_kernel import BOOT, FakeKernel, make_host, make_plan
 from test_daemon import POLICY
 
-from vsrtune import brought, cli, executor
+from vsrtune import cli, executor
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
-from vsrtune.full_plan import full_plan
 from vsrtune.guests import _carried
 from vsrtune.host.libvirt import DomainText
 from vsrtune.journal import Journal
@@ -27,6 +26,8 @@ from vsrtune.model.guest import CarriedPin, Guest, Role
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
+from vsrtune.plan import brought_pins
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
@@ -318,10 +319,10 @@ class TestBrought:
         snapshot = samples.snapshot(travelled())
         cpus = tuple(replace(c, isolated=c.id == 3) for c in snapshot.host.cpus)
         host = replace(snapshot.host, cpus=cpus)
-        found = brought.entries(snapshot.guests, host, ())
+        found = brought_pins.entries(snapshot.guests, host, ())
         assert [e.original for e in found] == [Pin(CpuSet(range(3)), "")] * 2
         pinned = replace(travelled(), carried=(CarriedPin(0, ONE, CpuSet([0, 3])),))
-        (entry,) = brought.entries([pinned], host, ())
+        (entry,) = brought_pins.entries([pinned], host, ())
         assert isinstance(entry.target, VcpuPin)
         assert entry.original == Pin(CpuSet([0, 3]), "0,3")
 
@@ -332,13 +333,13 @@ class TestBrought:
         guest = replace(travelled(), threads=(*travelled().threads, napi))
         target = ThreadAffinity(guest.ref, napi.key, "napi")
         known = Entry(target, ALL, ONE, "done")
-        assert len(brought.entries([guest], host.snapshot.host, [known])) == 2
+        assert len(brought_pins.entries([guest], host.snapshot.host, [known])) == 2
         worker = Entry(replace(target, thread=guest.threads[2].key), ALL, ONE, "done")
-        assert brought.entries([guest], host.snapshot.host, [known, worker]) == ()
+        assert brought_pins.entries([guest], host.snapshot.host, [known, worker]) == ()
 
     def test_plan_shows_what_is_put_back_and_then_what_is_set(self, host: FakeHost) -> None:
         made = full_plan(host.snapshot, self.policies(), ())
-        back = [a for a in made.actions if a.reason == brought.REASON]
+        back = [a for a in made.actions if a.reason == brought_pins.REASON]
         assert [(type(a.target), a.after) for a in back] == [
             (EmulatorPin, Pin(ALL, "")), (VcpuPin, Pin(ALL, "")),
         ]  # fmt: skip

@@ -16,10 +16,10 @@ from pathlib import Path
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune import planner
 from vsrtune.journal import Journal
 from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.plan import planner
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler

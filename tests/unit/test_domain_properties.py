@@ -25,9 +25,9 @@ from vsrtune.model.plan import plan_text, read_plan
 from vsrtune.model.root_domains import root_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, CgroupTarget, Partition
-from vsrtune.planner import plan, released
+from vsrtune.plan.planner import plan, released
+from vsrtune.plan.projection import after, project, project_actions, undo_actions
 from vsrtune.policy.model import Policy, SchedRule
-from vsrtune.projection import after, project, project_actions, undo_actions
 
 
 def budget(percent: int) -> SchedRule:

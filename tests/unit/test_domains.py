@@ -8,7 +8,6 @@ import pytest
 from planning_samples import cpus, host, router, snapshot, with_cpusets
 from test_deadline import budget
 
-from vsrtune.full_plan import full_plan
 from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Snapshot
@@ -22,10 +21,11 @@ from vsrtune.model.targets import (
     ThreadSched,
     Value,
 )
-from vsrtune.planner import plan, pressing, released
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.planner import plan, pressing, released
+from vsrtune.plan.projection import project, project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.projection import project, project_actions
 
 TEXT = """\
 guest: {guest}

@@ -22,11 +22,11 @@ from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_p
 
 from vsrtune.core.errors import JournalError, WriteError
 from vsrtune.executor import apply, recover, undo
-from vsrtune.irq_plan import refused
 from vsrtune.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import HOST_REF, TxQueueLen
+from vsrtune.plan.interrupts import refused
 
 SIDES = ("ahead", "behind")
 STRIDE = 1 if os.environ.get("LAB_STRIDE") == "1" else 3

@@ -20,7 +20,7 @@ from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.daemon_state import GuestState, Starved, State
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.stepdown import Level, Step
-from vsrtune.starvation import Subject, Watched
+from vsrtune.plan.safety.starvation import Subject, Watched
 
 PF_KTHREAD = 0x00200000
 FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)

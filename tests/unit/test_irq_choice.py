@@ -6,8 +6,8 @@ import pytest
 import recorded_hosts
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq_choice import interrupt_cpus, queue_irqs
 from vsrtune.model.host import Irq, Nic
+from vsrtune.plan.interrupt_cpus import interrupt_cpus, queue_irqs
 from vsrtune.record import replay
 
 ALL = CpuSet([0, 1, 2])

@@ -8,7 +8,7 @@ from planning_samples import cpus, host
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
-from vsrtune.placement import Occupant, Seat, place
+from vsrtune.plan.placement.ranked import Occupant, Seat, place
 
 
 def seat(number: int, role: Role = Role.VCPU, guest: str = "a", **more: object) -> Seat:

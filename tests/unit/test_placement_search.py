@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.crowding import Costs
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.load import WINDOWS
-from vsrtune.placement import Seat, place
-from vsrtune.placement_board import Board
-from vsrtune.placement_search import search
+from vsrtune.plan.placement.board import Board
+from vsrtune.plan.placement.costs import Costs
+from vsrtune.plan.placement.ranked import Seat, place
+from vsrtune.plan.placement.search import search
 
 WITHIN = 1.05
 

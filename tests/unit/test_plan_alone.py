@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import shell_samples as samples
 
-from vsrtune import plan_alone, planner
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.drift import NO_MEMORY
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import Target, Value
+from vsrtune.plan import incremental, planner
+from vsrtune.plan.drift import NO_MEMORY
+from vsrtune.plan.projection import project
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.projection import project
 
 POLICIES = {
     "lists": "cpus: {irq: '0', vcpu: 1, vhost: 2, emulator: 0-1}",
@@ -97,7 +97,7 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
     guests = tuple(change(g, rng) if g.name in names else g for g in snapshot.guests)
     snapshot = replace(snapshot, guests=guests)
     mine = {t: v for t, v in ours.items() if t.guest in names}
-    alone = plan_alone.plan_alone(
+    alone = incremental.plan_alone(
         whole, SnapshotSlice.of(snapshot, names).alone(), wanted, mine, NO_MEMORY
     )
     if alone is None:
@@ -124,7 +124,7 @@ def test_drift_of_one_guest_is_planned_alone() -> None:
     snapshot = replace(snapshot, guests=(snapshot.guests[0], guest, *snapshot.guests[2:]))
     mine = {t: v for t, v in ours.items() if t.guest == "vr2"}
     alone = SnapshotSlice.of(snapshot, frozenset(["vr2"])).alone()
-    plan = plan_alone.plan_alone(whole, alone, wanted, mine, NO_MEMORY)
+    plan = incremental.plan_alone(whole, alone, wanted, mine, NO_MEMORY)
     assert plan is not None
     (action,) = plan.actions
     assert (action.target.guest, action.after) == ("vr2", vhost.affinity)
@@ -135,4 +135,4 @@ def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
     _, whole = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
     assert whole is not None
     alone = replace(snapshot, guests=(samples.guest("vr9", 900),))
-    assert plan_alone.plan_alone(whole, alone, wanted, {}, NO_MEMORY) is None
+    assert incremental.plan_alone(whole, alone, wanted, {}, NO_MEMORY) is None

@@ -19,7 +19,6 @@ from planning_samples import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Irq, Nic, NicQueue, NicThread
 from vsrtune.model.plan import Action, Plan, Refusal
@@ -34,11 +33,12 @@ from vsrtune.model.targets import (
     ThreadSched,
     VcpuPin,
 )
-from vsrtune.plan_checks import PlanError, check, fifo_vcpus_apart, interrupts
-from vsrtune.planner import plan, released
+from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.planner import plan, released
+from vsrtune.plan.projection import project
+from vsrtune.plan.safety.invariants import PlanError, check, fifo_vcpus_apart, interrupts
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.projection import project
 
 POLICY = parse(
     """\

@@ -29,9 +29,9 @@ from vsrtune.model.load import WINDOWS, data_plane, measured, merged, moves
 from vsrtune.model.plan import Plan, plan_text, read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
-from vsrtune.planner import plan, released
+from vsrtune.plan.planner import plan, released
+from vsrtune.plan.projection import after, project, project_actions, undo_actions
 from vsrtune.policy.model import AUTO, Policy, SchedRule
-from vsrtune.projection import after, project, project_actions, undo_actions
 
 LOWERS = ("p0", "p1", "br0")
 INDEXES = {name: number for number, name in enumerate(LOWERS, 36)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planning_samples import change, cpus, router, snapshot
 
 from vsrtune.model.guest import Role, Sched, SchedClass
-from vsrtune.plan_warnings import warnings
+from vsrtune.plan.warnings import warnings
 
 
 def test_a_fifo_vcpu_that_shares_its_cpu_is_warned_of() -> None:

@@ -15,7 +15,7 @@ from planning_samples import host, nic, router, snapshot
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Sched, SchedClass
-from vsrtune.planner import plan
+from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
 from vsrtune.policy.parser import literal, parse
 from vsrtune.policy.schema import schema

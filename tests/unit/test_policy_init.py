@@ -16,11 +16,11 @@ from vsrtune.cli import run
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.planner import plan
+from vsrtune.plan.planner import plan
+from vsrtune.plan.starter_policy import start
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import AUTO, Policy, SchedRule
 from vsrtune.policy.parser import parse
-from vsrtune.policy_init import start
 
 TESTS = Path(__file__).parents[1]
 POLICIES = TESTS.parent / "policies"

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vsrtune.model.load import Crew, QueueSample, Window, window_between
-from vsrtune.policy.model import QueueBounds
-from vsrtune.queue_control import (
+from vsrtune.plan.adaptive_queue import (
     CHANGES,
     ENTER,
     MEMORY,
@@ -29,6 +28,7 @@ from vsrtune.queue_control import (
     judge,
     step,
 )
+from vsrtune.policy.model import QueueBounds
 
 BOUNDS = QueueBounds(16, 500)
 TICK = 0.5

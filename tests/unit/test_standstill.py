@@ -7,9 +7,9 @@ from planning_samples import change, cpus, host, nic, router, snapshot
 
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.planner import plan
+from vsrtune.plan.planner import plan
+from vsrtune.plan.safety.standstill import standstills
 from vsrtune.policy.parser import parse
-from vsrtune.standstill import standstills
 
 FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 RR = Sched(SchedClass.RR, 10, reset_on_fork=True)

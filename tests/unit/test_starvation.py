@@ -9,7 +9,7 @@ import pytest
 import shell_samples as samples
 
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
-from vsrtune.starvation import (
+from vsrtune.plan.safety.starvation import (
     STARVED,
     SURE,
     Counters,

@@ -13,9 +13,8 @@ import shell_samples as samples
 from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
-from vsrtune import metrics, planner, queue_status, report
+from vsrtune import metrics, queue_status, report
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
@@ -23,6 +22,8 @@ from vsrtune.model.stepdown import Level, Step
 from vsrtune.model.targets import ThreadSched
 from vsrtune.page_data import status_page
 from vsrtune.page_model import DEGRADED
+from vsrtune.plan import planner
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.lowering import lowered, next_level
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse

@@ -20,7 +20,7 @@ from vsrtune.host.recorded import Answers, RecordedRoot, load
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import Observer
-from vsrtune.planner import plan
+from vsrtune.plan.planner import plan
 from vsrtune.policy.matching import scope as scope_of
 from vsrtune.policy.parser import parse
 from vsrtune.trust import PID_FILES

@@ -10,8 +10,8 @@ from vsrtune.model.guest import Guest, Role, Thread
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import EmulatorPin, VcpuPin
-from vsrtune.plan_build import pin_values
-from vsrtune.wishes import main_thread, pin_target
+from vsrtune.plan.actions import pin_values
+from vsrtune.plan.requirements import main_thread, pin_target
 
 _REASON = "libvirt pins only"
 

@@ -17,12 +17,12 @@ from vsrtune.bench.put_back import failure, settle
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.executor import Result
-from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
 from vsrtune.observe import live_observer
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse

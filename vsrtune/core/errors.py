@@ -6,12 +6,6 @@ from enum import Enum
 
 from vsrtune.core.exit_codes import ExitCode
 
-# What to do about an interrupt that the kernel moves itself.
-MANAGED_HINT = (
-    "name its CPU in irq.cpus too, which keeps guests off it, or give the device fewer queues "
-    "(ethtool -L)"
-)
-
 
 class Lasting(Enum):
     """Whether trying again later can help."""

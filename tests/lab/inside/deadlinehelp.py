@@ -17,11 +17,11 @@ from labhelp import LabGuest
 
 from vsrtune import executor
 from vsrtune.executor import Result
-from vsrtune.full_plan import full_plan
 from vsrtune.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import live_observer
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.parser import parse
 from vsrtune.sysops import LiveSysOps
 

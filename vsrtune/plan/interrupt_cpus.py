@@ -12,6 +12,13 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Interface
 from vsrtune.model.host import Host, Irq, Nic, NicThread
 
+# What to do about an interrupt that the kernel moves itself.
+MANAGED_HINT = (
+    "name its CPU in irq.cpus too, which keeps guests off it, or give the device fewer queues "
+    "(ethtool -L)"
+)
+
+
 # Drivers name the vector that tells of links, commands and errors so; it fires
 # now and then and carries no frame. Others use the device's bare name.
 _CONTROL_SUFFIXES = ("-config", "misc", "-other", "-ctrl", "-async", "-mgmnt", "adminq", "-lsc")

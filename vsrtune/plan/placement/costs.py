@@ -29,7 +29,7 @@ from vsrtune.model.deadline import UNIT, limit
 from vsrtune.model.guest import Role
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, mean
-from vsrtune.placement import Occupant, Seat
+from vsrtune.plan.placement.ranked import Occupant, Seat
 
 OTHERS = 1.0
 HAND_OVER = 0.8
@@ -42,7 +42,7 @@ REMOTE = 0.3
 FAR = 0.1
 SHARED = 0.02
 # What no CPU can make up for: a budget that the kernel would not admit, and a root domain
-# that guests share, which is that of the whole slice then (domains.py).
+# that guests share, which is that of the whole slice then (plan/deadline/root_domains.py).
 REFUSED = 100.0
 MIXED = 4.0
 

@@ -9,8 +9,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
+from vsrtune.plan.requirements import PinWish, Wishes, label
 from vsrtune.policy.model import rule_for
-from vsrtune.wishes import PinWish, Wishes, label
 
 
 class DomainMode(Enum):

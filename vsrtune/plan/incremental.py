@@ -14,22 +14,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vsrtune import napi_plan, plan_checks
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_domains import RootDomains
-from vsrtune.drift import Memory, drifts, enforcing
-from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import HOST_REF, Target, Value
-from vsrtune.placement import Chosen
-from vsrtune.plan_build import Phases, build
+from vsrtune.plan import kernel_threads
+from vsrtune.plan.actions import Phases, build
+from vsrtune.plan.deadline.model import RootDomains
+from vsrtune.plan.drift import Memory, drifts, enforcing
+from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.requirements import Context, PinWish, Wishes, wishes
+from vsrtune.plan.safety import invariants
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
-from vsrtune.wishes import Context, PinWish, Wishes, wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def plan_alone(
                 return None
     phases = Phases(skipped=assigned.skipped)
     build(context, asked, chosen, RootDomains(), phases)
-    napi_plan.build(context, asked, phases)
+    kernel_threads.build_napi(context, asked, phases)
     # What the others' policies name by hand counts; of where they are served, nothing changed.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
     made = Plan(
@@ -118,7 +119,7 @@ def plan_alone(
         heeded={HOST_REF: whole.by_hand, **heeded},
         accepted=frozenset(w.guest.ref for w in asked if w.policy.accept_standstill),
     )
-    plan_checks.check(snapshot, made, ours)
+    invariants.check(snapshot, made, ours)
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
     return enforcing(replace(made, drift=drift), ours)

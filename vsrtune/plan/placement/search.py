@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vsrtune.crowding import Costs
-from vsrtune.placement_board import Board, Placement
-from vsrtune.placement_exact import Exact
+from vsrtune.plan.placement.board import Board, Placement
+from vsrtune.plan.placement.costs import Costs
+from vsrtune.plan.placement.exact import Exact
 
 # As many bindings as 8 threads have on 4 CPUs.
 EXACT = 4**8

@@ -9,7 +9,6 @@ thread is moved, or loses its partition, while it is DEADLINE.
 from __future__ import annotations
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_domains import DomainMode, RootDomain, RootDomains
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.deadline import limit, percent
 from vsrtune.model.host import Host
@@ -28,8 +27,9 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     VcpuPin,
 )
-from vsrtune.plan_build import Phases
-from vsrtune.wishes import EMULATOR_CGROUP, Context, Wishes, label
+from vsrtune.plan.actions import Phases
+from vsrtune.plan.deadline.model import DomainMode, RootDomain, RootDomains
+from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Wishes, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")
 

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from vsrtune import cpu_limits
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq_choice import inner_links
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,
@@ -37,9 +35,11 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.placement import Occupant
-from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
-from vsrtune.policy.yaml_reader import KeyPath, dotted
+from vsrtune.plan.interrupt_cpus import inner_links
+from vsrtune.plan.placement.ranked import Occupant
+from vsrtune.plan.projection import scope_limit
+from vsrtune.policy.model import AUTO, Auto, Policy, QueueBounds, by_hand, cpus_for, rule_for
+from vsrtune.policy.yaml_reader import KeyPath, dotted, shown
 
 EMULATOR_CGROUP = "emulator"
 OWN_CGROUP = "vsrtune"
@@ -367,7 +367,7 @@ def _wish(
         out.skip(subject, drift.left, held=drift.rule is DriftRule.REPORT)
         return None
     moves = thread in out.moves
-    allowed = cpu_limits.allowed(context.host, context.lists, out.guest, thread, moves=moves)
+    allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
         # One of ours: it keeps its root domain for as long as it is in it.
@@ -462,3 +462,83 @@ def _check_deadline(out: Wishes) -> None:
                 "class deadline needs CPUs that are a root domain of their own",
                 f"add cpus: {{{role.value}: auto}}",
             )
+
+
+def without_quarrels(asked: list[Wishes], refusals: list[Refusal]) -> list[Wishes]:
+    """Two guests may share one macvtap; then they must ask the same of it."""
+    first: dict[tuple[KeyPath, int], Wishes] = {}
+    kept: list[Wishes] = []
+    for wish in asked:
+        for interface in wish.guest.interfaces:
+            for keys, value in _of_device(wish.policy, interface):
+                other = first.setdefault((keys, interface.ifindex), wish)
+                theirs = dict(_of_device(other.policy, interface))[keys]
+                if theirs != value:
+                    wish.refuse(
+                        keys,
+                        f"{interface.target} is shared with {other.guest.ref}, for which "
+                        f"{other.policy.at(*keys)} asks {shown(theirs)}",
+                        "ask the same for both guests",
+                    )
+        refusals += wish.refusals
+        if not wish.refusals:
+            kept.append(wish)
+    return kept
+
+
+def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int | QueueBounds]]:
+    """What a policy asks of an interface's device, and not of threads."""
+    out: list[tuple[KeyPath, int | QueueBounds]] = []
+    if policy.macvtap_queue is not None and interface.kind.rings:
+        out.append((("queue", "macvtap"), policy.macvtap_queue))
+    if policy.napi_threaded is not None and interface.kind is NicKind.NAPI_MACVTAP:
+        out.append((("napi", "threaded"), policy.napi_threaded))
+    return out
+
+
+def allowed_cpus(
+    host: Host, ours: Mapping[Target, Value], guest: Guest, thread: Thread, *, moves: bool
+) -> CpuSet:
+    """CPUs that the thread's cgroup lets it have once the plan has run.
+
+    libvirt rewrites the cpuset of vcpus and emulator, and a worker that moves
+    (``moves``) gets the scope's, so for these only the cgroup above is a limit. What
+    partitions of ours take away is no limit: a plan may place everything anew.
+    """
+    if thread.role is Role.NAPI:
+        # A kernel thread of the host's own, outside the guest's cgroups; partitions are
+        # not for it (plan/deadline/root_domains.py).
+        limit = thread.cpuset_effective
+        return host.online if limit is None else host.online & limit
+    rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
+    rewritten = rewritten and thread.cpuset_cpus is not None
+    if guest.source == "libvirt" and any(isinstance(t, Partition) for t in ours):
+        return _by_lists(host, ours, guest, thread, rewritten)
+    limit = scope_limit(guest, thread) if rewritten else thread.cpuset_effective
+    return host.online if limit is None else host.online & limit
+
+
+def _by_lists(
+    host: Host, ours: Mapping[Target, Value], guest: Guest, thread: Thread, rewritten: bool
+) -> CpuSet:
+    """What the lists of the cgroups leave that we have not written, but for CPUs that
+    partitions of others hold."""
+    partitions = {t.path for t in ours if isinstance(t, Partition)}
+    lists = {t.path for t in ours if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
+    written = partitions | lists
+    main = next(iter(guest.by_role(Role.EMULATOR)), thread)
+    inside = thread.cgroup in partitions
+    path = thread.cgroup if "/" in thread.cgroup else main.cgroup
+    if rewritten or inside:
+        path = path.rpartition("/")[0]
+    cpus = host.online
+    above = path
+    while above:
+        group = host.cpuset(above)
+        if group is not None and group.cpus and above not in written:
+            cpus &= CpuSet.parse(group.cpus)
+        above = above.rpartition("/")[0]
+    for group in host.cpusets:
+        if group.valid and group.path not in partitions and not path.startswith(group.path):
+            cpus -= group.effective
+    return cpus

@@ -19,7 +19,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Thread
 from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.wishes import Wishes, label
+from vsrtune.plan.requirements import Wishes, label
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
-from vsrtune.domain_checks import admit, emulators, evict, keep_out
 from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey, WorkerKind
 from vsrtune.model.host import Host
 from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_alone
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.placement import Chosen
-from vsrtune.wishes import Context, Wishes, label
+from vsrtune.plan.deadline.admission import admit, emulators, evict, keep_out
+from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains
+from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.requirements import Context, Wishes, label
 
 
 def find(

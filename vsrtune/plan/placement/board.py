@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vsrtune.crowding import OTHERS, SMT, Costs
+from vsrtune.plan.placement.costs import OTHERS, SMT, Costs
 
 Placement = dict[int, int]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vsrtune.deadline_domains import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.model.deadline import limit, limit_text, percent
 from vsrtune.model.guest import DATA_PLANE, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.placement import Chosen
-from vsrtune.wishes import Wishes, label
+from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains
+from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.requirements import Wishes, label
 
 
 def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:

@@ -10,9 +10,9 @@ from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedC
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan_build import level
-from vsrtune.standstill import standstills, without_idle
-from vsrtune.wishes import label, main_thread
+from vsrtune.plan.actions import level
+from vsrtune.plan.requirements import label, main_thread
+from vsrtune.plan.safety.standstill import standstills, without_idle
 
 # So much is asked of a CPU that another one is missing: a fifth more than it has.
 OVERCOMMITTED = 1.2

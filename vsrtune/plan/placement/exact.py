@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vsrtune.crowding import Costs
-from vsrtune.placement_board import Board, Placement
+from vsrtune.plan.placement.board import Board, Placement
+from vsrtune.plan.placement.costs import Costs
 
 SLACK = 0.04
 _EPSILON = 1e-9

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vsrtune import brought, planner
 from vsrtune.model.journal_records import Entry, undo_order
 from vsrtune.model.plan import Action, Plan, Skipped
 from vsrtune.model.snapshot import Snapshot
@@ -24,8 +23,9 @@ from vsrtune.model.targets import (
     TimeSlice,
     Value,
 )
+from vsrtune.plan import brought_pins, planner
+from vsrtune.plan.projection import after, project_actions
 from vsrtune.policy.model import Policy
-from vsrtune.projection import after, project_actions
 
 REASON = "no policy asks for it any more"
 
@@ -44,8 +44,8 @@ def full_plan(
     """planner.plan for the host as it is once left-overs are put back, with the actions
     that put them back, latest first, ahead of the others. ``entries`` and ``steps`` are the
     journal's. What guests have brought along is put back as well, whoever asks for it."""
-    entries = (*entries, *brought.entries(snapshot.guests, snapshot.host, entries))
-    came = {e.target for e in entries if e.reason == brought.REASON}
+    entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
+    came = {e.target for e in entries if e.reason == brought_pins.REASON}
     ours: Mapping[Target, Value] = {e.target: e.written for e in entries}
     released = planner.released(snapshot, policies, ours, steps) | came
     if not released:

@@ -11,7 +11,6 @@ from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.irq_choice import queue_irqs
 from vsrtune.model.deadline import limit, total
 from vsrtune.model.guest import (
     DATA_PLANE,
@@ -47,9 +46,10 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.plan_build import level
-from vsrtune.projection import Projection, scope_limit
-from vsrtune.wishes import OWN_CGROUP, pinned_cpus
+from vsrtune.plan.actions import level
+from vsrtune.plan.interrupt_cpus import queue_irqs
+from vsrtune.plan.projection import Projection, scope_limit
+from vsrtune.plan.requirements import OWN_CGROUP, pinned_cpus
 
 _LOWER_DEVICES = -1
 _PHASE = {

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.irq_choice import IrqChoice, interrupt_cpus
 from vsrtune.model.guest import DATA_PLANE, Guest, NicKind, Role, WorkerKind
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
-from vsrtune.planner import plan
+from vsrtune.plan.interrupt_cpus import IrqChoice, interrupt_cpus
+from vsrtune.plan.planner import plan
+from vsrtune.plan.projection import project
+from vsrtune.plan.requirements import label
 from vsrtune.policy.matching import PLAIN_QEMU, Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
-from vsrtune.projection import project
-from vsrtune.wishes import label
 
 PRIORITY = 10
 # Turns that measured best with busy and idle guests (docs/results/no-harm.md).

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_domains import RootDomains
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.model.plan import Action, Drift, DriftRule, Skipped
 from vsrtune.model.targets import (
@@ -20,10 +19,11 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.placement import Chosen
+from vsrtune.plan.deadline.model import RootDomains
+from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.requirements import Context, PinWish, Wishes, foreign_deadline, label
 from vsrtune.policy.model import QueueBounds, SchedRule, rule_for
 from vsrtune.policy.yaml_reader import dotted
-from vsrtune.wishes import Context, PinWish, Wishes, foreign_deadline, label
 
 
 @dataclass(slots=True)

@@ -18,18 +18,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import MANAGED_HINT
-from vsrtune.irq_choice import lower_nics, napi_threads, queue_irqs
 from vsrtune.model.guest import DATA_PLANE, Guest
 from vsrtune.model.host import IRQBALANCE, Host, Irq, Nic, NicQueue
 from vsrtune.model.nic_settings import changed, irq_target, queue_target, thread_target
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Target, queue_file
-from vsrtune.plan_build import Phases
+from vsrtune.plan.actions import Phases
+from vsrtune.plan.interrupt_cpus import MANAGED_HINT, lower_nics, napi_threads, queue_irqs
+from vsrtune.plan.requirements import Context, Wishes
 from vsrtune.policy.model import Policy
 from vsrtune.policy.yaml_reader import dotted
-from vsrtune.wishes import Context, Wishes
 
 
 def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Target] = ()) -> Host:

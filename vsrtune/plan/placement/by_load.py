@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.crowding import MIXED, PRIOR, Costs
 from vsrtune.model.deadline import percent
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, mean
-from vsrtune.placement import Occupant, Placed, Seat
-from vsrtune.placement_board import Board, Placement
-from vsrtune.placement_search import search
+from vsrtune.plan.placement.board import Board, Placement
+from vsrtune.plan.placement.costs import MIXED, PRIOR, Costs
+from vsrtune.plan.placement.ranked import Occupant, Placed, Seat
+from vsrtune.plan.placement.search import search
 
 MOVES = 4
 FEE = 0.05

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vsrtune.balancing import balance
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.irq_choice import inner_links, lower_nics
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.placement import Chosen, Occupant, Seat, place
-from vsrtune.policy.model import AUTO, cpus_for, rule_for
-from vsrtune.wishes import (
+from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
+from vsrtune.plan.placement.by_load import balance
+from vsrtune.plan.placement.ranked import Chosen, Occupant, Seat, place
+from vsrtune.plan.requirements import (
     Context,
     PinWish,
     Wishes,
@@ -21,6 +20,7 @@ from vsrtune.wishes import (
     pinned_cpus,
     settled,
 )
+from vsrtune.policy.model import AUTO, cpus_for, rule_for
 
 
 def choose(

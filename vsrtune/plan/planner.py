@@ -9,8 +9,8 @@ Invariants (checked by plan_checks on every plan, before it is returned):
   emulator is narrowed; no thread is asked for CPUs outside its cpuset.
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
 - A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only when
-  the kernel's limit admits its budget; the domain has no interrupt CPU (domains.py).
-- No realtime vcpu can keep another thread of a router from running (standstill.py).
+  the kernel's limit admits its budget; the domain has no interrupt CPU (plan/deadline/root_domains.py).
+- No realtime vcpu can keep another thread of a router from running (plan/safety/standstill.py).
 - A refused guest gets no action; no target gets two.
 
 Actions come in this order, and in reverse they undo the plan: interrupts, RPS, XPS and
@@ -28,22 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vsrtune import (
-    domain_build,
-    domains,
-    irq_plan,
-    napi_plan,
-    plan_checks,
-    plan_warnings,
-    rr_timeslice,
-    softirq,
-    standstill,
-)
-from vsrtune.choosing import choose
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.deadline_domains import RootDomains
-from vsrtune.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
-from vsrtune.irq_choice import interrupt_cpus
 from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Plan, Refusal, Skipped
@@ -58,19 +43,27 @@ from vsrtune.model.targets import (
     ThreadSched,
     Value,
 )
-from vsrtune.placement import Chosen
-from vsrtune.plan_alone import Whole, remember
-from vsrtune.plan_build import Phases, build
-from vsrtune.policy.matching import assign, policies_of
-from vsrtune.policy.model import Policy, asks_of_host
-from vsrtune.projection import project
-from vsrtune.quarrels import without_quarrels
-from vsrtune.wishes import (
+from vsrtune.plan import interrupts, kernel_threads
+from vsrtune.plan import warnings as plan_warnings
+from vsrtune.plan.actions import Phases, build
+from vsrtune.plan.cpu_selection import choose
+from vsrtune.plan.deadline import partitions, root_domains
+from vsrtune.plan.deadline.model import RootDomains
+from vsrtune.plan.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
+from vsrtune.plan.incremental import Whole, remember
+from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.projection import project
+from vsrtune.plan.requirements import (
     Context,
     Wishes,
     check_online,
     wishes,
+    without_quarrels,
 )
+from vsrtune.plan.safety import invariants, standstill
+from vsrtune.policy.matching import assign, policies_of
+from vsrtune.policy.model import Policy, asks_of_host
 
 
 def plan(
@@ -86,7 +79,7 @@ def plan(
 
     ``ours`` is what was last written (from the journal): it keeps placements
     stable and tells what somebody has changed since, of which ``memory`` knows more.
-    What a policy wants left alone then is left alone (drift.py), unless ``reassert``: of all
+    What a policy wants left alone then is left alone (plan/drift.py), unless ``reassert``: of all
     guests, or of these.
     Raises PlanError when the result breaks an invariant.
     """
@@ -225,7 +218,7 @@ def _make(
             why = [*made.plan.refusals, *made.still]
             unable[ref] = tuple(r for r in why if r.guest == ref)
     if checked:
-        plan_checks.check(snapshot, made.plan, ours or {})
+        invariants.check(snapshot, made.plan, ours or {})
     return made
 
 
@@ -241,7 +234,7 @@ def _attempt(
     """A plan in which the guests in ``unable`` are refused, for these reasons."""
     assigned = assign(snapshot.guests, policies, steps)
     state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
-    state.pairs = irq_plan.without_quarrels(snapshot.host, state.pairs, state.refusals)
+    state.pairs = interrupts.without_quarrels(snapshot.host, state.pairs, state.refusals)
     changed = drifts(snapshot, state.pairs, ours, memory)
     changed = {
         target: replace(drift, left="") if overrules(reassert, target.guest) else drift
@@ -252,7 +245,7 @@ def _attempt(
     state.refusals += [r for guest in out for r in unable[guest.ref]]
     movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None]
     left = [target for target, drift in changed.items() if drift.left]
-    seen = irq_plan.moved(snapshot.host, movers, left)
+    seen = interrupts.moved(snapshot.host, movers, left)
     _heed_refused(seen, out, state)
     _choose_interrupts(seen, state)
     context = Context(snapshot.host, state.irq, ours, changed)
@@ -262,12 +255,12 @@ def _attempt(
     asked, chosen, found = _with_domains(context, snapshot, asked, state)
     phases = Phases(skipped=state.skipped)
     build(context, asked, chosen, found, phases)
-    napi_plan.build(context, asked, phases)
-    host_asked = irq_plan.build(context, asked, phases)
-    host_asked |= softirq.build(context, asked, chosen, phases)
-    host_asked |= rr_timeslice.build(context, asked, phases)
-    host_asked |= domain_build.build(context, snapshot, found, phases)
-    state.notes += domain_build.notes(snapshot, found)
+    kernel_threads.build_napi(context, asked, phases)
+    host_asked = interrupts.build(context, asked, phases)
+    host_asked |= kernel_threads.build(context, asked, chosen, phases)
+    host_asked |= kernel_threads.build_timeslice(context, asked, phases)
+    host_asked |= partitions.build(context, snapshot, found, phases)
+    state.notes += partitions.notes(snapshot, found)
     made = Plan(
         phases.actions(),
         tuple(phases.skipped),
@@ -285,8 +278,8 @@ def _attempt(
     if still_now:
         return _Made(made, set(), None, movers_refs, still_now)
     told = plan_warnings.warnings(result, managed, state.irq)
-    told += tuple(softirq.warnings(result, managed))
-    told += tuple(irq_plan.warnings(result, asked))
+    told += tuple(kernel_threads.warnings(result, managed))
+    told += tuple(interrupts.warnings(result, asked))
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in changed.items() if target in concerned)
     final = enforcing(replace(made, warnings=told, drift=drift), ours)
@@ -378,7 +371,7 @@ def _with_domains(
     refused, and the rest is chosen again."""
     while True:
         asked, chosen = _choose_or_refuse(context, snapshot, asked, state)
-        found = domains.find(context, snapshot, asked, chosen)
+        found = root_domains.find(context, snapshot, asked, chosen)
         if not found.refused:
             return asked, chosen, found
         for wish in found.refused:

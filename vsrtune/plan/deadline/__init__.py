@@ -1,0 +1,1 @@
+"""Root domains for SCHED_DEADLINE: which CPUs, made how, and whether the budgets fit."""

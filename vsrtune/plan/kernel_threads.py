@@ -1,0 +1,245 @@
+"""Scheduling of ksoftirqd beside realtime guest threads.
+
+A frame that a vhost worker sends to a veth, or to another guest, is received by
+the SoftIRQ of the CPU it was sent on. Once that work has been put off to
+ksoftirqd, kernels before 6.5 leave all of it to that thread (``ksoftirqd_running``
+in kernel/softirq.c); an ordinary ksoftirqd below realtime guest threads then
+hardly runs, and routed frames are dropped at the per-CPU backlog, after all the
+work on them was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import (
+    DATA_PLANE,
+    REALTIME,
+    Interface,
+    NicKind,
+    Role,
+    SchedClass,
+    ThreadKey,
+)
+from vsrtune.model.host import SoftirqThread
+from vsrtune.model.plan import Action, Skipped
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
+    HOST_REF,
+    NapiThreaded,
+    RrTimeslice,
+    Target,
+    ThreadSched,
+    TimeSlice,
+)
+from vsrtune.plan.actions import Phases, level
+from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.requirements import Context, Wishes
+from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
+from vsrtune.policy.yaml_reader import dotted
+
+
+def target(thread: SoftirqThread) -> ThreadSched:
+    """The scheduling of one ksoftirqd thread."""
+    return ThreadSched(HOST_REF, thread.key, f"ksoftirqd/{thread.cpu}")
+
+
+def build(
+    context: Context,
+    all_wishes: Sequence[Wishes],
+    chosen: Mapping[ThreadKey, Chosen],
+    phases: Phases,
+) -> frozenset[Target]:
+    """Add what the policies ask of ksoftirqd threads; returns the targets asked for.
+
+    The most urgent rule wins where guests share a CPU. An interrupt CPU's thread
+    is never touched: there the SoftIRQ competes with no realtime guest thread.
+    """
+    rules: dict[int, tuple[SchedRule, Wishes]] = {}
+    for wish in all_wishes:
+        rule = wish.policy.softirq_sched
+        if rule is None:
+            phases.skip(wish.guest.ref, "softirq scheduling", "not asked by the policy")
+            continue
+        cpus = _busy(wish, chosen) - context.irq
+        if not cpus:
+            reason = "no realtime thread of the guest is pinned"
+            phases.skip(wish.guest.ref, "softirq scheduling", reason)
+        for cpu in cpus:
+            known = rules.get(cpu)
+            if known is None or level(rule.sched) > level(known[0].sched):
+                rules[cpu] = (rule, wish)
+    asked: set[Target] = set()
+    threads = {t.cpu: t for t in context.host.softirq}
+    for cpu, (rule, wish) in sorted(rules.items()):
+        thread = threads.get(cpu)
+        if thread is None:
+            phases.skip(wish.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found")
+            continue
+        asked.add(target(thread))
+        _one(context, thread, rule, wish, phases)
+    return frozenset(asked)
+
+
+def _busy(wish: Wishes, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
+    """CPUs to which realtime threads of the guest that handle frames are pinned."""
+    cpus = CpuSet()
+    for pin in wish.pins:
+        rule = rule_for(wish.policy, pin.thread.role)
+        if rule is not None and rule.realtime and pin.thread.key in chosen:
+            cpus |= chosen[pin.thread.key].cpus
+    return cpus
+
+
+def _one(
+    context: Context, thread: SoftirqThread, rule: SchedRule, wish: Wishes, phases: Phases
+) -> None:
+    name = f"ksoftirqd/{thread.cpu} scheduling"
+    if thread.sched == rule.sched:
+        phases.skipped.append(Skipped(HOST_REF, name, f"already as asked: {rule.sched}"))
+        context.settled[target(thread)] = rule.sched
+        return
+    drift = context.leave(target(thread))
+    if drift is not None:
+        phases.leave(HOST_REF, name, drift)
+        return
+    if thread.sched.cls is SchedClass.DEADLINE:
+        reason = "someone else gave the thread class deadline; it is left alone"
+        phases.skipped.append(Skipped(HOST_REF, name, reason))
+        return
+    reason = (
+        f"scheduler.softirq ({wish.policy.at('scheduler', 'softirq')}): it runs beside "
+        f"realtime threads of {wish.guest.ref}"
+    )
+    lower = level(rule.sched) < level(thread.sched)
+    into = phases.softirq_lowered if lower else phases.softirq_raised
+    into.append(Action(target(thread), thread.sched, rule.sched, reason))
+
+
+def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
+    """CPUs whose ksoftirqd stands below realtime threads of a managed guest."""
+    below: set[int] = set()
+    on = {t.cpu: t.sched for t in result.host.softirq}
+    for guest in result.guests:
+        if guest.ref not in managed:
+            continue
+        for thread in guest.threads:
+            busy = thread.role in DATA_PLANE and thread.sched.cls in REALTIME
+            if busy and len(thread.affinity) == 1:
+                softirq = on.get(thread.affinity.first())
+                if softirq is not None and level(softirq) < level(thread.sched):
+                    below.add(thread.affinity.first())
+    return [
+        f"CPU {cpu}: ksoftirqd/{cpu} stands below realtime guest threads; frames they send to "
+        "other guests or to a veth can be dropped at the backlog; add scheduler: softirq with "
+        "their class and priority"
+        for cpu in sorted(below)
+    ]
+
+
+_KEYS = ("napi", "threaded")
+
+
+def build_napi(context: Context, all_wishes: Sequence[Wishes], phases: Phases) -> None:
+    """Add what the policies ask of ``threaded``, and say which threads are missing."""
+    claimed: dict[int, str] = {}
+    for wish in all_wishes:
+        devices = [i for i in wish.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
+        asked = _asked(wish)
+        if asked and not devices:
+            what = ", ".join(map(dotted, asked))
+            phases.skip(wish.guest.ref, what, "the guest has no napi_macvtap interface")
+        for device in devices:
+            _threaded(context, wish, device, claimed, phases)
+            _missing(wish, device, claimed, phases)
+
+
+def _asked(wish: Wishes) -> list[tuple[str, ...]]:
+    policy = wish.policy
+    settings = (
+        (("cpus", "napi"), policy.napi),
+        (("scheduler", "napi"), policy.napi_sched),
+        (_KEYS, policy.napi_threaded),
+    )
+    return [keys for keys, value in settings if value is not None]
+
+
+def _threaded(
+    context: Context, wish: Wishes, device: Interface, claimed: dict[int, str], phases: Phases
+) -> None:
+    ref, wanted = wish.guest.ref, wish.policy.napi_threaded
+    target = NapiThreaded(ref, device.target, device.ifindex)
+    subject = f"{device.target} threaded NAPI"
+    other = claimed.setdefault(device.ifindex, ref)
+    if wanted is None:
+        phases.skip(ref, subject, "not asked by the policy")
+        return
+    wish.asked.add(target)
+    if device.threaded is None:
+        phases.skip(ref, subject, "the device has no such attribute")
+    elif other != ref:
+        phases.skip(ref, subject, f"the device is shared, the setting goes with {other}")
+    elif bool(device.threaded) == wanted:
+        phases.skip(ref, subject, f"already as asked: {device.threaded}")
+        context.settled[target] = device.threaded
+    elif (drift := context.leave(target)) is not None:
+        phases.leave(ref, subject, drift)
+    else:
+        reason = f"{dotted(_KEYS)} ({wish.policy.at(*_KEYS)})"
+        phases.threaded.append(Action(target, device.threaded, int(wanted), reason))
+
+
+def _missing(wish: Wishes, device: Interface, claimed: dict[int, str], phases: Phases) -> None:
+    """Say why CPUs or a class asked for NAPI threads cannot be given to this device's."""
+    ref, policy = wish.guest.ref, wish.policy
+    if any(t.interface == device.target for t in wish.threads(Role.NAPI)):
+        return
+    cpus, rule = cpus_for(policy, Role.NAPI), rule_for(policy, Role.NAPI)
+    if isinstance(cpus, tuple):
+        names = (device.target, device.mac.lower())
+        cpus = next((c for key, c in cpus if key in names), None)
+    pending = False
+    if claimed[device.ifindex] != ref:
+        reason = f"the device is shared, its thread goes with {claimed[device.ifindex]}"
+    elif policy.napi_threaded is False:
+        reason = "there is no thread with napi.threaded: false"
+    elif device.threaded:
+        seen = "; ".join(p for p in wish.guest.problems if p.startswith(device.target))
+        reason = f"its thread was not found ({seen or 'no reason was reported'})"
+    elif policy.napi_threaded:
+        pending = device.threaded is not None
+        reason = "the thread is made by threaded NAPI, and can be tuned once it is there"
+    else:
+        reason = "its NAPI is not threaded; napi.threaded: true makes the thread"
+    for what, value in (("CPUs", cpus), ("scheduling", rule)):
+        if value is not None:
+            told = f"pending: {reason}" if pending else reason
+            phases.skip(ref, f"napi {device.target} {what}", told, pending=pending)
+
+
+_SUBJECT = "time slice of class rr"
+
+
+def build_timeslice(context: Context, asked: Sequence[Wishes], phases: Phases) -> frozenset[Target]:
+    """Add the shortest slice that the policies ask for; returns the targets asked for."""
+    wishes = [wish for wish in asked if slice_of(wish.policy)]
+    if not wishes:
+        return frozenset()
+    target = RrTimeslice(HOST_REF)
+    shortest = min(wishes, key=lambda wish: slice_of(wish.policy))
+    wanted = TimeSlice(slice_of(shortest.policy))
+    if context.host.rr_timeslice_ms is None:
+        phases.skipped.append(Skipped(HOST_REF, _SUBJECT, "the host's was not read"))
+        return frozenset([target])
+    now = TimeSlice(context.host.rr_timeslice_ms)
+    if wanted.reached_by(now):
+        phases.skipped.append(Skipped(HOST_REF, _SUBJECT, f"already as asked: {now}"))
+        context.settled[target] = wanted
+    elif (drift := context.leave(target)) is not None:
+        phases.leave(HOST_REF, _SUBJECT, drift)
+    else:
+        reason = f"scheduler ({shortest.policy.at('scheduler')}): equals take turns of {wanted}"
+        phases.timeslice.append(Action(target, now, wanted, reason))
+    return frozenset([target])
