@@ -161,8 +161,8 @@ def apply(
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
     """What became of the plan."""
+    from vsrtune.observe.tracing import SeenMemory
     from vsrtune.plan.interrupts import refused
-    from vsrtune.seen import SeenMemory
 
     for action, error in result.failed:
         say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
@@ -285,7 +285,7 @@ def _switch(
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
     """This host; None when no guest of libvirt's runs on it."""
     from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.process_table import scan
+    from vsrtune.observe.qemu_processes import scan
 
     if not any(process.args.libvirt for process in scan(LiveRoot()).qemus):
         return None

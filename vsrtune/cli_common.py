@@ -140,11 +140,11 @@ def observe(
     Raises ObserveError when there is no host."""
     scope = curious(policies, ours)
     if root is not None:
-        from vsrtune.record import replay
+        from vsrtune.observe.recording import replay
 
         return readable(replay(root, scope), root)
-    from vsrtune.load_file import with_loads
-    from vsrtune.observe import live_observer
+    from vsrtune.observe.load import with_loads
+    from vsrtune.observe.observer import live_observer
 
     return readable(with_loads(live_observer(uri, lambda: scope).observe(trace_seconds)), root)
 
@@ -216,7 +216,7 @@ def curious(policies: Iterable[Policy] = (), ours: Iterable[Entry] = ()) -> Scop
 def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     """The policies for those who can do without; none where they are wrong, of which other
     commands tell."""
-    from vsrtune.policy_files import load_dirs
+    from vsrtune.observe.config_files import load_dirs
 
     try:
         return load_dirs(dirs)
@@ -248,7 +248,7 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
 def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     """The policies; says on standard error when there are none. Raises ObserveError when
     a directory that an operator names does not exist: `apply` would take everything back."""
-    from vsrtune.policy_files import load_dirs
+    from vsrtune.observe.config_files import load_dirs
 
     check_dirs(dirs)
     policies = load_dirs(dirs)

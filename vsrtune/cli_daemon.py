@@ -100,7 +100,7 @@ def daemon(
     from vsrtune import collecting, log
     from vsrtune.cli_common import no_policies
     from vsrtune.host.filesystem import boot_id
-    from vsrtune.policy_files import load_dirs
+    from vsrtune.observe.config_files import load_dirs
 
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     log.setup(verbose)
@@ -118,12 +118,12 @@ def daemon(
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.journal import Journal
     from vsrtune.link_events import LinkEvents
-    from vsrtune.load_meter import LoadMeter
     from vsrtune.metrics import Metrics
     from vsrtune.model.daemon_state import Starved, State
     from vsrtune.model.load import least_ns
     from vsrtune.model.snapshot import Snapshot
-    from vsrtune.observe import live_observer
+    from vsrtune.observe.load import LoadMeter
+    from vsrtune.observe.observer import live_observer
     from vsrtune.patrol import Patrol
     from vsrtune.policy.matching import Scope, scope
     from vsrtune.policy_watch import PolicyWatch

@@ -43,17 +43,17 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not, 4 a directory does not exist.
     """
-    from vsrtune import policy_files
     from vsrtune.cli import complain
+    from vsrtune.observe import config_files
 
     if not files:
         check_dirs(policy_dirs)
-    paths = files or policy_files.files_in(policy_dirs)
+    paths = files or config_files.files_in(policy_dirs)
     if not paths:
         say(f"vsrtune: {no_policies(policy_dirs)}", err=True)
     # A file that is named may be somebody's draft; the daemon is more careful.
-    errors = [] if files else policy_files.unsafe(paths)
-    errors += policy_files.check(paths)
+    errors = [] if files else config_files.unsafe(paths)
+    errors += config_files.check(paths)
     for error in errors:
         complain(error)
     bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
@@ -101,8 +101,8 @@ def init(
     Exit codes: 0 written, 1 no such guest, or the file exists, 4 the host could not be read.
     """
     from vsrtune import cli_common
+    from vsrtune.observe.config_files import load_dirs
     from vsrtune.plan.starter_policy import start
-    from vsrtune.policy_files import load_dirs
 
     policies = load_dirs(policy_dirs)
     snapshot = cli_common.observe(root, uri, trace_seconds, policies)

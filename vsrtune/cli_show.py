@@ -103,8 +103,8 @@ def _starved() -> list[Table]:
 def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> Plan:
     """What the daemon would plan; nothing where policies or journal cannot be read, of which
     other commands tell."""
+    from vsrtune.observe.config_files import load_dirs
     from vsrtune.plan.full_plan import full_plan
-    from vsrtune.policy_files import load_dirs
 
     try:
         ours, steps = journalled(journal, None)
@@ -117,9 +117,10 @@ def _moves(snapshot: Snapshot, root: Path | None) -> list[Table]:
     """What the daemon has moved, if it has."""
     import time
 
-    from vsrtune import load_file, report
+    from vsrtune import report
+    from vsrtune.observe.load import load
 
-    loads = load_file.load(snapshot.host.boot_id) if root is None else None
+    loads = load(snapshot.host.boot_id) if root is None else None
     if loads is None or not loads.moves:
         return []
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loads.last_time))
@@ -137,7 +138,7 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
     MAC addresses and UUIDs are replaced; names of guests and devices are kept, so read
     the file before you pass it on.
     """
-    from vsrtune.record import record as save
+    from vsrtune.observe.recording import record as save
 
     seen = save(file, uri, trace_seconds=trace_seconds, note=note)
     say(f"Recorded {len(seen.guests)} guests in {file}.")

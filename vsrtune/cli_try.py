@@ -150,7 +150,7 @@ def try_(
 
 
 def _is_file(subject: str) -> bool:
-    from vsrtune.policy_files import SUFFIXES
+    from vsrtune.observe.config_files import SUFFIXES
 
     path = Path(subject)
     return path.is_file() or path.suffix in SUFFIXES
@@ -158,17 +158,17 @@ def _is_file(subject: str) -> bool:
 
 def _known(subject: str, dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     """The policies that say whose plain QEMUs may be looked at."""
-    from vsrtune.policy_files import read_policy
+    from vsrtune.observe.config_files import read_policy
 
     return (read_policy(Path(subject)),) if _is_file(subject) else readable_policies(dirs)
 
 
 def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:
     """The policy to try, and how to make it permanent. Raises VsrtuneError."""
+    from vsrtune.observe.config_files import load_dirs, read_policy
     from vsrtune.plan.starter_policy import policy_name, start
     from vsrtune.policy.matching import policies_of
     from vsrtune.policy.parser import parse
-    from vsrtune.policy_files import load_dirs, read_policy
 
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):

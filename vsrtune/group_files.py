@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.groups import Group, parse
+from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
 from vsrtune.policy.model import PolicyErrors
-from vsrtune.policy_files import SUFFIXES, files_in, read_text
 
 
 def load(word: str, directory: Path) -> Group:

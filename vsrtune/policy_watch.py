@@ -11,7 +11,7 @@ from vsrtune import inotify
 from vsrtune.background import Background
 from vsrtune.inotify import Inotify
 from vsrtune.log import LOGGER
-from vsrtune.policy_files import SUFFIXES
+from vsrtune.observe.config_files import SUFFIXES
 
 _TURN = 1.0
 _DONE = inotify.CLOSE_WRITE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE

@@ -18,10 +18,10 @@ from vsrtune.model.load import QueueSample, window_between
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, TxQueueLen
+from vsrtune.observe.samples import Sampler, Watched, watched
 from vsrtune.plan import adaptive_queue
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, QueueBounds
-from vsrtune.queue_samples import Sampler, Watched, watched
 from vsrtune.reconcile import Reconciler
 
 # Seconds between samples, and between the cheap looks while nothing is dropped anywhere.

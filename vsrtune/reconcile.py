@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import executor, gone, rounds
+from vsrtune import executor, gone
 from vsrtune.adjusting import Adjusting
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
@@ -28,6 +28,7 @@ from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Level
 from vsrtune.model.targets import HOST_REF, Partition, Target, Value
+from vsrtune.observe import one_pass
 from vsrtune.outcome import unmade
 from vsrtune.owed import Owed
 from vsrtune.plan import brought_pins, planner
@@ -194,7 +195,7 @@ class Reconciler(Adjusting, Stepping):
     def _by_name(self, names: frozenset[str]) -> Look:
         # Only libvirt's guests can be looked at by name.
         plain = any(name == HOST_REF or name.startswith(PLAIN_QEMU) for name in names)
-        return FULL if plain or len(self.state.guests) <= rounds.FEW else Look(names)
+        return FULL if plain or len(self.state.guests) <= one_pass.FEW else Look(names)
 
     def _plan_anew(self) -> None:
         self._whole = None
@@ -277,7 +278,7 @@ class Reconciler(Adjusting, Stepping):
         """The host, and the part of it that was looked at."""
         known = self._snapshot
         # Everything costs little where guests are few, and leaves nothing to doubt.
-        if known is None or look.host or len(known.guests) <= rounds.FEW:
+        if known is None or look.host or len(known.guests) <= one_pass.FEW:
             part = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
         elif look.turns:
             part = self._observer.observe_turns(look.guests)

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vsrtune import cli_common, load_file, top_sample
+from vsrtune import cli_common
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.host.recorded import load
 from vsrtune.model.load import HostSample
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import Observer, live_observer
+from vsrtune.observe import samples
+from vsrtune.observe.load import with_loads
+from vsrtune.observe.observer import Observer, live_observer
 
 # Planning has at most this share of the time; on hosts with very many guests a plan is kept
 # for a few frames.
@@ -53,8 +55,8 @@ class TopHost:
         counters of all are read. Raises ObserveError."""
         snapshot = cli_common.readable(self._observer.observe_turns(names).snapshot, self._root)
         if self._root is None:
-            snapshot = load_file.with_loads(snapshot)
-        return top_sample.take(self._files, snapshot, self._clock)
+            snapshot = with_loads(snapshot)
+        return samples.take(self._files, snapshot, self._clock)
 
     def plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
         """What `vsrtune verify` would find, and notes. None, with a note that says why, where
@@ -67,8 +69,8 @@ class TopHost:
         return self._planned
 
     def _plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
+        from vsrtune.observe.config_files import load_dirs
         from vsrtune.plan.full_plan import full_plan
-        from vsrtune.policy_files import load_dirs
 
         try:
             policies = load_dirs(self._dirs)

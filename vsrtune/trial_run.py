@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import top_sample, trial
+from vsrtune import trial
 from vsrtune.bench.schedule import rounds
 from vsrtune.bench.tuning import Tuner
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import live_observer
+from vsrtune.observe import samples
+from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import scope
 from vsrtune.policy.model import Policy
 from vsrtune.trial import Counts, Turn
@@ -73,8 +74,8 @@ class HostGround:
         return replace(seen, guests=tuple(g for g in seen.guests if g.ref in self._refs))
 
     def count(self, seen: Snapshot) -> Counts:
-        sample = top_sample.take(self._root, seen)
-        return trial.counts(sample, top_sample.frames(self._root, seen))
+        sample = samples.take(self._root, seen)
+        return trial.counts(sample, samples.frames(self._root, seen))
 
 
 def run(ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]) -> Iterator[Turn]:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune import journal, ledger, seen
+from vsrtune import journal, ledger
 from vsrtune.bench import spec
 from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
 from vsrtune.core import codec
@@ -46,11 +46,11 @@ from vsrtune.model.guest import Sched
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.plan import read_plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import Observer
+from vsrtune.observe import tracing as tracing_module
+from vsrtune.observe.observer import Observer
+from vsrtune.observe.tracing import SeenMemory, count_by, parse_hist
 from vsrtune.plan.planner import plan
 from vsrtune.policy.parser import parse as parse_policy
-from vsrtune.seen import SeenMemory
-from vsrtune.trace import count_by, parse_hist
 
 Target = Callable[[bytes], None]
 
@@ -180,7 +180,7 @@ def _json(data: bytes) -> object:
 
 
 def json_files(data: bytes) -> None:
-    seen.parse(text(data), "b")
+    tracing_module.parse(text(data), "b")
     with contextlib.suppress(VsrtuneError):
         read_plan(text(data), "b")
     with contextlib.suppress(VsrtuneError):

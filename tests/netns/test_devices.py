@@ -19,7 +19,7 @@ from vsrtune.host.filesystem import LiveRoot
 from vsrtune.journal import Journal
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import NapiThreaded
-from vsrtune.process_table import scan
+from vsrtune.observe.qemu_processes import scan
 from vsrtune.sysops import LiveSysOps
 
 NET = Path("/sys/class/net")

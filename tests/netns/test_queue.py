@@ -14,7 +14,7 @@ from pathlib import Path
 from nethelp import ip
 
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.queue_samples import Sampler, Watched
+from vsrtune.observe.samples import Sampler, Watched
 
 NET = Path("/sys/class/net")
 

@@ -34,7 +34,7 @@ from vsrtune.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import FULL, TURNS, Look
 from vsrtune.metrics import exposition
-from vsrtune.observe import Observer
+from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler

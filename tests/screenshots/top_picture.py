@@ -10,13 +10,13 @@ from pathlib import Path
 
 from advanced import AdvancedRoot, proc_stat, softnet
 
-from vsrtune import top_sample
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Thread, ThreadKey
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
-from vsrtune.observe import Observer
+from vsrtune.observe import samples
+from vsrtune.observe.observer import Observer
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.projection import project_actions
 from vsrtune.policy.model import Policy
@@ -67,14 +67,14 @@ def frame() -> Frame:
     root.set(
         "/proc/stat", proc_stat({0: (500, 400, 9500), 1: (4000, 90, 6000), 2: (900, 40, 9000)})
     )
-    before = top_sample.take(root, changed, root.clock)
+    before = samples.take(root, changed, root.clock)
     root.set("/proc/net/softnet_stat", softnet({0: 18, 1: 0, 2: 0}))
     root.set(
         "/proc/stat", proc_stat({0: (633, 517, 9567), 1: (4198, 92, 6002), 2: (971, 43, 9129)})
     )
     root.pass_time(SECONDS, _loads(changed), _drops())
     _interrupts(root, {41: 24_112, 44: 23_874, 42: 9_310, 45: 9_276})
-    after = top_sample.take(root, changed, root.clock)
+    after = samples.take(root, changed, root.clock)
     return make_frame(before, after, full_plan(changed, policies, entries))
 
 

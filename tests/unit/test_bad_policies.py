@@ -21,8 +21,8 @@ from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Role
 from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.config_files import check, load
 from vsrtune.plan.planner import plan
-from vsrtune.policy_files import check, load
 
 CASES = Path(__file__).resolve().parents[1] / "bad_policies"
 HOST = "# host: "

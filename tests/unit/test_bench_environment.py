@@ -15,7 +15,7 @@ from vsrtune.bench.model import Endpoint, Router
 from vsrtune.bench.session import with_macs
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.recorded import load
-from vsrtune.record import replay
+from vsrtune.observe.recording import replay
 
 LINK = json.dumps([{"mtu": 1500, "txqlen": 1000, "linkinfo": {"info_kind": "veth"}}])
 

@@ -17,7 +17,6 @@ from test_daemon import POLICY
 from vsrtune import cli, executor
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
-from vsrtune.guests import _carried
 from vsrtune.host.libvirt import DomainText
 from vsrtune.journal import Journal
 from vsrtune.libvirt_pins import LibvirtPins
@@ -26,6 +25,7 @@ from vsrtune.model.guest import CarriedPin, Guest, Role
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
+from vsrtune.observe.guests import _carried
 from vsrtune.plan import brought_pins
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy

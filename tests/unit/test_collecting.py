@@ -10,8 +10,8 @@ import pytest
 
 from vsrtune import collecting
 from vsrtune.core.errors import PolicyError
+from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
-from vsrtune.policy_files import load_dirs
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
 

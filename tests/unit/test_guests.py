@@ -6,7 +6,13 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
-from vsrtune.guests import (
+from vsrtune.host.cgroupfs import CpusetReader
+from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.netdev import NetReader
+from vsrtune.host.procfs import PF_KTHREAD
+from vsrtune.host.recorded import RecordedRoot
+from vsrtune.model.guest import Confidence, Guest, NicKind, Role, WorkerKind
+from vsrtune.observe.guests import (
     MONITORS_SECONDS,
     NO_TIME,
     NO_VCPUS,
@@ -14,14 +20,8 @@ from vsrtune.guests import (
     GuestReader,
     VcpuFinder,
 )
-from vsrtune.host.cgroupfs import CpusetReader
-from vsrtune.host.libvirt import DomainText, VcpuPinText
-from vsrtune.host.netdev import NetReader
-from vsrtune.host.procfs import PF_KTHREAD
-from vsrtune.host.recorded import RecordedRoot
-from vsrtune.model.guest import Confidence, Guest, NicKind, Role, WorkerKind
+from vsrtune.observe.qemu_processes import scan
 from vsrtune.policy.matching import Scope
-from vsrtune.process_table import scan
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 LIBVIRT = [

@@ -7,8 +7,8 @@ import recorded_hosts
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.host import Irq, Nic
+from vsrtune.observe.recording import replay
 from vsrtune.plan.interrupt_cpus import interrupt_cpus, queue_irqs
-from vsrtune.record import replay
 
 ALL = CpuSet([0, 1, 2])
 

@@ -10,13 +10,13 @@ import pytest
 from hosttree import HostTree
 from planning_samples import change, change_one, cpus, router, snapshot
 
-from vsrtune import load_file, load_meter
 from vsrtune.core.errors import ObserveError
-from vsrtune.load_file import Loads, ThreadLoad
-from vsrtune.load_meter import LoadMeter
 from vsrtune.model.guest import Role
 from vsrtune.model.load import data_plane
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe import load as load_meter
+from vsrtune.observe import load as load_module
+from vsrtune.observe.load import LoadMeter, Loads, ThreadLoad
 
 SECOND = 10**9
 
@@ -123,9 +123,9 @@ def test_the_file_is_for_others_and_for_the_next_start(lab: Lab) -> None:
         lab.pass_time(10, share)
         lab.look()
     lab.meter.remember(boot, 3, 2, 99.0)
-    found = load_file.load(boot, lab.path)
+    found = load_module.load(boot, lab.path)
     assert (found.moves, found.last_moves, found.last_time) == (3, 2, 99.0)
-    shown = load_file.with_loads(lab.seen, lab.path)
+    shown = load_module.with_loads(lab.seen, lab.path)
     assert [t.load for t in data_plane(shown)] == [(0.2, 0.4), (0.0, 0.0), (0.0, 0.0)]
     lab.meter = lab.new()
     assert lab.look()[0] == (0.3,), "known, but no reason to move"
@@ -140,21 +140,21 @@ DAMAGED = ["", "[]", "{", '{"boot_id": 1}', '{"version": 99}', "[" * 100_000, "\
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_counts_as_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "load.json").write_text(text)
-    assert load_file.load("boot", tmp_path / "load.json") == Loads("boot")
+    assert load_module.load("boot", tmp_path / "load.json") == Loads("boot")
 
 
 def test_another_boots_file_counts_as_empty(tmp_path: Path) -> None:
     path = tmp_path / "load.json"
     key = data_plane(snapshot(router()))[0].key
-    load_file.save(Loads("before", (ThreadLoad(key, (0.5,)),)), path)
-    assert load_file.load("before", path).by_thread == {key: (0.5,)}
-    assert load_file.load("now", path) == Loads("now")
+    load_module.save(Loads("before", (ThreadLoad(key, (0.5,)),)), path)
+    assert load_module.load("before", path).by_thread == {key: (0.5,)}
+    assert load_module.load("now", path) == Loads("now")
     assert json.loads(path.read_text())["version"] == 1
 
 
 def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ObserveError) as told:
-        load_file.save(Loads("boot"), tmp_path / "file" / "load.json")
+        load_module.save(Loads("boot"), tmp_path / "file" / "load.json")
     assert "load.json" in told.value.where
     assert told.value.hint

@@ -14,11 +14,12 @@ import pytest
 import recorded_hosts
 from moving_host import MovingHost
 
-from vsrtune import rounds
+from vsrtune.bench.schedule import rounds
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Problem
-from vsrtune.observe import Observer
+from vsrtune.observe import one_pass
+from vsrtune.observe.observer import Observer
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
 
@@ -91,7 +92,7 @@ def test_a_patrol_finds_what_nobody_told(
         now = Observer(host.root, host).observe()
         if host.done[-1][0] in ("start", "stop", "hotplug", "unplug"):
             assert snapshot.guests == now.guests, (done, host.done[-1])
-        for _ in range(rounds.ROUND):
+        for _ in range(one_pass.ROUND):
             snapshot = observer.observe_turns().snapshot
         assert snapshot == Observer(host.root, host).observe()
 

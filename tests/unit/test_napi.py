@@ -12,9 +12,9 @@ from vsrtune.host.procfs import PF_KTHREAD, napi_device
 from vsrtune.model.guest import Confidence, Guest, Interface, NicKind, Role
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.napi import read_napi_threads
-from vsrtune.observe import Observer
-from vsrtune.process_table import scan
+from vsrtune.observe.observer import Observer
+from vsrtune.observe.qemu_processes import scan
+from vsrtune.observe.tap_backends import read_napi_threads
 
 
 def threaded(tid: int | None) -> Interface:

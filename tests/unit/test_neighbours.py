@@ -6,7 +6,7 @@ import pytest
 from hosttree import HostTree
 
 from vsrtune.host.procfs import Daemon
-from vsrtune.neighbours import irqbalance_bans, read_neighbours
+from vsrtune.observe.host import irqbalance_bans, read_neighbours
 
 
 def test_daemons_and_what_they_do() -> None:

@@ -18,15 +18,14 @@ from hosttree import HostTree
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
-from vsrtune.guests import FOREIGN, NOT_LISTED
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.recorded import Answers, RecordedRoot, dumps, load
 from vsrtune.model.guest import Confidence, NicKind, Role
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import Observer
-from vsrtune.record import replay
-from vsrtune.seen import SeenMemory
-from vsrtune.trace import Devices, Traced, Tracer
+from vsrtune.observe.guests import FOREIGN, NOT_LISTED
+from vsrtune.observe.observer import Observer
+from vsrtune.observe.recording import replay
+from vsrtune.observe.tracing import Devices, SeenMemory, Traced, Tracer
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"

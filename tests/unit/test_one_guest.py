@@ -26,7 +26,7 @@ from vsrtune.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import Look
 from vsrtune.model.guest import Role
-from vsrtune.observe import Observer
+from vsrtune.observe.observer import Observer
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 

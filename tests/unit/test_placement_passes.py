@@ -10,13 +10,13 @@ import shell_samples as samples
 from fake_host import FakeHost
 from hosttree import HostTree
 
-from vsrtune import load_file
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.journal import Journal
 from vsrtune.load_keeper import WHOLE, LoadKeeper
-from vsrtune.load_meter import LoadMeter
 from vsrtune.metrics import exposition
 from vsrtune.model.load import WINDOWS, data_plane
+from vsrtune.observe import load as load_module
+from vsrtune.observe.load import LoadMeter
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
@@ -84,7 +84,7 @@ def test_threads_part_when_they_are_busy_and_then_stay(machine: Machine) -> None
     assert "vsrtune_placement_moves_total 1.0" in told
     loads = [line for line in told if line.startswith("vsrtune_thread_load_ratio{")]
     assert sorted(line.rpartition(" ")[2] for line in loads) == ["0.8", "0.9"]
-    kept = load_file.load(samples.BOOT, machine.path)
+    kept = load_module.load(samples.BOOT, machine.path)
     assert (kept.moves, kept.last_moves) == (1, 1)
     assert sorted(t.load[-1] for t in kept.threads) == [0.8, 0.9]
     assert passes.stop()

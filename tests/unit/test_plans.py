@@ -19,9 +19,9 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value, decode_target, decode_value
+from vsrtune.observe.config_files import load
 from vsrtune.plan.planner import plan
 from vsrtune.plan.projection import project, project_actions, undo_actions
-from vsrtune.policy_files import load
 
 
 def _ours(given: Mapping[str, Any]) -> dict[Target, Value]:

@@ -15,12 +15,12 @@ from planning_samples import host, nic, router, snapshot
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.observe.config_files import check, files_in, load, load_dirs, read_policy
 from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
 from vsrtune.policy.parser import literal, parse
 from vsrtune.policy.schema import schema
 from vsrtune.policy.yaml_reader import MAX_BYTES, dotted
-from vsrtune.policy_files import check, files_in, load, load_dirs, read_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = sorted((ROOT / "policies").glob("*.yaml"))

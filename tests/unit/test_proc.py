@@ -19,7 +19,7 @@ from vsrtune.host.procfs import (
     worker_owner,
 )
 from vsrtune.model.guest import Sched, ThreadKey
-from vsrtune.process_table import scan
+from vsrtune.observe.qemu_processes import scan
 
 
 def test_stat_of_a_comm_with_blanks_and_parentheses() -> None:

@@ -20,9 +20,9 @@ from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
 from vsrtune.model.load import Crew, QueueSample
 from vsrtune.model.targets import TxQueueLen
+from vsrtune.observe.samples import Sampler, Watched, crews, watched
 from vsrtune.policy.parser import parse
 from vsrtune.queue_keeper import GLANCE, TICK, QueueKeeper
-from vsrtune.queue_samples import Sampler, Watched, crews, watched
 from vsrtune.reconcile import Reconciler
 
 POLICY = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nqueue: {macvtap: adaptive, min: 20, max: 400}\n'

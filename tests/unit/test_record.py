@@ -9,7 +9,6 @@ import pytest
 import recorded_hosts
 from hosttree import HostTree
 
-from vsrtune import record as recorder
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.host.libvirt import DomainText, VcpuPinText
@@ -17,7 +16,8 @@ from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.host.recorded import Answers, load
 from vsrtune.model.guest import Confidence, Role
 from vsrtune.model.snapshot import Problem
-from vsrtune.seen import SeenMemory
+from vsrtune.observe import recording as recorder
+from vsrtune.observe.tracing import SeenMemory
 
 MAC = "52:54:00:ab:cd:ef"
 UUID = "c0ffee00-0000-4000-8000-000000000001"

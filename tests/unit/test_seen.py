@@ -9,7 +9,7 @@ import pytest
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.model.guest import ThreadKey
-from vsrtune.seen import SeenMemory, SeenNic, SeenWorker
+from vsrtune.observe.tracing import SeenMemory, SeenNic, SeenWorker
 
 ONE = SeenWorker(ThreadKey(5, 6, 7), "macvtap0", 9, 100)
 TWO = SeenWorker(ThreadKey(5, 8, 7), "macvtap1", 10, 100)

@@ -12,18 +12,18 @@ from top_samples import SECOND
 
 from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind top_samples)
 
-from vsrtune import top_sample
 from vsrtune.host.interrupts import parse_counts
 from vsrtune.model.load import CpuTimes, DropPlace, data_plane
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.record import replay
+from vsrtune.observe import samples
+from vsrtune.observe.recording import replay
 
 
 def test_proc_stat() -> None:
     text = (
         "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 10 1 20 300 5 2 40 7 6 0\ncpu11 1 0 0 0 0 0 1\nintr 5 0\n"
     )
-    assert top_sample.parse_cpu_times(text) == {
+    assert samples.parse_cpu_times(text) == {
         0: CpuTimes(385, 305, 40),
         11: CpuTimes(2, 0, 1),
     }
@@ -39,7 +39,7 @@ def test_a_recorded_host(host: Path) -> None:
     """It has the times of every thread, and not what a recording does not need."""
     root = AdvancedRoot(host)
     seen = replay(host)
-    sample = top_sample.take(root, seen, root.clock)
+    sample = samples.take(root, seen, root.clock)
     assert {t.key for t in data_plane(seen)} <= set(sample.threads)
     assert {r.at_ns for r in sample.threads.values()} == {sample.at_ns} == {1000 * SECOND}
     by_key = {t.key: t.cpu_ns for t in data_plane(seen)}
@@ -56,7 +56,7 @@ def test_a_recorded_host(host: Path) -> None:
 
 def test_drops_of_the_module_by_place() -> None:
     root = AdvancedRoot(recorded_hosts.file("trixie-napi"))
-    sample = top_sample.take(root, replay(root.path), root.clock)
+    sample = samples.take(root, replay(root.path), root.clock)
     drops = {s.place: n for s, n in sample.drops.items() if s.where == "nvt0"}
     assert drops == {
         "ring_full": 0, "queue_full": 0, "no_queue": 1, "down": 0, "shrink": 0, "other": 0,
@@ -68,7 +68,7 @@ def test_cpus_backlogs_and_interrupts_where_the_host_has_them() -> None:
     root = AdvancedRoot(recorded_hosts.file("trixie-e1000e"))
     root.set("/proc/stat", proc_stat({0: (50, 40, 950), 1: (4, 0, 996)}))
     root.set("/proc/net/softnet_stat", softnet({0: 0x11, 2: 3}))
-    sample = top_sample.take(root, replay(root.path), root.clock)
+    sample = samples.take(root, replay(root.path), root.clock)
     assert sample.cpus == {0: CpuTimes(1000, 950, 40), 1: CpuTimes(1000, 996, 0)}
     assert sample.drops[DropPlace("CPU 0", "backlog")] == 17
     assert sample.drops[DropPlace("CPU 2", "backlog")] == 3
@@ -84,7 +84,7 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
     (guest, *_) = seen.guests
     taps = (replace(guest.interfaces[0], target="tap0", lower=("p0", "gone")),)
     seen = Snapshot(seen.host, (replace(guest, interfaces=taps),))
-    sample = top_sample.take(tree.root(), seen)
+    sample = samples.take(tree.root(), seen)
     assert sample.drops == {
         DropPlace("tap0", "ring", "vr1"): 9,
         DropPlace("tap0", "rx_dropped", "vr1"): 7,
@@ -109,7 +109,7 @@ def test_frames_that_came_for_guests_and_that_they_sent() -> None:
         taps = tuple(replace(guest.interfaces[0], target=name) for name in names)
         one = replace(guest, interfaces=taps)
         # Members of a group stand on the same device.
-        return top_sample.frames(tree.root(), Snapshot(seen.host, (one, one)))
+        return samples.frames(tree.root(), Snapshot(seen.host, (one, one)))
 
     # tx_dropped is 9: these had come for the guest, too.
     assert frames("tap0") == (701 + 9, 700)
@@ -122,5 +122,5 @@ def test_frames_of_the_module_count_before_its_rings() -> None:
     taps = {i.target: i for g in seen.guests for i in g.interfaces}
     counters = [i.counters for i in taps.values() if i.counters is not None]
     assert counters
-    received, _ = top_sample.frames(root, seen)
+    received, _ = samples.frames(root, seen)
     assert received >= sum(c.rx_received or 0 for c in counters) > 0

@@ -9,7 +9,7 @@ import pytest
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
-from vsrtune.trace import (
+from vsrtune.observe.tracing import (
     PREFIX,
     Devices,
     Tracer,
@@ -113,8 +113,8 @@ class FakeKernel:
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     fake = FakeKernel(tmp_path, {"net_dev_queue": HIST, "netif_receive_skb": HIST})
-    monkeypatch.setattr("vsrtune.trace.os.mkdir", fake.mkdir)
-    monkeypatch.setattr("vsrtune.trace.os.rmdir", fake.rmdir)
+    monkeypatch.setattr("vsrtune.observe.tracing.os.mkdir", fake.mkdir)
+    monkeypatch.setattr("vsrtune.observe.tracing.os.rmdir", fake.rmdir)
     return fake
 
 

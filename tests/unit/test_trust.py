@@ -12,18 +12,18 @@ from hosttree import HostTree, scope
 from moving_host import MovingHost
 from test_observe import FakeVirt, domain, libvirt_qemu
 
-from vsrtune import look_pass
-from vsrtune.guests import FOREIGN, NOT_ASKED, NOT_LISTED
 from vsrtune.host.filesystem import FileStat
 from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.host.recorded import Answers, RecordedRoot, load
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import Observer
+from vsrtune.observe import one_pass
+from vsrtune.observe.guests import FOREIGN, NOT_ASKED, NOT_LISTED
+from vsrtune.observe.observer import Observer
+from vsrtune.observe.trust import PID_FILES
 from vsrtune.plan.planner import plan
 from vsrtune.policy.matching import scope as scope_of
 from vsrtune.policy.parser import parse
-from vsrtune.trust import PID_FILES
 
 NOBODY = 65534
 FILE, DIRECTORY = 0o100755, 0o040755
@@ -442,7 +442,7 @@ def test_a_process_with_too_many_threads_is_a_problem(tree: HostTree) -> None:
 def test_foreign_guests_take_a_bounded_share_of_a_look(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look_pass, "FOREIGN_THREADS", 7)
+    monkeypatch.setattr(one_pass, "FOREIGN_THREADS", 7)
     for pid in (90, 190):
         pretender(tree, pid, *COPY, exe=QEMU)
         in_libvirts_cgroup(tree, pid, "vr1")
@@ -470,7 +470,7 @@ def test_two_hundred_strangers_cost_next_to_nothing(tree: HostTree) -> None:
     snapshot = watching.observe()
     assert time.process_time() - begin < 2
     assert refs(snapshot) == REAL
-    assert len(snapshot.strangers) == look_pass.MOST_STRANGERS
+    assert len(snapshot.strangers) == one_pass.MOST_STRANGERS
     theirs = {re.sub(r"\d{4}", "N", p) for p in root.asked if re.search(r"[12]\d{3}\b", p)}
     assert theirs == {"/proc/N/stat", "/proc/N/task/N/status", "/proc/N/task/N/cgroup"}
 

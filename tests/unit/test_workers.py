@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vsrtune.model.guest import Confidence, ThreadKey
-from vsrtune.workers import Known, Mapped, Slot, assign
+from vsrtune.observe.vhost_mapping import Known, Mapped, Slot, assign
 
 
 def key(tid: int, start: int = 100) -> ThreadKey:

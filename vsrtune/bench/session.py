@@ -28,7 +28,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.ledger import Failure
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import live_observer
+from vsrtune.observe.observer import live_observer
 
 # A guest whose interface was plugged anew needs a moment, an emulated one longer.
 READY_SECONDS = 90.0

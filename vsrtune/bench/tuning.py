@@ -21,7 +21,7 @@ from vsrtune.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
-from vsrtune.observe import live_observer
+from vsrtune.observe.observer import live_observer
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy

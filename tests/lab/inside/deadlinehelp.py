@@ -20,7 +20,7 @@ from vsrtune.executor import Result
 from vsrtune.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import live_observer
+from vsrtune.observe.observer import live_observer
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.parser import parse
 from vsrtune.sysops import LiveSysOps

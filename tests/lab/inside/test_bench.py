@@ -21,7 +21,7 @@ from vsrtune.bench import guard, tester
 from vsrtune.bench.ledger import DEFAULT_PATH, Ledger
 from vsrtune.bench.model import Endpoint, Leg, Limits, Load, Router, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.observe import live_observer
+from vsrtune.observe.observer import live_observer
 
 OBSERVER = live_observer()
 # Far below what a router of the lab forwards, and far above.

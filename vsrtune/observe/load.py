@@ -6,15 +6,18 @@ older than the pass.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vsrtune import load_file
+from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import ObserveError
+from vsrtune.core.untrusted import kept
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.load_file import Loads, ThreadLoad
+from vsrtune.host.state_files import read_file, replace_volatile
 from vsrtune.model.guest import Thread, ThreadKey
 from vsrtune.model.load import (
     LEAST_NS,
@@ -27,6 +30,70 @@ from vsrtune.model.load import (
     parse_schedstat,
 )
 from vsrtune.model.snapshot import Snapshot
+
+LOAD_PATH = Path("/run/vsrtune/load.json")
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLoad:
+    """One thread's windows, as in model.Thread."""
+
+    key: ThreadKey
+    load: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """The file's content. ``moves``: threads that were moved from one CPU to another since the
+    daemon started, ``last_moves`` those of the last pass that moved any, ``last_time`` when that
+    was, in seconds since the epoch."""
+
+    boot_id: str
+    threads: tuple[ThreadLoad, ...] = ()
+    moves: int = 0
+    last_moves: int = 0
+    last_time: float = 0.0
+    version: int = _VERSION
+
+    @property
+    def by_thread(self) -> dict[ThreadKey, tuple[float, ...]]:
+        """The windows of each thread."""
+        return {t.key: t.load for t in self.threads}
+
+
+def parse(text: str, boot_id: str) -> Loads:
+    """Read the file's text. Text that is damaged, of another version or of another boot counts
+    as empty: it is measured again."""
+    return kept(Loads(boot_id), text)
+
+
+def load(boot_id: str, path: Path = LOAD_PATH) -> Loads:
+    """The file; empty when there is none."""
+    try:
+        return parse(read_file(path).decode("utf-8", "replace"), boot_id)
+    except OSError:
+        return Loads(boot_id)
+
+
+def save(loads: Loads, path: Path = LOAD_PATH) -> None:
+    """Replace the file. Raises ObserveError."""
+    try:
+        replace_volatile(path, json.dumps(encode(loads)).encode(), 0o644)
+    except OSError as error:
+        raise ObserveError(
+            f"cannot remember the measured loads: {error.strerror}",
+            where=str(path),
+            hint="vsrtune show and plan do without them; make room or permissions there",
+        ) from error
+
+
+def with_loads(snapshot: Snapshot, path: Path = LOAD_PATH) -> Snapshot:
+    """The snapshot with the loads that the daemon has measured, if it has."""
+    loads = load(snapshot.host.boot_id, path).by_thread
+    return measured(snapshot, loads) if loads else snapshot
+
 
 # Threads read in one look: those longest due come first, so that with very many of them the
 # windows grow longer, and not the time it takes.
@@ -49,7 +116,7 @@ class LoadMeter:
     def __init__(
         self,
         root: HostRoot,
-        path: Path = load_file.DEFAULT_PATH,
+        path: Path = LOAD_PATH,
         clock: Callable[[], int] = time.monotonic_ns,
         least_ns: int = LEAST_NS,
     ) -> None:
@@ -65,7 +132,7 @@ class LoadMeter:
         threads = data_plane(snapshot)
         if self._known is None:
             # What an earlier daemon measured is a beginning, but no reason to move.
-            before = load_file.load(snapshot.host.boot_id, self._path).by_thread
+            before = load(snapshot.host.boot_id, self._path).by_thread
             self._known = {
                 t.key: _Known(t.affinity, load=merged(before.get(t.key, ()))) for t in threads
             }
@@ -91,7 +158,7 @@ class LoadMeter:
         if self._changed:
             self._changed = False
             threads = (ThreadLoad(k, w.load) for k, w in (self._known or {}).items() if w.load)
-            load_file.save(Loads(boot_id, tuple(threads), moves, last_moves, last_time), self._path)
+            save(Loads(boot_id, tuple(threads), moves, last_moves, last_time), self._path)
 
     def _begin_anew(self) -> None:
         """Threads have moved: what was measured tells of another company."""

@@ -8,21 +8,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from vsrtune.core.errors import ObserveError
-from vsrtune.domain_process import Identity
-from vsrtune.guests import VcpuFinder
 from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.host.libvirt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
-from vsrtune.known_guests import Known
-from vsrtune.look_pass import LookPass, NotAlone
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
+from vsrtune.observe.guests import VcpuFinder
+from vsrtune.observe.incremental import Known
+from vsrtune.observe.one_pass import LookPass, NotAlone, Rounds
+from vsrtune.observe.qemu_processes import Identity, ProcessTable
+from vsrtune.observe.tracing import (
+    SEEN_PATH,
+    Devices,
+    SeenMemory,
+    SeenNic,
+    SeenWorker,
+    Tracer,
+    rx_cpus,
+    sender_device,
+)
+from vsrtune.observe.trust import Judge
 from vsrtune.policy.matching import Scope
-from vsrtune.process_table import ProcessTable
-from vsrtune.rounds import Rounds
-from vsrtune.seen import DEFAULT_PATH, SeenMemory, SeenNic, SeenWorker
-from vsrtune.trace import Devices, Tracer, rx_cpus, sender_device
-from vsrtune.trust import Judge
 
 
 class Observer:
@@ -162,7 +168,7 @@ def live_observer(
 
 def _memory_of(root: HostRoot) -> SeenMemory:
     try:
-        return SeenMemory(None, root.read(str(DEFAULT_PATH)))
+        return SeenMemory(None, root.read(str(SEEN_PATH)))
     except OSError:
         return SeenMemory(None)
 

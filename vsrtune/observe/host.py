@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn, TypeVar
 
-from vsrtune.attempts import Attempts
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.cpus import read_cpus
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
-from vsrtune.host.procfs import CLOCK_TICKS, read_thread
+from vsrtune.host.procfs import CLOCK_TICKS, Daemon, read_thread
 from vsrtune.host.scheduler import read_books
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, SchedClass
-from vsrtune.model.host import Cpu, DeadlineCpu, Host, Nic, SoftirqThread
-from vsrtune.napi import read_nic_threads
-from vsrtune.neighbours import read_neighbours
-from vsrtune.process_table import Processes
-from vsrtune.seen import SeenMemory
+from vsrtune.model.host import IRQBALANCE, Competitor, Cpu, DeadlineCpu, Host, Nic, SoftirqThread
+from vsrtune.model.snapshot import Problem
+from vsrtune.observe.qemu_processes import Processes
+from vsrtune.observe.tap_backends import read_nic_threads
+from vsrtune.observe.tracing import SeenMemory
 
 _KERNEL = "/proc/sys/kernel"
 
@@ -131,3 +133,102 @@ class HostReader:
 def lower_devices(guests: Iterable[Guest]) -> set[str]:
     """The devices below all interfaces of the guests."""
     return {lower for g in guests for i in g.interfaces for lower in i.lower}
+
+
+_NOHZ_FULL = "/sys/devices/system/cpu/nohz_full"
+_TUNED_PROFILE = "/etc/tuned/active_profile"
+
+
+def read_neighbours(
+    root: HostRoot, daemons: Iterable[Daemon], rt_runtime_us: int
+) -> tuple[Competitor, ...]:
+    """Neighbours sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us:
+    TuneD's realtime profiles and stalld set it to -1."""
+    found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
+    nohz = _read(root, _NOHZ_FULL)
+    if nohz and nohz != "(null)":
+        found.append(Competitor("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
+    return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
+
+
+def _daemon(root: HostRoot, daemon: Daemon, rt_runtime_us: int) -> Competitor:
+    detail = _detail(root, daemon.name, rt_runtime_us)
+    if daemon.name != IRQBALANCE:
+        return Competitor(daemon.name, daemon.pid, detail)
+    banned, script = irqbalance_bans(_read(root, f"/proc/{daemon.pid}/cmdline").split("\0"))
+    if banned:
+        detail += f", but not of interrupts {', '.join(map(str, banned))}"
+    if script:
+        detail += f", of those that {script} does not ban"
+    return Competitor(daemon.name, daemon.pid, detail, banned, script)
+
+
+def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:
+    """The interrupts that irqbalance's command line bans, and its policy script. What it does
+    not understand itself is left out here too."""
+    parser = _Quiet(add_help=False, allow_abbrev=True)
+    parser.add_argument("--banirq", "-i", action="append", default=[])
+    parser.add_argument("--policyscript", "-l", default="")
+    try:
+        known, _ = parser.parse_known_args(list(argv[1:]))
+    except ValueError:
+        return (), ""
+    banned = {int(text) for text in known.banirq if text.isascii() and text.isdigit()}
+    return tuple(sorted(banned)), known.policyscript
+
+
+class _Quiet(argparse.ArgumentParser):
+    """Raises ValueError where the other one exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _detail(root: HostRoot, name: str, rt_runtime_us: int) -> str:
+    unthrottled = (
+        "; sched_rt_runtime_us is -1, which switches off DEADLINE admission"
+        if rt_runtime_us == -1
+        else ""
+    )
+    match name:
+        case "irqbalance":
+            return "rewrites interrupt affinity every few seconds"
+        case "numad":
+            return "moves guests between NUMA nodes"
+        case "stalld":
+            return "boosts starved threads" + unthrottled
+        case "tuned":
+            profile = _read(root, _TUNED_PROFILE)
+            return (f"profile {profile}" if profile else "no profile") + unthrottled
+        case _:
+            return ""
+
+
+def _read(root: HostRoot, path: str) -> str:
+    try:
+        return root.read(path).strip()
+    except OSError:
+        return ""
+
+
+T = TypeVar("T")
+
+
+class Attempts:
+    """The problems of some readers, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def attempt(self, reader: str, read: Callable[[], T], default: T) -> T:
+        """``read``'s result; when it fails, a Problem of ``reader`` and ``default``."""
+        try:
+            return read()
+        except VsrtuneError as error:
+            what = str(error)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        except (ValueError, LookupError) as error:
+            what = f"unexpected content: {error}"
+        self.problems.append(Problem(reader, what))
+        return default

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from vsrtune.host.netdev import Device
 from vsrtune.model.guest import Guest, Role, ThreadKey
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
-from vsrtune.process_table import Processes, QemuProcess
+from vsrtune.observe.qemu_processes import Processes, QemuProcess
 
 
 @dataclass(frozen=True, slots=True)

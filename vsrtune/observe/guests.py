@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vsrtune.backends import Backend, Descriptors, backends, read_descriptors
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.host.cgroupfs import CpusetReader, libvirt_role
@@ -18,11 +17,18 @@ from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_own
 from vsrtune.model.domain_xml import parse_cputune as parse_carried
 from vsrtune.model.domain_xml import parse_interfaces, parse_vcpus
 from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
-from vsrtune.napi import NapiThread, read_napi_threads
+from vsrtune.observe.qemu_processes import QemuProcess
+from vsrtune.observe.tap_backends import (
+    Backend,
+    Descriptors,
+    NapiThread,
+    backends,
+    read_descriptors,
+    read_napi_threads,
+)
+from vsrtune.observe.trust import Standing
+from vsrtune.observe.vhost_mapping import UNMAPPED, Assignment, Known, Slot, age, assign, told
 from vsrtune.policy.matching import Scope
-from vsrtune.process_table import QemuProcess
-from vsrtune.trust import Standing
-from vsrtune.workers import UNMAPPED, Assignment, Known, Slot, age, assign, told
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
 # "IO mon_iothread" is the monitor's own (monitor_init_globals), and no iothread of

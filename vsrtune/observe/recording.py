@@ -21,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import vsrtune
-from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.host.filesystem import FileStat, HostRoot, LiveRoot
@@ -42,9 +41,10 @@ from vsrtune.host.state_files import create_file
 from vsrtune.model.domain_xml import NAMESPACE
 from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import Observer, live_observer
+from vsrtune.observe.observer import Observer, live_observer
+from vsrtune.observe.tap_backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
+from vsrtune.observe.tracing import SEEN_PATH, SeenMemory
 from vsrtune.policy.matching import Scope
-from vsrtune.seen import DEFAULT_PATH, SeenMemory
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ def record(
     # Processes that are not believed have no part in anything, and none in a recording.
     live = replace(Observer(root, virt, memory).observe(), strangers=())
     redact = Redactor(os.urandom(16))
-    root.answers.texts[str(DEFAULT_PATH)] = json.dumps(encode(memory.seen))
+    root.answers.texts[str(SEEN_PATH)] = json.dumps(encode(memory.seen))
     prune(root.answers)
     recording = Recording(
         _note(live, note),

@@ -8,25 +8,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from vsrtune.attempts import Attempts
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.domain_process import NO_PROCESS, Identity, Joiner
-from vsrtune.guests import GuestReader, VcpuFinder
 from vsrtune.host.cgroupfs import CpusetReader, read_tree
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText, VirtSource
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import parse_stat
-from vsrtune.host_reader import HostReader, lower_devices
-from vsrtune.known_guests import Held, Known, listed, places, relisted
 from vsrtune.model import cpuset_tree as cpuset_groups
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
-from vsrtune.process_table import Processes, ProcessTable, QemuProcess
-from vsrtune.seen import SeenMemory
-from vsrtune.trust import Judge, Standing
+from vsrtune.observe.guests import GuestReader, VcpuFinder
+from vsrtune.observe.host import Attempts, HostReader, lower_devices
+from vsrtune.observe.incremental import Held, Known, listed, places, relisted
+from vsrtune.observe.qemu_processes import (
+    NO_PROCESS,
+    Identity,
+    Joiner,
+    Processes,
+    ProcessTable,
+    QemuProcess,
+)
+from vsrtune.observe.tracing import SeenMemory
+from vsrtune.observe.trust import Judge, Standing
 
 _LIBVIRT = re.compile(r"(.+)/libvirt/\w+", re.ASCII)
 
@@ -420,3 +425,70 @@ def _strangers(processes: Processes) -> tuple[Stranger, ...]:
     return tuple(
         Stranger(s.pid, s.start_time, s.uid, s.why) for s in processes.strangers[:MOST_STRANGERS]
     )
+
+
+# Hosts with no more guests are looked at as a whole.
+FEW = 16
+# A host with more is looked at as a whole once in so many patrols, and each of its guests
+# once in between.
+ROUND = 6
+
+
+class Rounds:
+    """Remembers where the last patrol ended."""
+
+    def __init__(self) -> None:
+        self._left = ROUND
+        self._next = -1
+
+    def done(self, _known: Known) -> None:
+        """Everything was looked at."""
+        self._left = ROUND
+
+    def due(
+        self, known: Known, root: HostRoot, table: ProcessTable, judge: Judge
+    ) -> frozenset[int] | None:
+        """pids of the QEMUs to look at; None when it is time for everything. New ones,
+        those that are gone, and those with another number of threads or of kernel threads
+        that work for them are always among them."""
+        self._left -= 1
+        if len(known.held) <= FEW or self._left <= 0:
+            return None
+        try:
+            processes = table.scan(root, judge)
+        except OSError:
+            return None
+        there = {p.pid: p.start_time for p in processes.qemus}
+        found = set(there) ^ set(known.held)
+        for pid, held in known.held.items():
+            if pid in found:
+                continue
+            if there[pid] != held.process.start_time:
+                return None
+            if thread_links(root, pid) != held.threads:
+                found.add(pid)
+        if processes.workers != known.processes.workers:
+            found |= _owners(known, processes.workers)
+        if processes.napi != known.processes.napi:
+            return None
+        found.update(self._turn(known))
+        return frozenset(found)
+
+    def _turn(self, known: Known) -> list[int]:
+        """The next guests in pid order, a share of all."""
+        share = -(-len(known.held) // (ROUND - 1))
+        after = [pid for pid in known.held if pid > self._next]
+        turn = (after or list(known.held))[:share]
+        self._next = turn[-1] if turn else -1
+        return turn
+
+
+def _owners(known: Known, workers: dict[int, tuple[int, ...]]) -> set[int]:
+    """pids of the QEMUs whose vhost kernel threads are others now."""
+    before = known.processes.workers
+    owners = {o for o in before.keys() | workers.keys() if before.get(o) != workers.get(o)}
+    return {
+        pid
+        for pid, held in known.held.items()
+        if held.guest is not None and any(t.key.tid in owners for t in held.guest.threads)
+    }
