@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from vsrtune import executor
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
 from vsrtune.drift_watch import DriftWatch
-from vsrtune.executor import Result
-from vsrtune.journal import Journal
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import Look
 from vsrtune.model.daemon_state import QueueState, State
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import DeviceTarget, Target, Value
 from vsrtune.plan.projection import project_actions
-from vsrtune.sysops import SysOps
 
 
 class Adjusting:

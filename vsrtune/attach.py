@@ -26,8 +26,8 @@ from vsrtune.clone_model import Clone
 from vsrtune.clone_steps import MakeFiles, StartGuest
 from vsrtune.clone_switch import Clones
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
+from vsrtune.execute.jsonl_log import Entry
 from vsrtune.interrupts import held
-from vsrtune.ledger import Entry
 from vsrtune.live_domains import AwayError, RefusedError, Requests, unplug
 from vsrtune.model.domain_xml import Nic, differences
 from vsrtune.overlays import OutOfReachError

@@ -21,7 +21,7 @@ from vsrtune.attach_survey import survey
 from vsrtune.attach_wishes import Batch, batches, taken_back, wanted
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
-from vsrtune.ledger import read_pending
+from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.log import LOGGER, fields
 from vsrtune.policy.model import Policy
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from vsrtune import attach_steps as steps
 from vsrtune.attach_steps import Origin
 from vsrtune.clone_model import Clone
-from vsrtune.ledger import Entry, Ledger
+from vsrtune.execute.jsonl_log import Entry, Ledger
 
 STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
 

@@ -15,8 +15,8 @@ from vsrtune.attach_steps import Origin
 from vsrtune.attach_survey import known_origins, survey
 from vsrtune.attach_wishes import Batch, batches, taken_back
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.host.filesystem import boot_id
-from vsrtune.ledger import read_pending
 from vsrtune.policy.model import Policy
 from vsrtune.report import Table
 

@@ -11,10 +11,9 @@ from vsrtune.attach_model import Host
 from vsrtune.attach_steps import Origin, origin_from
 from vsrtune.clone_model import Clone, Cloning
 from vsrtune.core.errors import ObserveError, VanishedError
+from vsrtune.execute.journal import read_entries
+from vsrtune.execute.jsonl_log import in_use, read_pending
 from vsrtune.host.filesystem import boot_id
-from vsrtune.journal import read_entries
-from vsrtune.journal_lock import in_use
-from vsrtune.ledger import read_pending
 from vsrtune.model.host import Link
 from vsrtune.model.targets import TxQueueLen
 

@@ -18,7 +18,7 @@ from vsrtune.attach_model import GuestNics
 from vsrtune.attach_steps import Origin
 from vsrtune.clone_switch import Clones
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.ledger import Entry
+from vsrtune.execute.jsonl_log import Entry
 from vsrtune.live_domains import AwayError
 
 Patiently = Callable[[Callable[[], list[str]]], list[str]]

@@ -33,9 +33,9 @@ from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from vsrtune.core.errors import VsrtuneError
-    from vsrtune.executor import Result
+    from vsrtune.execute.executor import Result
+    from vsrtune.execute.journal import Journal
     from vsrtune.guardian import Guard
-    from vsrtune.journal import Journal
     from vsrtune.model.plan import Plan
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
@@ -92,13 +92,14 @@ def apply(
     is wrong (nothing was changed), 4 not all guests could be looked at, 5 a guest is refused
     (it was not changed).
     """
-    from vsrtune import attach_show, executor, guardian, render
+    from vsrtune import attach_show, guardian, render
     from vsrtune.cli import complain
+    from vsrtune.execute import executor
+    from vsrtune.execute.host_writer import LiveSysOps
+    from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import boot_id
-    from vsrtune.journal import Journal
     from vsrtune.model.plan import read_plan
     from vsrtune.plan.full_plan import full_plan
-    from vsrtune.sysops import LiveSysOps
 
     boot = boot_id()
     made: Plan | None = None
@@ -230,8 +231,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
     named does not exist.
     """
+    from vsrtune.execute.journal import Journal, read_fold
     from vsrtune.host.filesystem import boot_id
-    from vsrtune.journal import Journal, read_fold
 
     check_written(journal, JOURNAL)
     boot = boot_id()
@@ -245,8 +246,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
         else:
             say("Nothing to undo: no setting on this host is vsrtune's.")
         return ExitCode.DONE if switched else ExitCode.FAILED
-    from vsrtune import executor
-    from vsrtune.sysops import LiveSysOps
+    from vsrtune.execute import executor
+    from vsrtune.execute.host_writer import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
         if seen is not None and carried:
@@ -294,7 +295,7 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
 
 def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
     """Whether guests have pins of ours that the journal does not know."""
-    from vsrtune.journal import read_entries
+    from vsrtune.execute.journal import read_entries
     from vsrtune.plan import brought_pins
 
     known = read_entries(journal, boot)

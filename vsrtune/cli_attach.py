@@ -178,7 +178,7 @@ class _Reporter:
 
 def _after(switch: Switch, journal: Path) -> None:
     from vsrtune.doctor_read import BOOT_UNIT, boot_unit_enabled
-    from vsrtune.journal_lock import in_use
+    from vsrtune.execute.jsonl_log import in_use
     from vsrtune.model.guest import Attachment
 
     forth = switch.to is Attachment.NAPI_MACVLAN

@@ -238,8 +238,8 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
     recorded one."""
     if root is not None:
         return (), {}
+    from vsrtune.execute.journal import read_fold
     from vsrtune.host.filesystem import boot_id
-    from vsrtune.journal import read_fold
 
     fold = read_fold(journal, boot_id())
     return tuple(fold.live.values()), fold.steps

@@ -114,9 +114,10 @@ def daemon(
     from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.daemon import Daemon, Timing
+    from vsrtune.execute.host_writer import LiveSysOps
+    from vsrtune.execute.journal import Journal
     from vsrtune.guard import Guard
     from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.journal import Journal
     from vsrtune.link_events import LinkEvents
     from vsrtune.metrics import Metrics
     from vsrtune.model.daemon_state import Starved, State
@@ -129,7 +130,6 @@ def daemon(
     from vsrtune.policy_watch import PolicyWatch
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
-    from vsrtune.sysops import LiveSysOps
 
     notifier = sdnotify.from_environment()
     with Journal.open(journal, boot_id()) as opened:

@@ -58,7 +58,7 @@ def _module(ledger: Path) -> Seen:
     from vsrtune.attach_ledger import ORIGIN, STEP
     from vsrtune.attach_steps import origin_from
     from vsrtune.doctor_read import read
-    from vsrtune.ledger import read_pending
+    from vsrtune.execute.jsonl_log import read_pending
 
     entries = read_pending(ledger)
     devices = tuple(origin_from(e.data).device.name for e in entries if e.kind == ORIGIN)

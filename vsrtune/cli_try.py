@@ -29,7 +29,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.journal import Journal
+    from vsrtune.execute.journal import Journal
     from vsrtune.model.guest import Guest
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
@@ -88,9 +88,9 @@ def try_(
     """
     from vsrtune import guardian, render, trial, trial_run
     from vsrtune.bench.tuning import Tuner
+    from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import boot_id
     from vsrtune.interrupts import held
-    from vsrtune.journal import Journal
     from vsrtune.plan.full_plan import full_plan
 
     snapshot = observe(None, uri, 0.0, _known(subject, policy_dirs))

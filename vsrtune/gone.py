@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from vsrtune.core.errors import VanishedError, VsrtuneError
-from vsrtune.journal import Journal
+from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.targets import CgroupTarget, DeviceTarget, NicTarget, RrTimeslice
-from vsrtune.sysops import SysOps
 
 
 def forget(part: SnapshotSlice, ops: SysOps, journal: Journal) -> None:

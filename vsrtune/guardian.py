@@ -34,8 +34,8 @@ import click
 import vsrtune
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.jsonl_log import in_use
 from vsrtune.host.filesystem import boot_id
-from vsrtune.journal_lock import in_use
 
 # The longest trial, and the longest wait for a confirmation, in seconds.
 LONGEST = 600.0
@@ -235,7 +235,11 @@ def undo_until_done(journal: Path) -> int:
 def main() -> int:
     """The guardian. What it guards stands in the environment."""
     # Before they are needed: the host may be too busy then, or the package be removed.
-    from vsrtune import attach_show, cli_apply, executor, sdnotify, sysops  # noqa: F401
+    from vsrtune import attach_show, cli_apply, sdnotify  # noqa: F401
+    from vsrtune.execute import (
+        executor,  # noqa: F401
+        host_writer,  # noqa: F401
+    )
 
     journal = Path(os.environ["VSRTUNE_JOURNAL"])
     sdnotify.from_environment().ready()

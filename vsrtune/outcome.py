@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.executor import Result
+from vsrtune.execute.executor import Result
 from vsrtune.model.daemon_state import Unmade
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import Target

@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import executor, gone
+from vsrtune import gone
 from vsrtune.adjusting import Adjusting
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.drift_watch import DriftWatch, waiting
-from vsrtune.executor import Result
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.guest_states import guest_states, merged
-from vsrtune.journal import Journal
 from vsrtune.load_keeper import LoadKeeper, Measuring
 from vsrtune.log import LOGGER, fields
 from vsrtune.look import FULL, Look
@@ -41,7 +43,6 @@ from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
 from vsrtune.result_log import ResultLog
 from vsrtune.stepping import Stepping
-from vsrtune.sysops import SysOps
 from vsrtune.watching import Budgets, Tracing
 
 # How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vsrtune import report
 from vsrtune.core.retry import SaidOnce
-from vsrtune.executor import Result
+from vsrtune.execute.executor import Result
 from vsrtune.log import LOGGER, fields
 from vsrtune.model.targets import Target
 

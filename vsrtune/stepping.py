@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from vsrtune import executor
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.executor import Result
-from vsrtune.journal import Journal
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.log import LOGGER, fields
 from vsrtune.model.daemon_state import State
 from vsrtune.model.plan import Plan
@@ -21,7 +22,6 @@ from vsrtune.plan.projection import project_actions
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
-from vsrtune.sysops import SysOps
 
 
 class Stepping:

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune import journal, ledger
 from vsrtune.bench import spec
 from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
 from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, ObserveError, PolicyError, VsrtuneError
 from vsrtune.core.untrusted import json_value
+from vsrtune.execute import journal, jsonl_log
 from vsrtune.host import netlink as rtnl
 from vsrtune.host import qemu_cmdline, qmp
 from vsrtune.host.ethtool import parse_statistics
@@ -169,7 +169,7 @@ def journal_file(data: bytes) -> None:
 
 def ledger_file(data: bytes) -> None:
     with contextlib.suppress(VsrtuneError):
-        ledger.parse(Path("fuzz"), data)
+        jsonl_log.parse(Path("fuzz"), data)
 
 
 def _json(data: bytes) -> object:

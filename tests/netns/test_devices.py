@@ -13,14 +13,14 @@ import pytest
 from nethelp import ip
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.executor import apply, undo
+from vsrtune.execute.executor import apply, undo
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.host.ethtool import statistics
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.journal import Journal
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import NapiThreaded
 from vsrtune.observe.qemu_processes import scan
-from vsrtune.sysops import LiveSysOps
 
 NET = Path("/sys/class/net")
 TUNSETIFF = 0x400454CA

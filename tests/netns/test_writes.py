@@ -16,16 +16,16 @@ from nethelp import ip
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
-from vsrtune.cpuset_clear import clear
-from vsrtune.executor import apply, recover, undo
+from vsrtune.execute.cpuset_clear import clear
+from vsrtune.execute.executor import apply, recover, undo
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.procfs import parse_cgroup
-from vsrtune.hostcalls import LiveCalls
-from vsrtune.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import CgroupDir, ThreadAffinity, ThreadCgroup, ThreadSched, TxQueueLen
-from vsrtune.sysops import LiveSysOps
 
 NET = Path("/sys/class/net")
 

@@ -30,7 +30,7 @@ from synthetic import Synthetic
 from treeops import TreeOps
 
 from vsrtune import collecting
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import FULL, TURNS, Look
 from vsrtune.metrics import exposition

@@ -23,6 +23,7 @@ from typing import Any
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
+from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
@@ -41,7 +42,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.sysops import LiveSysOps
 
 KERNELS = ("6.1", "6.12")
 TOP = {"type": "domain", "cpus": ""}

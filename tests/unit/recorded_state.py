@@ -13,7 +13,7 @@ import recorded_hosts
 from fake_host import FakeHost
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Thread
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler

@@ -11,10 +11,10 @@ import pytest
 from vsrtune.core import untrusted
 from vsrtune.core.errors import JournalError, VsrtuneError
 from vsrtune.core.untrusted import MAX_DEPTH, MAX_XML_DEPTH, json_value, xml_element
+from vsrtune.execute.journal import read_entries
+from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.host.qemu_cmdline import parse
 from vsrtune.host.state_files import MAX_SIZE
-from vsrtune.journal import read_entries
-from vsrtune.ledger import read_pending
 
 
 def test_json_as_deep_as_allowed_and_deeper() -> None:

@@ -14,12 +14,14 @@ from fake_host import FakeHost
 from fake_kernel import BOOT, FakeKernel, make_host, make_plan
 from test_daemon import POLICY
 
-from vsrtune import cli, executor
+from vsrtune import cli
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
+from vsrtune.execute import executor
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.execute.libvirt_pins import LibvirtPins
 from vsrtune.host.libvirt import DomainText
-from vsrtune.journal import Journal
-from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model.domain_xml import NAMESPACE, Note, behind, notes_xml, parse_cputune
 from vsrtune.model.guest import CarriedPin, Guest, Role
 from vsrtune.model.journal_records import Entry
@@ -31,7 +33,6 @@ from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
-from vsrtune.sysops import LiveSysOps
 
 ZERO, ONE, TWO, ALL = CpuSet([0]), CpuSet([1]), CpuSet([2]), CpuSet(range(4))
 
@@ -354,7 +355,7 @@ class TestBrought:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
-        monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
+        monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
         (tmp_path / "j").touch()
         (tmp_path / "l").touch()
@@ -373,7 +374,7 @@ class TestBrought:
         (policies / "a.yaml").write_text(POLICY)
         monkeypatch.setattr("vsrtune.cli_apply.observe", lambda *_: host.observe())
         monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
-        monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
+        monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
         more = ["--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
         assert cli.run(["apply", "--policies", str(policies), *more]) == 0

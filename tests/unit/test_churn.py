@@ -16,7 +16,7 @@ from pathlib import Path
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan import planner

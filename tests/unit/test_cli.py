@@ -20,8 +20,8 @@ from vsrtune import cli, cli_common, guardian
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
-from vsrtune.journal import Journal
 from vsrtune.model.snapshot import Problem, Snapshot
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
@@ -63,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     for module in ("cli_show", "cli_plan", "cli_apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
     monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
-    monkeypatch.setattr("vsrtune.sysops.LiveSysOps", lambda **_: host)
+    monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(run.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(run.journal))
     return run

@@ -10,8 +10,8 @@ import pytest
 from vsrtune.attach_ledger import STEP, AttachLedger
 from vsrtune.attach_steps import Device, MakeDevice, to_data
 from vsrtune.cli import run
+from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
-from vsrtune.journal import Journal
 
 pytest.importorskip("libvirt")
 URI = "test:///default"

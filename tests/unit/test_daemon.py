@@ -17,7 +17,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import Daemon, Timing
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.look import FULL, Look
 from vsrtune.model.daemon_state import State
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread

@@ -14,8 +14,9 @@ from fake_kernel import BOOT, LIBVIRT, SCOPE, UUID, FakeKernel, failing_at, key,
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PendingError, WriteError
-from vsrtune.executor import apply, recover, undo
-from vsrtune.journal import Journal
+from vsrtune.execute.executor import apply, recover, undo
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.model.deadline import lag_seconds
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.journal_records import Fold, compacted
@@ -35,7 +36,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.sysops import LiveSysOps
 
 BUDGET = Sched(
     SchedClass.DEADLINE,
@@ -159,7 +159,7 @@ def case(request: pytest.FixtureRequest) -> tuple[FakeKernel, Plan]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _fd: None)
-    monkeypatch.setattr("vsrtune.cgroup_writes._RMDIR_PAUSE", 0)
+    monkeypatch.setattr("vsrtune.execute.cgroups._RMDIR_PAUSE", 0)
 
 
 def test_applied_and_undone_exactly(case: tuple[FakeKernel, Plan], tmp_path: Path) -> None:

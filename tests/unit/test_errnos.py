@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
-from vsrtune.errnos import _COMMON, _TABLE, Operation, classify, name, write_error
+from vsrtune.execute.errno_table import _COMMON, _TABLE, Operation, classify, name, write_error
 
 
 @pytest.mark.parametrize("operation", Operation)

@@ -23,8 +23,8 @@ from fake_kernel import (
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, StaleError
-from vsrtune.executor import apply, recover, undo
-from vsrtune.journal import Journal
+from vsrtune.execute.executor import apply, recover, undo
+from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
@@ -416,7 +416,7 @@ def test_undo_that_fails_is_kept_and_its_dependents_wait(
 def test_a_cgroup_with_a_stranger_inside_is_kept_and_named(
     host: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsrtune.cgroup_writes._RMDIR_PAUSE", 0)
+    monkeypatch.setattr("vsrtune.execute.cgroups._RMDIR_PAUSE", 0)
     apply(make_plan(host), host.ops(), journal)
     host.state["threads"]["1001"]["cgroup"] = OURS
     ((action, error),) = undo(host.ops(), journal).failed

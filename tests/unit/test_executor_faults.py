@@ -21,8 +21,8 @@ import pytest
 from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
 
 from vsrtune.core.errors import JournalError, WriteError
-from vsrtune.executor import apply, recover, undo
-from vsrtune.journal import Journal
+from vsrtune.execute.executor import apply, recover, undo
+from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import HOST_REF, TxQueueLen
@@ -47,7 +47,7 @@ def host(request: pytest.FixtureRequest) -> FakeKernel:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill loses nothing that was written, synced or not, so no test needs the disk."""
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
-    monkeypatch.setattr("vsrtune.cgroup_writes._RMDIR_PAUSE", 0)
+    monkeypatch.setattr("vsrtune.execute.cgroups._RMDIR_PAUSE", 0)
 
 
 def open_journal(path: Path) -> Journal:

@@ -13,7 +13,7 @@ from fake_host import FakeHost
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.model.host import Irq, Nic, NicQueue
 from vsrtune.model.targets import HOST_REF, IrqAffinity
 from vsrtune.policy.model import Policy

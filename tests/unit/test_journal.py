@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import journal as journal_module
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, Lasting
-from vsrtune.journal import Journal, read_entries
+from vsrtune.execute import journal as journal_module
+from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (

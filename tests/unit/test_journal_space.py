@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from fake_kernel import BOOT, KERNELS, make_host, make_plan
 
-from vsrtune import journal as journal_module
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError
-from vsrtune.executor import apply, undo
+from vsrtune.execute import journal as journal_module
+from vsrtune.execute.executor import apply, undo
+from vsrtune.execute.journal import Journal
 from vsrtune.host import state_files
-from vsrtune.journal import Journal
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.journal_records import undo_order
 from vsrtune.model.plan import Action, Plan

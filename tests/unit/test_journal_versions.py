@@ -20,8 +20,8 @@ from test_daemon import POLICY
 from vsrtune import cli
 from vsrtune.core.errors import JournalError
 from vsrtune.daemon import Daemon
-from vsrtune.executor import recover, undo
-from vsrtune.journal import Journal, read_entries
+from vsrtune.execute.executor import recover, undo
+from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import NullNotifier

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.ledger import Ledger, read_pending
+from vsrtune.execute.jsonl_log import Ledger, read_pending
 
 
 @pytest.fixture

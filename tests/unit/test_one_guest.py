@@ -22,7 +22,7 @@ from hostroot import TreeRoot, TreeVirt
 from synthetic import CPUS, Names, Synthetic
 from treeops import TreeOps
 
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import Look
 from vsrtune.model.guest import Role

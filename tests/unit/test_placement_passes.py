@@ -11,7 +11,7 @@ from fake_host import FakeHost
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.load_keeper import WHOLE, LoadKeeper
 from vsrtune.metrics import exposition
 from vsrtune.model.load import WINDOWS, data_plane

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsrtune.core.errors import WriteError
-from vsrtune.executor import Result
+from vsrtune.execute.executor import Result
 from vsrtune.model.daemon_state import PlanState, Unmade
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped

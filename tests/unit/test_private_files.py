@@ -14,9 +14,9 @@ import pytest
 
 from vsrtune.bench import ledger as bench
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.journal import DEFAULT_PATH, Journal
+from vsrtune.execute.jsonl_log import Ledger
 from vsrtune.host import state_files
-from vsrtune.journal import DEFAULT_PATH, Journal
-from vsrtune.ledger import Ledger
 
 OTHER = 64123
 NAMES = ("log.jsonl", "log.jsonl.lock")

@@ -15,7 +15,7 @@ from fake_host import FakeHost
 from vsrtune import queue_status
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
-from vsrtune.journal import Journal
+from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
 from vsrtune.model.load import Crew, QueueSample

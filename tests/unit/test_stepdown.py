@@ -15,7 +15,7 @@ from test_daemon import Clock, Running, policies, thread
 
 from vsrtune import metrics, queue_status, report
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.journal import Journal, read_fold
+from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.stepdown import Level, Step

@@ -14,9 +14,10 @@ from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.libvirt_pins import LibvirtPins
 from vsrtune.host.libvirt import Patience
 from vsrtune.host.scheduler import pack
-from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.targets import (
     CgroupDir,
@@ -32,7 +33,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.sysops import LiveSysOps
 
 ALL = CpuSet(range(4))
 ZERO, ONE = CpuSet([0]), CpuSet([1])

@@ -15,9 +15,9 @@ from vsrtune.bench.model import Configuration, Spec, Tuning
 from vsrtune.bench.tuning import Tuner
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.journal import DEFAULT_PATH, Journal
 from vsrtune.host.filesystem import boot_id
 from vsrtune.host.libvirt import DEFAULT_URI
-from vsrtune.journal import DEFAULT_PATH, Journal
 
 # Rounds of traffic for threads that have to run before they can be class deadline.
 _SETTLING = 10

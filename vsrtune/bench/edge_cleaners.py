@@ -12,9 +12,9 @@ from typing import Any
 from vsrtune.bench import pktgen
 from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.remote import AgentProcess
+from vsrtune.execute.jsonl_log import Cleaner
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.procfs import parse_stat
-from vsrtune.ledger import Cleaner
 
 # An agent ends by itself once its bench is gone; one that does not is killed.
 END_SECONDS = 5.0

@@ -25,7 +25,7 @@ import vsrtune
 from vsrtune.bench.ledger import Ledger
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.ledger import Cleaner, Failure
+from vsrtune.execute.jsonl_log import Cleaner, Failure
 
 # Loading libvirt on a busy host takes its time.
 _START_SECONDS = 60.0

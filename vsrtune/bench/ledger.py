@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from vsrtune import ledger
-from vsrtune.ledger import LOCK_SECONDS, Cleaner, Entry, Failure
+from vsrtune.execute import jsonl_log
+from vsrtune.execute.jsonl_log import LOCK_SECONDS, Cleaner, Entry, Failure
 
 __all__ = ["DEFAULT_PATH", "Cleaner", "Entry", "Failure", "Ledger"]
 
 DEFAULT_PATH = Path("/run/vsrtune/bench/ledger.jsonl")
 
 
-class Ledger(ledger.Ledger):
+class Ledger(jsonl_log.Ledger):
     """The open ledger of the bench."""
 
     busy = ("another bench is running, or is being cleaned up after", "wait for its end")

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vsrtune import executor
 from vsrtune.bench.commands import run
 from vsrtune.core.errors import VsrtuneError, WriteError
-from vsrtune.executor import Result
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
-from vsrtune.journal import Journal
-from vsrtune.sysops import LiveSysOps
 
 TUNING = "tuning"
 COMMAND = "command"

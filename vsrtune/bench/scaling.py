@@ -18,9 +18,9 @@ from vsrtune.attach_ledger import AttachLedger
 from vsrtune.attach_model import Host
 from vsrtune.attach_survey import survey
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
 from vsrtune.group_members import members_of, of_group
 from vsrtune.host.filesystem import boot_id
-from vsrtune.journal import DEFAULT_PATH as JOURNAL
 
 KIND = "scale"
 # Where `vsrtune group` writes down what it did.

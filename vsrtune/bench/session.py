@@ -26,7 +26,7 @@ from vsrtune.bench.progress import Watch
 from vsrtune.bench.tester import Tester
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.ledger import Failure
+from vsrtune.execute.jsonl_log import Failure
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
 

@@ -10,14 +10,15 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 
-from vsrtune import executor
 from vsrtune.bench.model import Configuration, Tuning
 from vsrtune.bench.pins import libvirt_pins
 from vsrtune.bench.put_back import failure, settle
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VsrtuneError
-from vsrtune.executor import Result
-from vsrtune.journal import Journal
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
@@ -26,7 +27,6 @@ from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.sysops import LiveSysOps
 
 # A thread may end, or a worker wake up, between the look at the host and the write.
 _TRIES = 3

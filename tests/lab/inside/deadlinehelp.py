@@ -15,15 +15,15 @@ import hoststate
 import labhelp
 from labhelp import LabGuest
 
-from vsrtune import executor
-from vsrtune.executor import Result
-from vsrtune.journal import Journal
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.parser import parse
-from vsrtune.sysops import LiveSysOps
 
 CGROUP = Path("/sys/fs/cgroup")
 DEBUG = Path("/sys/kernel/debug/sched")

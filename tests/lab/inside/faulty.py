@@ -22,7 +22,7 @@ import sys
 from typing import Any
 
 from vsrtune.attach_host import LiveHost
-from vsrtune.hostcalls import LiveCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.live_domains import RefusedError
 
 # The methods that change the host, and those of them that ask libvirt to.

@@ -24,7 +24,7 @@ from faulty import Fault
 
 from vsrtune.bench.model import Endpoint, Leg, Router, Spec
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.journal import read_entries
+from vsrtune.execute.journal import read_entries
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from test_pvr import GROUPS, NEIGHBOURS, SHARED, alone_on, configured, group, lo
 
 from vsrtune import domain_clone
 from vsrtune.clone_model import Template
-from vsrtune.ledger import read_pending
+from vsrtune.execute.jsonl_log import read_pending
 
 pytestmark = labhelp.seldom("guests made from a definition")
 

@@ -16,10 +16,10 @@ from deadlinehelp import BUDGET, Engine, budget, policy, problems
 from labhelp import LabGuest
 
 from vsrtune.core.errors import WriteError
+from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.targets import Partition, PartitionState, ThreadSched
-from vsrtune.sysops import LiveSysOps
 
 CYCLES = 20
 # Milliseconds.

@@ -14,8 +14,8 @@ from labhelp import LabGuest
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError
+from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.targets import HOST_REF, IrqAffinity
-from vsrtune.sysops import LiveSysOps
 
 NICS = ("p0", "p1")
 NET = Path("/sys/class/net")

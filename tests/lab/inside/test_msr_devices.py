@@ -21,8 +21,8 @@ from labhelp import LabGuest
 from test_attach import LEDGER, forwards, picture
 from test_pvr import group
 
+from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.host.ethtool import private_flags
-from vsrtune.ledger import read_pending
 
 GROUPS = Path("/etc/vsrtune/groups")
 GROUP = """\

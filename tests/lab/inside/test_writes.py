@@ -18,9 +18,10 @@ from labhelp import LabGuest
 from vsrtune import events
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting
-from vsrtune.executor import apply, recover, undo
+from vsrtune.execute.executor import apply, recover, undo
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.host.libvirt import DEFAULT_URI
-from vsrtune.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
@@ -35,7 +36,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.sysops import LiveSysOps
 
 CGROUP = Path("/sys/fs/cgroup")
 BOOT = "lab"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
-from vsrtune.cpuset_clear import home_of
-from vsrtune.errnos import Operation, write_error
+from vsrtune.execute.cpuset_clear import home_of
+from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.syscalls import HostCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
-from vsrtune.hostcalls import HostCalls
 from vsrtune.model.guest import ThreadKey
 
 CPUS = "/sys/devices/system/cpu"

@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.errnos import Operation, write_error
+from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.syscalls import HostCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.hostcalls import HostCalls
 
 _PREFIX = "vsrtune-"
 # Threads may be born in the cgroup while others are moved out of it.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.execute.host_writer import SysOps
 from vsrtune.model.deadline import LEAVING
 from vsrtune.model.journal_records import same_setting
 from vsrtune.model.targets import CpusetList, PartitionState, Pin, TimeSlice, Value
-from vsrtune.sysops import SysOps
 
 
 def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:

@@ -30,9 +30,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from vsrtune import obstacles
-from vsrtune.comparing import between, exactly, still_ours
 from vsrtune.core.errors import (
+    BusyError,
     FixedError,
     Lasting,
     PendingError,
@@ -41,22 +40,27 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
-from vsrtune.journal import Journal
-from vsrtune.model.guest import Guest
+from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.execute.values import between, exactly, still_ours
+from vsrtune.model.guest import Guest, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
+    EmulatorPin,
+    Partition,
     Pin,
     Target,
     ThreadAffinity,
     ThreadCgroup,
+    ThreadSched,
     Value,
+    VcpuPin,
 )
 from vsrtune.plan.brought_pins import REASON, entries
-from vsrtune.sysops import SysOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,7 @@ def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tal
             continue
         back = undo_action(entry)
         try:
-            obstacles.check(target, tally.failed)
+            check(target, tally.failed)
             _restore(entry, back, ops, journal, tally)
         except VanishedError:
             _vanished(target, journal, tally)
@@ -345,8 +349,8 @@ def _roll_back(
     for action in reversed(done):
         back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
         try:
-            obstacles.check_busy(action.target, tally.failed)
-            obstacles.check(action.target, tally.failed[first:])
+            check_busy(action.target, tally.failed)
+            check(action.target, tally.failed[first:])
             _change(back, ops, journal, others=action.target in named)
         except VanishedError:
             _vanished(action.target, journal, tally)
@@ -389,7 +393,7 @@ def _resolve_all(entries: Iterable[Entry], ops: SysOps, journal: Journal, tally:
             continue
         action = _unfinished(entry)
         try:
-            obstacles.check_busy(entry.target, tally.failed)
+            check_busy(entry.target, tally.failed)
             _resolve(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(entry.target, journal, tally)
@@ -447,3 +451,66 @@ def adopt_brought(
     for entry in new:
         journal.adopt(entry)
     return frozenset(e.target for e in (*known, *new) if e.reason == REASON)
+
+
+# Inverse actions that failed.
+Failed = Iterable[tuple[Action, VsrtuneError]]
+
+
+def check(target: Target, failed: Failed) -> None:
+    """Raise WriteError when the target has to wait for one of ``failed``, BusyError when
+    libvirt would only let it wait (``check_busy``)."""
+    failed = tuple(failed)
+    obstacle = _blocked(target, failed)
+    if obstacle is not None:
+        raise WriteError(
+            f"waits for {obstacle}, which could not be put back",
+            where=str(target),
+            hint="undo again once that is solved",
+            lasting=Lasting.TRANSIENT,
+        )
+    check_busy(target, failed)
+
+
+def check_busy(target: Target, failed: Failed) -> None:
+    """Raise BusyError for a pin of a guest of which libvirt took none a moment ago. It may
+    have waited for half a minute, and would for each of the others: longer than systemd waits
+    for a daemon that stops."""
+    if not isinstance(target, VcpuPin | EmulatorPin):
+        return
+    for action, error in failed:
+        if isinstance(error, BusyError) and action.target.guest == target.guest:
+            raise BusyError(
+                f"waits for {action.target}, for which libvirt was busy",
+                where=str(target),
+                hint="tried again with it",
+                lasting=Lasting.TRANSIENT,
+            )
+
+
+def _blocked(target: Target, failed: Failed) -> Target | None:
+    """The failed target that ``target`` has to wait for in its guest: a worker goes
+    back into the emulator's cgroup only once that is wide again, and a cgroup is removed
+    only once its threads are out."""
+    for action, _ in failed:
+        other = action.target
+        if other.guest != target.guest:
+            continue
+        if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
+            return other
+        # No root domain is taken away from a thread that is still DEADLINE.
+        left = action.before
+        still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
+        if (
+            still
+            and isinstance(other, ThreadSched)
+            and isinstance(target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition)
+        ):
+            return other
+        if (
+            isinstance(target, CgroupDir)
+            and isinstance(other, ThreadCgroup)
+            and target.path in (action.before, action.after)
+        ):
+            return other
+    return None

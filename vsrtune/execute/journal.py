@@ -31,6 +31,7 @@ from typing import Any, Literal
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
+from vsrtune.execute.jsonl_log import take_lock
 from vsrtune.host.state_files import (
     FULL,
     claim,
@@ -41,7 +42,6 @@ from vsrtune.host.state_files import (
     replace_file,
     write_all,
 )
-from vsrtune.journal_lock import take_lock
 from vsrtune.model.journal_records import (
     VERSION,
     Entry,

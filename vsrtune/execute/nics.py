@@ -11,11 +11,11 @@ import errno
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError, VanishedError, WriteError
-from vsrtune.errnos import Operation, write_error
+from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.threads import CPUS
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import joined
-from vsrtune.hostcalls import HostCalls
-from vsrtune.hostthread import CPUS
 from vsrtune.model.targets import IrqAffinity, NicTarget, QueueCpus
 
 _NET = "/sys/class/net"

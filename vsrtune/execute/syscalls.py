@@ -10,8 +10,8 @@ import os
 from typing import Protocol
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.execute.libvirt_pins import LibvirtPins
 from vsrtune.host.scheduler import sched_setattr
-from vsrtune.libvirt_pins import LibvirtPins
 from vsrtune.model.guest import Sched
 
 

@@ -7,13 +7,13 @@ import time
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
-from vsrtune.cpuset_clear import make_threaded
-from vsrtune.errnos import Operation, write_error
+from vsrtune.execute.cpuset_clear import make_threaded
+from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import parse_stat
-from vsrtune.hostcalls import HostCalls
-from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.targets import (
     CgroupDir,

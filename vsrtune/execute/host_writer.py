@@ -17,16 +17,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
-from vsrtune.cgroup_writes import Cgroups, settle
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
-from vsrtune.cpuset_clear import clear, unpark
-from vsrtune.errnos import Operation, write_error
+from vsrtune.execute.cgroups import Cgroups, settle
+from vsrtune.execute.cpuset_clear import clear, unpark
+from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.nics import NicWrites
+from vsrtune.execute.syscalls import HostCalls, LiveCalls
+from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.host.procfs import parse_stat
-from vsrtune.hostcalls import HostCalls, LiveCalls
-from vsrtune.hostthread import CPUS, HostThread
 from vsrtune.model.deadline import LEAVING, lag_seconds, parse_overrun
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.targets import (
@@ -53,7 +54,6 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.nic_writes import NicWrites
 
 _NET = "/sys/class/net"
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"

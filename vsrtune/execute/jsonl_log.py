@@ -12,6 +12,7 @@ process that inherits the descriptor shares it, so that the lock is free only af
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vsrtune.core.closing import Closing
-from vsrtune.core.errors import Lasting, VsrtuneError
+from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
 from vsrtune.host.state_files import FULL, open_private, private_directory, read_file, replace_file
 
@@ -240,3 +241,57 @@ def _added(entry: Entry) -> dict[str, Any]:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def take_lock(path: Path) -> int:
+    """Take the lock and leave our pid in it: the descriptor that holds it. Raises
+    JournalError when another process has it, OSError when it cannot be made."""
+    fd = open_private(_name(path), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise JournalError(
+            f"process {holder} is using the journal{_command(holder)}",
+            where=str(path),
+            hint="if that is the daemon, let it do the work (systemctl reload vsrtune) or "
+            "stop it first (systemctl stop vsrtune)",
+            lasting=Lasting.TRANSIENT,
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    # The pid only serves the message above: a full disk may cost it.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def in_use(path: Path) -> bool:
+    """Whether another process, the daemon as a rule, holds the journal now."""
+    try:
+        fd = os.open(_name(path), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _name(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _command(pid: str) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    text = b" ".join(words).decode(errors="replace").strip()
+    return f" ({text})" if text else ""
