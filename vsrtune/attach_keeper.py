@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vsrtune.attach import Switcher
-from vsrtune.attach_host import AttachHost
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Host
-from vsrtune.attach_survey import survey
-from vsrtune.attach_wishes import Batch, batches, taken_back, wanted
+from vsrtune.attach.host import AttachHost
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
+from vsrtune.attach.survey import survey
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
 from vsrtune.execute.jsonl_log import read_pending

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vsrtune.attach import Switcher
-from vsrtune.attach_errors import SwitchError
-from vsrtune.attach_host import LiveHost
-from vsrtune.attach_ledger import STEP, AttachLedger
-from vsrtune.attach_model import Host
-from vsrtune.attach_steps import Origin
-from vsrtune.attach_survey import known_origins, survey
-from vsrtune.attach_wishes import Batch, batches, taken_back
+from vsrtune.attach.errors import SwitchError
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.ledger import STEP, AttachLedger
+from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.requests import Batch, batches, taken_back
+from vsrtune.attach.plan.steps import Origin
+from vsrtune.attach.survey import known_origins, survey
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.host.filesystem import boot_id

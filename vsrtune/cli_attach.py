@@ -20,9 +20,9 @@ from vsrtune.cli_common import (
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.attach_model import Switch
-    from vsrtune.attach_steps import Step
-    from vsrtune.outage import Watch
+    from vsrtune.attach.outage import Watch
+    from vsrtune.attach.plan.model import Switch
+    from vsrtune.attach.plan.steps import Step
 
 PATIENCE = 15.0
 
@@ -87,12 +87,12 @@ def attach(
     or the ledger named with --recover does not exist.
     """
     from vsrtune import cli_switch
-    from vsrtune.attach import Switcher
-    from vsrtune.attach_host import LiveHost
-    from vsrtune.attach_ledger import AttachLedger
-    from vsrtune.attach_model import Asked
-    from vsrtune.attach_plan import plan
-    from vsrtune.attach_survey import survey
+    from vsrtune.attach.host import LiveHost
+    from vsrtune.attach.ledger import AttachLedger
+    from vsrtune.attach.plan.model import Asked
+    from vsrtune.attach.plan.planner import plan
+    from vsrtune.attach.survey import survey
+    from vsrtune.attach.transaction import Switcher
     from vsrtune.host.filesystem import boot_id
     from vsrtune.model.guest import Attachment
 
@@ -146,7 +146,7 @@ class _Reporter:
         self._watches: dict[str, Watch] = {}
 
     def watch(self, stack: contextlib.ExitStack, switch: Switch) -> None:
-        from vsrtune.outage import Watch, sent_by
+        from vsrtune.attach.outage import Watch, sent_by
 
         macs: dict[str, set[str]] = {}
         for move in switch.moves:
@@ -158,7 +158,7 @@ class _Reporter:
             watch.settle()
 
     def before(self, step: Step) -> None:
-        from vsrtune import attach_steps as steps
+        from vsrtune.attach.plan import steps
 
         for watch in self._watches.values():
             if isinstance(step, steps.Unplug):

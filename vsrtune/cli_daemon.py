@@ -110,7 +110,7 @@ def daemon(
 
     from vsrtune import events, queue_status, sdnotify, web
     from vsrtune.aside import Aside
-    from vsrtune.attach_host import LiveHost
+    from vsrtune.attach.host import LiveHost
     from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.daemon import Daemon, Timing

@@ -55,8 +55,8 @@ def _case(root: Path | None, uri: str) -> Case:
 
 
 def _module(ledger: Path) -> Seen:
-    from vsrtune.attach_ledger import ORIGIN, STEP
-    from vsrtune.attach_steps import origin_from
+    from vsrtune.attach.ledger import ORIGIN, STEP
+    from vsrtune.attach.plan.steps import origin_from
     from vsrtune.doctor_read import read
     from vsrtune.execute.jsonl_log import read_pending
 

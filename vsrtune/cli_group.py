@@ -23,8 +23,8 @@ from vsrtune.cli_common import (
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.attach import Switcher
-    from vsrtune.attach_model import Host, Switch
+    from vsrtune.attach.plan.model import Host, Switch
+    from vsrtune.attach.transaction import Switcher
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.groups import Group
 
@@ -132,8 +132,8 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     import json
 
     from vsrtune import group_files, group_members, group_status, render
-    from vsrtune.attach_host import LiveHost
-    from vsrtune.attach_survey import known_origins, survey
+    from vsrtune.attach.host import LiveHost
+    from vsrtune.attach.survey import known_origins, survey
     from vsrtune.cli_common import observe
     from vsrtune.core.codec import encode
 
@@ -185,8 +185,8 @@ def rules(
     Exit codes: 0 printed, 1 refused, 2 the file is not good.
     """
     from vsrtune import group_files, group_rulebook
-    from vsrtune.attach_host import LiveHost
-    from vsrtune.attach_survey import known_origins, survey
+    from vsrtune.attach.host import LiveHost
+    from vsrtune.attach.survey import known_origins, survey
 
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
@@ -301,8 +301,7 @@ def _carry_out(
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
     from vsrtune import cli_switch
-    from vsrtune.attach_survey import survey
-    from vsrtune.clone_survey import cloning
+    from vsrtune.attach.survey import cloning, survey
 
     with _opened(path, uri) as (switcher, live):
         if switcher.unfinished():
@@ -327,9 +326,9 @@ def _carry_out(
 
 @contextlib.contextmanager
 def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
-    from vsrtune.attach import Switcher
-    from vsrtune.attach_host import LiveHost
-    from vsrtune.attach_ledger import AttachLedger
+    from vsrtune.attach.host import LiveHost
+    from vsrtune.attach.ledger import AttachLedger
+    from vsrtune.attach.transaction import Switcher
     from vsrtune.host.filesystem import boot_id
 
     host = LiveHost(uri)

@@ -26,7 +26,7 @@ from vsrtune.cli_common import (
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.attach_wishes import Batch
+    from vsrtune.attach.plan.requests import Batch
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
 

@@ -9,9 +9,9 @@ from vsrtune.cli_common import say
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.attach import Switcher
-    from vsrtune.attach_model import Switch
-    from vsrtune.attach_sweep import Swept
+    from vsrtune.attach.plan.model import Switch
+    from vsrtune.attach.sweep import Swept
+    from vsrtune.attach.transaction import Switcher
     from vsrtune.core.errors import VsrtuneError
 
 

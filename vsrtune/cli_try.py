@@ -87,10 +87,10 @@ def try_(
     6 nothing was decided: too little traffic, or too many turns were left out.
     """
     from vsrtune import guardian, render, trial, trial_run
+    from vsrtune.attach.signals import held
     from vsrtune.bench.tuning import Tuner
     from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import boot_id
-    from vsrtune.interrupts import held
     from vsrtune.plan.full_plan import full_plan
 
     snapshot = observe(None, uri, 0.0, _known(subject, policy_dirs))
@@ -217,7 +217,7 @@ def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> 
     """Raises VsrtuneError when the policy asks for a switch: every one stops the traffic for
     seconds, and so cannot be tried in turns."""
     from vsrtune import attach_show
-    from vsrtune.attach_wishes import batches
+    from vsrtune.attach.plan.requests import batches
 
     if policy.attachment is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import xml.etree.ElementTree as ET
 
-from vsrtune.clone_model import File
+from vsrtune.attach.plan.clone_model import File
 
 # For templates on block devices, beside which no file can be.
 IMAGES = "/var/lib/libvirt/images"

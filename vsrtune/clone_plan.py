@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vsrtune import domain_clone
-from vsrtune.attach_model import GuestNics, Host
-from vsrtune.attach_steps import Step
-from vsrtune.clone_model import Clone, Cloning, File
-from vsrtune.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
+from vsrtune.attach.plan.clone_model import Clone, Cloning, File
+from vsrtune.attach.plan.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
+from vsrtune.attach.plan.model import GuestNics, Host
+from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import Group
 from vsrtune.model import domain_xml

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vsrtune.attach_model import OURS, STACKED
+from vsrtune.attach.plan.model import OURS, STACKED
 from vsrtune.doctor_model import Check, Finding, Level
 from vsrtune.model.host import Link
 

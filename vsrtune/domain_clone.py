@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from vsrtune import clone_devices, clone_disks
-from vsrtune.clone_model import File, Template
+from vsrtune.attach.plan.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.untrusted import xml_element
 

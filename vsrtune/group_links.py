@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from vsrtune.attach_steps import Device
+from vsrtune.attach.plan.steps import Device
 from vsrtune.group_schema import BRIDGE, VLAN
 from vsrtune.model.host import MODES
 

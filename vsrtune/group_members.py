@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vsrtune.attach_model import GuestNics, Host, Move
-from vsrtune.attach_plan import no_others
-from vsrtune.attach_steps import Card, Device, Origin, Role
+from vsrtune.attach.plan.model import GuestNics, Host, Move
+from vsrtune.attach.plan.planner import no_others
+from vsrtune.attach.plan.steps import Card, Device, Origin, Role
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import Group
 from vsrtune.model import domain_xml

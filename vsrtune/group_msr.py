@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vsrtune import group_links
-from vsrtune.attach_model import GuestNics, Host, Move, Switch
-from vsrtune.attach_steps import (
+from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
+from vsrtune.attach.plan.steps import (
     Define,
     Device,
     MakeDevice,

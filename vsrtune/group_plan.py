@@ -12,9 +12,9 @@ Invariants, which hold before and after every switch of these:
 from __future__ import annotations
 
 from vsrtune import clone_plan
-from vsrtune.attach_model import GuestNics, Host, Move, Switch
-from vsrtune.attach_plan import device_like, no_others
-from vsrtune.attach_steps import (
+from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
+from vsrtune.attach.plan.planner import device_like, no_others
+from vsrtune.attach.plan.steps import (
     Define,
     Device,
     Lower,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from vsrtune import group_msr, group_rules, group_scale
-from vsrtune.attach_model import Host
+from vsrtune.attach.plan.model import Host
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import members_of
 from vsrtune.group_rules import Side

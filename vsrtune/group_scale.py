@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vsrtune.attach_model import GuestNics, Host, Move, Switch
-from vsrtune.attach_steps import Origin, Plug, Step, Unplug
+from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
+from vsrtune.attach.plan.steps import Origin, Plug, Step, Unplug
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_members import card, members_of, moved, of_group, on_device
 from vsrtune.model import domain_xml

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach_model import Host
-from vsrtune.attach_steps import Origin
+from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.steps import Origin
 from vsrtune.group_members import on_device
 from vsrtune.model.guest import Guest
 from vsrtune.model.module_counters import QueueCounters

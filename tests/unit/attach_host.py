@@ -14,14 +14,14 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
 
-from vsrtune.attach_model import GuestNics
-from vsrtune.attach_steps import NAPI_KIND, UPLINK, Device
-from vsrtune.clone_model import File
+from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError
+from vsrtune.attach.overlays import OutOfReachError
+from vsrtune.attach.plan.clone_model import File
+from vsrtune.attach.plan.model import GuestNics
+from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK, Device
 from vsrtune.core.errors import VanishedError
-from vsrtune.live_domains import AwayError, RefusedError
 from vsrtune.model.domain_xml import Nic, nic, nics
 from vsrtune.model.host import Link
-from vsrtune.overlays import OutOfReachError
 
 RELEASE = 0.3
 BOOT = "boot-1"

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune.attach import Switcher
-from vsrtune.attach_errors import SwitchError
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Host, Switch
+from vsrtune.attach.errors import SwitchError
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import Host, Switch
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.live_domains import RefusedError
 
 Choose = Callable[[Host], Switch]
 # Of the host's log: what the kernel refuses with an errno. The rest is libvirt's.

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune.attach import Switcher
-from vsrtune.attach_errors import SwitchError
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Asked, Host, Switch
-from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import NAPI_KIND
+from vsrtune.attach.errors import SwitchError
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.steps import NAPI_KIND
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.live_domains import RefusedError
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
 

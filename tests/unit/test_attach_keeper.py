@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
-from vsrtune.attach import Switcher
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import Asked, Host
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.steps import NAPI_KIND
+from vsrtune.attach.transaction import Switcher
 from vsrtune.attach_keeper import AttachKeeper
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Asked, Host
-from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import NAPI_KIND
-from vsrtune.live_domains import RefusedError
 from vsrtune.model.guest import Attachment
 from vsrtune.policy.model import Policy
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from attach_host import FakeAttachHost, interface
 
-from vsrtune.attach_model import Asked, GuestNics, Host, Switch
-from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import (
+from vsrtune.attach.plan.model import Asked, GuestNics, Host, Switch
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.requests import batches, taken_back, wanted
+from vsrtune.attach.plan.steps import (
     NAPI_KIND,
     Card,
     Define,
@@ -24,7 +25,6 @@ from vsrtune.attach_steps import (
     step_from,
     to_data,
 )
-from vsrtune.attach_wishes import batches, taken_back, wanted
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment

@@ -15,14 +15,14 @@ import test_group_clones as clones
 from attach_host import BOOT, FakeAttachHost
 from test_attach import A0, A1, B0, fresh
 
-from vsrtune import interrupts
-from vsrtune.attach import Switcher
-from vsrtune.attach_errors import SwitchError
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Asked, Host, Switch
-from vsrtune.attach_plan import plan
+from vsrtune.attach import signals
+from vsrtune.attach.errors import SwitchError
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.live_domains import RefusedError
 from vsrtune.model.guest import Attachment
 
 
@@ -117,7 +117,7 @@ def test_a_second_signal_is_not_held() -> None:
     reached: list[int] = []
 
     def hit(times: int) -> None:
-        with interrupts.held():
+        with signals.held():
             for number in range(1, times + 1):
                 os.kill(os.getpid(), signal.SIGINT)
                 reached.append(number)
@@ -131,7 +131,7 @@ def test_a_second_signal_is_not_held() -> None:
     got: list[int] = []
     old = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
     try:
-        with interrupts.held() as held:
+        with signals.held() as held:
             os.kill(os.getpid(), signal.SIGTERM)
             held.check()
     finally:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.attach_ledger import STEP, AttachLedger
-from vsrtune.attach_steps import Device, MakeDevice, to_data
+from vsrtune.attach.ledger import STEP, AttachLedger
+from vsrtune.attach.plan.steps import Device, MakeDevice, to_data
 from vsrtune.cli import run
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id

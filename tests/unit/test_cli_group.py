@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from vsrtune.attach_ledger import ENDED, AttachLedger
-from vsrtune.attach_steps import to_data
+from vsrtune.attach.ledger import ENDED, AttachLedger
+from vsrtune.attach.plan.clone_model import Clone, File
+from vsrtune.attach.plan.steps import to_data
 from vsrtune.cli import run
-from vsrtune.clone_model import Clone, File
 
 pytest.importorskip("libvirt")
 

@@ -9,7 +9,7 @@ import recorded_hosts
 from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, nic
 
 from vsrtune import domain_clone
-from vsrtune.clone_model import File, Template
+from vsrtune.attach.plan.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.domain_clone import Copy
 from vsrtune.host.recorded import load

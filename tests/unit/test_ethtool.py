@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from vsrtune.ethtool_flags import set_private_flag
+from vsrtune.attach.link_writes import set_private_flag
 from vsrtune.host.ethtool import parse_flags, parse_statistics, private_flags, statistics
 
 

@@ -11,13 +11,13 @@ from golden import matches
 from switch_faults import Choose, Switches
 
 from vsrtune import domain_clone, group_plan, group_scale
-from vsrtune.attach import Switcher
-from vsrtune.attach_errors import SwitchError
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Host, Switch
-from vsrtune.clone_model import Cloning, File, Template
+from vsrtune.attach.errors import SwitchError
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.clone_model import Cloning, File, Template
+from vsrtune.attach.plan.model import Host, Switch
+from vsrtune.attach.transaction import Switcher
 from vsrtune.groups import parse
-from vsrtune.live_domains import RefusedError
 from vsrtune.model.domain_xml import nic as read
 from vsrtune.model.host import Link
 

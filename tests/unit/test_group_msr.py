@@ -11,11 +11,11 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do, survey
 
 from vsrtune import group_msr, group_rulebook, group_scale
-from vsrtune.attach import Switcher
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Asked, Host, Switch
-from vsrtune.attach_plan import plan as attach_plan
-from vsrtune.attach_steps import NAPI_KIND, UPLINK
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.planner import plan as attach_plan
+from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group_links import FIRST_VLAN, mac, side_links
 from vsrtune.group_schema import LINKS

@@ -9,11 +9,11 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do
 
 from vsrtune import group_plan, group_scale
-from vsrtune.attach import Switcher
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Asked, Host, Switch
-from vsrtune.attach_plan import plan as attach_plan
-from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.planner import plan as attach_plan
+from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
 from vsrtune.model.domain_xml import nic

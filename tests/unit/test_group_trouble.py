@@ -14,14 +14,14 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, do, survey
 
 from vsrtune import group_rulebook, group_scale
-from vsrtune.attach import Switcher
-from vsrtune.attach_ledger import GROUP, AttachLedger
-from vsrtune.attach_model import Asked, Host, Switch
-from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import Unplug
+from vsrtune.attach.ledger import GROUP, AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.steps import Unplug
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.groups import parse
-from vsrtune.live_domains import RefusedError
 from vsrtune.model.guest import Attachment
 
 C0 = "02:00:00:00:0c:00"

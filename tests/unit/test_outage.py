@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vsrtune.outage import Outage
+from vsrtune.attach.outage import Outage
 
 
 def seen(outage: Outage, begin: float, end: float, pps: float, device: str, base: int = 0) -> int:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import overlays
-from vsrtune.clone_model import File
+from vsrtune.attach import overlays
+from vsrtune.attach.plan.clone_model import File
 from vsrtune.core.errors import WriteError
 
 pytestmark = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-utils")

@@ -15,10 +15,10 @@ import shell_samples as samples
 from fake_host import FakeHost
 
 from vsrtune import cli, guardian, trial, trial_run
+from vsrtune.attach.signals import Held, Interrupted
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
-from vsrtune.interrupts import Held, Interrupted
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.load import DropPlace, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot

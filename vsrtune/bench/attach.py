@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vsrtune.attach.libvirt_hotplug import LiveDomains
 from vsrtune.bench import bridges
 from vsrtune.bench.interface_xml import (
     UNASKED,
@@ -27,7 +28,6 @@ from vsrtune.bench.interface_xml import (
 )
 from vsrtune.bench.model import Attachment, Configuration, Router
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.live_domains import LiveDomains
 from vsrtune.model.domain_xml import Nic, differences, nic
 
 KIND = "attachment"

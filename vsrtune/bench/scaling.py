@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from vsrtune import group_scale
-from vsrtune.attach import Switcher
-from vsrtune.attach_host import LiveHost
-from vsrtune.attach_ledger import AttachLedger
-from vsrtune.attach_model import Host
-from vsrtune.attach_survey import survey
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import Host
+from vsrtune.attach.survey import survey
+from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
 from vsrtune.group_members import members_of, of_group

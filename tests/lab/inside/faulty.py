@@ -21,9 +21,9 @@ import subprocess
 import sys
 from typing import Any
 
-from vsrtune.attach_host import LiveHost
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.execute.syscalls import LiveCalls
-from vsrtune.live_domains import RefusedError
 
 # The methods that change the host, and those of them that ask libvirt to.
 LIBVIRT = ("request_unplug", "plug", "define", "undefine_guest", "start_guest", "stop_guest")

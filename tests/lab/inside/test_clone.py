@@ -22,7 +22,7 @@ from test_attach import LEDGER, devices, kinds
 from test_pvr import GROUPS, NEIGHBOURS, SHARED, alone_on, configured, group, lost_nothing
 
 from vsrtune import domain_clone
-from vsrtune.clone_model import Template
+from vsrtune.attach.plan.clone_model import Template
 from vsrtune.execute.jsonl_log import read_pending
 
 pytestmark = labhelp.seldom("guests made from a definition")

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from vsrtune import link_writes, overlays
-from vsrtune.attach_model import GuestNics
-from vsrtune.attach_steps import Device
-from vsrtune.clone_model import File
-from vsrtune.domain_life import DomainLife
-from vsrtune.ethtool_flags import set_private_flag
+from vsrtune.attach import link_writes, overlays
+from vsrtune.attach.libvirt_hotplug import DomainLife
+from vsrtune.attach.link_writes import set_private_flag
+from vsrtune.attach.plan.clone_model import File
+from vsrtune.attach.plan.model import GuestNics
+from vsrtune.attach.plan.steps import Device
 from vsrtune.host import netlink
 from vsrtune.host.ethtool import private_flags
 from vsrtune.model.domain_xml import Nic, nics

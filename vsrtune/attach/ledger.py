@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vsrtune import attach_steps as steps
-from vsrtune.attach_steps import Origin
-from vsrtune.clone_model import Clone
+from vsrtune.attach.plan import steps
+from vsrtune.attach.plan.clone_model import Clone
+from vsrtune.attach.plan.steps import Origin
 from vsrtune.execute.jsonl_log import Entry, Ledger
 
 STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vsrtune.attach_model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
-from vsrtune.attach_steps import (
+from vsrtune.attach.plan.model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
+from vsrtune.attach.plan.steps import (
     Card,
     Define,
     Device,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from vsrtune import forgotten
+from vsrtune.attach import link_writes
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
+from vsrtune.host import netlink
 from vsrtune.host.libvirt import Patience
 from vsrtune.model.domain_xml import Nic, nics
 
@@ -243,7 +246,7 @@ class LiveDomains:
                 nic.device for domain in self.all() if domain.live for nic in nics(domain.live)
             }
             try:
-                macvtaps = forgotten.drop_macvtaps(mac, known)
+                macvtaps = drop_macvtaps(mac, known)
             except OSError as failed:
                 raise error from failed
             if not orphans and not macvtaps:
@@ -391,3 +394,95 @@ def _library() -> Any:
         raise WriteError(
             "the Python library libvirt is not installed", hint="install python3-libvirt"
         ) from error
+
+
+# A definition leaves nothing of itself behind; what disks it had is not libvirt's to remove.
+_ALL_OF_IT = (
+    "VIR_DOMAIN_UNDEFINE_MANAGED_SAVE", "VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA",
+    "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", "VIR_DOMAIN_UNDEFINE_NVRAM",
+)  # fmt: skip
+
+
+class DomainLife(LiveDomains):
+    """All of this may be asked for again: what is so already is no error."""
+
+    def start(self, uuid: str) -> None:
+        """Start the guest; returns when it runs. Raises WriteError when it ended at once."""
+
+        def begin(domain: Any) -> None:
+            if not domain.isActive():
+                domain.create()
+            if not domain.isActive():
+                raise WriteError(
+                    "the guest ended at once", where=domain.name(),
+                    hint=f"see: /var/log/libvirt/qemu/{domain.name()}.log",
+                )  # fmt: skip
+
+        self._with(uuid, begin)
+
+    def stop(self, uuid: str) -> None:
+        """End the guest at once, if it runs."""
+
+        def end(domain: Any) -> None:
+            if domain.isActive():
+                domain.destroy()
+
+        self._with(uuid, end, gone=True)
+
+    def undefine(self, uuid: str) -> None:
+        """Remove the guest's definition, if there is one; it does not run."""
+        libvirt = importlib.import_module("libvirt")
+        flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
+
+        def undefine(domain: Any) -> None:
+            if domain.isPersistent():
+                domain.undefineFlags(flags)
+
+        self._with(uuid, undefine, gone=True)
+
+    def saved(self, uuid: str) -> bool:
+        """Whether libvirt keeps the memory of the guest, which does not run."""
+        found: list[bool] = []
+        self._with(uuid, lambda domain: found.append(bool(domain.hasManagedSaveImage())))
+        return any(found)
+
+    def _with(self, uuid: str, work: Callable[[Any], None], *, gone: bool = False) -> None:
+        """Do it with the domain; with ``gone``, one that is not there needs nothing."""
+        libvirt = importlib.import_module("libvirt")
+        try:
+            domain = self._domain(uuid)
+            try:
+                work(domain)
+            except libvirt.libvirtError as error:
+                self._refused(error, f"domain {uuid}")
+        except VanishedError:
+            if not gone:
+                raise
+
+
+def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
+    """Remove the macvtaps of that MAC that are none of ``known`` (device names) and that
+    nobody holds open; whether there were any. A lower device takes no other of the same MAC
+    beside one. Raises OSError."""
+    forgotten = [
+        link.index
+        for link in netlink.links()
+        if link.kind == "macvtap"
+        and link.mac == mac
+        and link.name not in known
+        and not _held(f"/dev/tap{link.index}")
+    ]
+    for index in forgotten:
+        link_writes.remove(index)
+    return bool(forgotten)
+
+
+def _held(path: str) -> bool:
+    """Whether any process has that file open."""
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(descriptor) == path:
+                return True
+        except OSError:
+            continue  # it is gone by now
+    return False

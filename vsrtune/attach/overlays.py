@@ -19,7 +19,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 
-from vsrtune.clone_model import File
+from vsrtune.attach.plan.clone_model import File
 from vsrtune.core.errors import WriteError
 
 _PROGRAM = "qemu-img"

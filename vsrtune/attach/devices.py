@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 
-from vsrtune.attach_host import AttachHost
-from vsrtune.attach_steps import EVERY_QUEUE, NAPI_KIND, UPLINK, Device
+from vsrtune.attach.host import AttachHost
+from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, Device
 from vsrtune.core.errors import WriteError
 from vsrtune.model.host import Link
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vsrtune.clone_model import File
+from vsrtune.attach.plan.clone_model import File
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune.attach_steps import NAPI_KIND, Device, Origin, Step
-from vsrtune.clone_model import Clone, Cloning
+from vsrtune.attach.plan.clone_model import Clone, Cloning
+from vsrtune.attach.plan.steps import NAPI_KIND, Device, Origin, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import Nic
 from vsrtune.model.guest import Attachment

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from vsrtune.attach_host import AttachHost
-from vsrtune.attach_ledger import ORIGIN
-from vsrtune.attach_model import Host
-from vsrtune.attach_steps import Origin, origin_from
-from vsrtune.clone_model import Clone, Cloning
+from vsrtune.attach import overlays
+from vsrtune.attach.host import AttachHost, LiveHost
+from vsrtune.attach.ledger import ORIGIN
+from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
+from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.steps import Origin, origin_from
 from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.execute.journal import read_entries
 from vsrtune.execute.jsonl_log import in_use, read_pending
@@ -57,3 +58,27 @@ def _kept(journal: Path) -> Callable[[Link], int]:
             if isinstance(entry.target, TxQueueLen) and isinstance(entry.original, int):
                 originals[entry.target.ifindex] = entry.original
     return lambda link: originals.get(link.index, link.queue)
+
+
+MACHINE_ID = Path("/etc/machine-id")
+
+
+def cloning(host: LiveHost, name: str) -> Cloning | None:
+    """None when there is no guest of that name that is defined. Raises VsrtuneError."""
+    found = next((g for g in host.guests() if g.name == name), None)
+    if found is None:
+        return None
+    try:
+        text = host.definition(found.uuid)
+        template = Template(found.name, found.uuid, text, host.saved(found.uuid))
+    except VanishedError:
+        return None
+    try:
+        machine = MACHINE_ID.read_text().strip()
+    except OSError as error:
+        raise ObserveError(
+            "the machine id cannot be read, of which the UUIDs and MACs of clones are made",
+            where=str(MACHINE_ID),
+            hint="systemd-machine-id-setup",
+        ) from error
+    return Cloning(template, machine, overlays.there)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach_model import Asked, GuestNics, Host, Switch, movable
-from vsrtune.attach_plan import plan
-from vsrtune.attach_steps import Origin
+from vsrtune.attach.plan.model import Asked, GuestNics, Host, Switch, movable
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.guest import Attachment, Guest
 from vsrtune.policy.matching import assign

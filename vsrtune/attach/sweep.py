@@ -10,16 +10,16 @@ import errno
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach_devices import Devices
-from vsrtune.attach_errors import translated
-from vsrtune.attach_host import AttachHost
-from vsrtune.attach_ledger import ENDED, AttachLedger
-from vsrtune.attach_model import GuestNics
-from vsrtune.attach_steps import Origin
-from vsrtune.clone_switch import Clones
+from vsrtune.attach.clones import Clones
+from vsrtune.attach.devices import Devices
+from vsrtune.attach.errors import translated
+from vsrtune.attach.host import AttachHost
+from vsrtune.attach.ledger import ENDED, AttachLedger
+from vsrtune.attach.libvirt_hotplug import AwayError
+from vsrtune.attach.plan.model import GuestNics
+from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.jsonl_log import Entry
-from vsrtune.live_domains import AwayError
 
 Patiently = Callable[[Callable[[], list[str]]], list[str]]
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vsrtune.attach.signals import Interrupted
 from vsrtune.core.errors import VsrtuneError, WriteError
-from vsrtune.interrupts import Interrupted
 
 
 class SwitchError(VsrtuneError):

@@ -13,24 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from vsrtune import attach_steps as steps
-from vsrtune.attach_define import define, undefine
-from vsrtune.attach_devices import Devices
-from vsrtune.attach_errors import SwitchError, translated
-from vsrtune.attach_host import AttachHost
-from vsrtune.attach_ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
-from vsrtune.attach_model import Switch
-from vsrtune.attach_steps import Card, Origin, Step
-from vsrtune.attach_sweep import Sweep, Swept
-from vsrtune.clone_model import Clone
-from vsrtune.clone_steps import MakeFiles, StartGuest
-from vsrtune.clone_switch import Clones
+from vsrtune.attach.clones import Clones
+from vsrtune.attach.devices import Devices
+from vsrtune.attach.errors import SwitchError, translated
+from vsrtune.attach.host import AttachHost
+from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
+from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError, Requests, unplug
+from vsrtune.attach.overlays import OutOfReachError
+from vsrtune.attach.plan import steps
+from vsrtune.attach.plan.clone_model import Clone
+from vsrtune.attach.plan.clone_steps import MakeFiles, StartGuest
+from vsrtune.attach.plan.model import Switch
+from vsrtune.attach.plan.steps import Card, Define, Origin, Step
+from vsrtune.attach.signals import held
+from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.jsonl_log import Entry
-from vsrtune.interrupts import held
-from vsrtune.live_domains import AwayError, RefusedError, Requests, unplug
-from vsrtune.model.domain_xml import Nic, differences
-from vsrtune.overlays import OutOfReachError
+from vsrtune.model.domain_xml import Nic, added, differences, nic, nics, replaced
 
 # libvirtd is started again by systemd, and reads all its guests then.
 _AWAY_SECONDS = 40.0
@@ -336,3 +335,48 @@ class Switcher:
 
 def _nothing() -> None:
     """Nobody asks for an end."""
+
+
+def define(host: AttachHost, step: Define) -> None:
+    """Change, add or remove the interface, unless that is done already."""
+    where = f"{step.guest}: interface {step.mac} of the definition"
+    text = host.definition(step.uuid)
+    macs = [nic(xml).mac for xml in (step.before, step.after) if xml]
+    now = _first(text, *macs)
+    if now is None and not step.after:
+        return
+    if now is not None and step.after and not differences(step.after, now.xml):
+        return
+    if step.before:
+        changed = replaced(text, now.mac if now is not None else step.mac, step.after)
+    elif now is None:
+        changed = added(text, step.after)
+    else:
+        raise WriteError("there is another one of that MAC", where=where)
+    host.define(changed, where)
+    now = _first(host.definition(step.uuid), macs[-1])
+    if not step.after:
+        other: tuple[str, ...] = ("is there still",) if now is not None else ()
+    else:
+        other = differences(step.after, now.xml if now is not None else "<interface/>")
+    if other:
+        raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
+
+
+def undefine(host: AttachHost, inverse: Define) -> None:
+    """Take back, unless somebody else has changed or removed the interface since."""
+    present = nics(host.definition(inverse.uuid))
+    if not inverse.before:
+        if not any(now.mac == nic(inverse.after).mac for now in present):
+            define(host, inverse)
+        return
+    mac = nic(inverse.before).mac
+    for now in (n for n in present if n.mac == mac):
+        if not differences(inverse.before, now.xml):
+            define(host, inverse)
+
+
+def _first(domain: str, *macs: str) -> Nic | None:
+    """A domain's interface of the first of these MACs that it has."""
+    by_mac = {n.mac: n for n in reversed(nics(domain))}
+    return next((by_mac[mac] for mac in macs if mac in by_mac), None)

@@ -5,9 +5,10 @@ Every method looks first at what is there, so that all of them may be repeated.
 
 from __future__ import annotations
 
-from vsrtune.attach_host import AttachHost
-from vsrtune.clone_model import Clone, File
-from vsrtune.clone_steps import (
+from vsrtune.attach.host import AttachHost
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.clone_model import Clone, File
+from vsrtune.attach.plan.clone_steps import (
     CloneStep,
     DefineGuest,
     MakeFiles,
@@ -17,7 +18,6 @@ from vsrtune.clone_steps import (
     UndefineGuest,
 )
 from vsrtune.core.errors import VanishedError
-from vsrtune.live_domains import RefusedError
 from vsrtune.model import domain_xml
 
 

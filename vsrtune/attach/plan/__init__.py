@@ -1,0 +1,1 @@
+"""Wall: pure. Which switches are asked for, and the steps of each."""
