@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vsrtune.attach.plan.model import Host, Switch
     from vsrtune.attach.transaction import Switcher
     from vsrtune.core.errors import VsrtuneError
-    from vsrtune.groups import Group
+    from vsrtune.group.parser import Group
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,11 +131,12 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     """
     import json
 
-    from vsrtune import group_files, group_members, group_status, render
+    from vsrtune import group_files, group_status, render
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.survey import known_origins, survey
     from vsrtune.cli_common import observe
     from vsrtune.core.codec import encode
+    from vsrtune.group import members as group_members
 
     check_written(attach_ledger, ATTACH_LEDGER)
     with contextlib.closing(LiveHost(uri)) as live:
@@ -184,15 +185,16 @@ def rules(
     \b
     Exit codes: 0 printed, 1 refused, 2 the file is not good.
     """
-    from vsrtune import group_files, group_rulebook
+    from vsrtune import group_files
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.survey import known_origins, survey
+    from vsrtune.group import msr_rules
 
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
     own = group_files.name(name)
     wanted = None if own in host.groups else group_files.load(name, groups)
-    click.echo(group_rulebook.of_group(own, wanted, host).text(balancer, count, without), nl=False)
+    click.echo(msr_rules.of_group(own, wanted, host).text(balancer, count, without), nl=False)
     return ExitCode.DONE
 
 
@@ -213,7 +215,8 @@ def scale(
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune import group_files, group_scale
+    from vsrtune import group_files
+    from vsrtune.group import scale as group_scale
 
     own = group_files.name(name)
     return _carry_out(
@@ -237,7 +240,8 @@ def drain(
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune import group_files, group_scale
+    from vsrtune import group_files
+    from vsrtune.group import scale as group_scale
 
     own = group_files.name(name)
     return _carry_out(
@@ -265,15 +269,16 @@ def delete(
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune import group_files, group_msr, group_plan
+    from vsrtune import group_files
+    from vsrtune.group import msr, pvr
 
     own = group_files.name(name)
 
     def choose(host: Host) -> Switch:
         staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
         if staged:
-            return group_msr.delete(own, host)
-        return group_plan.delete(own, host, keep_clones=keep_clones)
+            return msr.delete(own, host)
+        return pvr.delete(own, host, keep_clones=keep_clones)
 
     return _carry_out(choose, attach_ledger, journal, uri, dry_run)
 
@@ -281,11 +286,12 @@ def delete(
 def _create(
     name: str, groups: Path, ledger: Path, journal: Path, uri: str, *, dry_run: bool
 ) -> int:
-    from vsrtune import group_files, group_msr, group_plan, group_schema
+    from vsrtune import group_files
+    from vsrtune.group import msr, pvr, schema
 
     wanted = group_files.load(name, groups)
     create_: Callable[[Group, Host], Switch]
-    create_ = group_msr.create if wanted.kind == group_schema.MSR else group_plan.create
+    create_ = msr.create if wanted.kind == schema.MSR else pvr.create
     return _carry_out(
         lambda host: create_(wanted, host), ledger, journal, uri, dry_run, wanted.template
     )

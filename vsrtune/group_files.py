@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vsrtune.core.errors import PolicyError, VsrtuneError
-from vsrtune.groups import Group, parse
+from vsrtune.group.parser import Group, parse
 from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
 from vsrtune.policy.model import PolicyErrors
 

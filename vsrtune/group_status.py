@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import Host
 from vsrtune.attach.plan.steps import Origin
-from vsrtune.group_members import on_device
+from vsrtune.group.members import on_device
 from vsrtune.model.guest import Guest
 from vsrtune.model.module_counters import QueueCounters
 from vsrtune.report import NOTHING, Table

@@ -10,7 +10,6 @@ import pytest
 from attach_host import FakeAttachHost
 from test_group_plan import create, do, fresh
 
-from vsrtune import group_scale
 from vsrtune.bench import scaling
 from vsrtune.bench.cleaners import CLEANERS
 from vsrtune.bench.configure import Configurator
@@ -18,7 +17,8 @@ from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import Configuration
 from vsrtune.cli_common import ATTACH_LEDGER
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group_members import of_group
+from vsrtune.group import scale as group_scale
+from vsrtune.group.members import of_group
 from vsrtune.host.filesystem import boot_id
 
 AS_IS = Configuration("as is")

@@ -8,10 +8,10 @@ import pytest
 import recorded_hosts
 from clone_samples import CDROM, DISK, MACHINE, MACS, NICS, UUID, definition, nic
 
-from vsrtune import domain_clone
 from vsrtune.attach.plan.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.domain_clone import Copy
+from vsrtune.group import clone_xml
+from vsrtune.group.clone_xml import Copy
 from vsrtune.host.recorded import load
 from vsrtune.model import domain_xml
 
@@ -21,7 +21,7 @@ SHARED = "<interface type='ethernet'><mac address='02:00:00:00:00:01'/><target d
 
 def copied(text: str, directory: str = "", **interfaces: str) -> Copy:
     template = Template("router", UUID, text)
-    return domain_clone.copy(
+    return clone_xml.copy(
         template, "vr2", "11111111-2222-3333-4444-555555555555",
         {mac: interfaces[name] for name, mac in (("first", MACS[0]),) if name in interfaces},
         lambda mac: f"52:54:01:{mac[9:]}", directory,
@@ -94,7 +94,7 @@ def test_overlays(disk: str, directory: str, file: File) -> None:
     assert found.get("type") == "file"
     assert found.find("driver").attrib == {"name": "qemu", "type": "qcow2", "cache": "none", "discard": "unmap"}  # type: ignore[union-attr]  # fmt: skip
     assert found.find("source").attrib == {"file": file.path}  # type: ignore[union-attr]
-    assert domain_clone.disks(made.xml) == (file.path,)
+    assert clone_xml.disks(made.xml) == (file.path,)
     # Only what the template's definition says of the chain is said of the clone's.
     chain = ["".join(e.attrib.values()) for e in found.iterfind(".//backingStore/source")]
     assert chain == ([file.base, "/a"] if disk is TOLD else [])
@@ -203,18 +203,18 @@ def test_what_only_one_guest_can_have_is_refused(device: str, said: str) -> None
 
 def test_uuids_and_macs_are_the_same_each_time_and_nobody_elses() -> None:
     template = Template("router", UUID, "")
-    own = domain_clone.own_uuid(MACHINE, template, "edge", "vr2")
-    assert own == domain_clone.own_uuid(MACHINE, template, "edge", "vr2")
+    own = clone_xml.own_uuid(MACHINE, template, "edge", "vr2")
+    assert own == clone_xml.own_uuid(MACHINE, template, "edge", "vr2")
     others = {
-        domain_clone.own_uuid("5" * 32, template, "edge", "vr2"),
-        domain_clone.own_uuid(MACHINE, template, "edge", "vr3"),
-        domain_clone.own_uuid(MACHINE, template, "core", "vr2"),
+        clone_xml.own_uuid("5" * 32, template, "edge", "vr2"),
+        clone_xml.own_uuid(MACHINE, template, "edge", "vr3"),
+        clone_xml.own_uuid(MACHINE, template, "core", "vr2"),
     }
     assert len(others | {own, UUID}) == 5
-    first = domain_clone.own_mac(own, MACS[0], ())
+    first = clone_xml.own_mac(own, MACS[0], ())
     assert first.startswith("52:54:00:")
-    again = domain_clone.own_mac(own, MACS[0], {first})
-    assert again not in (first, domain_clone.own_mac(own, MACS[1], ()))
+    again = clone_xml.own_mac(own, MACS[0], {first})
+    assert again not in (first, clone_xml.own_mac(own, MACS[1], ()))
 
 
 RECORDED = {

@@ -10,14 +10,15 @@ from clone_samples import DISK, MACHINE, MACS, UUID, definition, nic
 from golden import matches
 from switch_faults import Choose, Switches
 
-from vsrtune import domain_clone, group_plan, group_scale
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.clone_model import Cloning, File, Template
 from vsrtune.attach.plan.model import Host, Switch
 from vsrtune.attach.transaction import Switcher
-from vsrtune.groups import parse
+from vsrtune.group import clone_xml, pvr
+from vsrtune.group import scale as group_scale
+from vsrtune.group.parser import parse
 from vsrtune.model.domain_xml import nic as read
 from vsrtune.model.host import Link
 
@@ -55,15 +56,15 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
 
 def create(*members: str, text: str = TEXT) -> Choose:
     group = parse(text % ", ".join(members), "edge.yaml")
-    return lambda host: group_plan.create(group, host)
+    return lambda host: pvr.create(group, host)
 
 
 def delete(host: Host) -> Switch:
-    return group_plan.delete("edge", host)
+    return pvr.delete("edge", host)
 
 
 def keep(host: Host) -> Switch:
-    return group_plan.delete("edge", host, keep_clones=True)
+    return pvr.delete("edge", host, keep_clones=True)
 
 
 def uuid(host: FakeAttachHost, name: str) -> str:
@@ -104,7 +105,7 @@ def test_a_group_of_clones_alone(host: FakeAttachHost, path: Path) -> None:
     }
     for name in ("vr1", "vr2"):
         config = host.fakes[uuid(host, name)].config
-        assert domain_clone.disks(config) == (f"{IMAGES}/{name}-vda.qcow2",)
+        assert clone_xml.disks(config) == (f"{IMAGES}/{name}-vda.qcow2",)
     # The template cannot start beside them: the lower devices are taken.
     with pytest.raises(RefusedError, match="p0 is busy"):
         host.start(host.fakes[UUID])

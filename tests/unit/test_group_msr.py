@@ -10,17 +10,18 @@ import pytest
 from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do, survey
 
-from vsrtune import group_msr, group_rulebook, group_scale
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import Asked, Host, Switch
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group_links import FIRST_VLAN, mac, side_links
-from vsrtune.group_schema import LINKS
+from vsrtune.group import msr, msr_rules
+from vsrtune.group import scale as group_scale
+from vsrtune.group.msr_links import FIRST_VLAN, mac, side_links
+from vsrtune.group.parser import Group, parse
+from vsrtune.group.schema import LINKS
 from vsrtune.group_status import places
-from vsrtune.groups import Group, parse
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
 
@@ -43,11 +44,11 @@ def edge(links: str = "bridge", text: str = FILE) -> Group:
 
 
 def create(host: Host, links: str = "bridge") -> Switch:
-    return group_msr.create(edge(links), host)
+    return msr.create(edge(links), host)
 
 
 def delete(host: Host) -> Switch:
-    return group_msr.delete("edge", host)
+    return msr.delete("edge", host)
 
 
 def fresh() -> FakeAttachHost:
@@ -81,7 +82,7 @@ def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
 def book(host: FakeAttachHost, path: Path, wanted: Group | None = None) -> str:
     """What all balancers are told."""
     with AttachLedger.open(path) as ledger:
-        found = group_rulebook.of_group("edge", wanted, survey(host, ledger))
+        found = msr_rules.of_group("edge", wanted, survey(host, ledger))
     return "".join(found.text(name) for name in ("lb1", "lb2"))
 
 
@@ -131,12 +132,12 @@ def test_one_balancer_for_both_sides(path: Path) -> None:
     host.add("a", (A0, "p0"), (A1, "p1"))
     before = host.picture()
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [in, out]").replace("a, b", "a")
-    do(host, path, lambda h: group_msr.create(edge("hub", text), h))
+    do(host, path, lambda h: msr.create(edge("hub", text), h))
     assert [d for d, _ in live(host, "lb1")] == ["edge-1b1", "edge-2b1", "macvtap0", "macvtap1"]
     inner = [x for x in host.fakes["uuid-lb1"].live or () if "edge-" in x]
     assert all("queues" not in x for x in inner)
     with AttachLedger.open(path) as ledger:
-        rules = group_rulebook.of_group("edge", None, survey(host, ledger))
+        rules = msr_rules.of_group("edge", None, survey(host, ledger))
     golden.matches(GOLDEN / "rules-one.nft", rules.text())
     do(host, path, delete)
     assert host.picture() == before
@@ -147,7 +148,7 @@ def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> No
     do(host, path, create)
     both = book(host, path)
     with AttachLedger.open(path) as ledger:
-        rules = group_rulebook.of_group("edge", None, survey(host, ledger))
+        rules = msr_rules.of_group("edge", None, survey(host, ledger))
     switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
     assert "frames for b are lost until the balancers have loaded" in switch.notes[0]
     assert live(host, "b") == []
@@ -233,7 +234,7 @@ def test_devices_come_again_in_their_order(host: FakeAttachHost, path: Path) -> 
 
 def create_one(host: Host) -> Switch:
     """With VLANs, and one router."""
-    return group_msr.create(edge("vlan", FILE.replace("[a, b]", "[a]")), host)
+    return msr.create(edge("vlan", FILE.replace("[a, b]", "[a]")), host)
 
 
 STARTS: dict[str, tuple[Choose, ...]] = {
@@ -287,11 +288,11 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     host.start(host.fakes["uuid-b"])
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [out], lb2: [in]")
     assert "lb2: p0: it has no interface on this device" in refused(
-        host, path, lambda h: group_msr.create(edge("hub", text), h)
+        host, path, lambda h: msr.create(edge("hub", text), h)
     )
     text = FILE.replace("p0", "p7")
     assert "edge.yaml:4: there is no such device" in refused(
-        host, path, lambda h: group_msr.create(edge("hub", text), h)
+        host, path, lambda h: msr.create(edge("hub", text), h)
     )
     host.old_module = True
     assert "no flag uplink" in refused(host, path)
@@ -300,10 +301,8 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     assert "already" in refused(host, path)
     assert "already" in refused(host, path, lambda h: create(h, "vlan"))
     other = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
-    assert "a is a member of the group edge" in refused(
-        host, path, lambda h: group_msr.create(other, h)
-    )
-    assert "created groups: edge" in refused(host, path, lambda h: group_msr.delete("core", h))
+    assert "a is a member of the group edge" in refused(host, path, lambda h: msr.create(other, h))
+    assert "created groups: edge" in refused(host, path, lambda h: msr.delete("core", h))
     asked = Asked(Attachment.MACVTAP, ("a",), all_of_lower=True)
     assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
 

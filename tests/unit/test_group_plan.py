@@ -8,14 +8,15 @@ import pytest
 from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do
 
-from vsrtune import group_plan, group_scale
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import Asked, Host, Switch
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.groups import parse
+from vsrtune.group import pvr
+from vsrtune.group import scale as group_scale
+from vsrtune.group.parser import parse
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
 
@@ -27,11 +28,11 @@ EDGE = parse(
 
 
 def create(host: Host) -> Switch:
-    return group_plan.create(EDGE, host)
+    return pvr.create(EDGE, host)
 
 
 def delete(host: Host) -> Switch:
-    return group_plan.delete("edge", host)
+    return pvr.delete("edge", host)
 
 
 def fresh() -> FakeAttachHost:
@@ -193,7 +194,7 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     do(host, path, create)
     assert "already" in refused(host, path)
     assert "its members: a, b" in refused(host, path, lambda h: group_scale.drain("edge", "c", h))
-    assert "created groups: edge" in refused(host, path, lambda h: group_plan.delete("core", h))
+    assert "created groups: edge" in refused(host, path, lambda h: pvr.delete("core", h))
     assert "from 1 to 2" in refused(host, path, lambda h: group_scale.scale("edge", 3, h))
 
 

@@ -13,7 +13,6 @@ import test_group_plan as pvr
 from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, do, survey
 
-from vsrtune import group_rulebook, group_scale
 from vsrtune.attach.ledger import GROUP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import Asked, Host, Switch
@@ -21,7 +20,9 @@ from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Unplug
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.groups import parse
+from vsrtune.group import msr_rules
+from vsrtune.group import scale as group_scale
+from vsrtune.group.parser import parse
 from vsrtune.model.guest import Attachment
 
 C0 = "02:00:00:00:0c:00"
@@ -144,7 +145,7 @@ def test_rules_without_a_router_that_is_gone(links: str, path: Path) -> None:
     undefine(host, "uuid-a")
     sweep(host, path)
     with AttachLedger.open(path) as ledger:
-        book = group_rulebook.of_group("edge", None, survey(host, ledger))
+        book = msr_rules.of_group("edge", None, survey(host, ledger))
     assert book.routers == ("b",)
     for side, mac in zip(book.sides, (msr.B0, msr.B1), strict=True):
         assert side.routers == (mac,)

@@ -8,7 +8,7 @@ import pytest
 
 from vsrtune import group_files
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.groups import parse
+from vsrtune.group.parser import parse
 from vsrtune.policy.model import PolicyErrors
 
 GOOD = """\

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vsrtune import group_scale
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import Host
@@ -19,7 +18,8 @@ from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
-from vsrtune.group_members import members_of, of_group
+from vsrtune.group import scale as group_scale
+from vsrtune.group.members import members_of, of_group
 from vsrtune.host.filesystem import boot_id
 
 KIND = "scale"

@@ -21,9 +21,9 @@ from labhelp import LabGuest
 from test_attach import LEDGER, devices, kinds
 from test_pvr import GROUPS, NEIGHBOURS, SHARED, alone_on, configured, group, lost_nothing
 
-from vsrtune import domain_clone
 from vsrtune.attach.plan.clone_model import Template
 from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.group import clone_xml
 
 pytestmark = labhelp.seldom("guests made from a definition")
 
@@ -343,8 +343,8 @@ def test_definitions_as_libvirt_writes_them(alone: LabGuest, tmp_path: Path) -> 
     assert f"{IMAGES}/edge1-vdb.qcow2 (raw overlay of /dev/vda)" in told
     assert "its CPUs are every clone's too" in told
     rich = Template("rich", labhelp.sh("virsh", "domuuid", "rich").stdout.strip(), text)
-    own = domain_clone.own_uuid(labhelp.text("/etc/machine-id"), rich, "edge", "edge1")
-    made = domain_clone.copy(rich, "edge1", own, {}, lambda mac: mac.replace("00:01", "00:02"))
+    own = clone_xml.own_uuid(labhelp.text("/etc/machine-id"), rich, "edge", "edge1")
+    made = clone_xml.copy(rich, "edge1", own, {}, lambda mac: mac.replace("00:01", "00:02"))
     path.write_text(made.xml)
     labhelp.sh("virsh", "define", str(path))
     again = labhelp.sh("virsh", "dumpxml", "--inactive", "edge1").stdout

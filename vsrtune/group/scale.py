@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
 from vsrtune.attach.plan.steps import Origin, Plug, Step, Unplug
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group_members import card, members_of, moved, of_group, on_device
+from vsrtune.group.members import card, members_of, moved, of_group, on_device
 from vsrtune.model import domain_xml
 from vsrtune.model.guest import Attachment
 

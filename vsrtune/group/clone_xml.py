@@ -12,10 +12,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune import clone_devices, clone_disks
 from vsrtune.attach.plan.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.untrusted import xml_element
+from vsrtune.group import clone_devices, clone_disks
 
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 # So that a clone's definition is written as its template's is.

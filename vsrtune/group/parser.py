@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.core.errors import PolicyError
-from vsrtune.group_schema import BRIDGE, KINDS, MSR, PVR, schema
+from vsrtune.group.schema import BRIDGE, KINDS, MSR, PVR, schema
 from vsrtune.policy.model import PolicyErrors
 from vsrtune.policy.validation import line_of, structural
 from vsrtune.policy.yaml_reader import KeyPath, dotted, read

@@ -11,7 +11,6 @@ Invariants, which hold before and after every switch of these:
 
 from __future__ import annotations
 
-from vsrtune import clone_plan
 from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
 from vsrtune.attach.plan.planner import device_like, no_others
 from vsrtune.attach.plan.steps import (
@@ -26,7 +25,8 @@ from vsrtune.attach.plan.steps import (
     Unplug,
 )
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group_members import (
+from vsrtune.group import clone_plan
+from vsrtune.group.members import (
     back,
     card,
     defined,
@@ -38,7 +38,7 @@ from vsrtune.group_members import (
     on_lower,
     running,
 )
-from vsrtune.groups import Group
+from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import Nic
 from vsrtune.model.guest import Attachment

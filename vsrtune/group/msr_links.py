@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.steps import Device
-from vsrtune.group_schema import BRIDGE, VLAN
+from vsrtune.group.schema import BRIDGE, VLAN
 from vsrtune.model.host import MODES
 
 LINK, BALANCER, ROUTER = "l", "b", "r"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune import group_links
 from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
 from vsrtune.attach.plan.steps import (
     Define,
@@ -27,8 +26,8 @@ from vsrtune.attach.plan.steps import (
     Unplug,
 )
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group_links import SideLinks, side_links
-from vsrtune.group_members import (
+from vsrtune.group import msr_links
+from vsrtune.group.members import (
     back,
     card,
     defined,
@@ -42,9 +41,10 @@ from vsrtune.group_members import (
     one_on,
     running,
 )
-from vsrtune.group_rules import Side
-from vsrtune.group_schema import BRIDGE
-from vsrtune.groups import Group
+from vsrtune.group.msr_links import SideLinks, side_links
+from vsrtune.group.msr_rules import Side
+from vsrtune.group.parser import Group
+from vsrtune.group.schema import BRIDGE
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import Nic
 from vsrtune.model.guest import Attachment
@@ -220,7 +220,7 @@ def _sides(group: Group, routers: list[GuestNics], host: Host) -> list[_Found]:
         made = side_links(group.name, number, group.links, len(routers), below.mtu, taken)
         taken |= {device.mac for device in (*made.links, *made.balancer)}
         devices = tuple(
-            _device(group_links.name(group.name, number, group_links.ROUTER, n), on, nic, host)
+            _device(msr_links.name(group.name, number, msr_links.ROUTER, n), on, nic, host)
             for n, (on, nic) in enumerate(zip(made.of_router, nics, strict=True), 1)
         )
         found.append(_Found(side, lower, balancer, outer, made, nics, devices))

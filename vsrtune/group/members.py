@@ -9,7 +9,7 @@ from vsrtune.attach.plan.model import GuestNics, Host, Move
 from vsrtune.attach.plan.planner import no_others
 from vsrtune.attach.plan.steps import Card, Device, Origin, Role
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.groups import Group
+from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import Nic
 from vsrtune.model.host import mode_name

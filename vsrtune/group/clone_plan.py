@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune import domain_clone
 from vsrtune.attach.plan.clone_model import Clone, Cloning, File
 from vsrtune.attach.plan.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
 from vsrtune.attach.plan.model import GuestNics, Host
 from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.groups import Group
+from vsrtune.group import clone_xml
+from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import Nic
 
@@ -82,7 +82,7 @@ def stand_in(group: Group, name: str, template: GuestNics, host: Host) -> GuestN
             where=group.at("group", "members", str(group.members.index(name))),
             hint="another name",
         )
-    own = domain_clone.own_uuid(host.cloning.machine, host.cloning.template, group.name, name)
+    own = clone_xml.own_uuid(host.cloning.machine, host.cloning.template, group.name, name)
     if own in host.by_uuid:
         raise VsrtuneError(
             f"{host.by_uuid[own].name} was made as {name} of this group, and has its UUID",
@@ -91,7 +91,7 @@ def stand_in(group: Group, name: str, template: GuestNics, host: Host) -> GuestN
         )
     taken = _macs(host)
     cards = tuple(
-        domain_xml.nic(domain_xml.with_mac(nic.xml, domain_clone.own_mac(own, nic.mac, taken)))
+        domain_xml.nic(domain_xml.with_mac(nic.xml, clone_xml.own_mac(own, nic.mac, taken)))
         for nic in template.config or ()
     )
     return GuestNics(name, own, cards, cards)
@@ -125,7 +125,7 @@ def make(
             for old, new in pairs
             if (guest.uuid, new.mac) in interfaces
         }
-        copy = domain_clone.copy(
+        copy = clone_xml.copy(
             host.cloning.template, guest.name, guest.uuid, shared, macs.__getitem__, group.overlays
         )
         _free(copy.files, host.cloning, guest.name)
@@ -159,7 +159,7 @@ def end(clones: Collection[Clone], host: Host) -> tuple[list[Step], list[str]]:
                 + (f"; what was made for it goes: {files}" if files else "")
             )
             continue
-        named = domain_clone.disks(host.clones[clone]) if host.clones[clone] else overlays
+        named = clone_xml.disks(host.clones[clone]) if host.clones[clone] else overlays
         for path in overlays:
             if path not in named:
                 raise VsrtuneError(
