@@ -18,7 +18,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.host.filesystem import boot_id
 from vsrtune.policy.model import Policy
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 Choose = Callable[[Host, Sequence[Origin]], tuple[Batch, ...]]
 

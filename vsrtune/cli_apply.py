@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune import report
 from vsrtune.cli_common import (
     JOURNAL,
     Seconds,
@@ -30,6 +29,7 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.views import tables
 
 if TYPE_CHECKING:
     from vsrtune.core.errors import VsrtuneError
@@ -135,7 +135,7 @@ def apply(
             if made is None:
                 ours, steps = opened.entries(), opened.steps
                 made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
-            render.show(report.plan_tables(made))
+            render.show(tables.plan_tables(made))
             result = executor.apply(made, ops, opened)
             live = len(opened.entries())
         _say_applied(made, result, boot)
@@ -166,13 +166,13 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
     from vsrtune.plan.interrupts import refused
 
     for action, error in result.failed:
-        say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
+        say(f"vsrtune: error: {tables.failure_line(action, error)}", err=True)
     for target in result.vanished:
         say(f"{target}: gone meanwhile")
     for action, error in result.pending:
-        say(f"pending: {report.failure_line(action, error)}")
+        say(f"pending: {tables.failure_line(action, error)}")
     for action, error in result.fixed:
-        say(f"left alone: {report.failure_line(action, error)}")
+        say(f"left alone: {tables.failure_line(action, error)}")
     if result.fixed:
         memory = SeenMemory()
         memory.load(boot)
@@ -315,13 +315,13 @@ def _say_discarded(journal: Journal) -> None:
 
 def _say(result: Result, what: str) -> None:
     for action in result.done:
-        say(f"{what}: {report.action_line(action)}")
+        say(f"{what}: {tables.action_line(action)}")
     for left in result.left:
         say(f"left alone: {left}")
     for target in result.vanished:
         say(f"gone: {target}")
     for action, error in result.failed:
-        say(f"vsrtune: error: {report.failure_line(action, error)}", err=True)
+        say(f"vsrtune: error: {tables.failure_line(action, error)}", err=True)
 
 
 def _print_json(result: Result) -> None:

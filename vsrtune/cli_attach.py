@@ -177,7 +177,7 @@ class _Reporter:
 
 
 def _after(switch: Switch, journal: Path) -> None:
-    from vsrtune.doctor_read import BOOT_UNIT, boot_unit_enabled
+    from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
     from vsrtune.execute.jsonl_log import in_use
     from vsrtune.model.guest import Attachment
 

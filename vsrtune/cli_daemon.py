@@ -119,7 +119,6 @@ def daemon(
     from vsrtune.guard import Guard
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.link_events import LinkEvents
-    from vsrtune.metrics import Metrics
     from vsrtune.model.daemon_state import Starved, State
     from vsrtune.model.load import least_ns
     from vsrtune.model.snapshot import Snapshot
@@ -130,6 +129,7 @@ def daemon(
     from vsrtune.policy_watch import PolicyWatch
     from vsrtune.queue_keeper import QueueKeeper
     from vsrtune.reconcile import Reconciler
+    from vsrtune.views.metric_families import Metrics
 
     notifier = sdnotify.from_environment()
     with Journal.open(journal, boot_id()) as opened:

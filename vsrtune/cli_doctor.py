@@ -11,8 +11,8 @@ import click
 from vsrtune.cli_common import attach_ledger_option, json_option, options, root_option, uri_option
 
 if TYPE_CHECKING:
-    from vsrtune.doctor_model import Case, Finding
-    from vsrtune.doctor_module import Seen
+    from vsrtune.doctor.model import Case, Finding
+    from vsrtune.doctor.module_checks import Seen
 
 
 @click.command()
@@ -29,8 +29,8 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
     be read.
     """
     from vsrtune.core.codec import encode
-    from vsrtune.doctor_checks import check_all
-    from vsrtune.doctor_model import exit_code, worst
+    from vsrtune.doctor.checks import check_all
+    from vsrtune.doctor.model import exit_code, worst
 
     case = _case(root, uri)
     findings = check_all(case, None if root is not None else _module(attach_ledger))
@@ -44,8 +44,8 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
 
 def _case(root: Path | None, uri: str) -> Case:
     from vsrtune.cli_common import POLICY_DIR, observe, readable_policies
-    from vsrtune.doctor_facts import read_facts
-    from vsrtune.doctor_model import Case
+    from vsrtune.doctor.facts.host import read_facts
+    from vsrtune.doctor.model import Case
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.host.recorded import load
 
@@ -57,7 +57,7 @@ def _case(root: Path | None, uri: str) -> Case:
 def _module(ledger: Path) -> Seen:
     from vsrtune.attach.ledger import ORIGIN, STEP
     from vsrtune.attach.plan.steps import origin_from
-    from vsrtune.doctor_read import read
+    from vsrtune.doctor.facts.module import read
     from vsrtune.execute.jsonl_log import read_pending
 
     entries = read_pending(ledger)
@@ -67,8 +67,8 @@ def _module(ledger: Path) -> Seen:
 
 def _print(findings: tuple[Finding, ...]) -> None:
     from vsrtune import render
-    from vsrtune.doctor_model import Level
-    from vsrtune.report import Table
+    from vsrtune.doctor.model import Level
+    from vsrtune.views.tables import Table
 
     counts = {level: sum(f.level is level for f in findings) for level in Level}
     told = [

@@ -131,12 +131,13 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     """
     import json
 
-    from vsrtune import group_files, group_status, render
+    from vsrtune import group_files, render
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.survey import known_origins, survey
     from vsrtune.cli_common import observe
     from vsrtune.core.codec import encode
     from vsrtune.group import members as group_members
+    from vsrtune.views import group_status
 
     check_written(attach_ledger, ATTACH_LEDGER)
     with contextlib.closing(LiveHost(uri)) as live:

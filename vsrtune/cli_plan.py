@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune import report
 from vsrtune.cli_common import (
     attach_ledger_option,
     journal_option,
@@ -24,6 +23,7 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.views import tables
 
 if TYPE_CHECKING:
     from vsrtune.attach.plan.requests import Batch
@@ -79,7 +79,7 @@ def plan(
         from vsrtune.attach_show import table
 
         render.show([table(found)])
-    render.show(report.plan_tables(made))
+    render.show(tables.plan_tables(made))
     missing = _say_unread(snapshot, policies)
     refused = bool(made.refusals) or any(batch.switch is None for batch in found)
     return ExitCode.REFUSED if refused else missing
@@ -120,7 +120,7 @@ def verify(
     ours, steps = journalled(journal, root)
     snapshot = observe(root, uri, trace_seconds, policies, ours)
     made = full_plan(snapshot, policies, ours, steps=steps)
-    lines = report.drift_lines(made.actions, made.skipped)
+    lines = tables.drift_lines(made.actions, made.skipped)
     found = _attachments(policies, root, uri, attach_ledger, journal)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]
     for line in lines:

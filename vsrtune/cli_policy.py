@@ -142,7 +142,7 @@ def _guest(snapshot: Snapshot, name: str) -> Guest:
 
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
     """Why this kernel would refuse fifo and rr; "" when it does not, or is not here."""
-    from vsrtune.doctor_facts import rt_groups
+    from vsrtune.doctor.facts.host import rt_groups
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.host.recorded import load
 

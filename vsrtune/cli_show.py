@@ -27,7 +27,7 @@ from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from vsrtune.report import Table
+    from vsrtune.views.tables import Table
 
 
 @click.command()
@@ -61,9 +61,10 @@ def show(
     if as_json:
         click.echo(snapshot.to_json())
         return
-    from vsrtune import render, report
+    from vsrtune import render
     from vsrtune.budget_use import measure
     from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.views import tables as report
 
     budgets = measure(LiveRoot(), snapshot) if root is None else {}
     shown = {g.ref for g in snapshot.guests}
@@ -79,7 +80,7 @@ def show(
 def _queues(shown: set[str]) -> list[Table]:
     """What the daemon tells of adaptive queues."""
     from vsrtune.queue_status import read
-    from vsrtune.report import Table
+    from vsrtune.views.tables import Table
 
     rows: list[tuple[str, ...]] = [
         (q.guest, str(q.length), q.phase, str(q.changes), q.why) for q in read() if q.guest in shown
@@ -91,7 +92,7 @@ def _queues(shown: set[str]) -> list[Table]:
 def _starved() -> list[Table]:
     """What the daemon tells of threads that starve."""
     from vsrtune.queue_status import read_starved
-    from vsrtune.report import Table
+    from vsrtune.views.tables import Table
 
     rows: list[tuple[str, ...]] = [
         (str(s.cpu), s.name, str(s.tid), s.guest or "-") for s in read_starved()
@@ -117,8 +118,8 @@ def _moves(snapshot: Snapshot, root: Path | None) -> list[Table]:
     """What the daemon has moved, if it has."""
     import time
 
-    from vsrtune import report
     from vsrtune.observe.load import load
+    from vsrtune.views import tables as report
 
     loads = load(snapshot.host.boot_id) if root is None else None
     if loads is None or not loads.moves:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.top_host import TopHost
     from vsrtune.top_keys import Keys
-    from vsrtune.top_model import Frame
+    from vsrtune.views.top_model import Frame
 
 # Guests that are sure to be looked at anew for each frame: more do not fit on a terminal.
 _SHOWN = 16
@@ -110,7 +110,7 @@ def _frames(
 ) -> Iterator[Frame]:
     """Frames until the operator wants to go, one every ``interval`` seconds, ``first`` one
     without loads at once. Raises VsrtuneError when there is no such guest."""
-    from vsrtune.top_frame import make_frame
+    from vsrtune.views.top_frame import make_frame
 
     before, taken = host.sample(), time.monotonic()
     check_guests(before.snapshot, only)
@@ -143,7 +143,8 @@ def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json
 
             click.echo(json.dumps(encode(frame), indent=2, ensure_ascii=False))
         else:
-            from vsrtune import render, top_tables
+            from vsrtune import render
+            from vsrtune.views import top_tables
 
             render.show(top_tables.tables(frame))
             sys.stdout.write("" if number == count else "\n")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune import report
 from vsrtune.cli_common import (
     Seconds,
     attach_ledger_option,
@@ -27,6 +26,7 @@ from vsrtune.cli_common import (
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.views import tables
 
 if TYPE_CHECKING:
     from vsrtune.execute.journal import Journal
@@ -102,7 +102,7 @@ def try_(
         _check_untuned(opened, attach_ledger)
         made = full_plan(snapshot, [policy], (), reassert=True)
         if not as_json:
-            render.show(report.plan_tables(made))
+            render.show(tables.plan_tables(made))
         if made.refusals:
             return ExitCode.REFUSED
         if not made.actions:

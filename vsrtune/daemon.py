@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from vsrtune import report
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.log import LOGGER, fields
@@ -24,6 +23,7 @@ from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
 from vsrtune.reconcile import Reconciler
 from vsrtune.sdnotify import Notifier
+from vsrtune.views import tables
 from vsrtune.wakeup import Wakeup
 
 # Events come in bursts (a starting guest gives several); wait until they pause.
@@ -216,7 +216,7 @@ class Daemon:
             extra.append(f"{down} stepped down")
         if state.failure:
             extra.append("the last pass failed, the log says why")
-        return report.status_line(state.tuned, state.drift, extra)
+        return tables.status_line(state.tuned, state.drift, extra)
 
     def _step_down(self) -> None:
         look = NOTHING

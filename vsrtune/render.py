@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from vsrtune.core.text import printable
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 _STYLES = {"plain": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 

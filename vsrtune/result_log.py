@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vsrtune import report
 from vsrtune.core.retry import SaidOnce
 from vsrtune.execute.executor import Result
 from vsrtune.log import LOGGER, fields
 from vsrtune.model.targets import Target
+from vsrtune.views import tables
 
 
 class ResultLog:
@@ -30,13 +30,13 @@ class ResultLog:
         for action in result.done:
             LOGGER.info(
                 "%s (%s)",
-                report.action_line(action),
+                tables.action_line(action),
                 why or action.reason,
                 extra=fields(
                     guest=action.target.guest,
                     target=action.target.kind,
-                    before=report.value_text(action.before),
-                    after=report.value_text(action.after),
+                    before=tables.value_text(action.before),
+                    after=tables.value_text(action.after),
                 ),
             )
         for action, error in result.failed:
@@ -45,7 +45,7 @@ class ResultLog:
                 known.add((action.target, str(error)))
                 LOGGER.error(
                     "%s",
-                    report.failure_line(action, error),
+                    tables.failure_line(action, error),
                     extra=fields(guest=action.target.guest, error=error.what),
                 )
         for left in result.left:
@@ -53,13 +53,13 @@ class ResultLog:
         for action, error in result.pending:
             LOGGER.info(
                 "pending: %s",
-                report.failure_line(action, error),
+                tables.failure_line(action, error),
                 extra=fields(guest=action.target.guest),
             )
         for action, error in result.fixed:
             if self._said.new(("fixed", action.target)):
                 LOGGER.warning(
                     "left alone: %s",
-                    report.failure_line(action, error),
+                    tables.failure_line(action, error),
                     extra=fields(guest=action.target.guest),
                 )

@@ -16,10 +16,10 @@ from rich.layout import Layout
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vsrtune import top_tables
 from vsrtune.core.text import printable
-from vsrtune.report import Table
-from vsrtune.top_model import Frame
+from vsrtune.views import top_tables
+from vsrtune.views.tables import Table
+from vsrtune.views.top_model import Frame
 
 # From this width on the threads have the left part for themselves.
 WIDE = 150

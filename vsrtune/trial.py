@@ -29,7 +29,7 @@ from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
 from vsrtune.model.host import Nic
 from vsrtune.model.load import HostSample
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 # Frames that have to arrive in a turn, so that a share of them says something.
 LEAST_FRAMES = 100

@@ -24,11 +24,11 @@ from prometheus_client import make_wsgi_app
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.metrics import Metrics
 from vsrtune.model.daemon_state import State
-from vsrtune.page_data import status_page
-from vsrtune.page_html import html, policy
-from vsrtune.page_model import StatusPage
+from vsrtune.views.metric_families import Metrics
+from vsrtune.views.page_data import status_page
+from vsrtune.views.page_html import html, policy
+from vsrtune.views.page_model import StatusPage
 
 # A connection is closed this long after it was accepted, whatever was said on it, seconds.
 PATIENCE = 10.0

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.doctor_checks import traps
-from vsrtune.metrics import FAMILIES
+from vsrtune.doctor.checks import traps
 from vsrtune.policy.schema import SCHEMA
+from vsrtune.views.metric_families import FAMILIES
 
 _HEAD = """\
 # Policy reference

@@ -33,11 +33,11 @@ from vsrtune import collecting
 from vsrtune.execute.journal import Journal
 from vsrtune.log import LOGGER
 from vsrtune.look import FULL, TURNS, Look
-from vsrtune.metrics import exposition
 from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
+from vsrtune.views.metric_families import exposition
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "scale.md"
 SIZES = (10, 100, 1000)

@@ -15,7 +15,7 @@ from vsrtune.bench import html, plots, tables
 from vsrtune.bench.model import Attachment, Configuration
 from vsrtune.bench.points import by_configuration, points
 from vsrtune.bench.progress import duration
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 
 def table(found: list[Table], title: str) -> Table:

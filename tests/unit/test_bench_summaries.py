@@ -10,7 +10,7 @@ import pytest
 
 from vsrtune.bench import compare, html, methods, runner, summaries, tables
 from vsrtune.bench.model import Configuration, Load, Method, Outcome, Traffic, Trial
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 
 def measured(method: Method, router: bench_router.FakeRouter, **more: object) -> Outcome:

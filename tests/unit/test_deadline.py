@@ -28,7 +28,7 @@ from vsrtune.model.deadline import (
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.root_domains import books, waits_for_domain
-from vsrtune.report import budget_tables
+from vsrtune.views.tables import budget_tables
 
 
 def budget(runtime_ms: float, period_ms: float) -> Sched:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from prometheus_tools import program
 
 from vsrtune.cli import cli
-from vsrtune.metrics import FAMILIES
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
+from vsrtune.views.metric_families import FAMILIES
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"

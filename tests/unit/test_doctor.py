@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.doctor_checks import OF_MODULE
-from vsrtune.doctor_model import Level, run
-from vsrtune.doctor_module import (
+from vsrtune.doctor.checks import OF_MODULE
+from vsrtune.doctor.facts.module import loaded_module, lockdown, module_file, secure_boot
+from vsrtune.doctor.model import Level, run
+from vsrtune.doctor.module_checks import (
     LoadedModule,
     ModuleFile,
     Seen,
@@ -19,7 +20,6 @@ from vsrtune.doctor_module import (
     signature,
     switches,
 )
-from vsrtune.doctor_read import loaded_module, lockdown, module_file, secure_boot
 from vsrtune.model.host import Link
 
 MODINFO = """\

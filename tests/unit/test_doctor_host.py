@@ -24,12 +24,12 @@ from planning_samples import (
     with_cpusets,
 )
 
-from vsrtune import doctor_guests, doctor_host
 from vsrtune.cli import run as command
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.doctor_checks import OF_HOST, check_all, traps
-from vsrtune.doctor_facts import parse_flags, parse_softnet, read_facts
-from vsrtune.doctor_model import Case, DeviceState, Facts, Level, Opener, exit_code, run
+from vsrtune.doctor import guest_checks, host_checks
+from vsrtune.doctor.checks import OF_HOST, check_all, traps
+from vsrtune.doctor.facts.host import parse_flags, parse_softnet, read_facts
+from vsrtune.doctor.model import Case, DeviceState, Facts, Level, Opener, exit_code, run
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass
 from vsrtune.model.host import Competitor, DeadlineCpu, Host
@@ -356,7 +356,7 @@ class TestFacts:
 
 def test_modules_hold_their_checks_in_one_list() -> None:
     """A check that is written and not listed would never run."""
-    for module in (doctor_host, doctor_guests):
+    for module in (host_checks, guest_checks):
         listed = {check.find for check in module.CHECKS}
         written: set[Callable[..., object]] = {
             value

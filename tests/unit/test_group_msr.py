@@ -21,9 +21,9 @@ from vsrtune.group import scale as group_scale
 from vsrtune.group.msr_links import FIRST_VLAN, mac, side_links
 from vsrtune.group.parser import Group, parse
 from vsrtune.group.schema import LINKS
-from vsrtune.group_status import places
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
+from vsrtune.views.group_status import places
 
 GOLDEN = Path(__file__).parent / "golden_group"
 A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"

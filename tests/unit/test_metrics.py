@@ -11,10 +11,10 @@ import pytest
 import shell_samples as samples
 from prometheus_client.parser import text_string_to_metric_families
 
-from vsrtune import metrics
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.daemon_state import BUCKETS, GuestState, State, Totals
 from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.views import metric_families
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -37,7 +37,7 @@ def tuned_state(name: str = "vr1") -> State:
 
 def samples_of(state: State) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     found = {}
-    text = metrics.exposition(state)
+    text = metric_families.exposition(state)
     for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
         for sample in family.samples:
             found[sample.name, frozenset(sample.labels.items())] = sample.value
@@ -149,13 +149,13 @@ def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
 
 
 def test_before_the_first_pass_every_family_is_announced() -> None:
-    text = metrics.exposition(State())
-    for family in metrics.FAMILIES.values():
+    text = metric_families.exposition(State())
+    for family in metric_families.FAMILIES.values():
         assert f"# HELP {family.exposed} " in text
 
 
 def test_names_follow_the_conventions() -> None:
-    for family in metrics.FAMILIES.values():
+    for family in metric_families.FAMILIES.values():
         assert re.fullmatch(r"vsrtune_[a-z_]+", family.exposed)
         assert not re.search(r"_(total|info|count|sum|bucket)$", family.name)
         assert not re.search(r"(milli|micro|nano|minutes|percent)", family.name)
@@ -176,13 +176,13 @@ def test_documentation_lists_exactly_these_metrics() -> None:
             " ".join(f"`{label}`" for label in f.labels),
             f.help,
         )
-        for f in metrics.FAMILIES.values()
+        for f in metric_families.FAMILIES.values()
     }
     assert rows == expected
 
 
 def test_a_scrape_sees_the_latest_update_and_only_whole_ones() -> None:
-    served = metrics.Metrics()
+    served = metric_families.Metrics()
     done = threading.Event()
 
     def flip() -> None:

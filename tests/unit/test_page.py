@@ -16,17 +16,16 @@ import shell_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune import page_data
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.daemon_state import GuestState, QueueState, State
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.host import Cpu
 from vsrtune.model.load import mean
-from vsrtune.page_data import status_page
-from vsrtune.page_html import html
-from vsrtune.page_markup import Markup, element, table
-from vsrtune.page_model import (
+from vsrtune.views import page_data
+from vsrtune.views.page_data import status_page
+from vsrtune.views.page_html import Markup, element, html, table
+from vsrtune.views.page_model import (
     CpuView,
     DriftView,
     GuestView,

@@ -13,13 +13,13 @@ from hosttree import HostTree
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.execute.journal import Journal
 from vsrtune.load_keeper import WHOLE, LoadKeeper
-from vsrtune.metrics import exposition
 from vsrtune.model.load import WINDOWS, data_plane
 from vsrtune.observe import load as load_module
 from vsrtune.observe.load import LoadMeter
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
+from vsrtune.views.metric_families import exposition
 
 SECOND = 10**9
 LISTED = 'guest: "*"\ncpus:\n  irq: 0\n  vcpu: 1\n  vhost: 1\n'

@@ -12,7 +12,7 @@ from vsrtune.cli import complain
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable, printable_lines
 from vsrtune.render import plain
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 NAME = "vr\x1b]0;owned\x07\u202e\udcff"
 SHOWN = r"vr\x1b]0;owned\x07\u202e\udcff"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shell_samples as samples
 
-from vsrtune import render, report
+from vsrtune import render
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Pin, QueueCpus, TxQueueLen, VcpuPin
+from vsrtune.views import tables as report
 
 
 def text(tables: list[report.Table]) -> str:

@@ -13,21 +13,22 @@ import shell_samples as samples
 from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
-from vsrtune import metrics, queue_status, report
+from vsrtune import queue_status
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.stepdown import Level, Step
 from vsrtune.model.targets import ThreadSched
-from vsrtune.page_data import status_page
-from vsrtune.page_model import DEGRADED
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.lowering import lowered, next_level
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.reconcile import Reconciler
+from vsrtune.views import metric_families, tables
+from vsrtune.views.page_data import status_page
+from vsrtune.views.page_model import DEGRADED
 
 FIFO = """\
 guest: "*"
@@ -232,9 +233,9 @@ def test_commands_see_what_the_daemon_runs(
     steps = {"vr1": Step(level, WHY)}
     made = full_plan(host.snapshot, policies(FIFO), journal.entries(), steps=steps)
     assert made.actions, "the host is not yet as it is to be"
-    lines = report.drift_lines((), made.skipped)
+    lines = tables.drift_lines((), made.skipped)
     assert len(lines) == 1 and f"stepped down to {level.value}: {WHY}" in lines[0]
-    (table,) = report.step_tables(made.skipped)
+    (table,) = tables.step_tables(made.skipped)
     assert table.rows[0][0] == "vr1"
 
 
@@ -254,7 +255,7 @@ def test_metrics_and_page_tell(passes: Reconciler) -> None:
     passes.step_down("vr1", WHY)
     passes.run()
     state = replace(passes.state, starved=(Starved(17, "ksoftirqd/1", 1, "vr1", True),))
-    lines = metrics.exposition(state).splitlines()
+    lines = metric_families.exposition(state).splitlines()
     assert 'vsrtune_guest_step_level{domain="vr1",source="libvirt"} 1.0' in lines
     assert "vsrtune_step_downs_total 1.0" in lines
     assert 'vsrtune_starved_threads{cpu="1",domain="vr1"} 1.0' in lines

@@ -12,7 +12,7 @@ from top_samples import GOLDEN, busy, sample, with_nic
 
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
-from vsrtune import render, top_tables
+from vsrtune import render
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
@@ -21,8 +21,9 @@ from vsrtune.model.load import CpuTimes, DropPlace
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Problem
 from vsrtune.model.targets import TxQueueLen
-from vsrtune.top_frame import make_frame
-from vsrtune.top_model import Frame, Resident, ThreadRow
+from vsrtune.views import top_tables
+from vsrtune.views.top_frame import make_frame
+from vsrtune.views.top_model import Frame, Resident, ThreadRow
 
 RING = DropPlace("macvtap100", "ring", "vr1")
 

@@ -16,8 +16,8 @@ from top_samples import GOLDEN, REPO, busy
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
 from vsrtune import top_view
-from vsrtune.top_frame import make_frame
-from vsrtune.top_model import Frame
+from vsrtune.views.top_frame import make_frame
+from vsrtune.views.top_model import Frame
 
 
 def screen(frame: Frame, width: int, height: int) -> list[str]:

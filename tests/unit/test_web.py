@@ -27,10 +27,10 @@ from prometheus_client import generate_latest, make_wsgi_app
 from vsrtune import web
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.metrics import Metrics
 from vsrtune.model.daemon_state import GuestState, State
-from vsrtune.page_data import status_page
-from vsrtune.page_html import html, policy
+from vsrtune.views.metric_families import Metrics
+from vsrtune.views.page_data import status_page
+from vsrtune.views.page_html import html, policy
 
 STRICT = {
     "Content-Security-Policy": policy(),

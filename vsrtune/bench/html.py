@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vsrtune.bench import plots, tables
 from vsrtune.bench.model import Outcome
-from vsrtune.report import Table
+from vsrtune.views.tables import Table
 
 _STYLE = """
 :root { color-scheme: light; }

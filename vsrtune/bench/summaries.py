@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.bench.model import Outcome
-from vsrtune.report import NOTHING, Table
+from vsrtune.views.tables import NOTHING, Table
 
 Summary = Mapping[str, Any]
 

@@ -1,6 +1,6 @@
 """Outcomes as tables of text: what `vsrtune bench` prints and its HTML report shows.
 
-Pure, like vsrtune.report: what is said stands here, how it looks elsewhere.
+Pure, like vsrtune.views.tables: what is said stands here, how it looks elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vsrtune.bench import summaries
 from vsrtune.bench.model import Outcome, Router
 from vsrtune.bench.points import DROPS, ROLES, Point, by_configuration, used
 from vsrtune.bench.summaries import interval, number, percent
-from vsrtune.report import NOTHING, Table
+from vsrtune.views.tables import NOTHING, Table
 
 _DROP_HEADS = {
     "nic": "nic %",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vsrtune.doctor_facts import parse_softnet
+from vsrtune.doctor.facts.host import parse_softnet
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import parse_counts
 from vsrtune.host.netdev import CLASS, Device, NetReader

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vsrtune.report import NOTHING, Table, cpu_list
-from vsrtune.top_model import CpuRow, DropRow, Frame, Resident, ThreadRow
+from vsrtune.views.tables import NOTHING, Table, cpu_list
+from vsrtune.views.top_model import CpuRow, DropRow, Frame, Resident, ThreadRow
 
 # The names of pidstat(1) and mpstat(1).
 CPU_HEADS = ("CPU", "for", "%busy", "%soft", "on it")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor_model import DeviceState, Facts, Opener
+from vsrtune.doctor.model import DeviceState, Facts, Opener
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.scheduler import read_books
 from vsrtune.model.guest import Interface

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor_model import Case, Check, Finding, Level
+from vsrtune.doctor.model import Case, Check, Finding, Level
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,

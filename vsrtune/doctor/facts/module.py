@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from vsrtune.core.errors import ObserveError
-from vsrtune.doctor_module import MODULE, LoadedModule, ModuleFile, Seen
+from vsrtune.doctor.module_checks import MODULE, LoadedModule, ModuleFile, Seen
 from vsrtune.host import netlink
 from vsrtune.model.host import Link
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor_model import Case, Check, Finding, Level
+from vsrtune.doctor.model import Case, Check, Finding, Level
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from html import escape
 
-from vsrtune.page_markup import Markup, element, join, table
-from vsrtune.page_model import (
+from vsrtune.views.page_model import (
     DEGRADED,
     NO_POLICY,
     PENDING,
@@ -20,7 +21,6 @@ from vsrtune.page_model import (
     StatusPage,
     ThreadView,
 )
-from vsrtune.page_style import STYLE
 
 # How often a browser asks again, in seconds: as often as a pass looks by default.
 REFRESH = 10
@@ -278,3 +278,85 @@ def _problems(page: StatusPage) -> Markup:
     rows = [(p.where, p.what) for p in page.problems]
     told = table("What could not be read", ("where", "what"), rows)
     return join([told, _left_out(page.problems_left_out, "problem")])
+
+
+# Elements that have no end.
+_VOID = ("meta", "link")
+
+
+class Markup(str):
+    """HTML as it is."""
+
+    __slots__ = ()
+
+
+def element(name: str, /, *children: str, **attributes: str) -> Markup:
+    """One element. Children that are no Markup are text. An attribute's name may end in an
+    underscore (``class_``), and has ``_`` for ``-``; an empty one is left out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[str]) -> Markup:
+    """Siblings, one after the other."""
+    return Markup("".join(c if isinstance(c, Markup) else escape(c) for c in children))
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
+    """A table with a head; nothing at all without rows."""
+    body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
+    if not body:
+        return Markup()
+    head = element("tr", *(element("th", text, scope="col") for text in heads))
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", caption) if caption else Markup(),
+            element("thead", head),
+            element("tbody", *body),
+        ),
+        class_="wide",
+    )
+
+
+STYLE = """
+:root { color-scheme: light dark; --bg: #fff; --text: #1c2227; --soft: #5b6670; --line: #d5dbe0;
+  --card: #f5f7f9; --good: #17692f; --warn: #8a5300; --bad: #b3261e; --mark: #0b5cad; }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #14181c; --text: #e4e9ed; --soft: #9aa6b1; --line: #343c44; --card: #1d2329;
+    --good: #6fd08c; --warn: #f0b35a; --bad: #ff8a80; --mark: #7fbcff; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem 1.25rem 3rem; max-width: 90rem; background: var(--bg);
+  color: var(--text); font: 15px/1.45 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.35rem; margin: 0; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; border-bottom: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
+p { margin: .3rem 0; }
+.soft, caption { color: var(--soft); }
+.good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
+.mark { color: var(--mark); }
+.tag { border: 1px solid currentColor; border-radius: .7em; padding: 0 .5em; font-size: .85em;
+  font-weight: 600; white-space: nowrap; }
+.counts { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; margin: .5rem 0;
+  list-style: none; }
+.cpus { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .7rem;
+  padding: 0; margin: 0; list-style: none; }
+.cpus > li { border: 1px solid var(--line); border-radius: .4rem; background: var(--card);
+  padding: .5rem .7rem; min-width: 0; }
+.cpus ul { list-style: none; margin: .3rem 0 0; padding: 0; font-size: .92em; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .92em; margin: .3rem 0 .8rem; }
+caption { text-align: left; padding: .2rem 0; }
+th, td { text-align: left; vertical-align: top; padding: .2rem .7rem .2rem 0;
+  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
+th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+td { min-width: 3.5em; max-width: 40rem; overflow-wrap: break-word; }
+h3 small { font-weight: normal; }
+"""

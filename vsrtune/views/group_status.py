@@ -10,7 +10,7 @@ from vsrtune.attach.plan.steps import Origin
 from vsrtune.group.members import on_device
 from vsrtune.model.guest import Guest
 from vsrtune.model.module_counters import QueueCounters
-from vsrtune.report import NOTHING, Table
+from vsrtune.views.tables import NOTHING, Table
 
 
 @dataclass(frozen=True, slots=True)

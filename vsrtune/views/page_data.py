@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from vsrtune import __version__, report
+from vsrtune import __version__
 from vsrtune.core.text import printable
 from vsrtune.model.daemon_state import GuestState, PlanState, QueueState, State, Unmade
 from vsrtune.model.guest import (
@@ -26,7 +26,9 @@ from vsrtune.model.load import mean
 from vsrtune.model.plan import Drift, Skipped
 from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.page_model import (
+from vsrtune.plan.interrupt_cpus import device_cpus, serving
+from vsrtune.views import tables
+from vsrtune.views.page_model import (
     DEGRADED,
     NO_POLICY,
     PENDING,
@@ -46,7 +48,6 @@ from vsrtune.page_model import (
     ThreadView,
     Totals,
 )
-from vsrtune.plan.interrupt_cpus import device_cpus, serving
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -148,7 +149,7 @@ def _cpus(snapshot: Snapshot, state: State) -> tuple[tuple[CpuView, ...], int]:
     views = []
     for cpu in snapshot.host.cpus[:CPUS]:
         here = on.get(cpu.id, {})
-        ordered = [pair for role in report.ROLES for pair in here.get(role, ())]
+        ordered = [pair for role in tables.ROLES for pair in here.get(role, ())]
         threads, left_out = _cut(ordered, ON_CPU, lambda pair: _on_cpu(*pair))
         views.append(
             CpuView(
@@ -209,7 +210,7 @@ def _guest(
     queue: QueueState | None,
 ) -> GuestView:
     threads, threads_left_out = _cut(
-        report.in_order(guest),
+        tables.in_order(guest),
         THREADS,
         lambda t: _thread(t, waits_for_domain(snapshot.host, t), budgets.get(t.key)),
     )
@@ -304,19 +305,19 @@ def _urgency(skipped: Skipped) -> int:
 
 def _change(unmade: Unmade) -> ChangeView:
     action = unmade.action
-    guest, setting = report.split_target(action.target)
+    guest, setting = tables.split_target(action.target)
     return ChangeView(
         guest=_text(guest),
         setting=_text(setting),
-        now=_text(report.value_text(action.before)),
-        then=_text(report.value_text(action.after)),
+        now=_text(tables.value_text(action.before)),
+        then=_text(tables.value_text(action.after)),
         because=_text(action.reason),
         why=_text(unmade.why),
     )
 
 
 def _drift(drift: Drift) -> DriftView:
-    guest, setting = report.split_target(drift.target)
+    guest, setting = tables.split_target(drift.target)
     return DriftView(
         guest=_text(guest),
         setting=_text(setting),

@@ -15,8 +15,16 @@ from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
 from vsrtune.plan.interrupt_cpus import interrupt_cpus, lower_nics, queue_irqs
-from vsrtune.report import NOTHING, THROTTLED, in_order, split_target, value_text
-from vsrtune.top_model import CpuRow, DriftRow, DropRow, Frame, PendingRow, Resident, ThreadRow
+from vsrtune.views.tables import NOTHING, THROTTLED, in_order, split_target, value_text
+from vsrtune.views.top_model import (
+    CpuRow,
+    DriftRow,
+    DropRow,
+    Frame,
+    PendingRow,
+    Resident,
+    ThreadRow,
+)
 
 # Other threads of a guest, and ksoftirqd, are shown from this share of a CPU on.
 WORTH_TELLING = 0.01

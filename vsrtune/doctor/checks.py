@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vsrtune import doctor_guests, doctor_host, doctor_module
-from vsrtune.doctor_model import Case, Check, Finding, run
+from vsrtune.doctor import guest_checks, host_checks, module_checks
+from vsrtune.doctor.model import Case, Check, Finding, run
 
-OF_HOST: tuple[Check[Case], ...] = (*doctor_host.CHECKS, *doctor_guests.CHECKS)
-OF_MODULE = doctor_module.CHECKS
+OF_HOST: tuple[Check[Case], ...] = (*host_checks.CHECKS, *guest_checks.CHECKS)
+OF_MODULE = module_checks.CHECKS
 
 
 def traps() -> list[tuple[str, str]]:
@@ -20,7 +20,7 @@ def traps() -> list[tuple[str, str]]:
     return host + [(check.name, check.trap) for check in OF_MODULE]
 
 
-def check_all(case: Case, seen: doctor_module.Seen | None) -> tuple[Finding, ...]:
+def check_all(case: Case, seen: module_checks.Seen | None) -> tuple[Finding, ...]:
     """Every finding, what matters most first. ``seen`` is None on a recorded host, of which
     nobody knows the module."""
     found = run(OF_HOST, case)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vsrtune import __version__, tap_metrics
+from vsrtune import __version__
 from vsrtune.model.daemon_state import BUCKETS, State
 from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import REALTIME, Guest, SchedClass, Thread, ThreadKey
@@ -19,6 +19,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.load import mean
 from vsrtune.model.root_domains import books, waits_for_domain
 from vsrtune.plan.adaptive_queue import Phase
+from vsrtune.views import module_metrics
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -145,7 +146,7 @@ FAMILIES = {
             ("domain",),
             "How often the length of the guest's adaptive queue was changed.",
         ),
-        *(Family(*family) for family in tap_metrics.FAMILIES),
+        *(Family(*family) for family in module_metrics.FAMILIES),
         Family(
             "guest_tuned", "gauge", ("domain", "source"), "1 when the guest is as its policy says."
         ),
@@ -288,7 +289,7 @@ def families(state: State, refused: int = 0) -> list[Any]:
     out = {name: _empty(family) for name, family in FAMILIES.items()}
     out["build"].add_metric([], {"version": __version__})
     if state.snapshot is not None:
-        sharing = tap_metrics.Sharing(state.snapshot.guests)
+        sharing = module_metrics.Sharing(state.snapshot.guests)
         budgets = dict(state.budgets)
         for guest in state.snapshot.guests:
             _add_guest(out, guest, state.snapshot.host, sharing, budgets)
@@ -370,7 +371,7 @@ def _add_guest(
     out: dict[str, Any],
     guest: Guest,
     host: Host,
-    sharing: tap_metrics.Sharing,
+    sharing: module_metrics.Sharing,
     budgets: Mapping[ThreadKey, float],
 ) -> None:
     domain = _label(guest.ref)
@@ -400,7 +401,7 @@ def _add_guest(
         out["interface_queue_length"].add_metric(values, interface.txqueuelen)
         if sharing.of_device(guest, interface):
             out["interface_ring_drops"].add_metric(values, interface.ring_drops)
-        tap_metrics.add(out, values, guest, interface, sharing)
+        module_metrics.add(out, values, guest, interface, sharing)
         out["interface"].add_metric(
             [],
             {

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import OURS, STACKED
-from vsrtune.doctor_model import Check, Finding, Level
+from vsrtune.doctor.model import Check, Finding, Level
 from vsrtune.model.host import Link
 
 MODULE = "napi_macvlan"

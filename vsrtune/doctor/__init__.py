@@ -1,0 +1,1 @@
+"""Wall: pure. What ``vsrtune doctor`` checks, and what it says of it."""

@@ -1,0 +1,1 @@
+"""Wall: reading. What the checks need beside a snapshot."""

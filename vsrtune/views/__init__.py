@@ -1,0 +1,1 @@
+"""Wall: pure. What an operator is shown: tables, the status page, ``top``, metric families."""
