@@ -9,7 +9,7 @@ Invariants (checked by plan_checks on every plan, before it is returned):
   emulator is narrowed; no thread is asked for CPUs outside its cpuset.
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
 - A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only when
-  the kernel's limit admits its budget; the domain has no interrupt CPU (plan/deadline/root_domains.py).
+  the kernel's limit admits its budget; the domain has no interrupt CPU.
 - No realtime vcpu can keep another thread of a router from running (plan/safety/standstill.py).
 - A refused guest gets no action; no target gets two.
 
