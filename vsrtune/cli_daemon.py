@@ -97,50 +97,52 @@ def daemon(
     Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing was
     changed), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
     """
-    from vsrtune import collecting, log
+    from vsrtune import collecting
     from vsrtune.cli_common import no_policies
+    from vsrtune.daemon import journald
     from vsrtune.host.filesystem import boot_id
     from vsrtune.observe.config_files import load_dirs
 
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
-    log.setup(verbose)
+    journald.setup(verbose)
     collecting.rarely()
     if not policies:
-        log.LOGGER.warning("%s", no_policies(policy_dirs))
+        journald.LOGGER.warning("%s", no_policies(policy_dirs))
 
-    from vsrtune import events, queue_status, sdnotify, web
-    from vsrtune.aside import Aside
     from vsrtune.attach.host import LiveHost
-    from vsrtune.attach_keeper import AttachKeeper
     from vsrtune.core.errors import VsrtuneError
-    from vsrtune.daemon import Daemon, Timing
+    from vsrtune.daemon import http, systemd
+    from vsrtune.daemon.attachments import AttachKeeper
+    from vsrtune.daemon.events import libvirt
+    from vsrtune.daemon.events.links import LinkEvents
+    from vsrtune.daemon.events.policy_files import PolicyWatch
+    from vsrtune.daemon.events.polling import Patrol
+    from vsrtune.daemon.guard.aside import Aside
+    from vsrtune.daemon.guard.guard import Guard
+    from vsrtune.daemon.loop import Daemon, Timing
+    from vsrtune.daemon.queue_controller import STARVED_PATH, QueueKeeper, write_status
+    from vsrtune.daemon.reconciler import Reconciler
     from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
-    from vsrtune.guard import Guard
     from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.link_events import LinkEvents
     from vsrtune.model.daemon_state import Starved, State
     from vsrtune.model.load import least_ns
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.observe.load import LoadMeter
     from vsrtune.observe.observer import live_observer
-    from vsrtune.patrol import Patrol
     from vsrtune.policy.matching import Scope, scope
-    from vsrtune.policy_watch import PolicyWatch
-    from vsrtune.queue_keeper import QueueKeeper
-    from vsrtune.reconcile import Reconciler
     from vsrtune.views.metric_families import Metrics
 
-    notifier = sdnotify.from_environment()
+    notifier = systemd.from_environment()
     with Journal.open(journal, boot_id()) as opened:
         served = Metrics()
         if metrics is not None:
             try:
-                web.serve(served, *metrics)
+                http.serve(served, *metrics)
             except VsrtuneError as error:
                 # Tuning matters more than watching it.
-                log.LOGGER.error("%s", error)
-        can_listen = events.register()
+                journald.LOGGER.error("%s", error)
+        can_listen = libvirt.register()
 
         def wanted() -> Scope:
             return scope(reconciler.policies, opened.guests())
@@ -180,7 +182,7 @@ def daemon(
         )
         running.install_signals()
         if can_listen:
-            events.LibvirtEvents(uri, running.mark_dirty).start()
+            libvirt.LibvirtEvents(uri, running.mark_dirty).start()
 
         def seen() -> Snapshot | None:
             return reconciler.state.snapshot
@@ -188,7 +190,7 @@ def daemon(
         def starving(found: tuple[Starved, ...]) -> None:
             running.starving(found)
             with contextlib.suppress(OSError):
-                queue_status.write(found, queue_status.STARVED_PATH)
+                write_status(found, STARVED_PATH)
 
         LinkEvents(seen, running.mark_dirty, own_queue=reconciler.own_queue).start()
         Patrol(LiveRoot(), seen, running.mark_dirty).start()

@@ -79,11 +79,13 @@ def show(
 
 def _queues(shown: set[str]) -> list[Table]:
     """What the daemon tells of adaptive queues."""
-    from vsrtune.queue_status import read
+    from vsrtune.daemon.queue_controller import read_status
     from vsrtune.views.tables import Table
 
     rows: list[tuple[str, ...]] = [
-        (q.guest, str(q.length), q.phase, str(q.changes), q.why) for q in read() if q.guest in shown
+        (q.guest, str(q.length), q.phase, str(q.changes), q.why)
+        for q in read_status()
+        if q.guest in shown
     ]
     heads = ("guest", "length", "phase", "changes", "why")
     return [Table("Adaptive queues, as the daemon keeps them", heads, rows)] if rows else []
@@ -91,7 +93,7 @@ def _queues(shown: set[str]) -> list[Table]:
 
 def _starved() -> list[Table]:
     """What the daemon tells of threads that starve."""
-    from vsrtune.queue_status import read_starved
+    from vsrtune.daemon.queue_controller import read_starved
     from vsrtune.views.tables import Table
 
     rows: list[tuple[str, ...]] = [

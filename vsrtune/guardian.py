@@ -235,14 +235,15 @@ def undo_until_done(journal: Path) -> int:
 def main() -> int:
     """The guardian. What it guards stands in the environment."""
     # Before they are needed: the host may be too busy then, or the package be removed.
-    from vsrtune import attach_show, cli_apply, sdnotify  # noqa: F401
+    from vsrtune import attach_show, cli_apply  # noqa: F401
+    from vsrtune.daemon import systemd
     from vsrtune.execute import (
         executor,  # noqa: F401
         host_writer,  # noqa: F401
     )
 
     journal = Path(os.environ["VSRTUNE_JOURNAL"])
-    sdnotify.from_environment().ready()
+    systemd.from_environment().ready()
     os.write(1, _READY)
     if "NOTIFY_SOCKET" not in os.environ:
         # The command that reads this may be gone when there is more to say.

@@ -14,7 +14,7 @@ sys.path += [str(REPO), str(REPO / "tests/unit")]
 
 import recorded_state  # noqa: E402
 
-from vsrtune import web  # noqa: E402
+from vsrtune.daemon import http  # noqa: E402
 from vsrtune.views.metric_families import Metrics  # noqa: E402
 
 # The same on every day: 2026-10-26 10:00:00 UTC.
@@ -37,5 +37,5 @@ def page(recording: str, rename: str = "") -> Iterator[str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        web.serve(metrics, "127.0.0.1", port)
+        http.serve(metrics, "127.0.0.1", port)
         yield f"http://127.0.0.1:{port}/"

@@ -30,13 +30,13 @@ from synthetic import Synthetic
 from treeops import TreeOps
 
 from vsrtune import collecting
+from vsrtune.daemon.journald import LOGGER
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.scope import FULL, TURNS, Look
 from vsrtune.execute.journal import Journal
-from vsrtune.log import LOGGER
-from vsrtune.look import FULL, TURNS, Look
 from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 from vsrtune.views.metric_families import exposition
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "scale.md"

@@ -28,7 +28,7 @@ import picture  # noqa: E402
 from monitored_state import state  # noqa: E402
 from prometheus_tools import Api, asked, dashboard, program, running  # noqa: E402
 
-from vsrtune.log import LOGGER  # noqa: E402
+from vsrtune.daemon.journald import LOGGER  # noqa: E402
 from vsrtune.model.daemon_state import State  # noqa: E402
 from vsrtune.model.guest import Guest  # noqa: E402
 from vsrtune.views.metric_families import exposition  # noqa: E402

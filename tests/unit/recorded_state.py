@@ -13,10 +13,10 @@ import recorded_hosts
 from fake_host import FakeHost
 
 from vsrtune.core.errors import Lasting, WriteError
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Thread
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 
 POLICY = """\
 guest: "{guest}"

@@ -13,7 +13,7 @@ from vsrtune.attach.plan.model import Asked, Host
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
-from vsrtune.attach_keeper import AttachKeeper
+from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.model.guest import Attachment
 from vsrtune.policy.model import Policy
 

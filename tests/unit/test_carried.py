@@ -17,6 +17,7 @@ from test_daemon import POLICY
 from vsrtune import cli
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute import executor
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
@@ -32,7 +33,6 @@ from vsrtune.plan import brought_pins
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 
 ZERO, ONE, TWO, ALL = CpuSet([0]), CpuSet([1]), CpuSet([2]), CpuSet(range(4))
 

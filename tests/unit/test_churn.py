@@ -16,13 +16,13 @@ from pathlib import Path
 import shell_samples as samples
 from fake_host import FakeHost
 
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan import planner
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 
 GUESTS = 200
 STEPS = 200

@@ -16,14 +16,14 @@ from fake_host import FakeHost
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.daemon import Daemon, Timing
+from vsrtune.daemon.loop import Daemon, Timing
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.scope import FULL, Look
 from vsrtune.execute.journal import Journal
-from vsrtune.look import FULL, Look
 from vsrtune.model.daemon_state import State
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 
 POLICY = """\
 guest: "*"

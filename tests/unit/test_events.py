@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vsrtune import events
+from vsrtune.daemon.events import libvirt as events
 
 libvirt = pytest.importorskip("libvirt")
 URI = "test:///default"

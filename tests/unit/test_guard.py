@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import shell_samples as samples
 
-from vsrtune import guard_samples
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.guard import Guard
-from vsrtune.guard_samples import GuardSampler
+from vsrtune.daemon.guard import samples as guard_samples
+from vsrtune.daemon.guard.guard import Guard
+from vsrtune.daemon.guard.samples import GuardSampler
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.daemon_state import GuestState, Starved, State
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey

@@ -13,12 +13,12 @@ from fake_host import FakeHost
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
 from vsrtune.model.host import Irq, Nic, NicQueue
 from vsrtune.model.targets import HOST_REF, IrqAffinity
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 
 RX = IrqAffinity(HOST_REF, 24, "p0-rx-0")
 SET = 'guest: "{}"\nirq: {{cpus: 0, set: true}}\n'

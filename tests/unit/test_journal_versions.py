@@ -19,12 +19,12 @@ from test_daemon import POLICY
 
 from vsrtune import cli
 from vsrtune.core.errors import JournalError
-from vsrtune.daemon import Daemon
+from vsrtune.daemon.loop import Daemon
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.systemd import NullNotifier
 from vsrtune.execute.executor import recover, undo
 from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
-from vsrtune.sdnotify import NullNotifier
 
 STORED = Path(__file__).with_name("journals")
 LATER = STORED / "later-version.jsonl"

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import log
+from vsrtune.daemon import journald
 
 REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def restore_handlers():  # type: ignore[no-untyped-def]
-    before = log.LOGGER.handlers[:], log.LOGGER.propagate, log.LOGGER.level
+    before = journald.LOGGER.handlers[:], journald.LOGGER.propagate, journald.LOGGER.level
     yield
-    log.LOGGER.handlers[:], log.LOGGER.propagate, level = before
-    log.LOGGER.setLevel(level)
+    journald.LOGGER.handlers[:], journald.LOGGER.propagate, level = before
+    journald.LOGGER.setLevel(level)
 
 
 def test_fields_become_journal_fields() -> None:
     sent: list[tuple[str, dict[str, str]]] = []
-    handler = log.JournalHandler(lambda message, **fields: sent.append((message, fields)))
+    handler = journald.JournalHandler(lambda message, **fields: sent.append((message, fields)))
     record = logging.LogRecord("test", logging.WARNING, "f", 1, "%s changed", ("vr 1.ü",), None)
-    record.vsrtune = log.fields(guest="vr 1.ü", error=None)["vsrtune"]
+    record.vsrtune = journald.fields(guest="vr 1.ü", error=None)["vsrtune"]
     handler.emit(record)
     ((message, fields),) = sent
     assert message == "vr 1.ü changed"
@@ -40,16 +40,16 @@ def test_fields_become_journal_fields() -> None:
     [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3)],
 )
 def test_levels_map_to_syslog_priorities(level: int, number: int) -> None:
-    assert log.priority(level) == number
+    assert journald.priority(level) == number
 
 
 def test_outside_systemd_lines_go_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    log.setup()
-    log.LOGGER.info("hello", extra=log.fields(guest="vr1"))
-    log.LOGGER.debug("hidden")
+    journald.setup()
+    journald.LOGGER.info("hello", extra=journald.fields(guest="vr1"))
+    journald.LOGGER.debug("hidden")
     assert capsys.readouterr().err == "vsrtune: INFO: hello\n"
 
 
@@ -90,9 +90,9 @@ def test_nor_does_an_error_with_a_traceback() -> None:
 
 def test_nor_in_the_journal() -> None:
     sent: list[tuple[str, dict[str, str]]] = []
-    handler = log.JournalHandler(lambda message, **fields: sent.append((message, fields)))
+    handler = journald.JournalHandler(lambda message, **fields: sent.append((message, fields)))
     record = logging.LogRecord("test", logging.INFO, "f", 1, "%s", (FORGED,), None)
-    record.vsrtune = log.fields(guest=FORGED)["vsrtune"]
+    record.vsrtune = journald.fields(guest=FORGED)["vsrtune"]
     handler.emit(record)
     ((message, fields),) = sent
     assert message.isprintable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from vsrtune.look import FULL, NOTHING, Look
+from vsrtune.daemon.scope import FULL, NOTHING, Look
 
 
 def test_guests_add_up_and_the_unknown_is_everything() -> None:

@@ -22,13 +22,13 @@ from hostroot import TreeRoot, TreeVirt
 from synthetic import CPUS, Names, Synthetic
 from treeops import TreeOps
 
+from vsrtune.daemon.journald import LOGGER
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.scope import Look
 from vsrtune.execute.journal import Journal
-from vsrtune.log import LOGGER
-from vsrtune.look import Look
 from vsrtune.model.guest import Role
 from vsrtune.observe.observer import Observer
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 
 FEW, MANY = 20, 200
 POLICY = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.owed import LONGEST, Owed
+from vsrtune.daemon.reload_backlog import LONGEST, Owed
 
 
 class Clock:

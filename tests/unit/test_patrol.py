@@ -8,9 +8,9 @@ from pathlib import Path
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.daemon.events.polling import Patrol
 from vsrtune.model.host import Irq, Nic
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.patrol import Patrol
 
 
 class Tree:

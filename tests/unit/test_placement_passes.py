@@ -11,14 +11,14 @@ from fake_host import FakeHost
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.daemon.load_tracker import WHOLE, LoadKeeper
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
-from vsrtune.load_keeper import WHOLE, LoadKeeper
 from vsrtune.model.load import WINDOWS, data_plane
 from vsrtune.observe import load as load_module
 from vsrtune.observe.load import LoadMeter
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 from vsrtune.views.metric_families import exposition
 
 SECOND = 10**9

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from vsrtune.core.errors import WriteError
+from vsrtune.daemon.pass_result import WAITING, WITH_ANOTHER, unmade
 from vsrtune.execute.executor import Result
 from vsrtune.model.daemon_state import PlanState, Unmade
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.targets import ThreadSched, TxQueueLen
-from vsrtune.outcome import WAITING, WITH_ANOTHER, unmade
 
 FIFO = Sched(SchedClass.FIFO, 5)
 

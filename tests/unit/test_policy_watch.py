@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.policy_watch import PolicyWatch
+from vsrtune.daemon.events.policy_files import PolicyWatch
 
 
 class Watching:

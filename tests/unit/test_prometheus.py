@@ -10,7 +10,7 @@ import pytest
 from monitored_state import state
 from prometheus_tools import MONITORING, Api, asked, dashboard, free_port, running, wait_for
 
-from vsrtune import web
+from vsrtune.daemon import http
 from vsrtune.views.metric_families import Metrics
 
 
@@ -21,7 +21,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     metrics = Metrics()
     metrics.update(state())
     port = free_port()
-    web.serve(metrics, "127.0.0.1", port)
+    http.serve(metrics, "127.0.0.1", port)
     # As docs/monitoring/README.md says, but for the times. JSON is YAML.
     config = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},

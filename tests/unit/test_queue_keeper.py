@@ -12,9 +12,10 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune import queue_status
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
+from vsrtune.daemon.queue_controller import GLANCE, TICK, QueueKeeper, read_status, write_status
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
@@ -22,8 +23,6 @@ from vsrtune.model.load import Crew, QueueSample
 from vsrtune.model.targets import TxQueueLen
 from vsrtune.observe.samples import Sampler, Watched, crews, watched
 from vsrtune.policy.parser import parse
-from vsrtune.queue_keeper import GLANCE, TICK, QueueKeeper
-from vsrtune.reconcile import Reconciler
 
 POLICY = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nqueue: {macvtap: adaptive, min: 20, max: 400}\n'
 
@@ -328,15 +327,15 @@ def test_samples_are_sums_over_the_devices_with_rings() -> None:
 def test_status_is_told_while_its_writer_lives(tmp_path: Path) -> None:
     path = tmp_path / "run" / "queues.json"
     states = (QueueState("vr 2.ü", 250, "trial", "overload, 250 is tried beside 500", 3),)
-    queue_status.write(states, path)
-    assert queue_status.read(path) == states
+    write_status(states, path)
+    assert read_status(path) == states
     text = path.read_text()
     path.write_text(text.replace('"start_time": ', '"start_time": 1'))
-    assert queue_status.read(path) == ()
+    assert read_status(path) == ()
     path.write_text(text.replace(f'"pid": {os.getpid()}', '"pid": 4194305'))
-    assert queue_status.read(path) == ()
+    assert read_status(path) == ()
     for damaged in ("", "[]", "{", text[:-9], "[" * 100_000):
         path.write_text(damaged)
-        assert queue_status.read(path) == ()
-    queue_status.write((), path)
+        assert read_status(path) == ()
+    write_status((), path)
     assert not path.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import sdnotify
+from vsrtune.daemon import systemd
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_systemd_receives_every_state(
     pytest.importorskip("systemd.daemon")
     monkeypatch.setenv("WATCHDOG_USEC", "60000000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    notifier = sdnotify.from_environment()
+    notifier = systemd.from_environment()
     assert notifier.watchdog_seconds == 60
     heard = []
     for call in (notifier.ready, notifier.ping, notifier.reloading, notifier.stopping):
@@ -39,7 +39,7 @@ def test_systemd_receives_every_state(
 
 
 def test_without_a_listener_nothing_happens() -> None:
-    notifier = sdnotify.from_environment({})
+    notifier = systemd.from_environment({})
     for call in (notifier.ready, notifier.ping, notifier.reloading, notifier.stopping):
         call()
     notifier.status("x")
@@ -60,4 +60,4 @@ def test_without_a_listener_nothing_happens() -> None:
 def test_watchdog_time_is_ours_only_when_meant_for_us(
     environ: dict[str, str], expected: float | None
 ) -> None:
-    assert sdnotify.watchdog_from(environ, 42) == expected
+    assert systemd.watchdog_from(environ, 42) == expected

@@ -13,8 +13,9 @@ import shell_samples as samples
 from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
-from vsrtune import queue_status
 from vsrtune.core.errors import Lasting, WriteError
+from vsrtune.daemon import queue_controller
+from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
@@ -25,7 +26,6 @@ from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.lowering import lowered, next_level
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.reconcile import Reconciler
 from vsrtune.views import metric_families, tables
 from vsrtune.views.page_data import status_page
 from vsrtune.views.page_model import DEGRADED
@@ -268,10 +268,10 @@ def test_metrics_and_page_tell(passes: Reconciler) -> None:
 def test_other_processes_hear_of_threads_that_starve(tmp_path: Path) -> None:
     path = tmp_path / "starved.json"
     told = (Starved(17, "kworker/1:2", 1, "vr1", True), Starved(18, "x", 1, ""))
-    queue_status.write(told, path)
-    assert queue_status.read_starved(path) == told
-    queue_status.write((), path)
-    assert queue_status.read_starved(path) == () and not path.exists()
+    queue_controller.write_status(told, path)
+    assert queue_controller.read_starved(path) == told
+    queue_controller.write_status((), path)
+    assert queue_controller.read_starved(path) == () and not path.exists()
 
 
 class TestLoop:

@@ -9,7 +9,7 @@ import time
 
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.core.retry import FIRST, LONGEST, PERMANENT, Backoff, SaidOnce
-from vsrtune.wakeup import Wakeup
+from vsrtune.daemon.loop import Wakeup
 
 SOON = VsrtuneError("busy", lasting=Lasting.TRANSIENT)
 NEVER = VsrtuneError("impossible")

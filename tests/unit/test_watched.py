@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import shell_samples as samples
 
-from vsrtune.look import FULL, NOTHING, Look
+from vsrtune.daemon.events.links import concerned, devices, settings, unclaimed
+from vsrtune.daemon.scope import FULL, NOTHING, Look
 from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.watched import concerned, devices, settings, unclaimed
 
 
 def snapshot() -> Snapshot:

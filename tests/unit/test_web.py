@@ -24,9 +24,9 @@ import recorded_state
 import shell_samples as samples
 from prometheus_client import generate_latest, make_wsgi_app
 
-from vsrtune import web
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.daemon import http
 from vsrtune.model.daemon_state import GuestState, State
 from vsrtune.views.metric_families import Metrics
 from vsrtune.views.page_data import status_page
@@ -54,7 +54,7 @@ def metrics_of(what: State) -> Metrics:
 
 
 def ask(
-    app: web.App, path: str, method: str = "GET", **more: str
+    app: http.App, path: str, method: str = "GET", **more: str
 ) -> tuple[str, dict[str, str], bytes]:
     environ: dict[str, Any] = {
         "PATH_INFO": path,
@@ -80,7 +80,7 @@ def test_the_page_and_the_same_as_data() -> None:
     with recorded_state.passes("trixie-napi") as (_, passes):
         passes.run(settle=True)
         seen = passes.state
-    app = web.app(metrics_of(seen))
+    app = http.app(metrics_of(seen))
     status, headers, body = ask(app, "/")
     assert (status, headers["Content-Type"]) == ("200 OK", "text/html; charset=utf-8")
     assert body.decode() == html(status_page(seen))
@@ -92,7 +92,7 @@ def test_the_page_and_the_same_as_data() -> None:
 @pytest.mark.parametrize("path", ["/", "/status.json", "/nothing"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 def test_every_answer_of_ours_has_the_strict_headers(path: str, method: str) -> None:
-    _, headers, body = ask(web.app(metrics_of(state())), path, method)
+    _, headers, body = ask(http.app(metrics_of(state())), path, method)
     assert STRICT.items() <= headers.items()
     assert (body == b"") == (method == "HEAD")
     if method != "HEAD":
@@ -100,21 +100,21 @@ def test_every_answer_of_ours_has_the_strict_headers(path: str, method: str) -> 
 
 
 def test_head_tells_the_length_of_get() -> None:
-    app = web.app(metrics_of(state()))
+    app = http.app(metrics_of(state()))
     assert ask(app, "/", "HEAD")[1] == ask(app, "/")[1]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 @pytest.mark.parametrize("path", ["/", "/metrics", "/status.json", "/nothing"])
 def test_nothing_is_set_here(method: str, path: str) -> None:
-    status, headers, _ = ask(web.app(metrics_of(state())), path, method)
+    status, headers, _ = ask(http.app(metrics_of(state())), path, method)
     assert status.startswith("405 ")
     assert headers["Allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("path", ["/x", "/metrics/", "//", "/index.html", "/../etc/passwd", "/ü"])
 def test_elsewhere_is_nothing_but_a_hint(path: str) -> None:
-    status, headers, body = ask(web.app(metrics_of(state())), path.encode().decode("latin-1"))
+    status, headers, body = ask(http.app(metrics_of(state())), path.encode().decode("latin-1"))
     assert status.startswith("404 ")
     assert headers["Content-Type"].startswith("text/plain")
     for known in ("/,", "/status.json", "/metrics"):
@@ -134,7 +134,7 @@ def test_elsewhere_is_nothing_but_a_hint(path: str) -> None:
 def test_metrics_are_what_prometheus_client_serves(more: dict[str, str]) -> None:
     metrics = metrics_of(state("vr 1.\u00fc"))
     expected = ask(make_wsgi_app(metrics.registry()), "/metrics", **more)
-    found = ask(web.app(metrics), "/metrics", **more)
+    found = ask(http.app(metrics), "/metrics", **more)
     if "HTTP_ACCEPT_ENCODING" in more:  # gzip has a time in it
         expected, found = ((s, h, gzip.decompress(b)) for s, h, b in (expected, found))
     assert found == expected
@@ -156,15 +156,15 @@ def test_metrics_are_what_prometheus_client_serves(more: dict[str, str]) -> None
 def test_another_site_whose_name_points_here_is_told_nothing(host: str, answered: bool) -> None:
     metrics = metrics_of(state())
     for path in ("/", "/status.json"):
-        status, _, body = ask(web.app(metrics), path, HTTP_HOST=host)
+        status, _, body = ask(http.app(metrics), path, HTTP_HOST=host)
         assert status.startswith("200 " if answered else "421 ")
         assert (b"vr1" in body) == answered
-    assert ask(web.app(metrics, "192.0.2.1"), "/", HTTP_HOST=host)[0] == "200 OK"
+    assert ask(http.app(metrics, "192.0.2.1"), "/", HTTP_HOST=host)[0] == "200 OK"
 
 
 def test_a_state_is_rendered_once_and_a_new_one_is_seen() -> None:
     metrics = metrics_of(state("first"))
-    pages = web.Pages()
+    pages = http.Pages()
     first = [pages.of(metrics.state, path) for path in ("/", "/status.json")]
     again = [pages.of(metrics.state, path) for path in ("/", "/status.json")]
     assert all(a is b for a, b in zip(first, again, strict=True))
@@ -176,7 +176,7 @@ def test_a_state_is_rendered_once_and_a_new_one_is_seen() -> None:
 def test_a_pass_does_not_wait_for_a_page() -> None:
     """Whoever renders, holds no lock that publishing a state takes."""
     metrics = metrics_of(state("first"))
-    pages = web.Pages()
+    pages = http.Pages()
     with pages._lock:
         waiting = threading.Thread(target=pages.of, args=(metrics.state, "/"))
         waiting.start()
@@ -200,7 +200,7 @@ def free_port(family: int = socket.AF_INET, host: str = "127.0.0.1") -> int:
 def test_serves_over_http_and_says_when_the_address_is_taken() -> None:
     metrics = metrics_of(state("vr 1.\u00fc"))
     port = free_port()
-    web.serve(metrics, "127.0.0.1", port)
+    http.serve(metrics, "127.0.0.1", port)
     base = f"http://127.0.0.1:{port}"
     with urllib.request.urlopen(f"{base}/metrics", timeout=10) as answer:
         assert answer.read() == generate_latest(metrics.registry())
@@ -216,7 +216,7 @@ def test_serves_over_http_and_says_when_the_address_is_taken() -> None:
     missing.value.close()
     assert missing.value.code == 404
     with pytest.raises(VsrtuneError) as caught:
-        web.serve(Metrics(), "127.0.0.1", port)
+        http.serve(Metrics(), "127.0.0.1", port)
     assert str(port) in caught.value.where
     assert "--metrics" in caught.value.hint
 
@@ -226,22 +226,22 @@ def test_serves_on_ipv6() -> None:
         port = free_port(socket.AF_INET6, "::1")
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
-    web.serve(metrics_of(state()), "::1", port)
+    http.serve(metrics_of(state()), "::1", port)
     with urllib.request.urlopen(f"http://[::1]:{port}/", timeout=10) as answer:
         assert answer.status == 200
 
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(VsrtuneError, match="cannot serve"):
-        web.serve(Metrics(), "no.such.host.invalid", 9178)
+        http.serve(Metrics(), "no.such.host.invalid", 9178)
 
 
 def test_whoever_says_nothing_is_sent_away_and_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(web, "PATIENCE", 0.2)
+    monkeypatch.setattr(http, "PATIENCE", 0.2)
     port = free_port()
-    web.serve(metrics_of(state()), "127.0.0.1", port)
+    http.serve(metrics_of(state()), "127.0.0.1", port)
     with socket.create_connection(("127.0.0.1", port)) as silent:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
             assert answer.status == 200
@@ -310,9 +310,9 @@ def test_a_crowd_takes_no_more_than_its_share(
 ) -> None:
     """1,200 connections that say nothing, or a byte a second: each second one would be alive for
     ever by what it has said last."""
-    monkeypatch.setattr(web, "PATIENCE", 3.0)
+    monkeypatch.setattr(http, "PATIENCE", 3.0)
     port, metrics = free_port(), metrics_of(state())
-    web.serve(metrics, "127.0.0.1", port)
+    http.serve(metrics, "127.0.0.1", port)
     before, threads = descriptors(), threading.active_count()
     most = [0, 0]
     over = threading.Event()
@@ -336,23 +336,23 @@ def test_a_crowd_takes_no_more_than_its_share(
         over.set()
         watching.join(10)
     # And the crowd's pipes, this test's own connection, one that is being refused, and a list.
-    assert most[0] <= before + web.CONNECTIONS + 6
-    assert most[1] <= threads + 1 + web.CONNECTIONS
+    assert most[0] <= before + http.CONNECTIONS + 6
+    assert most[1] <= threads + 1 + http.CONNECTIONS
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         told = re.search(
             rb"^vsrtune_http_refused_connections_total (\S+)$", answer.read(), re.MULTILINE
         )
     assert told is not None
-    assert float(told[1]) >= 1200 - 2 * web.CONNECTIONS
+    assert float(told[1]) >= 1200 - 2 * http.CONNECTIONS
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_who_reads_slowly_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is the whole request's, its answer included."""
-    monkeypatch.setattr(web, "PATIENCE", 0.5)
-    monkeypatch.setattr(web.Pages, "of", lambda *_: web._said("200 OK", "x" * (32 << 20)))
+    monkeypatch.setattr(http, "PATIENCE", 0.5)
+    monkeypatch.setattr(http.Pages, "of", lambda *_: http._said("200 OK", "x" * (32 << 20)))
     port = free_port()
-    web.serve(metrics_of(state()), "127.0.0.1", port)
+    http.serve(metrics_of(state()), "127.0.0.1", port)
     before = descriptors()
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -369,4 +369,4 @@ def test_the_unit_leaves_passes_most_descriptors() -> None:
     unit = Path(__file__).parents[2] / "units" / "vsrtune.service"
     told = re.search(r"^LimitNOFILE=(\d+)$", unit.read_text(), re.MULTILINE)
     assert told is not None
-    assert 8 * web.CONNECTIONS < int(told[1]) <= 1024
+    assert 8 * http.CONNECTIONS < int(told[1]) <= 1024

@@ -1,6 +1,6 @@
 """How far a guest's tuning is stepped down, and what is left of its policy then.
 
-The guard (guard.py) steps a guest down when its real-time threads keep each other, or what
+The guard steps a guest down when its real-time threads keep each other, or what
 the host needs, from running. Each level takes less: round-robin instead of FIFO with the
 same priorities, then the ordinary class with the pins kept, then nothing at all. A level
 that changes nothing of a policy is passed over. The planner plans the lowered policy as it

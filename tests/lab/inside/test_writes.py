@@ -15,9 +15,9 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune import events
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting
+from vsrtune.daemon.events import libvirt as events
 from vsrtune.execute.executor import apply, recover, undo
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
-from vsrtune.drift_watch import DriftWatch
+from vsrtune.daemon.drift_tracker import DriftWatch
+from vsrtune.daemon.journald import LOGGER, fields
+from vsrtune.daemon.scope import Look
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.log import LOGGER, fields
-from vsrtune.look import Look
 from vsrtune.model.daemon_state import QueueState, State
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import DeviceTarget, Target, Value

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vsrtune.background import Background
-from vsrtune.events import Dirty
+from vsrtune.daemon.events.libvirt import Dirty
+from vsrtune.daemon.events.links import settings
+from vsrtune.daemon.events.thread import Background
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.watched import settings
 
 EVERY = 2.0
 

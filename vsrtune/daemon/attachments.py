@@ -21,8 +21,8 @@ from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
+from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.execute.jsonl_log import read_pending
-from vsrtune.log import LOGGER, fields
 from vsrtune.policy.model import Policy
 
 # A pass waits no longer than this for libvirt; the next one tries again. Seconds.

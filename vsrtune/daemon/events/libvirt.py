@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from vsrtune.background import Background
-from vsrtune.log import LOGGER
+from vsrtune.daemon.events.thread import Background
+from vsrtune.daemon.journald import LOGGER
 
 # Seconds between attempts to reach a libvirt daemon that is away.
 RETRY = 5.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vsrtune.log import LOGGER, fields
+from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin
 from vsrtune.plan.drift import Memory, put_back

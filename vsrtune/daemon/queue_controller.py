@@ -5,14 +5,23 @@ A pass leaves an adaptive queue as it stands, or makes it long; the rule is queu
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
-from vsrtune import queue_status
-from vsrtune.host.filesystem import LiveRoot
-from vsrtune.log import LOGGER
-from vsrtune.model.daemon_state import QueueState
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import json_value
+from vsrtune.daemon.journald import LOGGER
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.procfs import parse_stat
+from vsrtune.host.state_files import read_file, replace_volatile
+from vsrtune.model.daemon_state import QueueState, Starved
 from vsrtune.model.guest import Guest
 from vsrtune.model.load import QueueSample, window_between
 from vsrtune.model.plan import Action
@@ -22,7 +31,55 @@ from vsrtune.observe.samples import Sampler, Watched, watched
 from vsrtune.plan import adaptive_queue
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, QueueBounds
-from vsrtune.reconcile import Reconciler
+
+DEFAULT_PATH = Path("/run/vsrtune/queues.json")
+STARVED_PATH = Path("/run/vsrtune/starved.json")
+
+T = TypeVar("T")
+
+
+def write_status(
+    states: tuple[QueueState, ...] | tuple[Starved, ...],
+    path: Path = DEFAULT_PATH,
+    root: HostRoot | None = None,
+) -> None:
+    """Replace the file; it is removed when there is nothing to tell. Raises OSError."""
+    if not states:
+        path.unlink(missing_ok=True)
+        return
+    pid = os.getpid()
+    data = {
+        "pid": pid,
+        "start_time": _start_time(root or LiveRoot(), pid),
+        "told": encode(states),
+    }
+    replace_volatile(path, json.dumps(data, ensure_ascii=False).encode(), 0o644)
+
+
+def read_status(path: Path = DEFAULT_PATH, root: HostRoot | None = None) -> tuple[QueueState, ...]:
+    """What the daemon that runs tells of its queues; nothing when none runs, or the file is
+    damaged or not for this user."""
+    return _read(tuple[QueueState, ...], path, root)
+
+
+def read_starved(path: Path = STARVED_PATH, root: HostRoot | None = None) -> tuple[Starved, ...]:
+    """As ``read``, of threads that starve."""
+    return _read(tuple[Starved, ...], path, root)
+
+
+def _read(kind: type[tuple[T, ...]], path: Path, root: HostRoot | None) -> tuple[T, ...]:
+    try:
+        data = json_value(read_file(path).decode("utf-8", "replace"))
+        if data["start_time"] != _start_time(root or LiveRoot(), int(data["pid"])):
+            return ()
+        return decode(kind, data["told"])
+    except (OSError, ValueError, LookupError, TypeError, VsrtuneError):
+        return ()
+
+
+def _start_time(root: HostRoot, pid: int) -> int:
+    return parse_stat(root.read(f"/proc/{pid}/stat")).start_time
+
 
 # Seconds between samples, and between the cheap looks while nothing is dropped anywhere.
 TICK = 0.5
@@ -56,7 +113,7 @@ class QueueKeeper:
         reconciler: Reconciler,
         sampler: Sampler | None = None,
         clock: Callable[[], float] = time.monotonic,
-        publish: Callable[[tuple[QueueState, ...]], None] = queue_status.write,
+        publish: Callable[[tuple[QueueState, ...]], None] = write_status,
     ) -> None:
         self._reconciler = reconciler
         self._sampler = sampler or Sampler(LiveRoot())

@@ -12,38 +12,45 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import gone
-from vsrtune.adjusting import Adjusting
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
-from vsrtune.drift_watch import DriftWatch, waiting
+from vsrtune.daemon.adjusting import Adjusting
+from vsrtune.daemon.drift_tracker import DriftWatch, waiting
+from vsrtune.daemon.guard.stepping import Stepping
+from vsrtune.daemon.journald import LOGGER, fields
+from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
+from vsrtune.daemon.pass_log import ResultLog, log_plan
+from vsrtune.daemon.pass_result import guest_states, merged, unmade
+from vsrtune.daemon.reload_backlog import Owed
+from vsrtune.daemon.scope import FULL, Look
+from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.guest_states import guest_states, merged
-from vsrtune.load_keeper import LoadKeeper, Measuring
-from vsrtune.log import LOGGER, fields
-from vsrtune.look import FULL, Look
 from vsrtune.model.daemon_state import GuestState, PlanState, State, Unmade
+from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Level
-from vsrtune.model.targets import HOST_REF, Partition, Target, Value
+from vsrtune.model.targets import (
+    HOST_REF,
+    CgroupTarget,
+    DeviceTarget,
+    NicTarget,
+    Partition,
+    RrTimeslice,
+    Target,
+    Value,
+)
 from vsrtune.observe import one_pass
-from vsrtune.outcome import unmade
-from vsrtune.owed import Owed
 from vsrtune.plan import brought_pins, planner
 from vsrtune.plan.drift import Overruled, overrules
 from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
 from vsrtune.plan.projection import project_actions
-from vsrtune.plan_log import log_plan
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
-from vsrtune.result_log import ResultLog
-from vsrtune.stepping import Stepping
-from vsrtune.watching import Budgets, Tracing
 
 # How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
 PENDING = 1.0
@@ -206,7 +213,7 @@ class Reconciler(Adjusting, Stepping):
     def _run(self, look: Look, settle: bool, reassert: Overruled) -> bool:
         self._guests = None
         part = self._observe(self._look_too(look, settle))
-        gone.forget(part, self._ops, self._journal)
+        forget(part, self._ops, self._journal)
         given_back = self._give_back(part)
         if given_back:
             part = self._observe(FULL)
@@ -428,3 +435,37 @@ class Reconciler(Adjusting, Stepping):
 
     def _log_result(self, result: Result, why: str) -> None:
         self._results.log(result, why)
+
+
+def forget(part: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
+    """Drop the entries of the guests of ``part`` that nothing is left of.
+
+    A guest missing from the snapshot is no proof, because its reader may have
+    failed: the target itself is asked.
+    """
+    guests = part.guests
+    alive = {t.key for g in guests for t in g.threads}
+    alive |= {t.key for n in part.snapshot.host.nics for t in n.napi}
+    below = nic_settings(part.snapshot.host)
+    devices = {i.ifindex for g in guests for i in g.interfaces}
+    for entry in journal.entries(part.names):
+        target = entry.target
+        if isinstance(target, NicTarget):
+            if target in below:
+                continue
+        elif isinstance(target, DeviceTarget):
+            if target.ifindex in devices:
+                continue
+        elif isinstance(target, RrTimeslice):
+            continue  # a kernel has it for as long as it runs
+        elif not isinstance(target, CgroupTarget) and target.thread in alive:
+            continue
+        try:
+            gone = ops.read(target) is False
+        except VanishedError:
+            gone = True
+        except VsrtuneError:
+            gone = False
+        if gone:
+            journal.drop(target, "gone")
+            LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))

@@ -7,6 +7,8 @@ watchdog, so a pass that hangs is noticed.
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import time
 from collections import deque
@@ -16,15 +18,14 @@ from types import FrameType
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.log import LOGGER, fields
-from vsrtune.look import FULL, NOTHING, TURNS, Look
+from vsrtune.daemon.journald import LOGGER, fields
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Look
+from vsrtune.daemon.systemd import Notifier
 from vsrtune.model.daemon_state import Starved, State
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
-from vsrtune.reconcile import Reconciler
-from vsrtune.sdnotify import Notifier
 from vsrtune.views import tables
-from vsrtune.wakeup import Wakeup
 
 # Events come in bursts (a starting guest gives several); wait until they pause.
 DEBOUNCE = 0.3
@@ -325,3 +326,42 @@ class Daemon:
         if not clean:
             LOGGER.error("not everything could be put back; `vsrtune undo` tries again")
         return ExitCode.DONE if clean else ExitCode.FAILED
+
+
+class Wakeup:
+    """``set`` from anywhere makes the current or next ``wait`` return."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @property
+    def fd(self) -> int:
+        """The end to write to, for signal.set_wakeup_fd."""
+        return self._write
+
+    def set(self) -> None:
+        """Wake the waiter; safe in signal handlers and threads."""
+        try:
+            os.write(self._write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups nobody has read yet: enough
+        except OSError:
+            pass  # closed while a late event arrived
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep at most ``seconds``; True when woken. Forgets all earlier wake-ups."""
+        ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
+        if not ready:
+            return False
+        try:
+            while os.read(self._read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        return True
+
+    def close(self) -> None:
+        """Release the pipe."""
+        write, self._write = self._write, -1
+        os.close(self._read)
+        os.close(write)

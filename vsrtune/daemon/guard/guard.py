@@ -16,11 +16,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from vsrtune.aside import real_time_cpus
-from vsrtune.background import Background
-from vsrtune.guard_samples import GuardSampler
+from vsrtune.daemon.events.thread import Background
+from vsrtune.daemon.guard.aside import real_time_cpus
+from vsrtune.daemon.guard.samples import GuardSampler
+from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.log import LOGGER, fields
 from vsrtune.model.daemon_state import Starved, State
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.snapshot import Snapshot

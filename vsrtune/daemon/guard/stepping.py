@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.log import LOGGER, fields
 from vsrtune.model.daemon_state import State
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import SnapshotSlice

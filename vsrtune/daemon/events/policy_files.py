@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import select
+import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vsrtune import inotify
-from vsrtune.background import Background
-from vsrtune.inotify import Inotify
-from vsrtune.log import LOGGER
+from vsrtune.daemon.events.thread import Background
+from vsrtune.daemon.journald import LOGGER
 from vsrtune.observe.config_files import SUFFIXES
 
+CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
+DELETE_SELF, MOVE_SELF, Q_OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
+_ONLYDIR = 0x01000000
+_MASK = CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF | MOVE_SELF | _ONLYDIR
+_EVENT = struct.Struct("=iIII")
+_BUFFER = 1 << 16
+
+
+class Inotify:
+    """One inotify instance; ``fd`` is readable when there is something to ``read``."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "")
+
+    def watch(self, directory: str) -> int:
+        """Watch a directory: its number, the same one for a directory that is watched
+        already. OSError as from inotify_add_watch(2)."""
+        number = self._libc.inotify_add_watch(self.fd, os.fsencode(directory), _MASK)
+        return self._checked(number, directory)
+
+    def read(self) -> Iterator[tuple[int, int, str]]:
+        """What has happened: number of the watch (-1 for an overflow), bits, and the name of
+        the file ("" for the directory itself)."""
+        try:
+            data = os.read(self.fd, _BUFFER)
+        except BlockingIOError:
+            return
+        at = 0
+        while at + _EVENT.size <= len(data):
+            number, bits, _, size = _EVENT.unpack_from(data, at)
+            at += _EVENT.size
+            name = data[at : at + size].rstrip(b"\0")
+            at += size
+            yield number, bits, os.fsdecode(name)
+
+    def close(self) -> None:
+        """Forget all watches."""
+        os.close(self.fd)
+
+    @staticmethod
+    def _checked(result: int, path: str) -> int:
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+        return result
+
+
 _TURN = 1.0
-_DONE = inotify.CLOSE_WRITE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE
-_SELF = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.IGNORED
+_DONE = CLOSE_WRITE | MOVED_FROM | MOVED_TO | DELETE
+_SELF = DELETE_SELF | MOVE_SELF | IGNORED
 
 
 class PolicyWatch(Background):
@@ -50,7 +99,7 @@ class PolicyWatch(Background):
         again = False
         for number, bits, name in files.read():
             directory = self._watches.get(number)
-            if bits & inotify.Q_OVERFLOW:
+            if bits & Q_OVERFLOW:
                 again = True
                 self._changed("too many changes of policy files to be told")
             if bits & _SELF:

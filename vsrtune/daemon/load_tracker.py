@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.log import LOGGER
+from vsrtune.daemon.journald import LOGGER
 from vsrtune.model.daemon_state import State
 from vsrtune.model.load import moves
 from vsrtune.model.plan import Action

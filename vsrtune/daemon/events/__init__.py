@@ -1,0 +1,1 @@
+"""What wakes the daemon: libvirt, links, policy files, and settings that tell nobody."""
