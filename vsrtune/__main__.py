@@ -1,5 +1,5 @@
 """``python3 -m vsrtune``."""
 
-from vsrtune.cli import main
+from vsrtune.cli.main import main
 
 main()

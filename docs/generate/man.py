@@ -11,8 +11,8 @@ import click
 from generate import roff
 from generate.tables import keys, limits
 from vsrtune import __version__
-from vsrtune.cli import cli
-from vsrtune.cli_common import ATTACH_LEDGER, GROUP_DIR, JOURNAL, POLICY_DIR
+from vsrtune.cli.main import cli
+from vsrtune.cli.options import ATTACH_LEDGER, GROUP_DIR, JOURNAL, POLICY_DIR
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.policy.schema import SCHEMA
 

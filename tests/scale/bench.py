@@ -29,7 +29,7 @@ from hostroot import TreeRoot, TreeVirt
 from synthetic import Synthetic
 from treeops import TreeOps
 
-from vsrtune import collecting
+from vsrtune.cli.daemon import rarely
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, TURNS, Look
@@ -128,7 +128,7 @@ def timed(work: Callable[[], object], clock: Callable[[], float] = time.process_
 
 def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     """One size, in this process."""
-    collecting.rarely()  # as the daemon does
+    rarely()  # as the daemon does
     host = Synthetic(place, guests)
     say(f"{guests} guests: made")
     root = TreeRoot(str(place))

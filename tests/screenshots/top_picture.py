@@ -80,7 +80,7 @@ def frame() -> Frame:
 
 def picture() -> str:
     """The SVG text."""
-    from vsrtune.top_view import picture as draw
+    from vsrtune.cli.top_view import picture as draw
 
     return draw(frame())
 

@@ -15,7 +15,7 @@ from vsrtune.bench.cleaners import CLEANERS
 from vsrtune.bench.configure import Configurator
 from vsrtune.bench.ledger import Ledger
 from vsrtune.bench.model import Configuration
-from vsrtune.cli_common import ATTACH_LEDGER
+from vsrtune.cli.options import ATTACH_LEDGER
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import scale as group_scale
 from vsrtune.group.members import of_group

@@ -14,7 +14,7 @@ from fake_host import FakeHost
 from fake_kernel import BOOT, FakeKernel, make_host, make_plan
 from test_daemon import POLICY
 
-from vsrtune import cli
+from vsrtune.cli import main
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
 from vsrtune.daemon.reconciler import Reconciler
@@ -354,16 +354,16 @@ class TestBrought:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
+        monkeypatch.setattr("vsrtune.cli.apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
         (tmp_path / "j").touch()
         (tmp_path / "l").touch()
         words = ["undo", "--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
-        assert cli.run(words) == 0
+        assert main.run(words) == 0
         assert "2 settings restored" in capsys.readouterr().out
         assert seen(host.snapshot.guests[0]) == self.UNTUNED
-        assert cli.run(words) == 0
+        assert main.run(words) == 0
         assert "Nothing to undo" in capsys.readouterr().out
 
     def test_apply_journals_what_was_there_before_us(
@@ -372,14 +372,14 @@ class TestBrought:
         policies = tmp_path / "policies"
         policies.mkdir()
         (policies / "a.yaml").write_text(POLICY)
-        monkeypatch.setattr("vsrtune.cli_apply.observe", lambda *_: host.observe())
-        monkeypatch.setattr("vsrtune.cli_apply._with_libvirt_guests", lambda _: host.observe())
+        monkeypatch.setattr("vsrtune.cli.apply.observe", lambda *_: host.observe())
+        monkeypatch.setattr("vsrtune.cli.apply._with_libvirt_guests", lambda _: host.observe())
         monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
         monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
         more = ["--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
-        assert cli.run(["apply", "--policies", str(policies), *more]) == 0
+        assert main.run(["apply", "--policies", str(policies), *more]) == 0
         assert host.snapshot.guests[0].by_role(Role.VHOST)[0].affinity == TWO
-        assert cli.run(["undo", *more]) == 0
+        assert main.run(["undo", *more]) == 0
         assert seen(host.snapshot.guests[0]) == self.UNTUNED
 
 

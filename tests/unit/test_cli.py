@@ -16,7 +16,8 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune import cli, cli_common, guardian
+from vsrtune.cli import main, options
+from vsrtune.cli.trial import guardian
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
@@ -45,7 +46,7 @@ class Cli:
         return path
 
     def __call__(self, *words: str) -> int:
-        code = cli.run(words)
+        code = main.run(words)
         captured = self._capsys.readouterr()
         self.out, self.err = captured.out, captured.err
         assert "Traceback" not in self.err
@@ -271,7 +272,7 @@ class TestConfirm:
 
         def spawn(_guard: guardian.Guard, _variables: object) -> None:
             path = guardian.trial_file(run.journal)
-            watch = lambda: guardian.watch(path, lambda: cli.run(["undo"]))  # noqa: E731
+            watch = lambda: guardian.watch(path, lambda: main.run(["undo"]))  # noqa: E731
             threads.append(threading.Thread(target=watch))
             threads[-1].start()
 
@@ -296,7 +297,7 @@ class TestConfirm:
         guarded.policy(GOOD)
 
         def confirm() -> None:
-            while cli.run(["confirm"]) != 0:
+            while main.run(["confirm"]) != 0:
                 time.sleep(0.01)
 
         other = threading.Thread(target=confirm)
@@ -322,7 +323,7 @@ class TestConfirm:
         def interrupt(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("vsrtune.cli_apply._ask", interrupt)
+        monkeypatch.setattr("vsrtune.cli.apply._ask", interrupt)
         assert guarded("apply", "--confirm", "60s") == 130
         assert guarded.host.writes > 0
         assert guarded.host.snapshot == before
@@ -396,7 +397,7 @@ class TestNothingRead:
         assert run("undo", "--journal", str(missing)) == ExitCode.UNREAD
         assert run.out == ""
         assert run.err.startswith(f"vsrtune: error: {missing}: the file does not exist")
-        assert str(cli_common.JOURNAL) in run.err
+        assert str(options.JOURNAL) in run.err
         assert not missing.exists()
 
     @pytest.mark.parametrize("words", [["attach", "--recover"], ["group", "status"]])
@@ -433,7 +434,7 @@ class TestNothingRead:
         file = tmp_path / "host.json"
         for text in ("{}", "no recording", '{"host": {"texts": []}}', '{"host": 7}', ""):
             file.write_text(text)
-            assert cli.run([*words, "--root", str(file)]) == ExitCode.UNREAD
+            assert main.run([*words, "--root", str(file)]) == ExitCode.UNREAD
             said = capsys.readouterr()
             assert said.out == ""
             assert f"vsrtune: error: {file}: no host is recorded here" in said.err
@@ -480,7 +481,7 @@ class TestErrors:
         def fail(*_: Any) -> Snapshot:
             raise VsrtuneError("it broke", where="here", hint="mend it")
 
-        monkeypatch.setattr("vsrtune.cli_show.observe", fail)
+        monkeypatch.setattr("vsrtune.cli.show.observe", fail)
         assert run("show") == 1
         assert run.err == "vsrtune: error: here: it broke\nvsrtune: hint: mend it\n"
 
@@ -488,14 +489,14 @@ class TestErrors:
         def interrupt(*_: Any) -> Snapshot:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("vsrtune.cli_show.observe", interrupt)
+        monkeypatch.setattr("vsrtune.cli.show.observe", interrupt)
         assert run("show") == 130
 
     def test_system_error_names_the_file(self, run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         def denied(*_: Any) -> Snapshot:
             raise PermissionError(13, "Permission denied", "/proc/1/fd")
 
-        monkeypatch.setattr("vsrtune.cli_show.observe", denied)
+        monkeypatch.setattr("vsrtune.cli.show.observe", denied)
         assert run("show") == 1
         assert run.err == "vsrtune: error: /proc/1/fd: Permission denied\n"
 
@@ -509,9 +510,9 @@ class TestErrors:
 
     def test_every_command_has_help(self, run: Cli) -> None:
         assert run("--help") == 0
-        for command in cli.COMMANDS:
+        for command in main.COMMANDS:
             assert f"\n  {command}" in run.out
-        for command in cli.COMMANDS:
+        for command in main.COMMANDS:
             assert run(command, "--help") == 0
             assert run.out.startswith(f"Usage: vsrtune {command}")
 
@@ -549,7 +550,7 @@ def test_start_up_does_not_load_what_is_not_needed(
 
 
 def test_recorded_host_is_nobodys_journal(tmp_path: Path) -> None:
-    assert cli_common.journalled(tmp_path / "missing", tmp_path) == ((), {})
+    assert options.journalled(tmp_path / "missing", tmp_path) == ((), {})
 
 
 def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from vsrtune.attach.ledger import STEP, AttachLedger
 from vsrtune.attach.plan.steps import Device, MakeDevice, to_data
-from vsrtune.cli import run
+from vsrtune.cli.main import run
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
 

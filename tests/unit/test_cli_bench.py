@@ -9,10 +9,10 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 
-from vsrtune import cli
+from vsrtune.bench.cli import read_spec, short_spec
 from vsrtune.bench.model import Tuning
 from vsrtune.bench.results import outcome_from_json, outcome_to_json
-from vsrtune.cli_bench import read_spec, short_spec
+from vsrtune.cli import main
 from vsrtune.core.errors import VsrtuneError
 
 SPEC = """\
@@ -40,7 +40,7 @@ class TestReport:
     def test_a_stored_result_as_tables(
         self, result: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert cli.run(["bench", "report", str(result)]) == 0
+        assert main.run(["bench", "report", str(result)]) == 0
         out = capsys.readouterr().out
         assert "one machine, veth and pktgen" in out
         assert "40,000" in out
@@ -48,13 +48,13 @@ class TestReport:
     def test_as_html(self, result: Path, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         page = tmp_path / "report.html"
-        assert cli.run(["bench", "report", str(result), "--html", str(page)]) == 0
+        assert main.run(["bench", "report", str(result), "--html", str(page)]) == 0
         assert "<svg" in page.read_text()
 
     def test_what_is_no_result(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "x.json"
         path.write_text("{}")
-        assert cli.run(["bench", "report", str(path)]) == 1
+        assert main.run(["bench", "report", str(path)]) == 1
         assert str(path) in capsys.readouterr().err
 
     def test_without_matplotlib_the_package_is_named(
@@ -63,7 +63,7 @@ class TestReport:
     ) -> None:  # fmt: skip
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         page = tmp_path / "report.html"
-        assert cli.run(["bench", "report", str(result), "--html", str(page)]) == 1
+        assert main.run(["bench", "report", str(result), "--html", str(page)]) == 1
         assert "python3-matplotlib" in capsys.readouterr().err
         assert not page.exists()
 
@@ -71,7 +71,7 @@ class TestReport:
         self, result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         page = tmp_path / "no" / "report.html"
-        assert cli.run(["bench", "report", str(result), "--html", str(page)]) == 1
+        assert main.run(["bench", "report", str(result), "--html", str(page)]) == 1
         assert str(page.parent) in capsys.readouterr().err
 
 
@@ -104,7 +104,7 @@ class TestSpecFiles:
     ) -> None:
         path = tmp_path / "spec.yaml"
         path.write_text(SPEC + "colour: red\n")
-        assert cli.run(["bench", "run", str(path)]) == 2
+        assert main.run(["bench", "run", str(path)]) == 2
         assert f"{path}:7" in capsys.readouterr().err
 
 
@@ -118,31 +118,31 @@ class TestShortForm:
 
     def test_native_needs_a_mac(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--native", "--left", "a", "--right", "b", "--source", "1.2.3.4"]
-        assert cli.run(["bench", "run", *words, "--destination", "1.2.4.4"]) == 2
+        assert main.run(["bench", "run", *words, "--destination", "1.2.4.4"]) == 2
         assert "--mac" in capsys.readouterr().err
 
     def test_what_is_missing_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.run(["bench", "run", "--guest", "vr1"]) == 2
+        assert main.run(["bench", "run", "--guest", "vr1"]) == 2
         assert "--left" in capsys.readouterr().err
 
     def test_not_beside_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "spec.yaml"
         path.write_text(SPEC)
-        assert cli.run(["bench", "run", str(path), "--rates", "1"]) == 2
+        assert main.run(["bench", "run", str(path), "--rates", "1"]) == 2
         assert "--rates" in capsys.readouterr().err
 
     @pytest.mark.parametrize("text", ["", "a@b@c", "@gen"])
     def test_bad_endpoints(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
         words = [word for name, value in {**SHORT, "left": text}.items()
                  for word in (f"--{name}", value)]  # fmt: skip
-        assert cli.run(["bench", "run", *words]) == 2
+        assert main.run(["bench", "run", *words]) == 2
         assert "g0@gen" in capsys.readouterr().err
 
 
 def test_comparing_needs_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)
-    assert cli.run(["bench", "compare", str(path)]) == 2
+    assert main.run(["bench", "compare", str(path)]) == 2
     assert "two files" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ import pytest
 from vsrtune.attach.ledger import ENDED, AttachLedger
 from vsrtune.attach.plan.clone_model import Clone, File
 from vsrtune.attach.plan.steps import to_data
-from vsrtune.cli import run
+from vsrtune.cli.main import run
 
 pytest.importorskip("libvirt")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import cli
+from vsrtune.cli import main
 
 REPO = Path(__file__).resolve().parents[2]
 HOST = REPO / "tests/hosts/trixie-e1000e.json"
@@ -35,7 +35,7 @@ def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_once_names_every_thread_and_says_what_to_do_without_a_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.run([*FAST, "--once"]) == 0
+    assert main.run([*FAST, "--once"]) == 0
     out = capsys.readouterr().out
     assert re.match(r"vsrtune top: 2 guests, over [0-9.]+ s, 0 frames/s dropped", out)
     assert sum(" vhost macvtap" in line for line in out.splitlines() if "irq" not in line) >= 8
@@ -46,7 +46,7 @@ def test_pending_is_what_the_policies_still_ask_for(
     policies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (policies / "p.yaml").write_text(POLICY)
-    assert cli.run([*FAST, "--json", "--guest", "vr2"]) == 0
+    assert main.run([*FAST, "--json", "--guest", "vr2"]) == 0
     frame = json.loads(capsys.readouterr().out)
     assert frame["guests"] == ["vr2"]
     assert frame["planned"] is True
@@ -58,20 +58,20 @@ def test_a_policy_that_cannot_be_read_is_a_note(
     policies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (policies / "p.yaml").write_text("guest: x\nwrong: 1\n")
-    assert cli.run([*FAST, "--once"]) == 0
+    assert main.run([*FAST, "--once"]) == 0
     out = capsys.readouterr().out
     assert f"{policies}/p.yaml:2" in out
     assert "pending" not in out
 
 
 def test_frames_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([*FAST, "--count", "3"]) == 0
+    assert main.run([*FAST, "--count", "3"]) == 0
     assert capsys.readouterr().out.count("vsrtune top: 2 guests") == 3
 
 
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "top.svg"
-    assert cli.run([*FAST, "--svg", str(target)]) == 0
+    assert main.run([*FAST, "--svg", str(target)]) == 0
     assert capsys.readouterr().out == ""
     assert ET.parse(target).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
@@ -89,7 +89,7 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_errors_say_what_and_where(
     more: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run([*FAST, *more, *(() if code == 2 else ("--once",))]) == code
+    assert main.run([*FAST, *more, *(() if code == 2 else ("--once",))]) == code
     captured = capsys.readouterr()
     assert said in captured.err
     assert "Traceback" not in captured.err

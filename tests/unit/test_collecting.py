@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import collecting
+from vsrtune.cli import daemon
 from vsrtune.core.errors import PolicyError
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
@@ -41,8 +41,8 @@ def test_reading_policies_leaves_nothing_to_collect(
     gc.collect()
     read()
     left = gc.collect()
-    assert left > 0, "nothing to tidy: then collecting.tidy can go"
-    tidied = collecting.tidy(read)
+    assert left > 0, "nothing to tidy: then daemon.tidy can go"
+    tidied = daemon.tidy(read)
     for _ in range(3):
         tidied()
     assert gc.collect() == 0

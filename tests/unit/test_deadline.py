@@ -9,7 +9,7 @@ import pytest
 from hosttree import HostTree
 from planning_samples import cpus, host, router, snapshot, with_cpusets
 
-from vsrtune.budget_use import measure
+from vsrtune.cli.show import measure
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.scheduler import book_lines, parse_books, read_books
 from vsrtune.model.deadline import (

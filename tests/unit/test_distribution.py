@@ -55,4 +55,4 @@ def test_setup_cfg_is_where_the_metadata_come_from(wheel: zipfile.ZipFile) -> No
         config["options"]["install_requires"].split()
     )
     (scripts,) = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
-    assert "vsrtune = vsrtune.cli:main" in wheel.read(scripts).decode()
+    assert "vsrtune = vsrtune.cli.main:main" in wheel.read(scripts).decode()

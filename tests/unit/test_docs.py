@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_tools import program
 
-from vsrtune.cli import cli
+from vsrtune.cli.main import cli
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
 from vsrtune.views.metric_families import FAMILIES

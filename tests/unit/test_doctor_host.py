@@ -24,7 +24,7 @@ from planning_samples import (
     with_cpusets,
 )
 
-from vsrtune.cli import run as command
+from vsrtune.cli.main import run as command
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.doctor import guest_checks, host_checks
 from vsrtune.doctor.checks import OF_HOST, check_all, traps

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import cli
+from vsrtune.cli import main
 
 REPO = Path(__file__).resolve().parents[2]
 INSIDE = REPO / "tests" / "lab" / "inside"
@@ -77,11 +77,11 @@ def test_a_connection_runs_no_command(
     program.write_text(f"#!/bin/sh\ntouch {ran}\n")
     program.chmod(0o755)
     monkeypatch.setenv("VSRTUNE_CONNECT", f"qemu+{transport}://h/system?command={program}")
-    assert cli.run(["group", "status"]) == 2
+    assert main.run(["group", "status"]) == 2
     assert f"qemu+{transport}" in capsys.readouterr().err
     assert not ran.exists()
 
 
 def test_a_connection_stays_on_this_host(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["group", "status", "--connect", "qemu://192.0.2.1/system"]) == 2
+    assert main.run(["group", "status", "--connect", "qemu://192.0.2.1/system"]) == 2
     assert "qemu://192.0.2.1/system leads to another host" in capsys.readouterr().err

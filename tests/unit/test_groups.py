@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import group_files
+from vsrtune.cli.group import load_group, name_of
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.parser import parse
 from vsrtune.policy.model import PolicyErrors
@@ -131,11 +131,11 @@ def test_a_file_or_the_name_of_one(tmp_path: Path) -> None:
     file = tmp_path / "edge.yaml"
     file.write_text(GOOD)
     (tmp_path / "bad.yaml").write_text("group: 1\n")
-    assert group_files.load(str(file), Path("/nowhere")).name == "edge"
-    assert group_files.load("edge", tmp_path).path == str(file)
-    assert group_files.name(str(file)) == group_files.name("edge") == "edge"
+    assert load_group(str(file), Path("/nowhere")).name == "edge"
+    assert load_group("edge", tmp_path).path == str(file)
+    assert name_of(str(file)) == name_of("edge") == "edge"
     with pytest.raises(VsrtuneError, match="there is no file"):
-        group_files.load("core", tmp_path)
+        load_group("core", tmp_path)
     file.rename(tmp_path / "core.yaml")
     with pytest.raises(VsrtuneError, match="is called edge"):
-        group_files.load("core", tmp_path)
+        load_group("core", tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import guardian
+from vsrtune.cli.trial import guardian
 from vsrtune.core.errors import VsrtuneError
 
 

@@ -17,7 +17,7 @@ from fake_host import FakeHost
 from fake_kernel import BOOT, make_host, make_plan
 from test_daemon import POLICY
 
-from vsrtune import cli
+from vsrtune.cli import main
 from vsrtune.core.errors import JournalError
 from vsrtune.daemon.loop import Daemon
 from vsrtune.daemon.reconciler import Reconciler
@@ -143,7 +143,7 @@ class TestOfThisBoot:
         boot = FakeHost().snapshot.host.boot_id
         monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: boot)
         words = ["undo", "--journal", str(path), "--attach-ledger", f"{path}.none"]
-        assert cli.run(words) == 1
+        assert main.run(words) == 1
         assert "version 2 of the journal's format" in capsys.readouterr().err
         assert path.read_bytes() == data
 

@@ -12,7 +12,7 @@ import pytest
 import recorded_hosts
 from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot, with_cpusets
 
-from vsrtune.cli import run
+from vsrtune.cli.main import run
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.snapshot import Snapshot

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune import cli, cli_common
-from vsrtune.cli import complain
+from vsrtune.cli import main, options
+from vsrtune.cli.main import complain
+from vsrtune.cli.render import plain
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable, printable_lines
-from vsrtune.render import plain
 from vsrtune.views.tables import Table
 
 NAME = "vr\x1b]0;owned\x07\u202e\udcff"
@@ -45,9 +45,9 @@ def test_no_name_makes_an_error_of_its_own(
 ) -> None:
     complain(VsrtuneError(f"{FORGED} is not there", where=FORGED, hint=FORGED))
     monkeypatch.setattr(
-        cli.cli, "main", lambda *_, **__: (_ for _ in ()).throw(OSError(5, FORGED, FORGED))
+        main.cli, "main", lambda *_, **__: (_ for _ in ()).throw(OSError(5, FORGED, FORGED))
     )
-    assert cli.run([]) == 1
+    assert main.run([]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[:2] for line in lines if line.startswith("vsrtune")] == [
         ["vsrtune", "error"], ["vsrtune", "hint"], ["vsrtune", "error"],
@@ -56,8 +56,8 @@ def test_no_name_makes_an_error_of_its_own(
 
 
 def test_a_line_that_is_said_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_common.say(f"left alone: {FORGED}")
-    cli_common.say(f"{FORGED}: refused", err=True)
+    options.say(f"left alone: {FORGED}")
+    options.say(f"{FORGED}: refused", err=True)
     told = capsys.readouterr()
     for text in (told.out, told.err):
         assert text.count("\n") == 1
@@ -65,7 +65,7 @@ def test_a_line_that_is_said_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "path", sorted(Path(cli.__file__).parent.glob("cli*.py")), ids=lambda p: p.stem
+    "path", sorted(Path(main.__file__).parent.glob("cli*.py")), ids=lambda p: p.stem
 )
 def test_what_is_put_together_is_said_so(path: Path) -> None:
     """click.echo prints what is there; a text with anything in it goes through say()."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shell_samples as samples
 
-from vsrtune import render
+from vsrtune.cli import render
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped

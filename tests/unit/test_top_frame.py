@@ -12,7 +12,7 @@ from top_samples import GOLDEN, busy, sample, with_nic
 
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
-from vsrtune import render
+from vsrtune.cli import render
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey

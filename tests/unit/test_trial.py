@@ -14,15 +14,17 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune import cli, guardian, trial, trial_run
 from vsrtune.attach.signals import Held, Interrupted
+from vsrtune.cli import main
+from vsrtune.cli.trial import guardian, rule
+from vsrtune.cli.trial import run as trial_run
+from vsrtune.cli.trial.rule import Counts, Turn
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.load import DropPlace, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.trial import Counts, Turn
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
 SECOND = 10**9
@@ -44,7 +46,7 @@ def turns(tuned: Sequence[int], untuned: Sequence[int], **more: Any) -> list[Tur
 
 class TestVerdict:
     def test_better_when_the_whole_interval_is_above_1(self) -> None:
-        found = trial.judge(turns([600, 700, 800, 610, 620, 630], [500] * 6), "p.yaml")
+        found = rule.judge(turns([600, 700, 800, 610, 620, 630], [500] * 6), "p.yaml")
         assert found.better is True
         assert found.share is not None
         assert (found.share["low"], found.share["high"]) == (1.2, 1.6)
@@ -53,28 +55,26 @@ class TestVerdict:
 
     @pytest.mark.parametrize("ours", [[500] * 6, [600] * 5 + [499], [400] * 6])
     def test_not_better_when_the_interval_reaches_1(self, ours: list[int]) -> None:
-        found = trial.judge(turns(ours, [500] * 6), "p.yaml")
+        found = rule.judge(turns(ours, [500] * 6), "p.yaml")
         assert found.better is False
         assert found.text[-1] == "p.yaml: not shown to be better than untuned"
 
     def test_who_starves_the_nic_is_not_better_for_forwarding_the_rest(self) -> None:
-        assert (
-            trial.judge(turns([400] * 6, [500] * 6, received=400, early=600), "p").better is False
-        )
+        assert rule.judge(turns([400] * 6, [500] * 6, received=400, early=600), "p").better is False
 
     def test_a_higher_share_of_a_lower_rate_is_not_better(self) -> None:
-        found = trial.judge(turns([100] * 6, [500] * 6, received=100), "p")
+        found = rule.judge(turns([100] * 6, [500] * 6, received=100), "p")
         assert found.share is not None
         assert found.share["verdict"] == "higher"
         assert found.better is False
 
     def test_something_is_better_than_nothing(self) -> None:
-        assert trial.judge(turns([500] * 6, [0] * 6), "p").better is True
+        assert rule.judge(turns([500] * 6, [0] * 6), "p").better is True
 
     def test_too_few_pairs_decide_nothing_and_say_why(self) -> None:
         made_ = turns([600] * 6, [500] * 6)
         made_[3] = replace(made_[3], left_out="a setting changed")
-        found = trial.judge(made_, "p")
+        found = rule.judge(made_, "p")
         assert found.better is None
         assert found.share is None
         assert found.text == (
@@ -85,11 +85,11 @@ class TestVerdict:
     def test_a_pair_with_one_turn_left_out_is_not_counted(self) -> None:
         made_ = turns([600] * 7, [500] * 7)
         made_[0] = replace(made_[0], forwarded=0, left_out="a setting changed")
-        found = trial.judge(made_, "p")
+        found = rule.judge(made_, "p")
         assert (found.better, found.pairs) == (True, 6)
 
     def test_table_of_medians(self) -> None:
-        rows = trial.table(turns([600] * 6, [500] * 6, drops={"ring": 7, "other": 0})).rows
+        rows = rule.table(turns([600] * 6, [500] * 6, drops={"ring": 7, "other": 0})).rows
         assert ("forwarded/s", "500", "600") in rows
         assert ("forwarded %", "50.0", "60.0") in rows
         assert ("dropped/s, ring", "0", "7") in rows
@@ -105,7 +105,7 @@ class TestTurn:
 
     def test_what_changed_between_two_moments(self) -> None:
         before, after = self.counts(0, 5, 3), self.counts(2 * SECOND, 1005, 803, early=200)
-        found = trial.turn(before, after, 4, tuned=True)
+        found = rule.turn(before, after, 4, tuned=True)
         assert (found.pair, found.tuned, found.left_out) == (4, True, "")
         assert (found.arrived, found.share, found.rate) == (1200, 800 / 1200, 400.0)
         assert (found.drops, found.wait) == ({"ring": 1000}, 0.25)
@@ -116,7 +116,7 @@ class TestTurn:
     )
     def test_left_out(self, received: int, forwarded: int, why: str) -> None:
         after = self.counts(SECOND, received, forwarded)
-        assert trial.turn(self.counts(0, 5, 3), after, 1, tuned=False).left_out == why
+        assert rule.turn(self.counts(0, 5, 3), after, 1, tuned=False).left_out == why
 
     def test_drops_by_place_and_what_never_reached_the_guest(self) -> None:
         sample = HostSample(
@@ -129,7 +129,7 @@ class TestTurn:
                 DropPlace("macvtap0", "ring", "vr1"): 16, DropPlace("macvtap1", "ring", "vr1"): 32,
             },
         )  # fmt: skip
-        found = trial.counts(sample, (70, 60))
+        found = rule.counts(sample, (70, 60))
         assert (found.received, found.forwarded, found.early) == (70, 60, 6)
         assert found.drops == {
             "backlog": 1, "NIC rx_dropped": 2, "NIC rx_missed_errors": 4, "NIC tx_dropped": 8,
@@ -139,13 +139,13 @@ class TestTurn:
 
     def test_settings_are_what_can_be_set(self) -> None:
         host = FakeHost()
-        before = trial.settings(host.snapshot)
+        before = rule.settings(host.snapshot)
         guest = host.snapshot.guests[0]
         ran = tuple(replace(t, last_cpu=3, cpu_ns=99) for t in guest.threads)
         host.snapshot = replace(host.snapshot, guests=(replace(guest, threads=ran),))
-        assert trial.settings(host.snapshot) == before
+        assert rule.settings(host.snapshot) == before
         host.change("vhost", affinity=CpuSet([3]))
-        assert trial.settings(host.snapshot) != before
+        assert rule.settings(host.snapshot) != before
 
 
 class Ground:
@@ -189,7 +189,7 @@ class TestRun:
         assert sum(pair[0].tuned for pair in pairs) == 5
         assert {t.share for t in found if t.tuned} == {0.6}
         assert {t.share for t in found if not t.tuned} == {0.3}
-        assert trial.judge(found, "p").better is True
+        assert rule.judge(found, "p").better is True
 
     def test_a_turn_in_which_a_setting_changed_is_left_out(self) -> None:
         ground = Ground()
@@ -220,7 +220,7 @@ class Host:
         return Counts(at * SECOND, at * 1000, self._forwarded, 0, {}, {})
 
     def __call__(self, *words: str) -> int:
-        code = cli.run(["try", *words])
+        code = main.run(["try", *words])
         captured = self._capsys.readouterr()
         self.out, self.err = captured.out, captured.err
         assert "Traceback" not in self.err
@@ -237,7 +237,7 @@ def tried(
 
     def spawn(_guard: guardian.Guard, _variables: object) -> None:
         path = guardian.trial_file(found.journal)
-        watch: Callable[[], int] = lambda: guardian.watch(path, lambda: cli.run(["undo"]))  # noqa: E731
+        watch: Callable[[], int] = lambda: guardian.watch(path, lambda: main.run(["undo"]))  # noqa: E731
         threads.append(threading.Thread(target=watch))
         threads[-1].start()
 
@@ -274,10 +274,10 @@ class TestCommand:
         assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == 0
         assert "It stays applied. To make it permanent: cp" in tried.out
         tuned = tried.host.snapshot
-        assert cli.run(["undo"]) == 0
+        assert main.run(["undo"]) == 0
         assert tried.host.snapshot == before
         (tried.policies / "p.yaml").write_text(GOOD)
-        assert cli.run(["apply"]) == 0
+        assert main.run(["apply"]) == 0
         assert tried.host.snapshot == tuned
 
     def test_not_kept_when_it_is_no_better(self, tried: Host) -> None:
@@ -352,7 +352,7 @@ class TestCommand:
             assert tried(str(tried.file)) == 1
         assert "systemctl stop vsrtune" in tried.err
         (tried.policies / "p.yaml").write_text(GOOD)
-        assert cli.run(["apply"]) == 0
+        assert main.run(["apply"]) == 0
         assert tried(str(tried.file)) == 1
         assert "tuned already" in tried.err
         assert tried("nobody") == 1

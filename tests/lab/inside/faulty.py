@@ -76,7 +76,7 @@ class Fault:
 
 def main() -> None:
     """The command, armed."""
-    from vsrtune import cli
+    from vsrtune.cli import main as cli
 
     Fault(sys.argv[1]).arm()
     sys.argv[1:] = sys.argv[2:]

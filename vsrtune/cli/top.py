@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     check_guests,
     journal_option,
     json_option,
@@ -26,9 +30,8 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from vsrtune.cli.top_source import TopHost
     from vsrtune.model.snapshot import Snapshot
-    from vsrtune.top_host import TopHost
-    from vsrtune.top_keys import Keys
     from vsrtune.views.top_model import Frame
 
 # Guests that are sure to be looked at anew for each frame: more do not fit on a terminal.
@@ -83,8 +86,7 @@ def top(
     """
     if as_json and svg is not None:
         raise click.UsageError("--json and --svg exclude each other")
-    from vsrtune.top_host import TopHost
-    from vsrtune.top_keys import Keys
+    from vsrtune.cli.top_source import TopHost
 
     single = once or as_json or svg is not None
     host = TopHost(root, uri, policy_dirs, journal)
@@ -143,7 +145,7 @@ def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json
 
             click.echo(json.dumps(encode(frame), indent=2, ensure_ascii=False))
         else:
-            from vsrtune import render
+            from vsrtune.cli import render
             from vsrtune.views import top_tables
 
             render.show(top_tables.tables(frame))
@@ -154,7 +156,7 @@ def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json
 
 
 def _draw(frame: Frame, path: Path) -> None:
-    from vsrtune.top_view import picture
+    from vsrtune.cli.top_view import picture
 
     try:
         path.write_text(picture(frame), "utf-8", "backslashreplace")
@@ -171,8 +173,7 @@ def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | No
     from rich.console import Console
     from rich.live import Live
 
-    from vsrtune.top_keys import listening
-    from vsrtune.top_view import view
+    from vsrtune.cli.top_view import view
 
     def terminated(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)  # not at once: the terminal is given back first
@@ -184,3 +185,51 @@ def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | No
             live.update(view(frame, *console.size), refresh=True)
             if number == count:
                 return
+
+
+# What ends it; the last is Ctrl-C.
+_QUIT = frozenset(b"qQ\x03")
+# Where tcgetattr() has the local modes.
+_LOCAL = 3
+
+
+class Keys:
+    """``descriptor`` of the terminal that is listened to; None: nobody is there to type."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long; True at once when the operator wants to go, or the terminal has."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._descriptor is None:
+                time.sleep(left)
+                break
+            ready, _, _ = select.select([self._descriptor], [], [], left)
+            if ready:
+                typed = os.read(self._descriptor, 64)
+                if not typed or _QUIT.intersection(typed):
+                    return True
+        return False
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Keys]:
+    """The keys of standard input, unbuffered and not echoed meanwhile; silent keys where it
+    is no terminal."""
+    if not sys.stdin.isatty():
+        yield Keys()
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        # What was typed meanwhile counts: a q before the first frame ends it as well.
+        tty.setcbreak(descriptor, termios.TCSADRAIN)
+        # Ctrl-C is a key as well: an exception in the middle of drawing can get lost.
+        mode = termios.tcgetattr(descriptor)
+        mode[_LOCAL] &= ~termios.ISIG
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -219,7 +219,7 @@ def _over(path: Path, fd: int) -> bool:
 def undo_until_done(journal: Path) -> int:
     """`vsrtune undo`, of what the environment names; its exit code. While the journal is in
     use, or something fails, it is tried again for a minute."""
-    from vsrtune.cli import run
+    from vsrtune.cli.main import run
 
     end = time.monotonic() + _RETRY_SECONDS
     while True:
@@ -235,7 +235,10 @@ def undo_until_done(journal: Path) -> int:
 def main() -> int:
     """The guardian. What it guards stands in the environment."""
     # Before they are needed: the host may be too busy then, or the package be removed.
-    from vsrtune import attach_show, cli_apply  # noqa: F401
+    from vsrtune.cli import (
+        apply,  # noqa: F401
+        attachments,  # noqa: F401
+    )
     from vsrtune.daemon import systemd
     from vsrtune.execute import (
         executor,  # noqa: F401
@@ -256,7 +259,7 @@ def main() -> int:
 
 def _spawn(variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """Start a guardian; the process where it is a child of ours. Raises VsrtuneError."""
-    command = [sys.executable, "-P", "-m", "vsrtune.guardian"]
+    command = [sys.executable, "-P", "-m", "vsrtune.cli.trial.guardian"]
     variables = {**variables, "PYTHONPATH": str(Path(vsrtune.__file__).parents[1])}
     try:
         if Path("/run/systemd/system").is_dir():

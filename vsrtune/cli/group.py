@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     ATTACH_LEDGER,
     GROUP_DIR,
     attach_ledger_option,
@@ -20,7 +20,11 @@ from vsrtune.cli_common import (
     say,
     uri_option,
 )
+from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.group.parser import Group, parse
+from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
+from vsrtune.policy.model import PolicyErrors
 
 if TYPE_CHECKING:
     from vsrtune.attach.plan.model import Host, Switch
@@ -71,12 +75,11 @@ def check(files: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not.
     """
-    from vsrtune import group_files
-    from vsrtune.cli import complain
+    from vsrtune.cli.main import complain
 
     bad = False
     for path in files:
-        errors = group_files.check(path)
+        errors = check_file(path)
         for error in errors:
             complain(error)
         if not errors:
@@ -131,10 +134,10 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     """
     import json
 
-    from vsrtune import group_files, render
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.survey import known_origins, survey
-    from vsrtune.cli_common import observe
+    from vsrtune.cli import render
+    from vsrtune.cli.options import observe
     from vsrtune.core.codec import encode
     from vsrtune.group import members as group_members
     from vsrtune.views import group_status
@@ -142,7 +145,7 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
     check_written(attach_ledger, ATTACH_LEDGER)
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
-    names = [group_files.name(name)] if name is not None else sorted(host.groups)
+    names = [name_of(name)] if name is not None else sorted(host.groups)
     members = {n: group_members.of_group(n, host) for n in names}
     guests = observe(None, uri, 0).guests if members else ()
     found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
@@ -186,15 +189,14 @@ def rules(
     \b
     Exit codes: 0 printed, 1 refused, 2 the file is not good.
     """
-    from vsrtune import group_files
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.survey import known_origins, survey
     from vsrtune.group import msr_rules
 
     with contextlib.closing(LiveHost(uri)) as live:
         host = survey(live, known_origins(attach_ledger), journal)
-    own = group_files.name(name)
-    wanted = None if own in host.groups else group_files.load(name, groups)
+    own = name_of(name)
+    wanted = None if own in host.groups else load_group(name, groups)
     click.echo(msr_rules.of_group(own, wanted, host).text(balancer, count, without), nl=False)
     return ExitCode.DONE
 
@@ -216,10 +218,9 @@ def scale(
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune import group_files
     from vsrtune.group import scale as group_scale
 
-    own = group_files.name(name)
+    own = name_of(name)
     return _carry_out(
         lambda host: group_scale.scale(own, count, host), attach_ledger, journal, uri, dry_run
     )
@@ -241,10 +242,9 @@ def drain(
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune import group_files
     from vsrtune.group import scale as group_scale
 
-    own = group_files.name(name)
+    own = name_of(name)
     return _carry_out(
         lambda host: group_scale.drain(own, member, host), attach_ledger, journal, uri, dry_run
     )
@@ -270,10 +270,9 @@ def delete(
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune import group_files
     from vsrtune.group import msr, pvr
 
-    own = group_files.name(name)
+    own = name_of(name)
 
     def choose(host: Host) -> Switch:
         staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
@@ -287,10 +286,9 @@ def delete(
 def _create(
     name: str, groups: Path, ledger: Path, journal: Path, uri: str, *, dry_run: bool
 ) -> int:
-    from vsrtune import group_files
     from vsrtune.group import msr, pvr, schema
 
-    wanted = group_files.load(name, groups)
+    wanted = load_group(name, groups)
     create_: Callable[[Group, Host], Switch]
     create_ = msr.create if wanted.kind == schema.MSR else pvr.create
     return _carry_out(
@@ -307,28 +305,28 @@ def _carry_out(
     template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
-    from vsrtune import cli_switch
     from vsrtune.attach.survey import cloning, survey
+    from vsrtune.cli import attachments
 
     with _opened(path, uri) as (switcher, live):
         if switcher.unfinished():
             if dry_run:
                 click.echo("A switch was interrupted: the next one takes it back first.")
-            elif code := cli_switch.recover(switcher):
+            elif code := attachments.recover(switcher):
                 return code
         elif not dry_run:
             # What fails of it may be of another group, or what this command does away with.
-            cli_switch.outcome(switcher.sweep())
+            attachments.outcome(switcher.sweep())
         source = cloning(live, template) if template else None
         switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
-        cli_switch.show(switch)
+        attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
             swept = switcher.carry_out(switch)
             for text in swept.did if switch.ended else ():
                 say(text)
             failed = swept.failed
-    return cli_switch.complain(failed)
+    return attachments.complain(failed)
 
 
 @contextlib.contextmanager
@@ -341,3 +339,47 @@ def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
     host = LiveHost(uri)
     with contextlib.closing(host), AttachLedger.open(path) as opened:
         yield Switcher(host, opened, boot_id()), host
+
+
+def load_group(word: str, directory: Path) -> Group:
+    """The group of a file, or the one of that name in the directory. Raises PolicyErrors
+    for what is wrong in the file, VsrtuneError when there is none."""
+    if _is_file(word):
+        path = Path(word)
+        return parse(read_text(path), str(path))
+    for path in files_in([directory]):
+        # One bad file must not hide the group that is asked for in another.
+        if path.stem == word:
+            group = parse(read_text(path), str(path))
+            if group.name == word:
+                return group
+            raise VsrtuneError(
+                f"the group in it is called {group.name}", where=group.at("group", "name"),
+                hint=f"call the file {group.name}.yaml",
+            )  # fmt: skip
+    raise VsrtuneError(
+        f"there is no file {directory / word}.yaml",
+        where=word,
+        hint="name a file, or write the group there (docs/groups.md)",
+    )
+
+
+def check_file(path: Path) -> Sequence[PolicyError]:
+    """Every error of one file, empty when good."""
+    try:
+        parse(read_text(path), str(path))
+    except PolicyErrors as caught:
+        return caught.errors
+    return ()
+
+
+def name_of(word: str) -> str:
+    """The name of the group that a file or a name means. Raises PolicyErrors."""
+    if _is_file(word):
+        path = Path(word)
+        return parse(read_text(path), str(path)).name
+    return word
+
+
+def _is_file(word: str) -> bool:
+    return "/" in word or word.endswith(SUFFIXES)

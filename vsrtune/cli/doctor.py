@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import attach_ledger_option, json_option, options, root_option, uri_option
+from vsrtune.cli.options import attach_ledger_option, json_option, options, root_option, uri_option
 
 if TYPE_CHECKING:
     from vsrtune.doctor.model import Case, Finding
@@ -43,7 +43,7 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
 
 
 def _case(root: Path | None, uri: str) -> Case:
-    from vsrtune.cli_common import POLICY_DIR, observe, readable_policies
+    from vsrtune.cli.options import POLICY_DIR, observe, readable_policies
     from vsrtune.doctor.facts.host import read_facts
     from vsrtune.doctor.model import Case
     from vsrtune.host.filesystem import LiveRoot
@@ -66,7 +66,7 @@ def _module(ledger: Path) -> Seen:
 
 
 def _print(findings: tuple[Finding, ...]) -> None:
-    from vsrtune import render
+    from vsrtune.cli import render
     from vsrtune.doctor.model import Level
     from vsrtune.views.tables import Table
 

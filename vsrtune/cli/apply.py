@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     JOURNAL,
     Seconds,
     attach_ledger_option,
@@ -32,10 +32,10 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
 if TYPE_CHECKING:
+    from vsrtune.cli.trial.guardian import Guard
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.execute.executor import Result
     from vsrtune.execute.journal import Journal
-    from vsrtune.guardian import Guard
     from vsrtune.model.plan import Plan
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
@@ -92,8 +92,9 @@ def apply(
     is wrong (nothing was changed), 4 not all guests could be looked at, 5 a guest is refused
     (it was not changed).
     """
-    from vsrtune import attach_show, guardian, render
-    from vsrtune.cli import complain
+    from vsrtune.cli import attachments, render
+    from vsrtune.cli.main import complain
+    from vsrtune.cli.trial import guardian
     from vsrtune.execute import executor
     from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
@@ -140,7 +141,7 @@ def apply(
             live = len(opened.entries())
         _say_applied(made, result, boot)
         if guard is not None and confirm_seconds is not None:
-            if live or attach_show.concerned((), attach_ledger):
+            if live or attachments.concerned((), attach_ledger):
                 _ask(guard, confirm_seconds, live)
             else:
                 guard.keep()  # nothing was changed
@@ -209,7 +210,7 @@ def confirm(journal: Path) -> int:
     \b
     Exit codes: 0 it stays, 1 nothing waits for a confirmation.
     """
-    from vsrtune import guardian
+    from vsrtune.cli.trial import guardian
 
     guardian.confirm(journal)
     say("Confirmed. `vsrtune undo` puts everything back.")
@@ -267,14 +268,14 @@ def _switch(
 ) -> bool:
     """Bring guests to the attachments that the policies ask for, and those back whom none
     asks for any more. True when that could be done."""
-    from vsrtune import attach_show
-    from vsrtune.cli import complain
+    from vsrtune.cli import attachments
+    from vsrtune.cli.main import complain
 
-    if not attach_show.concerned(policies, ledger):
+    if not attachments.concerned(policies, ledger):
         return True
     clean = True
-    choose = attach_show.asked(policies)
-    for batch, error in attach_show.carry_out(choose, uri, ledger, journal):
+    choose = attachments.asked(policies)
+    for batch, error in attachments.carry_out(choose, uri, ledger, journal):
         if error is not None:
             clean = False
             complain(error)

@@ -21,21 +21,21 @@ from vsrtune.core.text import printable, printable_lines
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
 COMMANDS = {
-    "show": ("cli_show", "show", "Show guests, threads, interfaces, CPUs and interrupts."),
-    "top": ("cli_top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
-    "plan": ("cli_plan", "plan", "Show what the policies would change, and why."),
-    "try": ("cli_try", "try_", "Try a policy against untuned, on the traffic there is."),
-    "apply": ("cli_apply", "apply", "Carry out the plan once, and print it."),
-    "confirm": ("cli_apply", "confirm", "Keep what `vsrtune apply --confirm` has applied."),
-    "verify": ("cli_plan", "verify", "Exit 3 when the host is not what the policies say."),
-    "undo": ("cli_apply", "undo", "Put back everything vsrtune has changed."),
-    "record": ("cli_show", "record", "Save what vsrtune sees of this host in a directory."),
-    "policy": ("cli_policy", "policy", "Check policy files, print their schema, write one."),
-    "attach": ("cli_attach", "attach", "Move guests between macvtap and NAPI-macvlan."),
-    "group": ("cli_group", "group", "Make several guests one router, and guests again."),
-    "doctor": ("cli_doctor", "doctor", "Check whether this host is fit."),
-    "bench": ("cli_bench", "bench", "Measure routers and compare configurations."),
-    "daemon": ("cli_daemon", "daemon", "Keep the host tuned until stopped, then undo."),
+    "show": ("cli.show", "show", "Show guests, threads, interfaces, CPUs and interrupts."),
+    "top": ("cli.top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
+    "plan": ("cli.plan", "plan", "Show what the policies would change, and why."),
+    "try": ("cli.trial.command", "try_", "Try a policy against untuned, on the traffic there is."),
+    "apply": ("cli.apply", "apply", "Carry out the plan once, and print it."),
+    "confirm": ("cli.apply", "confirm", "Keep what `vsrtune apply --confirm` has applied."),
+    "verify": ("cli.plan", "verify", "Exit 3 when the host is not what the policies say."),
+    "undo": ("cli.apply", "undo", "Put back everything vsrtune has changed."),
+    "record": ("cli.show", "record", "Save what vsrtune sees of this host in a directory."),
+    "policy": ("cli.policy", "policy", "Check policy files, print their schema, write one."),
+    "attach": ("cli.attach", "attach", "Move guests between macvtap and NAPI-macvlan."),
+    "group": ("cli.group", "group", "Make several guests one router, and guests again."),
+    "doctor": ("cli.doctor", "doctor", "Check whether this host is fit."),
+    "bench": ("bench.cli", "bench", "Measure routers and compare configurations."),
+    "daemon": ("cli.daemon", "daemon", "Keep the host tuned until stopped, then undo."),
 }
 
 

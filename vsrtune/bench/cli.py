@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vsrtune.cli_common import options, say, uri_option
+from vsrtune.cli.options import options, say, uri_option
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
@@ -271,7 +271,7 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
 
         html.write(outcome, html_file)
     if str(json_file) != "-":
-        from vsrtune import render
+        from vsrtune.cli import render
 
         render.show(tables.outcome_tables(outcome))
 

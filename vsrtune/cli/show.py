@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     check_guests,
     journal_option,
     journalled,
@@ -23,6 +25,10 @@ from vsrtune.cli_common import (
     uri_option,
 )
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import run_ns
+from vsrtune.model.deadline import used
+from vsrtune.model.guest import SchedClass, ThreadKey
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 
@@ -61,8 +67,7 @@ def show(
     if as_json:
         click.echo(snapshot.to_json())
         return
-    from vsrtune import render
-    from vsrtune.budget_use import measure
+    from vsrtune.cli import render
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.views import tables as report
 
@@ -145,3 +150,34 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
 
     seen = save(file, uri, trace_seconds=trace_seconds, note=note)
     say(f"Recorded {len(seen.guests)} guests in {file}.")
+
+
+def measure(
+    root: HostRoot,
+    snapshot: Snapshot,
+    least_seconds: float = 0.2,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[ThreadKey, float]:
+    """Share of the budget used, by thread, over the longest period but at least
+    ``least_seconds``; without threads that end meanwhile."""
+    threads = [t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE]
+    if not threads:
+        return {}
+    begin = clock()
+    before = {t.key: _run_ns(root, t.key) for t in threads}
+    sleep(max(least_seconds, *(t.sched.period_ns / 1e9 for t in threads)))
+    elapsed = round((clock() - begin) * 1e9)
+    found = {}
+    for thread in threads:
+        first, last = before[thread.key], _run_ns(root, thread.key)
+        if first is not None and last is not None:
+            found[thread.key] = used(thread.sched, last - first, elapsed)
+    return found
+
+
+def _run_ns(root: HostRoot, key: ThreadKey) -> int | None:
+    try:
+        return run_ns(root, f"/proc/{key.pid}/task/{key.tid}")
+    except (OSError, ValueError, IndexError):
+        return None

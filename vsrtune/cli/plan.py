@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     attach_ledger_option,
     journal_option,
     journalled,
@@ -60,7 +60,7 @@ def plan(
     Exit codes: 0 a plan could be made, 2 a policy is wrong, 4 not all guests could be
     looked at, 5 a guest is refused.
     """
-    from vsrtune import render
+    from vsrtune.cli import render
     from vsrtune.model.plan import plan_text
     from vsrtune.plan.full_plan import full_plan
 
@@ -76,7 +76,7 @@ def plan(
         return ExitCode.REFUSED if made.refusals else missing
     found = _attachments(policies, root, uri, attach_ledger, journal)
     if found:
-        from vsrtune.attach_show import table
+        from vsrtune.cli.attachments import table
 
         render.show([table(found)])
     render.show(tables.plan_tables(made))
@@ -146,7 +146,7 @@ def verify(
 
 def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
     """Name on standard error what could not be read of the policies' guests."""
-    from vsrtune.cli import complain
+    from vsrtune.cli.main import complain
 
     missing = unread(snapshot, policies)
     for problem in missing:
@@ -160,8 +160,8 @@ def _attachments(
     """Switches that the policies ask for on this host; a recorded one has none."""
     if root is not None:
         return ()
-    from vsrtune import attach_show
+    from vsrtune.cli import attachments
 
-    if not attach_show.concerned(policies, ledger):
+    if not attachments.concerned(policies, ledger):
         return ()
-    return attach_show.preview(attach_show.asked(policies), uri, ledger, journal)
+    return attachments.preview(attachments.asked(policies), uri, ledger, journal)

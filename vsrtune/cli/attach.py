@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     ATTACH_LEDGER,
     attach_ledger_option,
     check_written,
@@ -86,13 +86,13 @@ def attach(
     Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read,
     or the ledger named with --recover does not exist.
     """
-    from vsrtune import cli_switch
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.ledger import AttachLedger
     from vsrtune.attach.plan.model import Asked
     from vsrtune.attach.plan.planner import plan
     from vsrtune.attach.survey import survey
     from vsrtune.attach.transaction import Switcher
+    from vsrtune.cli import attachments
     from vsrtune.host.filesystem import boot_id
     from vsrtune.model.guest import Attachment
 
@@ -107,9 +107,9 @@ def attach(
         reporter = _Reporter()
         switcher = Switcher(host, opened, boot_id(), reporter.before)
         if devices:
-            return cli_switch.outcome(switcher.boot_devices())
+            return attachments.outcome(switcher.boot_devices())
         if recover or (switcher.unfinished() and not dry_run):
-            code = cli_switch.recover(switcher)
+            code = attachments.recover(switcher)
             if recover or code:
                 return code
         elif switcher.unfinished():
@@ -126,7 +126,7 @@ def attach(
             Attachment(str(to)), tuple(sorted(names)), interface, live, config, all_of_lower
         )
         switch = plan(asked, read)
-        cli_switch.show(switch)
+        attachments.show(switch)
         if dry_run or not switch.moves:
             return ExitCode.DONE
         with contextlib.ExitStack() as stack:
@@ -135,7 +135,7 @@ def attach(
             reporter.finish()
         _after(switch, journal)
     # The guests are where they shall be; a device that could not be removed is swept again.
-    cli_switch.complain(swept.failed)
+    attachments.complain(swept.failed)
     return ExitCode.DONE
 
 

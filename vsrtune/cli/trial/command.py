@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     Seconds,
     attach_ledger_option,
     journal_option,
@@ -29,11 +29,11 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
 if TYPE_CHECKING:
+    from vsrtune.cli.trial.rule import Turn, Verdict
     from vsrtune.execute.journal import Journal
     from vsrtune.model.guest import Guest
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
-    from vsrtune.trial import Turn, Verdict
 
 _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
 
@@ -86,9 +86,11 @@ def try_(
     Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong, 5 it is refused,
     6 nothing was decided: too little traffic, or too many turns were left out.
     """
-    from vsrtune import guardian, render, trial, trial_run
     from vsrtune.attach.signals import held
     from vsrtune.bench.tuning import Tuner
+    from vsrtune.cli import render
+    from vsrtune.cli.trial import guardian, rule
+    from vsrtune.cli.trial import run as trial_run
     from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import boot_id
     from vsrtune.plan.full_plan import full_plan
@@ -124,8 +126,8 @@ def try_(
         pairs = int(seconds / trial_run.PAIR_SECONDS)
         for one in trial_run.run(ground, pairs, time.time_ns(), wait):
             turns.append(one)
-            say(trial.line(one), err=as_json)
-        verdict = trial.judge(turns, policy.path)
+            say(rule.line(one), err=as_json)
+        verdict = rule.judge(turns, policy.path)
         keep = keep_if_better and verdict.better is True
         if not (turns[-1].tuned and keep):
             ground.switch(False)
@@ -138,7 +140,7 @@ def try_(
     if as_json:
         _print_json(policy, guests, turns, verdict, keep)
     else:
-        render.show([trial.table(turns)])
+        render.show([rule.table(turns)])
         for text in verdict.text:
             say(text)
         click.echo(
@@ -216,12 +218,12 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
 def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> None:
     """Raises VsrtuneError when the policy asks for a switch: every one stops the traffic for
     seconds, and so cannot be tried in turns."""
-    from vsrtune import attach_show
     from vsrtune.attach.plan.requests import batches
+    from vsrtune.cli import attachments
 
     if policy.attachment is None:
         return
-    if attach_show.preview(lambda host, _: batches(host, [policy]), uri, ledger, journal):
+    if attachments.preview(lambda host, _: batches(host, [policy]), uri, ledger, journal):
         raise VsrtuneError(
             f"the guests are not on {policy.attachment} yet, which is not tried in turns",
             where=policy.at("attachment"),
@@ -231,10 +233,10 @@ def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> 
 
 def _check_untuned(journal: Journal, ledger: Path) -> None:
     """Raises VsrtuneError when the host is not at its original, which is what is compared to."""
-    from vsrtune import attach_show
+    from vsrtune.cli import attachments
 
     live = len(journal.entries())
-    if live or attach_show.concerned((), ledger):
+    if live or attachments.concerned((), ledger):
         raise VsrtuneError(
             f"this host is tuned already ({live} settings, or an attachment that a policy "
             "switched), so there is no untuned to compare with",

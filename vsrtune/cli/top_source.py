@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vsrtune import cli_common
+from vsrtune.cli import options
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.host.recorded import load
@@ -39,7 +39,7 @@ class TopHost:
         self._journal = journal
         self._clock = clock
         self._files: HostRoot
-        scope = cli_common.curious(cli_common.readable_policies(policy_dirs))
+        scope = options.curious(options.readable_policies(policy_dirs))
         if root is None:
             self._files, self._observer = LiveRoot(), live_observer(uri, lambda: scope)
         else:
@@ -53,7 +53,7 @@ class TopHost:
         """The host now. Where it has many guests, only the libvirt guests of these ``names``
         are sure to be looked at, and others in turns (observe.Observer.observe_turns); the
         counters of all are read. Raises ObserveError."""
-        snapshot = cli_common.readable(self._observer.observe_turns(names).snapshot, self._root)
+        snapshot = options.readable(self._observer.observe_turns(names).snapshot, self._root)
         if self._root is None:
             snapshot = with_loads(snapshot)
         return samples.take(self._files, snapshot, self._clock)
@@ -74,10 +74,10 @@ class TopHost:
 
         try:
             policies = load_dirs(self._dirs)
-            entries, steps = cli_common.journalled(self._journal, self._root)
+            entries, steps = options.journalled(self._journal, self._root)
         except VsrtuneError as error:
             errors = getattr(error, "errors", None) or (error,)
             return None, tuple(str(one) for one in errors)
         if not policies and not entries:
-            return None, (cli_common.no_policies(self._dirs),)
+            return None, (options.no_policies(self._dirs),)
         return full_plan(snapshot, policies, entries, steps=steps), ()

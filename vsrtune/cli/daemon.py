@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     attach_ledger_option,
     journal_option,
     options,
@@ -97,15 +100,14 @@ def daemon(
     Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing was
     changed), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
     """
-    from vsrtune import collecting
-    from vsrtune.cli_common import no_policies
+    from vsrtune.cli.options import no_policies
     from vsrtune.daemon import journald
     from vsrtune.host.filesystem import boot_id
     from vsrtune.observe.config_files import load_dirs
 
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     journald.setup(verbose)
-    collecting.rarely()
+    rarely()
     if not policies:
         journald.LOGGER.warning("%s", no_policies(policy_dirs))
 
@@ -170,7 +172,7 @@ def daemon(
 
         running = Daemon(
             reconciler,
-            collecting.tidy(lambda: load_dirs(policy_dirs)),
+            tidy(lambda: load_dirs(policy_dirs)),
             notifier,
             publish=publish,
             prepare=keeper.look,
@@ -199,3 +201,26 @@ def daemon(
         code = running.run()
         queues.close()
         return code
+
+
+T = TypeVar("T")
+
+_THRESHOLD = (100_000, 20, 50)
+
+
+def rarely() -> None:
+    """Let it work rarely in this process."""
+    gc.set_threshold(*_THRESHOLD)
+
+
+def tidy(work: Callable[[], T]) -> Callable[[], T]:
+    """``work``, and what it has left of values that refer to themselves is freed at once. For
+    reading YAML, which leaves many, and is done so seldom that they would lie for days."""
+
+    def tidied() -> T:
+        try:
+            return work()
+        finally:
+            gc.collect()
+
+    return tidied

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune import trial
 from vsrtune.bench.schedule import rounds
 from vsrtune.bench.tuning import Tuner
+from vsrtune.cli.trial import rule
+from vsrtune.cli.trial.rule import Counts, Turn
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import samples
 from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import scope
 from vsrtune.policy.model import Policy
-from vsrtune.trial import Counts, Turn
 
 # What is cut off at the beginning of a turn: threads move, queues fill or drain.
 SETTLE_SECONDS = 0.5
@@ -75,7 +75,7 @@ class HostGround:
 
     def count(self, seen: Snapshot) -> Counts:
         sample = samples.take(self._root, seen)
-        return trial.counts(sample, samples.frames(self._root, seen))
+        return rule.counts(sample, samples.frames(self._root, seen))
 
 
 def run(ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]) -> Iterator[Turn]:
@@ -95,6 +95,6 @@ def run(ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]) ->
             before = ground.count(seen)
             wait(COUNT_SECONDS)
             after = ground.count(seen)
-            if trial.settings(ground.look()) != trial.settings(seen):
+            if rule.settings(ground.look()) != rule.settings(seen):
                 left_out = "a setting changed"
-            yield trial.turn(before, after, number, tuned, left_out)
+            yield rule.turn(before, after, number, tuned, left_out)

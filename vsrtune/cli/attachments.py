@@ -9,12 +9,15 @@ from pathlib import Path
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP, AttachLedger
-from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.model import Host, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.attach.survey import known_origins, survey
+from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
+from vsrtune.cli.options import say
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.host.filesystem import boot_id
 from vsrtune.policy.model import Policy
@@ -84,3 +87,47 @@ def table(found: Sequence[Batch]) -> Table:
             continue
         rows += [(names, str(batch.to), str(step), batch.reason) for step in batch.switch.steps]
     return Table("Attachments", ("guests", "to", "step", "why"), rows)
+
+
+def recover(switcher: Switcher) -> ExitCode:
+    """Take back, and say what came of it; the exit code."""
+    unfinished = switcher.unfinished()
+    failures = switcher.recover()
+    if unfinished and not failures:
+        say("An interrupted switch was taken back: the guests have what they had.")
+    elif not failures:
+        say("No switch was interrupted.")
+    return complain(failures)
+
+
+def outcome(swept: Swept) -> ExitCode:
+    """Say what became of the devices; the exit code."""
+    for text in swept.did:
+        say(text)
+    return complain(swept.failed)
+
+
+def complain(failures: Sequence[VsrtuneError]) -> ExitCode:
+    """Print errors; the exit code."""
+    from vsrtune.cli import main
+
+    for error in failures:
+        main.complain(error)
+    return ExitCode.FAILED if failures else ExitCode.DONE
+
+
+def show(switch: Switch) -> None:
+    """Print the steps and the notes."""
+    if not (switch.moves or switch.steps or switch.ended or switch.kept):
+        say("Nothing to do.")
+    told = [str(step) for step in switch.steps]
+    told += [
+        " and remove ".join((f"undefine {clone.guest}", *(f.path for f in clone.files)))
+        for clone in switch.ended
+    ]
+    if switch.leaves:
+        told.append(f"remove {', '.join(d.name for d in switch.leaves)}")
+    for number, text in enumerate(told, 1):
+        say(f"{number}. {text}")
+    for note in switch.notes:
+        say(f"note: {note}")

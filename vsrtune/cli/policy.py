@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli_common import (
+from vsrtune.cli.options import (
     check_dirs,
     journal_option,
     no_policies,
@@ -43,7 +43,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not, 4 a directory does not exist.
     """
-    from vsrtune.cli import complain
+    from vsrtune.cli.main import complain
     from vsrtune.observe import config_files
 
     if not files:
@@ -100,7 +100,7 @@ def init(
     \b
     Exit codes: 0 written, 1 no such guest, or the file exists, 4 the host could not be read.
     """
-    from vsrtune import cli_common
+    from vsrtune.cli import options as cli_common
     from vsrtune.observe.config_files import load_dirs
     from vsrtune.plan.starter_policy import start
 
