@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune.bench import spec
-from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.spec import parser as spec
 from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, ObserveError, PolicyError, VsrtuneError

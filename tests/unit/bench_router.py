@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from vsrtune.bench.model import (
+from vsrtune.bench.spec.model import (
     Configuration,
     Endpoint,
     Latency,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.bench.model import (
+from vsrtune.bench.spec.model import (
     Configuration,
     Endpoint,
     Latency,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vsrtune.bench.accounting import Counts, Effort, account
-from vsrtune.bench.counters import parse_device_table, parse_softnet_drops
-from vsrtune.bench.generator import Sent
-from vsrtune.bench.model import Latency, Load, Trial
-from vsrtune.bench.threads import (
+from vsrtune.bench.measure.accounting import Counts, Effort, account
+from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.measure.threads import (
     Usage,
     Used,
     parse_cpu_line,
@@ -16,6 +14,8 @@ from vsrtune.bench.threads import (
     parse_switches,
     work,
 )
+from vsrtune.bench.spec.model import Latency, Load, Trial
+from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey
 
 ZERO = Counts({("vr1/forth", 0): 100, ("vr2/forth", 0): 0}, 5, 6, 7, 8)

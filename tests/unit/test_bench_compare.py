@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from bench_router import FakeRouter, spec
 
-from vsrtune.bench.compare import compare, estimate, pairs_needed, verdict
-from vsrtune.bench.model import Configuration, Load, Method, Spec, Trial
-from vsrtune.bench.runner import run
+from vsrtune.bench.methods.compare import compare, estimate, pairs_needed, verdict
+from vsrtune.bench.methods.runner import run
+from vsrtune.bench.spec.model import Configuration, Load, Method, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.stats import paired_ratio
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import recorded_hosts
 
-from vsrtune.bench import counters
-from vsrtune.bench.model import Leg, Router
+from vsrtune.bench.measure import counters
+from vsrtune.bench.spec.model import Leg, Router
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.recorded import load
 from vsrtune.model.guest import Interface

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vsrtune.bench.devices import own_addresses, refusal
-from vsrtune.bench.probe import ProbeLeg, frame, latency, number_of
+from vsrtune.bench.traffic.devices import own_addresses, refusal
+from vsrtune.bench.traffic.probe import ProbeLeg, frame, latency, number_of
 
 UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
 

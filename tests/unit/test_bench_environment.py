@@ -10,9 +10,9 @@ import bench_samples as samples
 import pytest
 import recorded_hosts
 
-from vsrtune.bench.environment import environment, label
-from vsrtune.bench.model import Endpoint, Router
+from vsrtune.bench.report.environment import environment, label
 from vsrtune.bench.session import with_macs
+from vsrtune.bench.spec.model import Endpoint, Router
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.recorded import load
 from vsrtune.observe.recording import replay

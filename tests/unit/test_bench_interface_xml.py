@@ -6,13 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from vsrtune.bench.interface_xml import (
-    Back,
-    Driver,
-    rewritten,
-    switchable,
-)
-from vsrtune.bench.model import Attachment
+from vsrtune.bench.setup.attachments import Back, Driver, rewritten, switchable
+from vsrtune.bench.spec.model import Attachment
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import Nic, differences, nic, nics
 

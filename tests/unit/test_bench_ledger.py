@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vsrtune.bench.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import Ledger
 from vsrtune.core.errors import VsrtuneError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from bench_router import FakeRouter, spec
 
-from vsrtune.bench import methods
-from vsrtune.bench.model import Load, Method, Spec, Traffic, Trial
-from vsrtune.bench.runner import Progress, run
+from vsrtune.bench.methods import methods
+from vsrtune.bench.methods.runner import Progress, run
+from vsrtune.bench.spec.model import Load, Method, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
 
 

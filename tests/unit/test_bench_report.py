@@ -11,10 +11,10 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 
-from vsrtune.bench import html, plots, tables
-from vsrtune.bench.model import Attachment, Configuration
-from vsrtune.bench.points import by_configuration, points
 from vsrtune.bench.progress import duration
+from vsrtune.bench.report import html, plots, tables
+from vsrtune.bench.report.points import by_configuration, points
+from vsrtune.bench.spec.model import Attachment, Configuration
 from vsrtune.views.tables import Table
 
 

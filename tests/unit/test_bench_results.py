@@ -10,10 +10,10 @@ import bench_samples as samples
 import pytest
 from bench_router import FakeRouter, spec
 
-from vsrtune.bench import methods
-from vsrtune.bench.model import Latency, Method, Outcome
-from vsrtune.bench.results import outcome_from_json, outcome_to_json
-from vsrtune.bench.runner import run
+from vsrtune.bench.methods import methods
+from vsrtune.bench.methods.runner import run
+from vsrtune.bench.report.results import outcome_from_json, outcome_to_json
+from vsrtune.bench.spec.model import Latency, Method, Outcome
 from vsrtune.core.errors import VsrtuneError
 
 

@@ -10,11 +10,11 @@ import pytest
 from attach_host import FakeAttachHost
 from test_group_plan import create, do, fresh
 
-from vsrtune.bench import scaling
-from vsrtune.bench.cleaners import CLEANERS
-from vsrtune.bench.configure import Configurator
-from vsrtune.bench.ledger import Ledger
-from vsrtune.bench.model import Configuration
+from vsrtune.bench.cleanup.cleaners import CLEANERS
+from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.setup import scaling
+from vsrtune.bench.setup.configurator import Configurator
+from vsrtune.bench.spec.model import Configuration
 from vsrtune.cli.options import ATTACH_LEDGER
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import scale as group_scale

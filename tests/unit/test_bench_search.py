@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.search import Answer, Ask, Bounds, Search, highest
+from vsrtune.bench.methods.search import Answer, Ask, Bounds, Search, highest
 
 Router = Callable[[Ask], Answer]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vsrtune.bench import model
-from vsrtune.bench.spec import SpecErrors, load_data, load_text, to_data, with_policy
-from vsrtune.bench.spec_schema import KINDS, schema
+from vsrtune.bench.spec import model
+from vsrtune.bench.spec.parser import SpecErrors, load_data, load_text, to_data, with_policy
+from vsrtune.bench.spec.schema import KINDS, schema
 from vsrtune.core.errors import PolicyError
 
 WHOLE = """\

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.bench import pktgen
-from vsrtune.bench.model import Endpoint, Leg, Load, Router, Spec, Traffic
-from vsrtune.bench.pktgen import commands, parse_result, parse_thread
-from vsrtune.bench.sink import element, parse_elements, ruleset
-from vsrtune.bench.streams import (
+from vsrtune.bench.spec.model import Endpoint, Leg, Load, Router, Spec, Traffic
+from vsrtune.bench.traffic import pktgen
+from vsrtune.bench.traffic.pktgen import commands, parse_result, parse_thread
+from vsrtune.bench.traffic.sink import element, parse_elements, ruleset
+from vsrtune.bench.traffic.streams import (
     PORT_BLOCK,
     SOURCE_PORTS,
     circles,

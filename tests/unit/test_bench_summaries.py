@@ -8,8 +8,9 @@ import bench_router
 import bench_samples as samples
 import pytest
 
-from vsrtune.bench import compare, html, methods, runner, summaries, tables
-from vsrtune.bench.model import Configuration, Load, Method, Outcome, Traffic, Trial
+from vsrtune.bench.methods import compare, methods, runner
+from vsrtune.bench.report import html, summaries, tables
+from vsrtune.bench.spec.model import Configuration, Load, Method, Outcome, Traffic, Trial
 from vsrtune.views.tables import Table
 
 

@@ -14,7 +14,7 @@ import pytest
 import recorded_hosts
 from moving_host import MovingHost
 
-from vsrtune.bench.schedule import rounds
+from vsrtune.bench.methods.schedule import rounds
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Problem

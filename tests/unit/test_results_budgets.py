@@ -25,8 +25,8 @@ from results.plan import Figure, Run
 from results.reserve import linear_part
 from test_results_pages import answers, store
 
-from vsrtune.bench.model import Configuration, Load, Outcome, Trial
-from vsrtune.bench.spec import load_text
+from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
+from vsrtune.bench.spec.parser import load_text
 
 OURS = (budgets.FIG04, budgets.FIG05, budgets.FIG06, fig16.FIGURE, isolation.FIGURE)
 WIGGLE = (1.0, 0.97, 1.02, 0.99, 1.03)

@@ -23,7 +23,7 @@ from results.plan import Run
 from results.sized import SIZES
 from test_results_pages import answers, store
 
-from vsrtune.bench.model import Configuration, Load, Outcome, Trial
+from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
 
 ROUNDS = 6
 LAB = """\

@@ -17,8 +17,8 @@ from results import lab, page
 from results.data import Data
 from results.figures import FIGURES, fig03
 
-from vsrtune.bench.model import Configuration, Outcome, Trial
-from vsrtune.bench.results import outcome_to_json
+from vsrtune.bench.report.results import outcome_to_json
+from vsrtune.bench.spec.model import Configuration, Outcome, Trial
 
 LOADS = (16000, 32000, 64000)
 

@@ -1,1 +1,1 @@
-"""The router tester: offered load in, forwarded load out, and where the rest went."""
+"""Wall: shell. The router tester: measures routers and compares configurations."""

@@ -16,7 +16,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.bench.model import Outcome, Spec
+    from vsrtune.bench.spec.model import Outcome, Spec
 
 _MAX_BYTES = 256 * 1024
 _SPEC_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -152,7 +152,7 @@ def compare(
 @html_file_option
 def report(result: Path, html_file: Path | None) -> None:
     """Show a result stored with --json, on any machine."""
-    from vsrtune.bench.results import outcome_from_json
+    from vsrtune.bench.report.results import outcome_from_json
 
     check_outputs(None, html_file)
     text = click.get_text_stream("stdin").read() if str(result) == "-" else result.read_text()
@@ -179,7 +179,7 @@ def clean() -> int:
 
 def read_spec(path: Path, base: Spec | None = None) -> Spec:
     """A specification file with the text of its policy. Raises SpecErrors, PolicyErrors."""
-    from vsrtune.bench.spec import load_text, with_policy
+    from vsrtune.bench.spec.parser import load_text, with_policy
 
     spec = load_text(_text(path), str(path), base)
     named = spec.configuration.policy_path
@@ -192,7 +192,7 @@ _NEEDED = ("left", "right", "source", "destination")
 
 def short_spec(given: dict[str, Any]) -> Spec:
     """The specification that command-line options stand for."""
-    from vsrtune.bench.spec import load_data
+    from vsrtune.bench.spec.parser import load_data
 
     missing = [f"--{name}" for name in _NEEDED if name not in given]
     if "guest" in given and given.get("native"):
@@ -250,15 +250,15 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
         if not path.parent.is_dir():
             raise VsrtuneError("the directory does not exist", where=str(path.parent))
     if html_file is not None:
-        from vsrtune.bench import plots
+        from vsrtune.bench.report import plots
 
         plots.require()
 
 
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; the stored one first, since it cannot be had again."""
-    from vsrtune.bench import tables
-    from vsrtune.bench.results import outcome_to_json
+    from vsrtune.bench.report import tables
+    from vsrtune.bench.report.results import outcome_to_json
 
     if json_file is not None:
         text = outcome_to_json(outcome)
@@ -267,7 +267,7 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         else:
             json_file.write_text(text, encoding="utf-8")
     if html_file is not None:
-        from vsrtune.bench import html
+        from vsrtune.bench.report import html
 
         html.write(outcome, html_file)
     if str(json_file) != "-":

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
-from vsrtune.bench.model import Trial
-from vsrtune.bench.runner import Progress
+from vsrtune.bench.methods.runner import Progress
+from vsrtune.bench.spec.model import Trial
 from vsrtune.core.closing import Closing
 from vsrtune.core.text import printable
 

@@ -17,13 +17,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from vsrtune import __version__
-from vsrtune.bench import compare, guard, methods, runner
-from vsrtune.bench.configure import Configurator
-from vsrtune.bench.environment import environment
-from vsrtune.bench.ledger import Ledger
-from vsrtune.bench.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
+from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.measure.tester import Tester
+from vsrtune.bench.methods import compare, methods, runner
 from vsrtune.bench.progress import Watch
-from vsrtune.bench.tester import Tester
+from vsrtune.bench.report.environment import environment
+from vsrtune.bench.setup.configurator import Configurator
+from vsrtune.bench.spec.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import Failure

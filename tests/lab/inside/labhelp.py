@@ -22,7 +22,7 @@ import hoststate
 import pytest
 from faulty import Fault
 
-from vsrtune.bench.model import Endpoint, Leg, Router, Spec
+from vsrtune.bench.spec.model import Endpoint, Leg, Router, Spec
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import read_entries
 

@@ -17,9 +17,10 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.bench import guard, tester
-from vsrtune.bench.ledger import DEFAULT_PATH, Ledger
-from vsrtune.bench.model import Endpoint, Leg, Limits, Load, Router, Spec, Traffic, Trial
+from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.ledger import DEFAULT_PATH, Ledger
+from vsrtune.bench.measure import tester
+from vsrtune.bench.spec.model import Endpoint, Leg, Limits, Load, Router, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.observe.observer import live_observer
 

@@ -17,10 +17,10 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.bench.cleaners import CLEANERS
-from vsrtune.bench.configure import Configurator
-from vsrtune.bench.ledger import Ledger
-from vsrtune.bench.model import (
+from vsrtune.bench.cleanup.cleaners import CLEANERS
+from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.setup.configurator import Configurator
+from vsrtune.bench.spec.model import (
     Attachment,
     Configuration,
     Tuning,

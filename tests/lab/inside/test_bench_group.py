@@ -20,10 +20,10 @@ import pytest
 from labhelp import LabGuest
 from test_pvr import edge, group, members, routers  # noqa: F401 (fixtures)
 
-from vsrtune.bench.cleaners import CLEANERS
-from vsrtune.bench.configure import Configurator
-from vsrtune.bench.ledger import Ledger
-from vsrtune.bench.model import Configuration, Spec
+from vsrtune.bench.cleanup.cleaners import CLEANERS
+from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.setup.configurator import Configurator
+from vsrtune.bench.spec.model import Configuration, Spec
 from vsrtune.core.errors import VsrtuneError
 
 pytestmark = labhelp.seldom("the bench on a group")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vsrtune.bench.model import Outcome, Trial
-from vsrtune.bench.points import Point, by_configuration
-from vsrtune.bench.results import outcome_from_json
+from vsrtune.bench.report.points import Point, by_configuration
+from vsrtune.bench.report.results import outcome_from_json
+from vsrtune.bench.spec.model import Outcome, Trial
 from vsrtune.core.stats import Ratio, paired_ratio
 
 from .beddata import BedRun, bed_run

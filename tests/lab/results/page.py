@@ -13,10 +13,10 @@ from typing import Any
 
 from results.data import Data, Missing
 from results.plan import Claim, Figure, Run, Verdict
-from vsrtune.bench import plots
-from vsrtune.bench.model import Outcome
-from vsrtune.bench.points import DROPS, by_configuration, used
-from vsrtune.bench.summaries import number, percent
+from vsrtune.bench.report import plots
+from vsrtune.bench.report.points import DROPS, by_configuration, used
+from vsrtune.bench.report.summaries import number, percent
+from vsrtune.bench.spec.model import Outcome
 
 # Of a claim of a paper, of an aim of our own, and of a lever.
 _AGREES = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vsrtune.bench.points import Point
+from vsrtune.bench.report.points import Point
 
 from .data import Data
 from .judge import Judge, top

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from vsrtune.bench.points import Point
+from vsrtune.bench.report.points import Point
 from vsrtune.core.stats import Ratio
 
 from .data import Data
@@ -163,7 +163,7 @@ def drawn(
 ) -> Mapping[str, Any]:
     """Two plots over ``xs``, ``name`` of rates and ``name``-cpu of CPU seconds: of each size,
     for each of ``lines`` (label, places, whether dashed)."""
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     rates, costs = [], []
     for label, places, dashed in lines:

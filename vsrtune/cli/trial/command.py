@@ -87,7 +87,7 @@ def try_(
     6 nothing was decided: too little traffic, or too many turns were left out.
     """
     from vsrtune.attach.signals import held
-    from vsrtune.bench.tuning import Tuner
+    from vsrtune.bench.setup.tuning import Tuner
     from vsrtune.cli import render
     from vsrtune.cli.trial import guardian, rule
     from vsrtune.cli.trial import run as trial_run

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from vsrtune.bench import compare
+from vsrtune.bench.methods import compare
 from vsrtune.core import stats
 from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
 from vsrtune.model.host import Nic

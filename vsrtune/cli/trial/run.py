@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune.bench.schedule import rounds
-from vsrtune.bench.tuning import Tuner
+from vsrtune.bench.methods.schedule import rounds
+from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.cli.trial import rule
 from vsrtune.cli.trial.rule import Counts, Turn
 from vsrtune.host.filesystem import LiveRoot

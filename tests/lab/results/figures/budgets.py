@@ -23,8 +23,8 @@ from results.plan import (
     policy,
 )
 from results.reserve import LEAST, PERIOD, SECONDS, STRAIGHT, in_force, linear_part
-from vsrtune.bench.model import Trial
-from vsrtune.bench.points import Point
+from vsrtune.bench.report.points import Point
+from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import Fit, linear_fit
 
 # Percent of a CPU. The paper has 35 to 95; 90 is the most that kernel 6.12 admits, and
@@ -158,7 +158,7 @@ def _spread(found: Sequence[Point]) -> str:
 
 
 def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     found = points(data)
     ys = [p.pps for p in found]

@@ -132,7 +132,7 @@ def _tables(data: Data) -> list[str]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     groups = [f"{100 * load:.0f} %, {share:g}/{1 - share:g}" for load in LOADS for share in SHARES]
     series = {

@@ -9,7 +9,7 @@ from typing import Any
 from results.data import Data, mix, offered
 from results.judge import change, ranged
 from results.plan import NATIVE, ROUTES, Claim, Figure, Run, Verdict, fifo, policy, untuned
-from vsrtune.bench.spec_schema import MAX_DESTINATIONS
+from vsrtune.bench.spec.schema import MAX_DESTINATIONS
 
 FLOWS = (1, 16384, 1_000_000)
 FIRST = "10.128.0.0"
@@ -57,7 +57,7 @@ def _why(data: Data) -> str:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     lines = [
         plots.curve(f"{router}, {n:,} flows", data.points(_name(router, n)),

@@ -42,7 +42,7 @@ def _keeps(flows: int) -> Any:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     lines = [
         plots.curve(f"{_ENTRIES[router]:,} prefixes, {flows:,} flows",

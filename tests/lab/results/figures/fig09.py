@@ -21,7 +21,7 @@ def _bottleneck(data: Data) -> Verdict:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     points = data.points(_RUN)
     series = {r: [p.cpu_share(r) for p in points] for r in _ROLES}

@@ -35,7 +35,7 @@ def _ratio(ours: str, theirs: str) -> Any:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     lines = [
         plots.curve(f"{label}, {name}", data.points(router, configuration))

@@ -63,7 +63,7 @@ def _queues(which: str) -> tuple[Claim, ...]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     load = top(data, _RUN)
     lines = []

@@ -11,7 +11,7 @@ from results.data import Data
 from results.judge import Judge, causes, top
 from results.plan import FIFO, PAIR, Claim, Figure, Run, Verdict, budget, placed, policy
 from results.reserve import in_force
-from vsrtune.bench.model import Trial
+from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import median_interval
 
 # Of a CPU, for each router. In overload, threads of equal priority, 58 to 59 % of a
@@ -137,7 +137,7 @@ def _tables(data: Data) -> list[str]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     places = [(_CONTROL, _BUDGETS), *_places()]
     names = [f"{run}, {name}" if run != _CONTROL else "alone" for run, name in places]

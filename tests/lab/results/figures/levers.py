@@ -59,7 +59,7 @@ _GUEST: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def _plot(figure: str, run: str, data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     load = top(data, run)
     names = [c.name for c in data.outcome(run).configurations]

@@ -12,7 +12,7 @@ from results.beddata import BedRun, latency, lost_at, per_million, ranged
 from results.data import Data
 from results.judge import Judge
 from results.plan import BARE, Boot, Claim, Figure, Run, Verdict
-from vsrtune.bench import plots
+from vsrtune.bench.report import plots
 
 PLAIN = {"name": "plain IP forwarding", "kind": "plain"}
 MACVLAN = {"name": "macvlan", "kind": "macvlan"}

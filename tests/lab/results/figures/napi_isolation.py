@@ -11,7 +11,7 @@ from results.beddata import BedRun, lost_at, passed, percent, ranged, through
 from results.data import Data
 from results.judge import Judge
 from results.plan import BARE, Boot, Claim, Figure, Run, Verdict
-from vsrtune.bench import plots
+from vsrtune.bench.report import plots
 
 from .napi_forward import MACVLAN, NOTE, OURS, THREADED
 

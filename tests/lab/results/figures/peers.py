@@ -107,7 +107,7 @@ def _bound(native: str) -> Any:
 
 
 def _plots(figure: str, data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     found: dict[str, Any] = {}
     names = [str(c["name"]) for c in _configurations()]

@@ -133,8 +133,8 @@ def _rate(data: Data, run: str, name: str, load: float) -> str:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
-    from vsrtune.bench.points import by_configuration
+    from vsrtune.bench.report import plots
+    from vsrtune.bench.report.points import by_configuration
 
     found = {}
     for run in (run for run in _RUNS if data.has(run)):

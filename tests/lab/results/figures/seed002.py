@@ -74,7 +74,7 @@ def _tables(data: Data) -> list[str]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench import plots
+    from vsrtune.bench.report import plots
 
     lines = []
     for flows in FLOWS:

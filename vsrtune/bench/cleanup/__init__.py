@@ -1,0 +1,1 @@
+"""Puts back what a run has changed, however it ended."""

@@ -1,0 +1,69 @@
+"""What takes away an agent of this host that did not end by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.traffic import pktgen
+from vsrtune.bench.traffic.remote import AgentProcess
+from vsrtune.execute.jsonl_log import Cleaner
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.procfs import parse_stat
+
+# An agent ends by itself once its bench is gone; one that does not is killed.
+END_SECONDS = 5.0
+_KILL_SECONDS = 5.0
+
+
+def note_agent(ledger: Ledger, pid: int, namespace: str | None, names: Sequence[str]) -> int:
+    """Write down an agent that was just started and has done nothing yet."""
+    return ledger.add(
+        "agent",
+        {
+            "pid": pid,
+            "start": _start_time(pid),
+            "namespace": namespace,
+            "names": list(names),
+            "module": not os.path.isdir(pktgen.MODULE),
+        },
+    )
+
+
+def clean_agent(data: Mapping[str, Any]) -> None:
+    """Wait for the agent's end, or kill it, and take away what it may have left."""
+    pid = int(data["pid"])
+    end = time.monotonic() + END_SECONDS
+    while _lives(pid, data["start"]) and time.monotonic() < end:
+        time.sleep(0.05)
+    if _lives(pid, data["start"]):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + _KILL_SECONDS
+        while _lives(pid, data["start"]) and time.monotonic() < end:
+            time.sleep(0.05)
+    with AgentProcess() as agent:
+        agent.call("clean", namespace=data["namespace"], names=data["names"])
+    if data["module"]:
+        pktgen.unload_module()
+
+
+CLEANERS: dict[str, Cleaner] = {"agent": clean_agent}
+
+
+def _lives(pid: int, start: int | None) -> bool:
+    return start is not None and _start_time(pid) == start
+
+
+def _start_time(pid: int) -> int | None:
+    """Field 22 of its stat; None when it is gone, or but waits to be reaped."""
+    try:
+        text = LiveRoot().read(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    return None if text.rpartition(")")[2].split()[0] == "Z" else parse_stat(text).start_time

@@ -1,0 +1,52 @@
+"""Takes back tunings, for the bench itself and for whoever cleans up after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vsrtune.bench.setup.commands import run
+from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.host.filesystem import boot_id
+
+TUNING = "tuning"
+COMMAND = "command"
+
+
+def undo_journal(data: Mapping[str, Any]) -> None:
+    """Put back every setting in the journal that a ``tuning`` entry names. Raises
+    VsrtuneError."""
+    with Journal.open(Path(data["journal"]), boot_id()) as journal:
+        settle(
+            executor.undo(
+                LiveSysOps(data["uri"], budgets_end=journal.budgets_end, original=journal.original),
+                journal,
+            )
+        )
+
+
+def revert_command(data: Mapping[str, Any]) -> None:
+    """Run the command that takes back a ``command`` entry's. Raises WriteError."""
+    run(data["revert"])
+
+
+def settle(result: Result) -> tuple[str, ...]:
+    """What others changed meanwhile, for people. Raises WriteError when something could
+    not be put back."""
+    if result.failed:
+        raise failure(result)
+    return tuple(str(left) for left in result.left)
+
+
+def failure(result: Result) -> VsrtuneError:
+    """The first error of a result that has some: it says most."""
+    action, error = result.failed[0]
+    more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
+    return WriteError(
+        f"{error.what}{more}", where=str(action.target), hint=error.hint, lasting=error.lasting
+    )

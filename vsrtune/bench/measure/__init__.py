@@ -1,0 +1,1 @@
+"""What a trial counts: frames, CPU time, threads."""

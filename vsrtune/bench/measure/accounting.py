@@ -1,0 +1,131 @@
+"""What became of the frames of a trial, from counters before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vsrtune.bench.spec.model import Latency, Load, Trial
+from vsrtune.bench.traffic.pktgen import Sent
+
+# Below this share of the rate asked for, a trial says that the generator was too slow.
+_ENOUGH = 0.99
+
+FlowKey = tuple[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters at one moment, of every machine that takes part. ``counted`` is frames
+    at the sink by stream ("router/forth") and flow (None where not told apart);
+    ``refused`` by the sending devices and the routers' NICs, ``missed`` by NICs,
+    ``backlog`` at the per-CPU backlogs, ``ring`` at the guests' taps."""
+
+    counted: Mapping[FlowKey, int]
+    refused: int
+    missed: int
+    backlog: int
+    ring: int
+
+    @property
+    def moving(self) -> tuple[object, ...]:
+        """Two equal ones in a row: nothing is under way any more."""
+        return (*sorted(self.counted.values()), self.refused, self.missed, self.backlog, self.ring)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What the host did between the counters; see Trial."""
+
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    switches: Mapping[str, int] = field(default_factory=dict)
+    migrations: Mapping[str, int] = field(default_factory=dict)
+    missing: int = 0
+
+
+def account(
+    configuration: str,
+    load: Load,
+    flows: int,
+    sent: Sequence[Sent],
+    before: Counts,
+    after: Counts,
+    effort: Effort,
+    probes: Latency | None = None,
+) -> Trial:
+    """The trial. Probes are frames like the others: they count as sent, and as
+    forwarded unless they were lost, for what was lost is in the drop counters."""
+    seconds = max((stream.seconds for stream in sent), default=0.0)
+    frames = {key: after.counted[key] - before.counted.get(key, 0) for key in after.counted}
+    sent_by: dict[str, int] = {}
+    for stream in sent:
+        _add(sent_by, router_of(stream.key), stream.frames)
+    forwarded_by: dict[str, int] = dict.fromkeys(sent_by, 0)
+    forwarded_by_flow: dict[str, int] = {}
+    for (key, flow), count in frames.items():
+        _add(forwarded_by, router_of(key), count)
+        if flow is not None:
+            # Those of the way back are numbered on.
+            number = flow + (flows if key.endswith("/back") else 0)
+            _add(forwarded_by_flow, f"{router_of(key)}/{number}", count)
+    total = sum(sent_by.values())
+    forwarded = sum(forwarded_by.values())
+    notes = _notes(load, total, seconds, effort)
+    if probes is not None:
+        total += probes.sent
+        forwarded += probes.sent - probes.lost
+    drops = _drops(before, after)
+    drops["elsewhere"] = total - forwarded - sum(drops.values())
+    if drops["elsewhere"] < 0:
+        notes.append(
+            f"{-drops['elsewhere']} more frames were counted than sent: "
+            "other traffic went through the same queues"
+        )
+    return Trial(
+        configuration=configuration,
+        load=load,
+        seconds=seconds,
+        sent=total,
+        forwarded=forwarded,
+        drops=drops,
+        sent_by=sent_by,
+        forwarded_by=forwarded_by,
+        forwarded_by_flow=forwarded_by_flow,
+        cpu_seconds=dict(effort.cpu_seconds),
+        switches=dict(effort.switches),
+        migrations=dict(effort.migrations),
+        latency=probes,
+        notes=tuple(notes),
+    )
+
+
+def router_of(key: str) -> str:
+    """The router of a stream's key; names may hold slashes."""
+    return key.rpartition("/")[0]
+
+
+def _drops(before: Counts, after: Counts) -> dict[str, int]:
+    backlog = after.backlog - before.backlog
+    # A veth whose peer's backlog is full counts the frame as refused as well.
+    refused = max(0, after.refused - before.refused - backlog)
+    return {
+        "nic": refused + after.missed - before.missed,
+        "softnet_backlog": backlog,
+        "macvtap_ring": after.ring - before.ring,
+    }
+
+
+def _notes(load: Load, sent: int, seconds: float, effort: Effort) -> list[str]:
+    notes = []
+    reached = sent / seconds if seconds > 0 else 0.0
+    if load.frames is None and reached < _ENOUGH * load.total:
+        notes.append(f"the generator reached {reached:.0f} of {load.total:.0f} frames per second")
+    if load.frames is not None and sent < _ENOUGH * load.frames:
+        notes.append(f"the generator sent {sent} of {load.frames} frames")
+    if effort.missing:
+        notes.append(f"{effort.missing} threads came or went during the trial")
+    return notes
+
+
+def _add(table: dict[str, int], key: str, count: int) -> None:
+    table[key] = table.get(key, 0) + count

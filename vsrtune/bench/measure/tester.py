@@ -1,0 +1,302 @@
+"""The router tester: makes a load, and says what became of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Self
+
+from vsrtune.bench.cleanup import edge_cleaners
+from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.measure import counters, threads
+from vsrtune.bench.measure.accounting import Counts, Effort, account
+from vsrtune.bench.spec.model import Endpoint, Latency, Load, Spec, Trial
+from vsrtune.bench.traffic.pktgen import Sent
+from vsrtune.bench.traffic.probe import latency
+from vsrtune.bench.traffic.remote import ANSWER_SECONDS, AgentProcess
+from vsrtune.bench.traffic.streams import Direction, Stream, counted, streams
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
+from vsrtune.model.snapshot import Snapshot
+
+# What is still queued after the last frame was sent gets this long to arrive.
+DRAIN_SECONDS = 3.0
+# Longer than a thread with a budget of class deadline stands still (a period of 200 ms).
+DRAIN_STEP = 0.25
+# A burst may take longer than its rate says, for a slow generator, by this factor.
+BURST_SLACK = 2.0
+PROBES_LEAST = 50.0
+PROBES_MOST = 200.0
+PROBES_SHARE = 0.02
+PROBES_ALL = 20000
+READY_PROBES = 5
+# For each of several guests, each of a flow of its own: of four, one that works is left out
+# by the hash of all once in ten million times.
+MEMBER_PROBES = 16
+
+_Place = tuple[str | None, str | None]
+
+
+class Tester(Closing):
+    """Generator, sink and counters of one spec. Use as a context manager.
+
+    Entering it starts an agent for each end (on this host or over ssh), checks that
+    the named devices may be used, and puts the sink's counters in place; leaving it
+    takes everything away. ``observe`` is asked for the host's threads and devices
+    before every trial, because a configuration may have replaced them.
+    Raises VsrtuneError for a device that must not be used.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        ledger: Ledger,
+        observe: Callable[[], Snapshot],
+        root: HostRoot | None = None,
+    ) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._observe = observe
+        self._root: HostRoot = root if root is not None else LiveRoot()
+        # One for each namespace, for a namespace has one packet generator.
+        self._agents: dict[_Place, AgentProcess] = {}
+        self._boots: dict[_Place, str] = {}
+        self._entries: list[int] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Stop everything and take it away."""
+        for agent in self._agents.values():
+            agent.close()
+        self._agents = {}
+        for entry in self._entries:
+            self._ledger.done(entry)
+        self._entries = []
+
+    def ready(self, router: str, seconds: float = 1.0) -> bool:
+        """Whether probe frames pass through the router, in both directions when it has
+        both legs; waits up to ``seconds`` for them. Of several guests, whether all flows
+        pass and each guest that is plugged in takes some: flows of one that does not read
+        yet may go to the others."""
+        found = next((r for r in self._spec.routers if r.name == router), None)
+        if found is None:
+            raise VsrtuneError("there is no such router in the spec", where=router)
+        several = len(found.members)
+        flows = MEMBER_PROBES * several or 1
+        count, enough = (flows, flows) if several else (READY_PROBES, 1)
+        before = counters.queues(found, self._observe()) if several else {}
+        end = time.monotonic() + seconds
+        ways = [(found.forth, self._spec.left, self._spec.right)]
+        if found.back is not None:
+            ways.append((found.back, self._spec.right, self._spec.left))
+        for leg, source, target in ways:
+            run = _run_number()
+            self._agent(source).call(
+                "probe", device=source.device, legs=[asdict(leg)], run=run,
+                count=count, rate=100.0, flows=flows, timeout=count / 100.0 + ANSWER_SECONDS,
+            )  # fmt: skip
+            wait = max(0.1, end - time.monotonic())
+            came = self._agent(target).call(
+                "probed", device=target.device, run=run, count=enough, wait=wait,
+                timeout=wait + ANSWER_SECONDS,
+            )  # fmt: skip
+            if len(came) < enough:
+                return False
+        after = counters.queues(found, self._observe()) if several else {}
+        return counters.all_took(before, after, len(ways))
+
+    def trial(self, load: Load, configuration_name: str) -> Trial:
+        """Warm up, send the load, wait until nothing is under way, and account for it.
+
+        Raises VsrtuneError when the load exceeds the limits of the spec, or the
+        generator or a counter failed.
+        """
+        seconds = self._bounded(load)
+        snapshot = self._observe()
+        guests = [g for r in self._spec.routers for g in counters.guests_of(r, snapshot)]
+        where = counters.places(self._root, snapshot, self._spec.routers)
+        if self._spec.warmup > 0:
+            warm = Load(load.pps, self._spec.warmup, size=load.size)
+            self._send(streams(self._spec, warm), self._spec.warmup, None)
+        before = self._settled(where)
+        known = threads.roles(snapshot, guests)
+        used = threads.read_usage(self._root, known)
+        began = time.monotonic()
+        probes = self._probes(load, seconds) if load.latency else None
+        (sent, times) = self._send(streams(self._spec, load), seconds, probes)
+        spent = time.monotonic() - began
+        work = threads.work(used, after_used := threads.read_usage(self._root, known))
+        after = self._settled(where)
+        took = max((stream.seconds for stream in sent), default=0.0)
+        return account(
+            configuration_name,
+            load,
+            self._spec.traffic.flows,
+            sent,
+            before,
+            after,
+            _effort(work, used, after_used, spent - took),
+            self._latency(probes, times) if probes is not None else None,
+        )
+
+    def _start(self) -> None:
+        ends: dict[_Place, list[Endpoint]] = {}
+        for end in (self._spec.left, self._spec.right):
+            ends.setdefault((end.host, end.namespace), []).append(end)
+        for place, here in ends.items():
+            (host, namespace) = place
+            names = sorted({end.device for end in here})
+            agent = self._agents[place] = AgentProcess(host)
+            if host is None:
+                self._entries.append(
+                    edge_cleaners.note_agent(self._ledger, agent.pid, namespace, names)
+                )
+        for place, here in ends.items():
+            names = sorted({end.device for end in here})
+            answer = self._agents[place].call("open", namespace=place[1], names=names)
+            self._boots[place] = answer["boot"]
+        wanted: dict[_Place, dict[str, list[dict[str, Any]]]] = {place: {} for place in ends}
+        for direction, each in counted(self._spec).items():
+            end = self._end(direction)
+            if each:
+                here_counted = wanted[end.host, end.namespace].setdefault(end.device, [])
+                here_counted += [asdict(one) for one in each]
+        for place, by_device in wanted.items():
+            self._agents[place].call("sink", counted=by_device)
+
+    def _end(self, direction: Direction) -> Endpoint:
+        """Where frames of a direction come out."""
+        return self._spec.right if direction == "forth" else self._spec.left
+
+    def _agent(self, end: Endpoint) -> AgentProcess:
+        return self._agents[end.host, end.namespace]
+
+    def _bounded(self, load: Load) -> float:
+        """The seconds after which the generator is stopped. Raises VsrtuneError for a
+        load beyond the limits."""
+        limits = self._spec.limits
+        if load.total > limits.pps:
+            raise VsrtuneError(
+                f"{load.total:.0f} frames per second exceed the limit of {limits.pps}",
+                hint="raise `limits: pps` if that is meant",
+            )
+        seconds = load.seconds
+        if load.frames is not None:
+            seconds = load.frames / load.total * BURST_SLACK if load.total > 0 else 0.0
+        if seconds > limits.seconds:
+            raise VsrtuneError(
+                f"a trial of {seconds:g} s exceeds the limit of {limits.seconds:g} s",
+                hint="raise `limits: seconds` if that is meant",
+            )
+        return seconds
+
+    def _send(
+        self, every: Sequence[Stream], seconds: float, probes: dict[str, Any] | None
+    ) -> tuple[list[Sent], dict[int, int]]:
+        """Run the generators of all places side by side."""
+        begun = []
+        for place, agent in self._agents.items():
+            here = [asdict(s) for s in every if self._place_of(s) == place]
+            own = probes if probes is not None and self._at_left(place) else None
+            if here or own:
+                agent.begin("run", streams=here, seconds=seconds, probes=own)
+                begun.append(agent)
+        sent: list[Sent] = []
+        times: dict[int, int] = {}
+        failed: VsrtuneError | None = None
+        for agent in begun:
+            try:
+                answer = agent.finish(seconds + ANSWER_SECONDS)
+                sent += [Sent(**stream) for stream in answer["sent"]]
+                times.update((number, stamp) for number, stamp in answer["probes"])
+            except VsrtuneError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return sent, times
+
+    def _place_of(self, stream: Stream) -> _Place:
+        end = self._spec.left if stream.key.endswith("/forth") else self._spec.right
+        return end.host, end.namespace
+
+    def _at_left(self, place: _Place) -> bool:
+        return place == (self._spec.left.host, self._spec.left.namespace)
+
+    def _counts(self, where: counters.Places) -> Counts:
+        total = counters.read_losses(self._root, where)
+        (refused, backlog, seen) = (total.refused, total.backlog, {boot_id(self._root)})
+        frames: dict[tuple[str, int | None], int] = {}
+        for place, agent in self._agents.items():
+            answer = agent.call("counters")
+            refused += answer["refused"]
+            # Every kernel's backlogs once, however many namespaces take part.
+            if self._boots[place] not in seen:
+                seen.add(self._boots[place])
+                backlog += answer["backlog"]
+            for key, flow, count in answer["counted"]:
+                frames[key, flow] = frames.get((key, flow), 0) + count
+        return Counts(frames, refused, total.missed, backlog, total.ring)
+
+    def _settled(self, where: counters.Places) -> Counts:
+        """The counters once nothing is under way any more."""
+        end = time.monotonic() + DRAIN_SECONDS
+        last = self._counts(where)
+        while time.monotonic() < end:
+            time.sleep(DRAIN_STEP)
+            now = self._counts(where)
+            if now.moving == last.moving:
+                return now
+            last = now
+        return last
+
+    def _probes(self, load: Load, seconds: float) -> dict[str, Any]:
+        (left, right) = (self._spec.left, self._spec.right)
+        if self._boots[left.host, left.namespace] != self._boots[right.host, right.namespace]:
+            raise VsrtuneError(
+                "one-way latency needs both ends on one machine, for one clock",
+                hint="leave out `latency`",
+            )
+        legs = [asdict(r.forth) for r in self._spec.routers if load.pps.get(r.name, 0.0) > 0]
+        rate = min(PROBES_MOST, max(PROBES_LEAST, PROBES_SHARE * load.total))
+        rate = min(rate, PROBES_ALL / max(seconds, 1.0))
+        # Those that were not forwarded before belong to no run.
+        return {
+            "device": left.device,
+            "legs": legs,
+            "run": _run_number(),
+            "rate": rate,
+            "count": max(1, int(rate * seconds)),
+        }
+
+    def _latency(self, probes: dict[str, Any], sent: dict[int, int]) -> Latency | None:
+        right = self._spec.right
+        came = self._agent(right).call(
+            "probed", device=right.device, run=probes["run"], count=0, wait=0.0
+        )
+        return latency(sent, dict(came))
+
+
+def _effort(
+    work: threads.Work, before: threads.Usage, after: threads.Usage, beyond: float
+) -> Effort:
+    """``beyond`` seconds of what was watched were before and after the traffic, and the
+    CPUs idled in them."""
+    idle = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
+    cpu = dict(work.cpu)
+    cpu["softirq"] = round(after.softirq - before.softirq, 6)
+    cpu["idle"] = round(idle, 6)
+    return Effort(cpu, work.switches, work.migrations, work.missing)
+
+
+def _run_number() -> int:
+    return random.getrandbits(32)

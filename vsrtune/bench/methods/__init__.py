@@ -1,0 +1,1 @@
+"""Wall: pure. How trials are ordered: runs, comparisons, searches for a rate."""

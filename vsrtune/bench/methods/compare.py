@@ -1,0 +1,259 @@
+"""Configurations measured in turn, and what their paired ratios show.
+
+A pair is what two configurations did in the same round. Of a sweep, fairness test or soak
+the pps of each load point are compared, ``pairs`` times instead of the method's repeats;
+of a search (ndr, pdr, back-to-back) its answers, one search per pair.
+
+Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95), what ("pps",
+or "frames" of bursts); points: one for each load with offered (None of a search), size
+(of frames, where it is the load's own) and
+configurations: one for each, in their order, with
+
+    name, values (by round), median, low, high (the least and greatest), loss and sent_pps
+    (medians, None of a search), generator_limited, ratio (None of the baseline): median,
+    low, high (of the interval, None when there is none), pairs, p (signed-rank test),
+    verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
+
+kept: by configuration name, the median over the rounds of the pps at the highest load as
+a share of the most at any load, with two loads or more of one size; notes: sentences.
+
+Each interval holds its own true ratio with 95 %. So that not one of several load points
+is claimed to differ by chance, a point's verdict also needs the points of its
+configuration to pass Holm's procedure: then a comparison without any true difference is
+free of claims in 95 % of runs, however many loads it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from vsrtune.bench.measure.aggregate import MethodRun, point
+from vsrtune.bench.methods import methods
+from vsrtune.bench.methods.methods import SEARCHES, Estimate
+from vsrtune.bench.methods.schedule import rounds
+from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
+from vsrtune.core import stats
+from vsrtune.core.errors import VsrtuneError
+
+CompareRun = Generator[tuple[int, Load], Trial, dict[str, Any]]
+
+# By load point, then by configuration, then by round.
+Values = list[list[list[float]]]
+
+
+def compare(
+    spec: Spec, configurations: Sequence[Configuration], pairs: int = 9, seed: int = 1
+) -> CompareRun:
+    """Yields (index into ``configurations``, load), is sent the trial, and returns the
+    summary. The first configuration is the baseline. In one round every configuration
+    meets every load point; a configuration is applied when the index changes.
+
+    Raises VsrtuneError at once, as ``check`` does.
+    """
+    check(configurations, pairs)
+    if spec.method.kind in SEARCHES:
+        return _searches(spec, configurations, pairs, seed)
+    return _loads(spec, configurations, pairs, seed)
+
+
+def _loads(
+    spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
+) -> CompareRun:
+    """Every load of every configuration in each round."""
+    loads = sorted(methods.loads(spec), key=lambda load: load.total)
+    made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
+    for turn in rounds(_groups(configurations), len(loads), pairs, seed):
+        for index in turn.configurations:
+            for at in turn.loads:
+                made[at][index].append((yield index, loads[at]))
+    values = [[[t.pps for t in trials] for trials in at] for at in made]
+    summary = _summary(spec, configurations, values, seed)
+    for at, found in enumerate(summary["points"]):
+        found["offered"] = loads[at].total
+        if loads[at].size is not None:
+            found["size"] = loads[at].size
+        for index, one in enumerate(found["configurations"]):
+            told = point(made[at][index])
+            one["loss"] = told["loss"]["median"]
+            one["sent_pps"] = told["sent_pps"]["median"]
+            one["generator_limited"] = told["generator_limited"]
+    summary["notes"] += _short_notes(summary["points"])
+    if len(loads) > 1 and len({load.size for load in loads}) == 1:
+        summary["kept"] = {
+            one.name: _kept([at[index] for at in values])
+            for index, one in enumerate(configurations)
+        }
+    return summary
+
+
+def _groups(configurations: Sequence[Configuration]) -> list[int]:
+    """Those with the same numbers of members are measured in a row."""
+    scales = [one.scale for one in configurations]
+    return [scales.index(s) if s else index for index, s in enumerate(scales)]
+
+
+def estimate(spec: Spec, configurations: int, pairs: int) -> Estimate:
+    """How many trials ``compare`` is about to ask for."""
+    once = methods.estimate(spec)
+    times = configurations * pairs
+    if spec.method.kind not in SEARCHES:
+        count = len(methods.loads(spec)) * times
+        return Estimate(count, count * spec.method.seconds)
+    return replace(once, trials=once.trials * times, seconds=once.seconds * times)
+
+
+def pairs_needed(points: int) -> int:
+    """The fewest pairs with which a difference at any of ``points`` load points can be
+    shown while a comparison without one stays free of claims in 95 % of runs."""
+    return stats.pairs_needed(points)
+
+
+def check(configurations: Sequence[Configuration], pairs: int) -> None:
+    """Raises VsrtuneError for fewer than two configurations, names that are not unique,
+    or no pair: what can be known before a host is touched."""
+    names = [one.name for one in configurations]
+    if len(names) < 2:
+        raise VsrtuneError(
+            "a comparison needs two configurations", hint="name the baseline, then another"
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise VsrtuneError(
+            f"several configurations are called {twice[0]!r}",
+            hint="give each specification a name of its own",
+        )
+    if pairs < 1:
+        raise VsrtuneError("a comparison needs pairs", hint="measure 9 or more")
+
+
+def _searches(
+    spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
+) -> CompareRun:
+    """One whole search of each configuration in each round."""
+    values: Values = [[[] for _ in configurations]]
+    for turn in rounds(_groups(configurations), 1, pairs, seed):
+        for index in turn.configurations:
+            found = yield from _tagged(index, methods.start(spec, seed))
+            answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]
+            values[0][index].append(float(answer or 0.0))
+    return _summary(spec, configurations, values, seed)
+
+
+def _tagged(index: int, method: MethodRun) -> CompareRun:
+    """Passes a method's loads on with the configuration they belong to."""
+    try:
+        load = next(method)
+        while True:
+            load = method.send((yield index, load))
+    except StopIteration as end:
+        answer: dict[str, Any] = end.value
+        return answer
+
+
+def _summary(
+    spec: Spec, configurations: Sequence[Configuration], values: Values, seed: int
+) -> dict[str, Any]:
+    pairs = len(values[0][0])
+    what = "frames" if spec.method.kind == "back-to-back" else "pps"
+    ratios = [[stats.paired_ratio(ours, at[0]) for ours in at[1:]] for at in values]
+    # Every later configuration is a comparison of its own with the baseline.
+    claimed = [
+        stats.holm([at[index].p for at in ratios]) for index in range(len(configurations) - 1)
+    ]
+    points = []
+    for number, at in enumerate(values):
+        rows: list[dict[str, Any]] = []
+        for index, (one, measured) in enumerate(zip(configurations, at, strict=True)):
+            row = {
+                "name": one.name,
+                "values": list(measured),
+                "median": median(measured),
+                "low": min(measured),
+                "high": max(measured),
+                "loss": None,
+                "sent_pps": None,
+                "generator_limited": False,
+                "ratio": None,
+            }
+            if index > 0:
+                ratio = ratios[number][index - 1]
+                row["ratio"] = verdict(
+                    ratio, claimed[index - 1][number], one.name, configurations[0].name, what
+                )
+            rows.append(row)
+        points.append({"offered": None, "configurations": rows})
+    return {
+        "kind": "compare",
+        "method": spec.method.kind,
+        "pairs": pairs,
+        "seed": seed,
+        "baseline": configurations[0].name,
+        "level": stats.LEVEL,
+        "what": what,
+        "points": points,
+        "kept": {},
+        "notes": _notes(pairs, len(points)),
+    }
+
+
+def verdict(ratio: stats.Ratio, claimed: bool, ours: str, theirs: str, what: str) -> dict[str, Any]:
+    """A ratio as data, with what it shows. ``claimed`` is False when the other load points
+    make a chance result of this size likely."""
+    # A tiny difference can be a sure one: then two decimals would contradict the verdict.
+    fine = ratio.shown and "1.00" in (f"{ratio.low:.2f}", f"{ratio.high:.2f}")
+    middle, low, high = (f"{v:.{4 if fine else 2}f}" for v in (ratio.median, ratio.low, ratio.high))
+    values = f"{middle}, 95 % {low}..{high}, {ratio.pairs} pairs"
+    if not ratio.bounded:
+        word = "too few pairs"
+        text = f"{ours}: {ratio.median:.2f} of {theirs}, {ratio.pairs} pairs are too few to tell"
+    elif not ratio.shown:
+        word, text = "none", f"{ours}: no difference shown from {theirs} ({values})"
+    elif not claimed:
+        word = "none"
+        text = (
+            f"{ours}: no difference shown from {theirs} ({values}; of so many load points "
+            "one is likely to be so by chance)"
+        )
+    else:
+        word = "higher" if ratio.low > 1.0 else "lower"
+        text = f"{ours}: {word} {what} than {theirs} (ratio {values})"
+    return {
+        "median": ratio.median,
+        "low": ratio.low if ratio.bounded else None,
+        "high": ratio.high if ratio.bounded else None,
+        "pairs": ratio.pairs,
+        "p": ratio.p,
+        "verdict": word,
+        "text": text,
+    }
+
+
+def _notes(pairs: int, points: int) -> list[str]:
+    """What the number of pairs cannot show."""
+    alone, together = pairs_needed(1), pairs_needed(points)
+    if pairs < alone:
+        return [f"{pairs} pairs give no 95 % interval; {alone} are the fewest that do"]
+    if pairs < together:
+        text = f"{pairs} pairs cannot show a difference at one of {points} load points"
+        return [f"{text}; {together} are the fewest that can"]
+    return []
+
+
+def _short_notes(points: Iterable[dict[str, Any]]) -> list[str]:
+    """Where the generator fell short, which makes a ratio that of a smaller load."""
+    return [
+        f"at {found['offered']:,.0f} pps offered the generator sent {one['sent_pps']:,.0f} in "
+        f"most trials of {one['name']}"
+        for found in points
+        for one in found["configurations"]
+        if one["generator_limited"]
+    ]
+
+
+def _kept(by_load: Iterable[Sequence[float]]) -> float | None:
+    """Of each round the last load's value as a share of the greatest; their median."""
+    shares = [turn[-1] / max(turn) for turn in zip(*by_load, strict=True) if max(turn) > 0]
+    return median(shares) if shares else None

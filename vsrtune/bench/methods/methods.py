@@ -1,0 +1,139 @@
+"""The test methods, each a generator of loads that is sent the trial of each.
+
+Every method returns its summary as plain JSON data; ``summary["kind"]`` names it. Points
+and spreads are those of aggregate.py, rates are frames per second over all routers.
+
+sweep: points; peak {offered, pps}; at_highest (pps at the highest load as a share of the
+peak, 1.0 for a router that overload does not hurt).
+soak: rate; trials; pps, loss (spreads); sent, forwarded; lossy_trials; worst {trial, pps,
+loss}; drift_per_hour (share of the median, of a line through all trials) and r_squared of
+that line, None of a single trial.
+ndr, pdr, back-to-back: see rate_search.py; fairness: see fairness.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vsrtune.bench.measure.aggregate import MethodRun, even_load, point, spread_of
+from vsrtune.bench.methods import fairness, rate_search
+from vsrtune.bench.methods.schedule import each_in_turn
+from vsrtune.bench.spec.model import Load, Spec, Trial
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.stats import linear_fit
+
+SEARCHES = ("ndr", "pdr", "back-to-back")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How long a run is about to take: ``trials`` of ``seconds`` in all, without
+    warm-up and drain. ``exact`` is False for searches."""
+
+    trials: int
+    seconds: float
+    exact: bool = True
+
+
+def start(spec: Spec, seed: int = 1) -> MethodRun:
+    """The generator of ``spec.method``; ``seed`` shuffles the order of its loads.
+
+    Raises VsrtuneError for a kind that does not exist.
+    """
+    match spec.method.kind:
+        case "sweep":
+            return _sweep(spec, seed)
+        case "soak":
+            return _soak(spec)
+        case "fairness":
+            return fairness.fairness(spec, seed)
+        case "ndr" | "pdr":
+            return rate_search.throughput(spec)
+        case "back-to-back":
+            return rate_search.back_to_back(spec)
+        case kind:
+            raise VsrtuneError(f"no method is called {kind!r}", where=spec.path or spec.name)
+
+
+def loads(spec: Spec) -> list[Load]:
+    """The different loads of a method that knows them beforehand, none of a search."""
+    method = spec.method
+    if method.kind in SEARCHES:
+        return []
+    if method.kind == "fairness":
+        return fairness.loads(spec)
+    return [
+        even_load(spec, rate, method.seconds, latency=method.latency, size=size)
+        for size in method.sizes or (None,)
+        for rate in method.rates
+    ]
+
+
+def estimate(spec: Spec) -> Estimate:
+    """How many trials ``start(spec)`` is about to ask for."""
+    method = spec.method
+    if method.kind in SEARCHES:
+        trials, seconds = rate_search.expected(spec)
+        return Estimate(trials, seconds, exact=False)
+    count = len(loads(spec)) * method.repeats
+    if method.kind == "soak":
+        count = _soak_trials(spec)
+    return Estimate(count, count * method.seconds)
+
+
+def _sweep(spec: Spec, seed: int) -> MethodRun:
+    made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
+    # Of each size by itself: the sort keeps the order of sizes at a rate.
+    return sweep_summary(sorted(made, key=lambda trials: trials[0].load.total))
+
+
+def sweep_summary(by_load: Sequence[Sequence[Trial]]) -> dict[str, Any]:
+    """The summary of trials by load, in rising order of load. ``at_highest`` is None of
+    frames of several sizes."""
+    points = [point(trials) for trials in by_load]
+    several = len({trials[0].load.size for trials in by_load}) > 1
+    best = max(points, key=lambda p: float(p["pps"]["median"]))
+    peak = float(best["pps"]["median"])
+    last = float(points[-1]["pps"]["median"])
+    return {
+        "kind": "sweep",
+        "points": points,
+        "peak": {"offered": best["offered"], "pps": peak},
+        "at_highest": last / peak if peak > 0 and not several else None,
+    }
+
+
+def _soak_trials(spec: Spec) -> int:
+    return max(1, math.ceil(spec.method.duration / spec.method.seconds - 1e-9))
+
+
+def _soak(spec: Spec) -> MethodRun:
+    [load] = loads(spec)
+    trials: list[Trial] = []
+    for _ in range(_soak_trials(spec)):
+        trials.append((yield load))  # noqa: PERF401 (a generator asks)
+    rates = [t.pps for t in trials]
+    worst = min(range(len(trials)), key=lambda i: rates[i])
+    pps = spread_of(rates)
+    summary: dict[str, Any] = {
+        "kind": "soak",
+        "rate": load.total,
+        "trials": len(trials),
+        "pps": pps,
+        "loss": spread_of(t.loss for t in trials),
+        "sent": sum(t.sent for t in trials),
+        "forwarded": sum(t.forwarded for t in trials),
+        "lossy_trials": sum(t.forwarded < t.sent for t in trials),
+        "worst": {"trial": worst, "pps": rates[worst], "loss": trials[worst].loss},
+        "drift_per_hour": None,
+        "r_squared": None,
+    }
+    if len(trials) > 1 and pps["median"] > 0:
+        # Warm-up and drain take their time too, the same for each trial.
+        line = linear_fit([i * load.seconds for i in range(len(trials))], rates)
+        summary["drift_per_hour"] = line.slope * 3600.0 / pps["median"]
+        summary["r_squared"] = line.r_squared
+    return summary

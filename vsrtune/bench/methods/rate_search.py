@@ -1,0 +1,174 @@
+"""Throughput (RFC 2544, as NDR and PDR) and back-to-back bursts (RFC 9004).
+
+ndr, pdr summary: loss (the threshold, a share), seconds (of a full trial), trials (per
+rate, the worst decides), precision; lower (the highest rate that passed; None when even
+the lowest failed), upper (the lowest that failed, None when the highest passed),
+limited_by ("router"; "generator": it cannot send more; "high", "low": the ends of the
+search), pps and worst_loss (of the trials at lower), steps (each rate tried: rate, seconds,
+trials, short, passed, loss, pps; of the worst trial), latency (with ``latency``: share of
+lower, rate, sent, lost, p50, p90, p99 in seconds; one for each of 10, 50 and 90 %).
+
+back-to-back summary: rate, bursts (frames of each repetition's longest burst without loss,
+0 for none), burst (their spread), mean, at_high (how many reached the search's highest),
+drain_pps (forwarded under the rate held for a trial), buffer_seconds (mean / rate) and
+corrected_buffer_seconds (without what left the router while the burst came, RFC 9004
+section 5.4, with drain_pps as the measured throughput).
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import Any
+
+from vsrtune.bench.measure.aggregate import MethodRun, even_load, fell_short, spread_of
+from vsrtune.bench.methods.search import Answer, Ask, highest
+from vsrtune.bench.spec.model import Spec, Trial
+
+SHORTEST = 0.5
+LATENCY_SHARES = (0.1, 0.5, 0.9)
+# What typical searches took; see tests/unit/test_bench_search.py.
+_COARSE_TRIALS = 6
+_FINE_TRIALS = 3
+
+
+def expected(spec: Spec) -> tuple[int, float]:
+    """How many trials a search is likely to take, and their seconds."""
+    method = spec.method
+    if method.kind == "back-to-back":
+        halvings = math.log2(max(2.0, math.log(max(2, method.high)) / math.log1p(method.precision)))
+        count = method.repeats * math.ceil(halvings)
+        return count + 1, method.seconds + count * method.high / method.rates[0] / 2
+    full = _FINE_TRIALS * method.trials
+    last = len(LATENCY_SHARES) if method.latency else 0
+    short = _COARSE_TRIALS if method.seconds > SHORTEST else 0
+    return short + full + last, short * _short(spec) + (full + last) * method.seconds
+
+
+def _short(spec: Spec) -> float:
+    """Seconds of a trial of the coarse pass."""
+    return min(spec.method.seconds, max(SHORTEST, spec.method.seconds / 4))
+
+
+def throughput(spec: Spec) -> MethodRun:
+    """NDR or PDR."""
+    method = spec.method
+    steps: list[dict[str, Any]] = []
+    at: dict[int, list[Trial]] = {}
+    coarse = _short(spec) < method.seconds or method.trials > 1
+    search = highest(method.low, method.high, method.precision, coarse=coarse)
+    try:
+        ask = next(search)
+        while True:
+            seconds = _short(spec) if ask.short else method.seconds
+            trials: list[Trial] = []
+            for _ in range(1 if ask.short else method.trials):
+                trials.append((yield even_load(spec, ask.value, seconds)))
+                if not _passes(spec, trials[-1]):
+                    break
+            if not ask.short:
+                at[ask.value] = trials
+            steps.append(_step(spec, ask, seconds, trials))
+            ask = search.send(_answer(spec, ask, trials))
+    except StopIteration as end:
+        bounds = end.value
+    # A bound the generator set stands at the rate it reached, not at the one asked for.
+    best = [t for trials in at.values() if all(_passes(spec, t) for t in trials) for t in trials]
+    best = [t for t in best if bounds.lower is not None and _reached(t) >= bounds.lower]
+    limits = {
+        "low": bounds.lower is None,
+        "high": bounds.upper is None,
+        "generator": bounds.by_generator,
+        "router": True,
+    }
+    summary: dict[str, Any] = {
+        "kind": method.kind,
+        "loss": method.loss,
+        "seconds": method.seconds,
+        "trials": method.trials,
+        "precision": method.precision,
+        "lower": bounds.lower,
+        "upper": bounds.upper,
+        "limited_by": next(name for name, true in limits.items() if true),
+        "pps": min((t.pps for t in best), default=0.0),
+        "worst_loss": max((t.loss for t in best), default=None),
+        "steps": steps,
+        "latency": [],
+    }
+    if method.latency and bounds.lower is not None:
+        for share in LATENCY_SHARES:
+            load = even_load(spec, bounds.lower * share, method.seconds, latency=True)
+            summary["latency"].append(_latency(share, (yield load)))
+    return summary
+
+
+def _passes(spec: Spec, trial: Trial) -> bool:
+    return trial.sent > 0 and trial.loss <= spec.method.loss
+
+
+def _reached(trial: Trial) -> float:
+    """The rate that was really offered; within the generator's tolerance, the asked one."""
+    return trial.sent_pps if fell_short(trial) else trial.load.total
+
+
+def _answer(spec: Spec, ask: Ask, trials: list[Trial]) -> Answer:
+    passed = all(_passes(spec, trial) for trial in trials)
+    reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
+    return Answer(passed, reached, min(trial.pps for trial in trials))
+
+
+def _step(spec: Spec, ask: Ask, seconds: float, trials: list[Trial]) -> dict[str, Any]:
+    worst = max(trials, key=lambda trial: trial.loss)
+    return {
+        "rate": ask.value,
+        "seconds": seconds,
+        "trials": len(trials),
+        "short": ask.short,
+        "passed": all(_passes(spec, trial) for trial in trials),
+        "loss": worst.loss,
+        "pps": worst.pps,
+    }
+
+
+def _latency(share: float, trial: Trial) -> dict[str, Any]:
+    found = {"share": share, "rate": trial.load.total}
+    if trial.latency is None:
+        return found | {"sent": 0, "lost": 0, "p50": None, "p90": None, "p99": None}
+    one = trial.latency
+    return found | {
+        "sent": one.sent, "lost": one.lost, "p50": one.p50, "p90": one.p90, "p99": one.p99,
+    }  # fmt: skip
+
+
+def back_to_back(spec: Spec) -> MethodRun:
+    """The longest burst at the rate that passes whole, ``repeats`` times."""
+    method = spec.method
+    rate = float(method.rates[0])
+    drained: Trial = yield even_load(spec, rate, method.seconds)
+    bursts: list[float] = []
+    at_high = 0
+    for _ in range(method.repeats):
+        search = highest(method.low, method.high, method.precision, coarse=False)
+        try:
+            ask = next(search)
+            while True:
+                trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
+                passed = trial.sent > 0 and trial.forwarded >= trial.sent
+                reached = float(trial.sent if fell_short(trial) else ask.value)
+                ask = search.send(Answer(passed, reached, float(trial.forwarded)))
+        except StopIteration as end:
+            bursts.append(end.value.lower or 0.0)
+            at_high += end.value.upper is None
+    mean = fmean(bursts)
+    left = min(1.0, drained.pps / rate)
+    return {
+        "kind": "back-to-back",
+        "rate": rate,
+        "bursts": bursts,
+        "burst": spread_of(bursts),
+        "mean": mean,
+        "at_high": at_high,
+        "drain_pps": drained.pps,
+        "buffer_seconds": mean / rate,
+        "corrected_buffer_seconds": mean / rate * (1.0 - left),
+    }

@@ -1,0 +1,62 @@
+"""The order in which configurations and loads are measured: interleaved and shuffled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from vsrtune.bench.spec.model import Load, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measurement of everything: the order of configurations, and of the loads within
+    each of them, by index."""
+
+    configurations: tuple[int, ...]
+    loads: tuple[int, ...]
+
+
+def rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> list[Round]:
+    """``count`` rounds of as many configurations as ``groups`` has entries. Equal arguments
+    give equal rounds.
+
+    Configurations of equal entries follow one another in every round, in an order of their
+    own: what tells other groups apart is slow to change (members of a router, plugged and
+    unplugged). Of as many successive rounds as there are groups, each group is at
+    each place of the order once: what a place does (after a switch, at the machine's
+    warm time) is then shared by all, which drawing every order alone would leave to luck.
+    The loads come in the same order within a round, so that the trials that make a pair
+    are equally far apart.
+    """
+    source = random.Random(seed)
+    together = [[i for i, g in enumerate(groups) if g == group] for group in dict.fromkeys(groups)]
+    orders: list[list[int]] = []
+    while len(orders) < count:
+        first = source.sample(range(len(together)), len(together))
+        turns = source.sample(range(len(together)), len(together))
+        orders += [first[turn:] + first[:turn] for turn in turns]
+    found = []
+    for order in orders[:count]:
+        mixed = [i for group in order for i in _mixed(together[group], source)]
+        found.append(Round(tuple(mixed), tuple(source.sample(range(loads), loads))))
+    return found
+
+
+def _mixed(group: Sequence[int], source: random.Random) -> Sequence[int]:
+    return source.sample(group, len(group)) if len(group) > 1 else group
+
+
+def each_in_turn(
+    loads: Sequence[Load], repeats: int, seed: int
+) -> Generator[Load, Trial, list[list[Trial]]]:
+    """Every load once per round, each round in an order of its own, so that what the
+    machine does meanwhile does not look like an effect of the load. Returns the trials
+    by load."""
+    source = random.Random(seed)
+    made: list[list[Trial]] = [[] for _ in loads]
+    for _ in range(repeats):
+        for index in source.sample(range(len(loads)), len(loads)):
+            made[index].append((yield loads[index]))
+    return made

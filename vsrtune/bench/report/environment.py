@@ -1,0 +1,202 @@
+"""The environment block: what a figure was measured on, so that another can be set beside it.
+
+Gathered once for each configuration, while it is in force, because most of it (where
+threads may run, how interfaces are attached, queue lengths) is what configurations change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vsrtune import __version__
+from vsrtune.bench.spec.model import Configuration, Endpoint, Spec
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.model.guest import Guest, Interface, Role, Thread
+from vsrtune.model.host import Nic
+from vsrtune.model.snapshot import Snapshot
+
+Run = Callable[[Sequence[str]], str]
+
+_TIMEOUT = 10.0
+
+# What the host's own settings are called, and where they stand.
+_SETTINGS = {
+    "netdev_max_backlog": "/proc/sys/net/core/netdev_max_backlog",
+    "netdev_budget": "/proc/sys/net/core/netdev_budget",
+    "sched_rt_runtime_us": "/proc/sys/kernel/sched_rt_runtime_us",
+    "halt_poll_ns": "/sys/module/kvm/parameters/halt_poll_ns",
+    "halt_poll_ns_grow": "/sys/module/kvm/parameters/halt_poll_ns_grow",
+    "vhost_zcopy_tx": "/sys/module/vhost_net/parameters/experimental_zcopytx",
+    "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "smt": "/sys/devices/system/cpu/smt/active",
+    "clocksource": "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+    "preempt": "/sys/kernel/debug/sched/preempt",
+}
+
+
+def environment(
+    snapshot: Snapshot,
+    spec: Spec,
+    configuration: Configuration,
+    *,
+    root: HostRoot | None = None,
+    run: Run | None = None,
+) -> dict[str, Any]:
+    """The block as plain JSON data. What cannot be found out is left out or "".
+
+    ``snapshot`` shows the host with ``configuration`` in force. ``run`` runs a command
+    line and returns its output, "" when it fails; ``root`` and ``run`` of None ask this host.
+    """
+    root = LiveRoot() if root is None else root
+    run = run_command if run is None else run
+    devices = {str(end): _device(end, run) for end in (spec.left, spec.right)}
+    names = {name for router in spec.routers for name in router.guests}
+    guests = [g for g in snapshot.guests if g.ref in names]
+    return {
+        "label": label(spec, [d.get("driver", "") for d in devices.values()]),
+        "vsrtune": __version__,
+        "kernel": snapshot.host.kernel,
+        "os": _os_name(root),
+        "cpu": _cpu_model(root),
+        "cpus": {
+            "online": str(snapshot.host.online),
+            "isolated": ",".join(str(c.id) for c in snapshot.host.cpus if c.isolated),
+        },
+        "qemu": _qemu(guests, run),
+        "libvirt": run(("virsh", "--version")).strip(),
+        "settings": {name: text for name, path in _SETTINGS.items() if (text := _read(root, path))},
+        "tester": devices,
+        "nics": {nic.name: _nic(nic) for nic in snapshot.host.nics},
+        "guests": {guest.ref: _guest(guest) for guest in guests},
+        "ksoftirqd": {str(s.cpu): str(s.sched) for s in snapshot.host.softirq},
+        "policy": _policy(configuration),
+        "neighbours": [
+            {"name": n.name, "pid": n.pid, "detail": n.detail} for n in snapshot.host.neighbours
+        ],
+        "load": _read(root, "/proc/loadavg"),
+        "problems": [f"{p.reader}: {p.what}" for p in snapshot.problems],
+    }
+
+
+def label(spec: Spec, drivers: Sequence[str]) -> str:
+    """How a reader is warned: results of one machine are not those of a wire.
+
+    ``drivers`` are those of the two endpoints' devices.
+    """
+    if any(end.host is not None for end in (spec.left, spec.right)):
+        return "pktgen on a second machine"
+    if drivers and all(driver == "veth" for driver in drivers):
+        return "one machine, veth and pktgen"
+    return "one machine, pktgen"
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Standard output of a command, "" when it cannot be run or fails."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _device(end: Endpoint, run: Run) -> dict[str, str]:
+    """Driver and settings of a device of the tester."""
+    prefix: tuple[str, ...] = ("ssh", "-oBatchMode=yes", end.host) if end.host else ()
+    space = ("-n", end.namespace) if end.namespace else ()
+    text = run((*prefix, "ip", *space, "-json", "-details", "link", "show", "dev", end.device))
+    try:
+        (link,) = json.loads(text)
+    except ValueError:
+        return {}
+    found = {"mtu": str(link.get("mtu", "")), "txqueuelen": str(link.get("txqlen", ""))}
+    kind = link.get("linkinfo", {}).get("info_kind")
+    if kind is None:
+        inside = ("ip", "netns", "exec", end.namespace) if end.namespace else ()
+        answer = run((*prefix, *inside, "ethtool", "-i", end.device))
+        kind = _match(r"^driver: *(.+)$", answer)
+    return {"driver": str(kind), **found}
+
+
+def _nic(nic: Nic) -> dict[str, Any]:
+    return {
+        "driver": nic.driver,
+        "txqueuelen": nic.txqueuelen,
+        "threaded_napi": nic.threaded_napi,
+        "rps_cpus": str(nic.rps_cpus),
+        "rx_cpus": None if nic.rx_cpus is None else str(nic.rx_cpus),
+        "irqs": {str(irq.number): str(irq.effective) for irq in nic.irqs},
+    }
+
+
+def _guest(guest: Guest) -> dict[str, Any]:
+    kinds = sorted({t.worker.value for t in guest.by_role(Role.VHOST) if t.worker is not None})
+    return {
+        "vhost": "+".join(kinds) or "none",
+        "threads": [_thread(t) for t in guest.threads if t.role is not Role.WORKER],
+        "interfaces": [_interface(i) for i in guest.interfaces],
+        "problems": list(guest.problems),
+    }
+
+
+def _thread(thread: Thread) -> dict[str, Any]:
+    """Where a thread may run: its mask, within what its cgroup leaves of it."""
+    cpus = thread.affinity
+    if thread.cpuset_effective:
+        cpus = cpus & thread.cpuset_effective or cpus
+    name = thread.role.value if thread.index is None else f"{thread.role.value} {thread.index}"
+    if thread.interface is not None:
+        name += f" {thread.interface}/{thread.queue}"
+    return {"thread": name, "cpus": str(cpus), "class": str(thread.sched)}
+
+
+def _interface(interface: Interface) -> dict[str, Any]:
+    return {
+        "target": interface.target,
+        "kind": interface.kind.value,
+        "lower": list(interface.lower),
+        "mac": interface.mac,
+        "model": interface.model,
+        "vhost": interface.vhost,
+        "queues": interface.queues,
+        "txqueuelen": interface.txqueuelen,
+    }
+
+
+def _policy(configuration: Configuration) -> dict[str, str] | None:
+    if configuration.policy is None:
+        return None
+    digest = hashlib.sha256(configuration.policy.encode()).hexdigest()
+    return {"sha256": digest, "file": configuration.policy_path or "", "text": configuration.policy}
+
+
+def _qemu(guests: Sequence[Guest], run: Run) -> str:
+    """The version of the program that runs the guests, not of the one installed since."""
+    pids = [guest.pid for guest in guests]
+    command = f"/proc/{pids[0]}/exe" if pids else "qemu-system-x86_64"
+    return _match(r"version (\S+( \([^)]*\))?)", run((command, "--version")))
+
+
+def _os_name(root: HostRoot) -> str:
+    return _match(r'^PRETTY_NAME="?([^"\n]*)', _read(root, "/etc/os-release"))
+
+
+def _cpu_model(root: HostRoot) -> str:
+    return _match(r"^model name\s*: (.*)$", _read(root, "/proc/cpuinfo"))
+
+
+def _read(root: HostRoot, path: str) -> str:
+    try:
+        return root.read(path).strip()
+    except OSError:
+        return ""
+
+
+def _match(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1].strip() if found else ""

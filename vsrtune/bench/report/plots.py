@@ -1,0 +1,277 @@
+"""Plots of outcomes with matplotlib, as SVG text or PNG files.
+
+matplotlib is imported when a plot is drawn: a router host need not have it, since a
+stored result can be plotted on any other machine.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vsrtune.bench.report.points import ROLES, Point, by_configuration, points, used
+from vsrtune.bench.spec.model import Outcome
+from vsrtune.core.errors import VsrtuneError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SIZE = (8.0, 4.6)
+_MARKERS = "osD^v<>Ph*"
+# Colour-blind safe (Okabe and Ito), the yellow left out: it cannot be seen on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line: a name, and for each x the value with the interval around it."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dashed: bool = False
+
+
+def curve(name: str, points_: Sequence[Point], *, dashed: bool = False) -> Curve:
+    """Forwarded against offered pps, with the lowest and highest trial."""
+    ordered = sorted(points_, key=lambda p: p.offered)
+    return Curve(
+        name,
+        [p.offered for p in ordered],
+        [p.pps for p in ordered],
+        [p.low for p in ordered],
+        [p.high for p in ordered],
+        dashed,
+    )
+
+
+def throughput(
+    curves: Sequence[Curve],
+    title: str,
+    *,
+    note: str = "",
+    x_label: str = "offered, frames per second",
+    y_label: str = "forwarded, frames per second",
+    ideal: bool = True,
+) -> Figure:
+    """Throughput against load. ``ideal`` draws the line on which nothing is lost."""
+    figure, axes = _new(title, note)
+    if ideal and curves:
+        top = max((max(c.x, default=0.0) for c in curves), default=0.0)
+        axes.plot([0, top], [0, top], color="#999999", linestyle=":", label="nothing lost")
+    for number, line in enumerate(curves):
+        colour = _COLOURS[number % len(_COLOURS)]
+        error: Any = None
+        if line.low and line.high:
+            error = [
+                [max(0.0, y - low) for y, low in zip(line.y, line.low, strict=True)],
+                [max(0.0, high - y) for y, high in zip(line.y, line.high, strict=True)],
+            ]
+        axes.errorbar(
+            line.x,
+            line.y,
+            yerr=error,
+            label=line.name,
+            color=colour,
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=5,
+            capsize=3,
+            linewidth=1.6,
+            elinewidth=0.9,
+            linestyle="--" if line.dashed else "-",
+        )
+    axes.set_xlabel(x_label)
+    axes.xaxis.set_major_formatter(_tick)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _finish(axes)
+    return figure
+
+
+def bars(
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    title: str,
+    y_label: str,
+    *,
+    note: str = "",
+    stacked: bool = False,
+) -> Figure:
+    """Bars: one group for each of ``groups``, in it one bar for each of ``series``."""
+    figure, axes = _new(title, note)
+    base = [0.0] * len(groups)
+    width = 0.7 if stacked else 0.8 / max(1, len(series))
+    for number, (name, values) in enumerate(series.items()):
+        offset = 0.0 if stacked else (number - (len(series) - 1) / 2) * width
+        places = [i + offset for i in range(len(groups))]
+        axes.bar(
+            places,
+            list(values),
+            width,
+            bottom=base if stacked else None,
+            label=name,
+            color=_COLOURS[number % len(_COLOURS)],
+        )
+        if stacked:
+            base = [b + v for b, v in zip(base, values, strict=True)]
+    axes.set_xticks(range(len(groups)))
+    axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0, ha="center")
+    axes.set_ylabel(y_label)
+    _finish(axes)
+    return figure
+
+
+def scatter(
+    groups: Sequence[str],
+    values: Sequence[Sequence[float]],
+    title: str,
+    y_label: str,
+    *,
+    note: str = "",
+    line_at: float | None = None,
+) -> Figure:
+    """Every value as a dot in the column of its group, with the median as a bar."""
+    figure, axes = _new(title, note)
+    for column, found in enumerate(values):
+        colour = _COLOURS[column % len(_COLOURS)]
+        # Side by side in their order, so that equal values stay apart.
+        places = [column + (i - (len(found) - 1) / 2) * 0.04 for i in range(len(found))]
+        axes.plot(places, list(found), "o", color=colour, alpha=0.7, markersize=5)
+        if found:
+            ordered = sorted(found)
+            middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+            axes.hlines(middle, column - 0.3, column + 0.3, color=colour, linewidth=2.2)
+    if line_at is not None:
+        axes.axhline(line_at, color="#999999", linestyle=":")
+    axes.set_xticks(range(len(groups)))
+    axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(bottom=0)
+    _finish(axes, legend=False)
+    return figure
+
+
+def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
+    """The plots of one outcome, each with its caption. ``note`` is printed in each."""
+    found = by_configuration(outcome)
+    everything = points(outcome.trials)
+    title = f"{outcome.spec.name}: {outcome.method}"
+    figures: list[tuple[str, Figure]] = []
+    if outcome.method == "soak":
+        lines = [_timeline(name, group) for name, group in found.items() if group]
+        figure = throughput(lines, title, note=note, x_label="seconds", ideal=False)
+        figures.append(("Forwarded rate over time.", figure))
+    elif len({p.offered for p in everything}) > 1:
+        lines = [curve(name, group) for name, group in _by_size(found)]
+        caption = "Forwarded against offered rate: median, and the lowest and highest trial."
+        figures.append((caption, throughput(lines, title, note=note)))
+    for offered, here in _by_load(everything):
+        if max(len(p.trials) for p in here) < 2 or outcome.method == "soak":
+            continue
+        columns = [p.configuration for p in here]
+        values = [[t.pps for t in p.trials] for p in here]
+        caption = f"Every trial at {offered} offered; the bar is the median."
+        name = f"{title} at {offered}"
+        figures.append((caption, scatter(columns, values, name, "forwarded pps", note=note)))
+    roles = tuple(r for r in used(everything, ROLES, "cpu_seconds") if r != "idle")
+    if roles:
+        names = [f"{p.configuration}\n{p.offered:,.0f}" for p in everything[:12]]
+        series = {role: [p.cpu_per_million(role) or 0.0 for p in everything[:12]] for role in roles}
+        # SoftIRQ time is part of what the threads were charged while it ran on them.
+        caption = "CPU seconds for each million frames forwarded, by thread role and load."
+        figures.append((caption, bars(names, series, title, "CPU s per million", note=note)))
+    return figures
+
+
+def _by_size(found: Mapping[str, Sequence[Point]]) -> list[tuple[str, list[Point]]]:
+    """A line of a plot for each configuration, and each size where there are several."""
+    lines: dict[str, list[Point]] = {}
+    for name, group in found.items():
+        for p in group:
+            lines.setdefault(name if p.size is None else f"{name}, {p.size}", []).append(p)
+    return list(lines.items())
+
+
+def _by_load(everything: Sequence[Point]) -> list[tuple[str, list[Point]]]:
+    """What was offered, and the points of it, in rising order."""
+    loads: dict[str, list[Point]] = {}
+    for p in sorted(everything, key=lambda p: p.offered):
+        size = "" if p.size is None else f" of {p.size}"
+        loads.setdefault(f"{p.offered:,.0f} pps{size}", []).append(p)
+    return list(loads.items())
+
+
+def svg(figure: Figure, key: str) -> str:
+    """The figure as an SVG element to be put into HTML. ``key`` keeps the ids of several
+    figures of one page apart."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": key, "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    return re.sub(r'( id="|"#|\(#)', lambda found: found[1] + key + "-", text)
+
+
+def png(figure: Figure, path: Path) -> None:
+    """Write the figure to a file."""
+    figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
+
+
+def _timeline(name: str, group: Sequence[Point]) -> Curve:
+    at = 0.0
+    xs, ys = [], []
+    for point in group:
+        for trial in point.trials:
+            at += trial.seconds
+            xs.append(at)
+            ys.append(trial.pps)
+    return Curve(name, xs, ys)
+
+
+def require() -> None:
+    """Raises VsrtuneError when there is no matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # noqa: F401 (it is about whether this works)
+    except ImportError as error:
+        raise VsrtuneError(
+            f"plots need matplotlib, which cannot be imported ({error})",
+            hint="apt install python3-matplotlib, or store the result with --json and run "
+            "`vsrtune bench report` on a machine that has it",
+        ) from None
+
+
+def _new(title: str, note: str) -> tuple[Figure, Axes]:
+    require()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=11)
+    if note:
+        figure.supxlabel(note, fontsize=7.5, color="#666666")
+    return figure, axes
+
+
+def _tick(value: float, _position: float | None) -> str:
+    """A number on an axis, with thousands separators."""
+    return f"{value:,.4g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _finish(axes: Axes, *, legend: bool = True) -> None:
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.yaxis.set_major_formatter(_tick)
+    if legend and axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8, frameon=False)

@@ -1,0 +1,121 @@
+"""Trials of the same configuration and load taken together, for tables and plots.
+
+Pure: trials in, numbers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from vsrtune.bench.spec.model import Outcome, Trial
+
+DROPS = ("nic", "softnet_backlog", "macvtap_ring", "elsewhere")
+ROLES = ("vcpu", "vhost", "emulator", "other", "ksoftirqd", "softirq", "idle")
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """All trials of one configuration at one load.
+
+    ``offered`` is pps asked for over all routers; ``frames`` the length of the burst,
+    None for a load that lasts a time; ``size`` that of the frames, None for the spec's.
+    """
+
+    configuration: str
+    offered: float
+    frames: int | None
+    trials: tuple[Trial, ...]
+    size: int | str | None = None
+
+    @property
+    def pps(self) -> float:
+        """Median of the forwarded pps."""
+        return median(t.pps for t in self.trials)
+
+    @property
+    def low(self) -> float:
+        return min(t.pps for t in self.trials)
+
+    @property
+    def high(self) -> float:
+        return max(t.pps for t in self.trials)
+
+    @property
+    def sent_pps(self) -> float:
+        """Median of what the generator really sent, pps."""
+        return median(t.sent_pps for t in self.trials)
+
+    @property
+    def loss(self) -> float:
+        """Share of all frames sent that were not forwarded."""
+        sent = sum(t.sent for t in self.trials)
+        return max(0.0, 1.0 - sum(t.forwarded for t in self.trials) / sent) if sent else 0.0
+
+    @property
+    def spread(self) -> float:
+        """(highest - lowest) / median of the forwarded pps; 0 when nothing was forwarded."""
+        return (self.high - self.low) / self.pps if self.pps else 0.0
+
+    def drop_share(self, place: str) -> float:
+        """Share of all frames sent that were lost at ``place``."""
+        sent = sum(t.sent for t in self.trials)
+        return sum(t.drops.get(place, 0) for t in self.trials) / sent if sent else 0.0
+
+    def cpu_per_million(self, role: str) -> float | None:
+        """CPU seconds of a role for each million frames forwarded; None without any."""
+        return _per(sum(t.cpu_seconds.get(role, 0.0) for t in self.trials), self.trials, _MILLION)
+
+    def cpu_share(self, role: str) -> float:
+        """CPU seconds of a role for each second of the trials (1.0 is one busy CPU)."""
+        seconds = sum(t.seconds for t in self.trials)
+        return sum(t.cpu_seconds.get(role, 0.0) for t in self.trials) / seconds if seconds else 0.0
+
+    def switches_per_thousand(self) -> float | None:
+        """Context switches of the guests' threads for each thousand frames forwarded."""
+        return _per(sum(sum(t.switches.values()) for t in self.trials), self.trials, 1000)
+
+    def migrations_per_second(self) -> float:
+        """Moves of the guests' threads between CPUs, for each second."""
+        seconds = sum(t.seconds for t in self.trials)
+        return sum(sum(t.migrations.values()) for t in self.trials) / seconds if seconds else 0.0
+
+
+def _per(amount: float, trials: Iterable[Trial], frames: int) -> float | None:
+    forwarded = sum(t.forwarded for t in trials)
+    return amount * frames / forwarded if forwarded else None
+
+
+def points(trials: Iterable[Trial]) -> list[Point]:
+    """Points in order of first appearance of their configuration, then by size and load."""
+    groups: dict[tuple[str, str | int | None, float, int | None], list[Trial]] = {}
+    order: dict[str, int] = {}
+    for trial in trials:
+        order.setdefault(trial.configuration, len(order))
+        load = trial.load
+        key = (trial.configuration, load.size, round(load.total, 3), load.frames)
+        groups.setdefault(key, []).append(trial)
+    # IMIX comes after the sizes that are numbers.
+    keys = sorted(
+        groups, key=lambda k: (order[k[0]], isinstance(k[1], str), k[1] or 0, k[2], k[3] or 0)
+    )
+    return [
+        Point(name, pps, frames, tuple(groups[name, size, pps, frames]), size)
+        for name, size, pps, frames in keys
+    ]
+
+
+def by_configuration(outcome: Outcome) -> Mapping[str, list[Point]]:
+    """The points of each configuration, in the order of the outcome's configurations."""
+    found: dict[str, list[Point]] = {c.name: [] for c in outcome.configurations}
+    for point in points(outcome.trials):
+        found.setdefault(point.configuration, []).append(point)
+    return found
+
+
+def used(points_: Iterable[Point], values: tuple[str, ...], attribute: str) -> tuple[str, ...]:
+    """Those of ``values`` that any trial has something of in its mapping ``attribute``."""
+    seen = [getattr(t, attribute) for p in points_ for t in p.trials]
+    return tuple(v for v in values if any(m.get(v) for m in seen))

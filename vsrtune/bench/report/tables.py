@@ -1,0 +1,235 @@
+"""Outcomes as tables of text: what `vsrtune bench` prints and its HTML report shows.
+
+Pure, like vsrtune.views.tables: what is said stands here, how it looks elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vsrtune.bench.report import summaries
+from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
+from vsrtune.bench.report.summaries import interval, number, percent
+from vsrtune.bench.spec.model import Outcome, Router
+from vsrtune.views.tables import NOTHING, Table
+
+_DROP_HEADS = {
+    "nic": "nic %",
+    "softnet_backlog": "backlog %",
+    "macvtap_ring": "tap ring %",
+    "elsewhere": "elsewhere %",
+}
+
+
+def outcome_tables(outcome: Outcome) -> list[Table]:
+    """Everything a terminal shows of an outcome: the answer first, the host last."""
+    found = [point for group in by_configuration(outcome).values() for point in group]
+    tables = [header(outcome)]
+    tables += summary_tables(outcome)
+    tables += [throughput_table(found), cost_table(found)]
+    tables += latency_tables(found)
+    notes = notes_table(outcome)
+    if notes.rows:
+        tables.append(notes)
+    tables += environment_tables(outcome.environment)
+    return [t for t in tables if t.rows]
+
+
+def label(outcome: Outcome) -> str:
+    """What kind of measurement it was, as environment.label puts it."""
+    labels = {str(block.get("label", "")) for block in outcome.environment.values()} - {""}
+    return "; ".join(sorted(labels))
+
+
+def header(outcome: Outcome) -> Table:
+    """What was measured, how, when."""
+    spec, traffic = outcome.spec, outcome.spec.traffic
+    sizes = spec.method.sizes or (traffic.size,)
+    size = " / ".join("IMIX" if s == "imix" else str(s) for s in sizes)
+    size += "" if sizes == ("imix",) else " bytes without FCS"
+    both = "both directions" if traffic.bidirectional else "left to right"
+    bursts = f", in bursts of {1000 * traffic.burst:g} ms" if traffic.burst else ""
+    rows = [
+        ("measured", label(outcome) or "unlabelled"),
+        ("path", f"{spec.left} -> {_routers(spec.routers)} -> {spec.right}, {both}"),
+        (
+            "frames",
+            f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each{bursts}",
+        ),
+        ("method", method_text(outcome)),
+        ("trials", f"{len(outcome.trials)}, warm-up {spec.warmup:g} s before each"),
+        ("started", outcome.started),
+        ("by", f"vsrtune {outcome.version}"),
+    ]
+    if outcome.unfinished:
+        rows.insert(0, ("unfinished", outcome.unfinished))
+    if outcome.seed is not None:
+        rows.append(("seed", str(outcome.seed)))
+    tone = "warn" if outcome.unfinished else "plain"
+    return Table(spec.name, ("", ""), [(a, b) for a, b in rows if b], tone)
+
+
+def _routers(routers: Sequence[Router]) -> str:
+    names = [f"{r.name} (native)" if r.native else r.name for r in routers]
+    return names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"
+
+
+def method_text(outcome: Outcome) -> str:
+    """The method with what decides its answer: trial length, threshold, repeats."""
+    m = outcome.spec.method
+    length = f"trials of {m.seconds:g} s"
+    match m.kind:
+        case "ndr" | "pdr":
+            kind = m.kind.upper()
+            text = (
+                f"{kind}: the highest rate with loss of at most {100 * m.loss:g} %, {length}, "
+                f"the worst of {m.trials} deciding, precision {100 * m.precision:g} %"
+            )
+        case "back-to-back":
+            text = f"back-to-back bursts (RFC 9004), {m.repeats} times"
+        case "soak":
+            text = f"soak for {m.duration:g} s, {length}"
+        case "fairness":
+            text = f"fairness, {length}, {m.repeats} times"
+        case _:
+            text = f"{m.kind}, {length}, {m.repeats} times"
+    if outcome.method == "compare":
+        count = outcome.summary.get("pairs")
+        rounds = f"{count} rounds" if count else "rounds"
+        return f"comparison of interleaved {rounds} in shuffled order, {length}"
+    return text
+
+
+def load_text(p: Point) -> str:
+    """What was offered at a point: pps, and the size of the frames where it varies."""
+    return number(p.offered) + ("" if p.size is None else f" of {p.size}")
+
+
+def throughput_table(found: Sequence[Point]) -> Table:
+    """A row for each configuration and load: rates, loss, and where frames were lost."""
+    places = used(found, DROPS, "drops")
+    columns = ("configuration", "offered pps", "sent pps", "forwarded pps", "lowest..highest")
+    table = Table(
+        "Forwarded",
+        (*columns, "trials", "lost %", *(_DROP_HEADS[p] for p in places)),
+    )
+    for p in found:
+        offered = load_text(p) + (f" x {p.frames:,}" if p.frames is not None else "")
+        table.rows.append(
+            (
+                p.configuration,
+                offered,
+                number(p.sent_pps),
+                number(p.pps),
+                interval(p.low, p.high),
+                str(len(p.trials)),
+                percent(p.loss),
+                *(percent(p.drop_share(place)) for place in places),
+            )
+        )
+    return table
+
+
+def cost_table(found: Sequence[Point]) -> Table:
+    """What forwarding cost: CPU time by role, context switches, migrations."""
+    roles = tuple(r for r in used(found, ROLES, "cpu_seconds") if r != "idle")
+    table = Table(
+        "Cost: CPU seconds for a million frames forwarded, by thread role",
+        (
+            "configuration",
+            "offered pps",
+            *roles,
+            "switches per 1000 frames",
+            "migrations/s",
+        ),
+    )
+    if not roles:
+        return table
+    for p in found:
+        table.rows.append(
+            (
+                p.configuration,
+                load_text(p),
+                *(number(p.cpu_per_million(role)) for role in roles),
+                number(p.switches_per_thousand()),
+                number(p.migrations_per_second()),
+            )
+        )
+    return table
+
+
+def latency_tables(found: Sequence[Point]) -> list[Table]:
+    """One-way latency, where probes were sent."""
+    table = Table(
+        "One-way latency, microseconds",
+        ("configuration", "offered pps", "P50", "P90", "P99", "probes", "lost"),
+    )
+    for p in found:
+        for trial in p.trials:
+            if trial.latency is None:
+                continue
+            late = trial.latency
+            values = (late.p50, late.p90, late.p99)
+            shown = [number(v * 1e6) if v == v else NOTHING for v in values]  # NaN: no probe came
+            row = (p.configuration, load_text(p), *shown, str(late.sent), str(late.lost))
+            table.rows.append(row)
+    return [table]
+
+
+def notes_table(outcome: Outcome) -> Table:
+    """What trials had to remark, each remark once with how often it was made."""
+    counts: dict[tuple[str, str], int] = {}
+    for trial in outcome.trials:
+        for note in trial.notes:
+            key = (trial.configuration, note)
+            counts[key] = counts.get(key, 0) + 1
+    rows: list[tuple[str, ...]] = [(c, n, str(times)) for (c, n), times in counts.items()]
+    return Table("Notes", ("configuration", "note", "trials"), rows, "warn")
+
+
+def summary_tables(outcome: Outcome) -> list[Table]:
+    """The method's own answer."""
+    return summaries.tables(outcome)
+
+
+def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
+    """What configurations share in one table, what tells them apart in another."""
+    flat = {name: dict(_flatten(block)) for name, block in environment.items()}
+    keys = list(dict.fromkeys(key for block in flat.values() for key in block))
+    shared = Table("Environment", ("", ""))
+    varying = Table("Environment that differs", ("", *flat))
+    for key in keys:
+        values = [block.get(key, NOTHING) for block in flat.values()]
+        if len(set(values)) == 1:
+            shared.rows.append((key, values[0]))
+        else:
+            varying.rows.append((key, *values))
+    return [shared, varying]
+
+
+_SKIPPED = ("policy.text", "load")
+
+
+def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested data as dotted keys; threads and interfaces as one line each."""
+    if prefix in _SKIPPED or value in (None, "", [], {}):
+        return []
+    if isinstance(value, Mapping):
+        if "thread" in value:
+            return [(f"{prefix}.{value['thread']}", f"CPUs {value['cpus']}, {value['class']}")]
+        found: list[tuple[str, str]] = []
+        for key, inner in value.items():
+            found += _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        return found
+    if isinstance(value, (list, tuple)):
+        if all(not isinstance(item, (Mapping, list, tuple)) for item in value):
+            return [(prefix, ", ".join(str(item) for item in value))]
+        found = []
+        for index, item in enumerate(value):
+            inner_prefix = prefix if isinstance(item, Mapping) and "thread" in item else None
+            found += _flatten(item, inner_prefix or f"{prefix}.{index}")
+        return found
+    if isinstance(value, bool):
+        return [(prefix, "yes" if value else "no")]
+    return [(prefix, str(value))]

@@ -1,0 +1,1 @@
+"""Makes a configuration: attachments, bridges, numbers of guests, tuning."""

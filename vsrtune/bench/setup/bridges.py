@@ -1,0 +1,142 @@
+"""Bridges of the bench's own, Linux's or Open vSwitch's, with one lower device as port.
+
+A bridge is named after the number of its lower device, so that a guard can remove it
+from what the ledger says alone. It learns, floods and does nothing else: no spanning
+tree, no multicast snooping, no addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from vsrtune.bench.setup.commands import run
+from vsrtune.bench.spec.model import Attachment
+from vsrtune.core.errors import WriteError
+
+NET = Path("/sys/class/net")
+OVS_SOCKET = Path("/run/openvswitch/db.sock")
+
+_OVS = ("ovs-vsctl", "--timeout=20")
+# libvirt removes a macvtap an instant after it forgets the interface.
+_BUSY_SECONDS = 5.0
+_PAUSE = 0.1
+# Device kinds that, on a lower device, keep it from being a bridge's port.
+_STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
+
+
+def name_for(attachment: Attachment, lower: str) -> str:
+    """What the bench calls its bridge of that kind on ``lower``; "" for other kinds."""
+    prefix = {Attachment.BRIDGE: "vsrb", Attachment.OPENVSWITCH: "vsro"}.get(attachment)
+    return f"{prefix}{_ifindex(lower)}" if prefix else ""
+
+
+def obstacle(lower: str, ours: Collection[str]) -> tuple[str, str] | None:
+    """Why ``lower`` cannot be a bridge's port, and what to do; ``ours`` are devices on
+    it that will be gone by then."""
+    links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "-details", "link", "show"]))
+    for link in links:
+        kind = link.get("linkinfo", {}).get("info_kind", "")
+        if link.get("link") == lower and kind in _STACKED and link["ifname"] not in ours:
+            return (
+                f"the {kind} {link['ifname']} is on {lower}, which cannot be a bridge's port too",
+                "add its guest to the routers, or stop it",
+            )
+        if link["ifname"] == lower and "master" in link:
+            return f"{lower} is a port of {link['master']} already", "take it out of there"
+    addresses: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show", lower]))
+    for address in (a for entry in addresses for a in entry.get("addr_info", ())):
+        if address.get("scope") == "global":
+            return (
+                f"{lower} has the address {address['local']}, which would be cut off in a bridge",
+                "use a device that this host itself does not need",
+            )
+    return None
+
+
+def ovs_obstacle() -> tuple[str, str] | None:
+    """Why there can be no Open vSwitch bridge, and what to do."""
+    if shutil.which("ovs-vsctl") is None:
+        return "Open vSwitch is not installed", "apt install openvswitch-switch"
+    if not OVS_SOCKET.exists():
+        return "Open vSwitch does not run", "systemctl start openvswitch-switch"
+    return None
+
+
+def create(attachment: Attachment, lower: str) -> str:
+    """Make the bridge, with ``lower`` in it; its name. Raises WriteError."""
+    name = name_for(attachment, lower)
+    if attachment is Attachment.OPENVSWITCH:
+        _retry(lambda: _create_ovs(name, lower))
+    else:
+        bridge = ["bridge", "stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]
+        run(["ip", "link", "add", "name", name, "type", *bridge])
+        _quiet(name)
+        _retry(lambda: run(["ip", "link", "set", "dev", lower, "master", name]))
+        run(["ip", "link", "set", "dev", name, "up"])
+    return name
+
+
+def remove(names: Collection[str]) -> None:
+    """Remove those of the bridges that are there. Raises WriteError."""
+    for name in names:
+        if (NET / name / "bridge").exists():
+            run(["ip", "link", "delete", "dev", name, "type", "bridge"])
+        elif _in_ovs(name):
+            run([*_OVS, "--if-exists", "del-br", name])
+
+
+def _in_ovs(name: str) -> bool:
+    """Also of one that is in the database alone, because Open vSwitch was stopped
+    meanwhile; unless not even the database answers."""
+    if (NET / name).exists():
+        return True
+    if not OVS_SOCKET.exists():
+        return False
+    try:
+        return name in run([*_OVS, "list-br"]).split()
+    except WriteError:
+        return False
+
+
+def _create_ovs(name: str, lower: str) -> None:
+    setup = f"--may-exist add-br {name} -- set-fail-mode {name} standalone"
+    setup += f" -- --may-exist add-port {name} {lower}"
+    run([*_OVS, "--", *setup.split()])
+    # A port that could not be opened is no failure to ovs-vsctl.
+    if run([*_OVS, "get", "Interface", lower, "ofport"]) == "-1":
+        reason = run([*_OVS, "get", "Interface", lower, "error"])
+        run([*_OVS, "--if-exists", "del-br", name])
+        raise WriteError(f"Open vSwitch cannot use {lower}: {reason}", where=name)
+    _quiet(name)
+    run(["ip", "link", "set", "dev", name, "up"])
+
+
+def _quiet(name: str) -> None:
+    """No router solicitations and the like: they would be counted as traffic."""
+    switch = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
+    if switch.exists():
+        switch.write_text("1\n")
+
+
+def _retry(attempt: Any) -> None:
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            attempt()
+            return
+        except WriteError as error:
+            if "busy" not in str(error).lower() or time.monotonic() > end:
+                raise
+        time.sleep(_PAUSE)
+
+
+def _ifindex(device: str) -> int:
+    try:
+        return int((NET / device / "ifindex").read_text())
+    except OSError as error:
+        raise WriteError("there is no such device", where=device) from error

@@ -1,0 +1,218 @@
+"""Tunes and untunes the host for a configuration: policies, libvirt's pins, commands.
+
+Policies and pins are plans, carried out with vsrtune's own journal, so that what a
+killed bench leaves can also be put back with `vsrtune undo`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Collection, Sequence
+
+from vsrtune.bench.cleanup.put_back import failure, settle
+from vsrtune.bench.spec.model import Configuration, Tuning
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, VsrtuneError
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.model.guest import Guest, Role, Thread
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, EmulatorPin, VcpuPin
+from vsrtune.observe.observer import live_observer
+from vsrtune.plan.actions import pin_values
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.requirements import main_thread, pin_target
+from vsrtune.policy.matching import Match, match
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
+
+# A thread may end, or a worker wake up, between the look at the host and the write.
+_TRIES = 3
+
+
+def policies(configuration: Configuration) -> tuple[Policy, ...]:
+    """The policies of a configuration's text: one, or several set apart by lines of
+    ``---``. Raises PolicyErrors, VsrtuneError for a configuration without one."""
+    path = configuration.policy_path or f"{configuration.name} (policy)"
+    if not configuration.policy:
+        raise VsrtuneError("there is no policy", where=configuration.name, hint="name a file")
+    found = []
+    line = 0
+    for part in re.split(r"(?m)^---[ \t]*\n", configuration.policy):
+        # Empty lines keep the numbers of lines in messages right.
+        if part.strip():
+            found.append(parse("\n" * line + part, path))
+        line += part.count("\n") + 1
+    return tuple(found)
+
+
+def pin_cpus(configuration: Configuration, online: CpuSet, sender: int | None) -> CpuSet:
+    """Where libvirt's pins go: ``cpus`` of the configuration, else every CPU but the one
+    that sends (and so receives, where sender and receiver are one machine)."""
+    if configuration.cpus is None:
+        others = CpuSet(cpu for cpu in online if cpu != sender)
+        return others or online
+    cpus = CpuSet.parse(configuration.cpus)
+    if not cpus or not cpus <= online:
+        raise VsrtuneError(
+            f"CPUs {configuration.cpus} are not all online, {online} are",
+            where=f"{configuration.name}: cpus",
+            hint="name online CPUs",
+        )
+    return cpus
+
+
+class Tuner:
+    """One tuning at a time, on an open journal. Methods raise VsrtuneError."""
+
+    def __init__(
+        self, journal: Journal, guests: Sequence[str], sender: int | None, uri: str
+    ) -> None:
+        self._journal = journal
+        self._guests = tuple(guests)
+        self._sender = sender
+        self._uri = uri
+        self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
+        # Makes the present plan anew while something of it waits for its thread to run.
+        self._unsettled: Callable[[Snapshot], Plan] | None = None
+
+    def check(self, configuration: Configuration) -> None:
+        """Refuse a configuration that cannot be carried out, as far as can be told."""
+        if configuration.tuning is Tuning.COMMAND or configuration.apply:
+            _check_commands(configuration)
+        match configuration.tuning:
+            case Tuning.UNTUNED | Tuning.COMMAND:
+                return
+            case Tuning.POLICY:
+                policies(configuration)
+            case Tuning.LIBVIRT_PINS:
+                pin_cpus(configuration, self._ops.online(), self._sender)
+
+    def apply(self, configuration: Configuration) -> tuple[str, ...]:
+        """Carry out what the configuration asks of vsrtune's own journal on an untuned
+        host, which its commands are no part of; notes for people."""
+        match configuration.tuning:
+            case Tuning.UNTUNED | Tuning.COMMAND:
+                return ()
+            case Tuning.POLICY:
+                return self.apply_policies(policies(configuration))
+            case Tuning.LIBVIRT_PINS:
+                cpus = pin_cpus(configuration, self._ops.online(), self._sender)
+                return self._carry_out(lambda s: libvirt_pins(s, self._guests, cpus))
+
+    def apply_policies(self, chosen: Sequence[Policy]) -> tuple[str, ...]:
+        """Carry out these policies on an untuned host; notes for people."""
+        return self._carry_out(lambda snapshot: self._policy_plan(snapshot, chosen))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a setting will only be taken once its thread has run (class deadline)."""
+        return self._unsettled is not None
+
+    def again(self) -> tuple[str, ...]:
+        """Carry out what waited, as far as threads have run since; notes for people."""
+        return () if self._unsettled is None else self._carry_out(self._unsettled)
+
+    def undo(self) -> tuple[str, ...]:
+        """Put back every setting in the journal; notes on those that others changed."""
+        self._unsettled = None
+        return settle(executor.undo(self._ops, self._journal))
+
+    def _policy_plan(self, snapshot: Snapshot, chosen: Sequence[Policy]) -> Plan:
+        under_test = [g for g in snapshot.guests if self._names(g.name, g.ref)]
+        if under_test and not any(
+            match(p, guest) is not Match.NONE for p in chosen for guest in under_test
+        ):
+            raise VsrtuneError(
+                f"no policy names any of the routers ({', '.join(g.ref for g in under_test)})",
+                where=chosen[0].path,
+                hint="write the router's name, or a glob that matches it, as guest",
+            )
+        return full_plan(snapshot, chosen, self._journal.entries(), reassert=True)
+
+    def _names(self, name: str, ref: str) -> bool:
+        return name in self._guests or ref in self._guests
+
+    def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
+        for attempt in range(1, _TRIES + 1):
+            seen = live_observer(self._uri).observe(0.0)
+            executor.adopt_brought(seen, seen.guests, self._journal)
+            plan = make(seen)
+            for refusal in plan.refusals:
+                where = f"{refusal.policy}: {refusal.guest}"
+                raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)
+            result = executor.apply(plan, self._ops, self._journal)
+            if not result.failed:
+                self._unsettled = make if self._waits(plan, result) else None
+                skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
+                return (*plan.warnings, *skipped)
+            self.undo()
+            if attempt == _TRIES or any(
+                error.lasting is not Lasting.TRANSIENT for _, error in result.failed
+            ):
+                raise failure(result)
+        raise AssertionError("unreachable")
+
+    def _waits(self, plan: Plan, result: Result) -> bool:
+        """Whether something waits in a router under test; others get no traffic."""
+        refs = {action.target.guest for action, _ in result.pending}
+        refs |= {skipped.guest for skipped in plan.skipped if skipped.pending}
+        return HOST_REF in refs or any(self._names(r.removeprefix("qemu:"), r) for r in refs)
+
+
+def _check_commands(configuration: Configuration) -> None:
+    for key in ("apply", "revert"):
+        argv: tuple[str, ...] = getattr(configuration, key)
+        where = f"{configuration.name}: {key}"
+        if not argv:
+            raise VsrtuneError(
+                "a command that nothing takes back is not run",
+                where=where,
+                hint=f"write {key}: [program, argument, ...]",
+            )
+        if shutil.which(argv[0]) is None:
+            raise VsrtuneError(
+                f"there is no program {argv[0]!r}", where=where, hint="install it, or name its path"
+            )
+
+
+_REASON = "libvirt pins only"
+
+
+def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Plan:
+    """Pin every vcpu and the emulator (with it the vhost workers) of the guests to ``cpus``.
+
+    Vhost workers stay where libvirt keeps them, in the emulator's cgroup, and follow its
+    pin. Raises VsrtuneError for a guest that libvirt does not run.
+    """
+    actions: list[Action] = []
+    for name in names:
+        guest = next((g for g in snapshot.guests if g.name == name), None)
+        if guest is None or guest.source != "libvirt":
+            raise VsrtuneError(
+                "is no running libvirt guest, so libvirt cannot pin it",
+                where=name,
+                hint="see: virsh list",
+            )
+        actions += _guest(guest, cpus)
+    return Plan(actions=tuple(actions))
+
+
+def _guest(guest: Guest, cpus: CpuSet) -> list[Action]:
+    threads: list[Thread] = list(guest.by_role(Role.VCPU))
+    emulator = main_thread(guest)
+    if emulator is not None:
+        threads.append(emulator)
+    found = []
+    for thread in threads:
+        target = pin_target(guest, thread)
+        if not isinstance(target, VcpuPin | EmulatorPin):
+            continue
+        before, after = pin_values(thread, target, cpus)
+        if before != after:
+            found.append(Action(target, before, after, _REASON))
+    return found

@@ -1,0 +1,241 @@
+"""Bench specifications: YAML text to a frozen Spec, every error with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from vsrtune.bench.spec.checks import Checker
+from vsrtune.bench.spec.model import (
+    Attachment,
+    Configuration,
+    Endpoint,
+    Leg,
+    Limits,
+    Method,
+    Router,
+    Spec,
+    Traffic,
+    Tuning,
+)
+from vsrtune.bench.spec.schema import DURATION_PATTERN, schema
+from vsrtune.core.errors import PolicyError, VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
+from vsrtune.policy.parser import parse
+from vsrtune.policy.validation import structural
+from vsrtune.policy.yaml_reader import Document, read, shown
+
+PDR_LOSS = 0.005
+KIND = "bench specification"
+_SCALE = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+
+class SpecErrors(VsrtuneError):
+    """All errors of one specification, in ``errors``; nothing was run."""
+
+    exit_code = ExitCode.WRONG
+
+    def __init__(self, errors: Iterable[VsrtuneError]) -> None:
+        self.errors = tuple(errors)
+        count = len(self.errors)
+        super().__init__(f"{count} error{'' if count == 1 else 's'} in the bench specification")
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
+    """Read one specification's text; ``path`` is used in messages and ``Spec.path``.
+
+    With ``base``, the first file of a comparison, everything but ``configuration``
+    may be left out, and what is stated beside ``name`` must equal it.
+
+    ``configuration.name`` is the specification's name. A policy is named, not read:
+    ``configuration.policy_path`` is its path as seen from the working directory
+    (relative ones are relative to ``path``) and ``policy`` is None until
+    ``with_policy``. A leg whose MAC was left out has ``mac`` "".
+
+    Raises SpecErrors with every error of structure, or else every error of meaning.
+    """
+    return _load(read(text, path, KIND), path, base)
+
+
+def load_data(data: dict[str, Any], path: str) -> Spec:
+    """A Spec of plain data with the keys of a file (command-line short forms);
+    ``path`` stands in messages. Raises SpecErrors."""
+    return _load(Document(data), path, None)
+
+
+def with_policy(spec: Spec, text: str) -> Spec:
+    """The same with ``configuration.policy`` set. Raises PolicyErrors for a bad policy."""
+    parse(text, spec.configuration.policy_path or "policy")
+    return dataclasses.replace(
+        spec, configuration=dataclasses.replace(spec.configuration, policy=text)
+    )
+
+
+def to_data(spec: Spec) -> dict[str, Any]:
+    """The specification as plain data with the keys of a file; defaults are left out,
+    durations are seconds and the policy is its path."""
+    out: dict[str, Any] = {
+        "name": spec.name,
+        "left": _stated(spec.left),
+        "right": _stated(spec.right),
+        "routers": [_router_data(router) for router in spec.routers],
+        "traffic": _stated(spec.traffic),
+        "method": {"kind": spec.method.kind, **_stated(spec.method)},
+        "configuration": {**_stated(spec.configuration), "tuning": str(spec.configuration.tuning)},
+        "limits": _stated(spec.limits),
+        "warmup": spec.warmup,
+    }
+    configuration = out["configuration"]
+    configuration.pop("name")
+    configuration.pop("policy", None)
+    if "policy_path" in configuration:
+        configuration["policy"] = configuration.pop("policy_path")
+    return out
+
+
+def _stated(value: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults, tuples as lists."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        here = getattr(value, field.name)
+        if field.default_factory is not dataclasses.MISSING and here == field.default_factory():
+            continue
+        if here != field.default:
+            out[field.name] = list(here) if isinstance(here, tuple) else here
+    return out
+
+
+def _router_data(router: Router) -> dict[str, Any]:
+    legs = {"forth": router.forth, "back": router.back}
+    who: dict[str, Any] = {"native" if router.native else "guest": router.name}
+    if router.members:
+        who = {"guests": list(router.members)}
+    return who | {
+        key: {name: text for name, text in dataclasses.asdict(leg).items() if text}
+        for key, leg in legs.items()
+        if leg is not None
+    }
+
+
+def _load(document: Document, path: str, base: Spec | None) -> Spec:
+    _require_mapping(document, path)
+    errors = [
+        *document.errors,
+        *(error for _, error in structural(document, path, schema(partial=base is not None))),
+    ]
+    if not errors:
+        data = document.data if base is None else _over(to_data(base), document.data)
+        spec = _spec(data, path)
+        checker = Checker(document.lines, path)
+        checker.spec(spec)
+        if base is not None:
+            checker.same(spec, base, document.data)
+        errors += checker.errors
+        if not errors:
+            return spec
+    raise SpecErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
+
+
+def _require_mapping(document: Document, path: str) -> None:
+    if isinstance(document.data, dict):
+        return
+    if document.data is None and not document.errors:
+        what = "the file holds no bench specification"
+    elif document.data is None:
+        raise SpecErrors(document.errors)
+    else:
+        what = f"the file holds {shown(document.data)}, not a mapping"
+    hint = "write keys such as left, right and routers"
+    raise SpecErrors([*document.errors, PolicyError(what, where=f"{path}:1", hint=hint)])
+
+
+def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A later file of a comparison laid over the first one's data."""
+    out = {key: value for key, value in base.items() if key not in ("name", "configuration")}
+    for key, value in own.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = {**out[key], **value} if both else value
+    return out
+
+
+def _spec(data: dict[str, Any], path: str) -> Spec:
+    """Data that fits the schema as a Spec."""
+    name = data.get("name", posixpath.splitext(posixpath.basename(path))[0])
+    fields: dict[str, Any] = {}
+    if "limits" in data:
+        fields["limits"] = Limits(**_seconds(data["limits"], "seconds"))
+    if "warmup" in data:
+        fields["warmup"] = duration(data["warmup"])
+    return Spec(
+        name=name,
+        left=Endpoint(**data["left"]),
+        right=Endpoint(**data["right"]),
+        routers=tuple(_router(router) for router in data["routers"]),
+        traffic=Traffic(**_seconds(data.get("traffic", {}), "burst")),
+        method=_method(data["method"]),
+        configuration=_configuration(data.get("configuration", {}), name, path),
+        path=path,
+        **fields,
+    )
+
+
+def duration(value: float | str) -> float:
+    """Seconds of a number, or of text with a unit that fits the schema."""
+    if isinstance(value, str):
+        found = re.match(DURATION_PATTERN, value)
+        if found is None:
+            raise ValueError(f"{value!r} is not a duration")
+        return float(found[1]) * _SCALE[found[3]]
+    return float(value)
+
+
+def _seconds(data: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {k: duration(v) if k in keys else v for k, v in data.items()}
+
+
+def _method(data: dict[str, Any]) -> Method:
+    values = _seconds(data, "seconds", "duration")
+    for key in ("rates", "sizes"):
+        values[key] = tuple(values.get(key, ()))
+    if values["kind"] == "pdr":
+        values.setdefault("loss", PDR_LOSS)
+    return Method(**values)
+
+
+def _router(data: dict[str, Any]) -> Router:
+    native = data.get("native")
+    back = data.get("back")
+    members = tuple(data.get("guests", ()))
+    guest = data.get("guest", "+".join(members))
+    return Router(
+        # More or fewer than one of the three is an error that the checks tell.
+        name=guest or native or "",
+        forth=_leg(data["forth"]),
+        back=None if back is None else _leg(back),
+        native=native is not None and not guest,
+        members=members,
+    )
+
+
+def _leg(data: dict[str, Any]) -> Leg:
+    return Leg(data.get("mac", "").lower(), data["source"], data["destination"])
+
+
+def _configuration(data: dict[str, Any], name: str, path: str) -> Configuration:
+    values = dict(data)
+    policy = values.pop("policy", None)
+    if policy is not None:
+        values["policy_path"] = posixpath.join(posixpath.dirname(path), policy)
+    if "cpus" in values:
+        values["cpus"] = str(values["cpus"]).strip()
+    for key in ("apply", "revert"):
+        values[key] = tuple(values.get(key, ()))
+    values["tuning"] = Tuning(values.get("tuning", "untuned"))
+    values["attachment"] = Attachment(values.get("attachment", "as-is"))
+    return Configuration(name=name, **values)

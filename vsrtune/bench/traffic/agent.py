@@ -1,0 +1,234 @@
+"""The hands of a bench in one network namespace, of this machine or another.
+
+`python3 -m vsrtune.bench.traffic.agent` reads one JSON request a line from stdin and answers
+each with a line on stdout; a request that comes while traffic flows ends the traffic.
+When stdin ends, for whatever reason, so does the traffic, and everything that was set
+up is taken away; when the agent is killed, the kernel does so (see pktgen and sink).
+An `open` comes first and names the devices; nothing else is ever sent to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from vsrtune import __version__
+from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.traffic import devices, pktgen, probe
+from vsrtune.bench.traffic.pktgen import Generator
+from vsrtune.bench.traffic.probe import ProbeLeg
+from vsrtune.bench.traffic.sink import Sink
+from vsrtune.bench.traffic.streams import Counted, Stream
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.host.filesystem import boot_id
+
+
+class Agent:
+    """Answers requests; each operation is a method of its name."""
+
+    def __init__(self, stdin: int) -> None:
+        self._stdin = stdin
+        self._devices: tuple[str, ...] = ()
+        self._generator: Generator | None = None
+        self._sink: Sink | None = None
+        self._receivers: dict[str, probe.Receiver] = {}
+        self._loaded = False
+
+    def answer(self, request: Mapping[str, Any]) -> Any:
+        """The result of one request. Raises VsrtuneError."""
+        operations: dict[str, Callable[..., Any]] = {
+            "open": self.open,
+            "sink": self.sink,
+            "run": self.run,
+            "counters": self.counters,
+            "probe": self.probe,
+            "probed": self.probed,
+            "clean": self.clean,
+        }
+        arguments = dict(request)
+        operation = operations.get(arguments.pop("op", ""))
+        if operation is None:
+            raise VsrtuneError(f"the agent ({__version__}) does not know {request.get('op')!r}")
+        return operation(**arguments)
+
+    def open(self, namespace: str | None, names: list[str]) -> dict[str, Any]:
+        """Enter the namespace, check the devices, make the generator."""
+        if namespace is not None:
+            pktgen.enter(namespace)
+        devices.check(names, os.environ.get("SSH_CONNECTION", ""))
+        self._loaded = pktgen.load_module()
+        self._generator = pktgen.Pktgen(names)
+        self._devices = tuple(names)
+        self._receivers = {name: probe.Receiver(name) for name in names}
+        return {"version": __version__, "boot": boot_id()}
+
+    def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
+        """Count these frames, by the device where they come."""
+        self._check(counted)
+        if self._sink is not None:
+            self._sink.close()
+        self._sink = None
+        wanted = {name: [Counted(**one) for one in each] for name, each in counted.items()}
+        if any(wanted.values()):
+            self._sink = Sink(wanted)
+
+    def run(
+        self, streams: list[dict[str, Any]], seconds: float, probes: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Send the streams, with probes beside them; what was sent."""
+        if self._generator is None:
+            raise VsrtuneError("the agent was not opened")
+        self._generator.configure([Stream(**stream) for stream in streams])
+        stop = threading.Event()
+        times: dict[int, int] = {}
+        prober = None
+        if probes is not None:
+            self._check([probes["device"]])
+            prober = threading.Thread(target=_probe, args=(probes, stop, times), daemon=True)
+            prober.start()
+        try:
+            sent = self._generator.run(seconds, self._stdin)
+        finally:
+            stop.set()
+            if prober is not None:
+                prober.join(5.0)
+        return {"sent": [asdict(one) for one in sent], "probes": sorted(times.items())}
+
+    def counters(self) -> dict[str, Any]:
+        """Frames counted at the sink, and what was refused or lost on this machine."""
+        with open("/proc/net/dev", encoding="ascii") as file:
+            table = parse_device_table(file.read())
+        with open("/proc/net/softnet_stat", encoding="ascii") as file:
+            backlog = parse_softnet_drops(file.read())
+        counted = self._sink.read() if self._sink is not None else []
+        return {
+            "counted": [(one.key, one.flow, frames) for one, frames in counted],
+            "refused": sum(table[name]["tx_dropped"] for name in self._devices),
+            "backlog": backlog,
+        }
+
+    def probe(
+        self,
+        device: str,
+        legs: list[dict[str, str]],
+        run: int,
+        count: int,
+        rate: float,
+        flows: int = 1,
+    ) -> list[tuple[int, int]]:
+        """Send a few probes now."""
+        self._check([device])
+        with probe.Sender(device) as sender:
+            ways = [ProbeLeg(**leg) for leg in legs]
+            stop = threading.Event()
+            times = probe.send_at_rate(sender, ways, run, rate, count, stop, flows)
+        return sorted(times.items())
+
+    def probed(self, device: str, run: int, count: int, wait: float) -> list[tuple[int, int]]:
+        """The probes of a run that came, once there are ``count`` or it waited."""
+        receiver = self._receivers[device]
+        end = time.monotonic() + wait
+        found = receiver.received(run)
+        while len(found) < count and (left := end - time.monotonic()) > 0:
+            select.select([receiver.socket], [], [], left)
+            found.update(receiver.received(run))
+        return sorted(found.items())
+
+    def clean(self, namespace: str | None, names: list[str]) -> None:
+        """Take away what an agent left that was killed."""
+        if namespace is not None:
+            if not pktgen.exists(namespace):
+                return
+            pktgen.enter(namespace)
+        if os.path.isdir(pktgen.DIRECTORY):
+            pktgen.Pktgen(names).close()
+
+    def close(self) -> None:
+        """Take everything away."""
+        for receiver in self._receivers.values():
+            receiver.close()
+        for part in (self._generator, self._sink):
+            if part is not None:
+                part.close()
+        self._generator = self._sink = None
+        if self._loaded:
+            pktgen.unload_module()
+
+    def _check(self, names: Any) -> None:
+        for name in names:
+            if name not in self._devices:
+                raise VsrtuneError("refused: it is not a device of this bench", where=name)
+
+
+def _probe(probes: Mapping[str, Any], stop: threading.Event, times: dict[int, int]) -> None:
+    # When nothing left, the result says so: no time of any.
+    with probe.Sender(probes["device"]) as sender:
+        ways = [ProbeLeg(**leg) for leg in probes["legs"]]
+        if not stop.wait(pktgen.START_DELAY):
+            times.update(
+                probe.send_at_rate(
+                    sender, ways, probes["run"], probes["rate"], probes["count"], stop
+                )
+            )
+
+
+def serve(stdin: int, stdout: int) -> None:
+    """Answer requests until stdin ends."""
+    agent = Agent(stdin)
+    pending = b""
+    try:
+        while True:
+            line, newline, rest = pending.partition(b"\n")
+            if not newline:
+                more = os.read(stdin, 1 << 16)
+                if not more:
+                    return
+                pending += more
+                continue
+            pending = rest
+            _write(stdout, _answer(agent, line))
+    finally:
+        agent.close()
+
+
+def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
+    request = json.loads(line)
+    number = request.pop("id")
+    try:
+        return {"id": number, "result": agent.answer(request)}
+    except VsrtuneError as error:
+        (what, where, hint) = (error.what, error.where, error.hint)
+    except Exception as error:  # the other end must learn of it, whatever it is
+        (what, where, hint) = (f"{type(error).__name__}: {error}", "", "")
+    return {"id": number, "error": {"what": what, "where": where, "hint": hint}}
+
+
+def _write(stdout: int, answer: Mapping[str, Any]) -> None:
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(stdout, data) :]
+
+
+def main() -> int:
+    """Serve on stdin and stdout. Signals of the terminal are for the bench, whose end
+    is the end of stdin; a TERM ends the agent in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        serve(0, 1)
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,402 @@
+"""The kernel's packet generator, in the network namespace of this process.
+
+It sends only while somebody is inside a write of "start" to its control file: the
+kernel stops all threads when that write is interrupted, be it by SIGKILL. The write
+therefore happens in a thread of this process, and traffic cannot outlive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from vsrtune.bench.spec.model import IMIX_WEIGHTS
+from vsrtune.bench.traffic.streams import FIRST_SOURCE_PORT, Stream
+from vsrtune.core.errors import Lasting, VsrtuneError
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a stream at the generator: ``frames`` offered to the device, in
+    ``seconds`` by the generator's own clock."""
+
+    key: str
+    frames: int
+    seconds: float
+
+
+class Generator(Protocol):
+    """Sends streams from the devices that it was made with, and from no other."""
+
+    def configure(self, streams: Sequence[Stream]) -> None:
+        """Take these streams in place of those before. Raises VsrtuneError."""
+        ...
+
+    def run(self, seconds: float, cancel: int) -> tuple[Sent, ...]:
+        """Send them all, each until its frames are sent; end after ``seconds`` at the
+        latest, or when the descriptor ``cancel`` is readable. Raises VsrtuneError."""
+        ...
+
+    def close(self) -> None:
+        """Stop, and leave nothing configured."""
+        ...
+
+
+DIRECTORY = "/proc/net/pktgen"
+MODULE = "/sys/module/pktgen"
+# pktgen sleeps this long between being told to start and starting.
+START_DELAY = 0.125
+# How long a stop may take: a thread looks for it between two frames, and the writer
+# every 0.1 s. Beside real-time threads that takes its time.
+STOP_SECONDS = 10.0
+# How much longer than asked a thread may send that began late, and how often it is looked at.
+_LATE, _LOOK = 1.0, 0.05
+# FIFO, of what makes bursts: above whatever a policy sensibly gives threads.
+_PRIORITY = 90
+
+_THREAD = re.compile(r"kpktgend_(\d+)")
+_SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
+# Microseconds; 0 before. Not of "Result:", which any later command overwrites, be it a delay
+# for a stream that has just ended.
+_TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
+_RUNNING = ("Running:",)
+_LABELS = (*_RUNNING, "Stopped:")
+_NO_DELAY_LIMIT = 0x7FFFFFFF - 1
+
+
+def load_module() -> bool:
+    """Make pktgen available; whether it was not before. Raises VsrtuneError."""
+    if os.path.isdir(MODULE) or os.path.isdir(DIRECTORY):
+        return False
+    done = subprocess.run(["modprobe", "pktgen"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise VsrtuneError(
+            f"the kernel's packet generator cannot be loaded: {done.stderr.strip()}",
+            where="pktgen",
+            hint="the module comes with the kernel's package (CONFIG_NET_PKTGEN)",
+        )
+    return True
+
+
+def unload_module() -> None:
+    """Take the module away again, unless somebody else uses it by now."""
+    if os.path.isdir(MODULE):
+        subprocess.run(["modprobe", "-r", "pktgen"], capture_output=True, check=False)
+
+
+class Pktgen:
+    """A Generator. One process in a network namespace may use it at a time."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        """Raises VsrtuneError when pktgen is used by somebody else in this namespace."""
+        self._devices = frozenset(devices)
+        self._streams: dict[str, Stream] = {}
+        for cpu in threads():
+            foreign = [name for name in _listed(cpu) if base(name) not in self._devices]
+            if foreign:
+                raise VsrtuneError(
+                    f"somebody else has set up the packet generator for {' '.join(foreign)}",
+                    where=_thread(cpu),
+                    hint="end that, or write rem_device_all there",
+                    lasting=Lasting.TRANSIENT,
+                )
+        self.close()
+
+    def configure(self, streams: Sequence[Stream]) -> None:
+        self.close()
+        available = threads()
+        numbers = dict.fromkeys(self._devices, 0)
+        for stream in streams:
+            if stream.device not in self._devices:
+                raise VsrtuneError("refused: it is not a device of this bench", where=stream.device)
+            if stream.cpu not in available:
+                raise VsrtuneError(
+                    f"CPU {stream.cpu} has no thread of the packet generator",
+                    where=stream.device,
+                    hint=f"`cpu` may be one of {' '.join(map(str, available))}",
+                )
+            name = f"{stream.device}@{numbers[stream.device]}"
+            numbers[stream.device] += 1
+            _write(_thread(stream.cpu), f"add_device {name}")
+            self._streams[name] = stream
+            for command in commands(stream):
+                _write(f"{DIRECTORY}/{name}", command)
+
+    def run(self, seconds: float, cancel: int) -> tuple[Sent, ...]:
+        if not self._streams:
+            return ()
+        (done, closed) = os.pipe()
+        failed: list[VsrtuneError] = []
+        writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
+        writer.start()
+        bursts = _Bursts(self._streams)
+        until = time.monotonic() + START_DELAY + seconds
+        try:
+            bursts.start()
+            (ready, _, _) = select.select([done, cancel], [], [], START_DELAY + seconds)
+            if done in ready and not failed:
+                self._await_late_ones(until + _LATE, cancel)
+        finally:
+            bursts.stop()
+            _stop(writer)
+            os.close(done)
+        if failed:
+            raise failed[0]
+        if not self._ended():
+            _write(f"{DIRECTORY}/pgctrl", "stop")
+            self._await_late_ones(time.monotonic() + STOP_SECONDS)
+        return tuple(self._result(name) for name in self._streams)
+
+    def close(self) -> None:
+        self._streams = {}
+        for cpu in threads():
+            if _listed(cpu):
+                _write(_thread(cpu), "rem_device_all")
+                _await_empty(cpu)
+
+    def _await_late_ones(self, until: float, *cancel: int) -> None:
+        """Threads that found no CPU for 125 ms begin when `start` has already returned
+        (pktgen_run_all_threads), as if they had ended."""
+        while not self._ended() and (left := until - time.monotonic()) > 0:
+            if select.select(cancel, [], [], min(_LOOK, left))[0]:
+                return
+
+    def _ended(self) -> bool:
+        cpus = {stream.cpu for stream in self._streams.values()}
+        running = {name for cpu in cpus for name in _listed(cpu, _RUNNING)}
+        return all(
+            name not in running and _seconds(self._text(name)) is not None for name in self._streams
+        )
+
+    def _text(self, name: str) -> str:
+        with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
+            return file.read()
+
+    def _result(self, name: str) -> Sent:
+        return parse_result(self._streams[name].key, self._text(name))
+
+
+class _Bursts:
+    """Makes streams pause while pktgen runs: a pause is one long delay between two frames,
+    which pktgen keeps by itself, and as long as the burst before it, however late that
+    ended. So the mean is kept, and what a generator is behind is not made good in a pause.
+    """
+
+    def __init__(self, streams: Mapping[str, Stream]) -> None:
+        self._streams = {name: stream for name, stream in streams.items() if stream.burst}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        if self._streams:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._streams:
+            self._thread.join()
+
+    def _run(self) -> None:
+        # Otherwise the threads that are measured, which may fill all CPUs at real-time
+        # priorities, decide how long bursts and pauses are.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+        burst = min(stream.burst for stream in self._streams.values())
+        begun = time.monotonic() + START_DELAY
+        while not self._end.wait(max(0.0, begun + burst - time.monotonic())):
+            now = time.monotonic()
+            pause = now - begun
+            begun = now + pause
+            for name in self._streams:
+                self._delay(name, pause)
+            # pktgen has begun the pause; the delay after the next frame is a short one again.
+            if self._end.wait(pause / 2):
+                return
+            for name, stream in self._streams.items():
+                self._delay(name, 0.5 / stream.pps)
+
+    def _delay(self, name: str, seconds: float) -> None:
+        with contextlib.suppress(VsrtuneError):
+            _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
+
+
+def commands(stream: Stream) -> list[str]:
+    """What is written to pktgen's file of a stream."""
+    if int(stream.mac.split(":")[0], 16) & 1:
+        raise VsrtuneError("refused: it is a group address, every host would get it",
+                           where=stream.mac)  # fmt: skip
+    if not stream.frames > 0 or not stream.pps > 0:
+        raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
+    pps = 2 * stream.pps if stream.burst else stream.pps
+    delay = min(round(1e9 / pps), _NO_DELAY_LIMIT)
+    if stream.size:
+        size = [f"pkt_size {stream.size}"]
+    else:
+        size = ["imix_weights " + " ".join(f"{size},{weight}" for size, weight in IMIX_WEIGHTS)]
+    return [
+        f"count {stream.frames}",
+        f"delay {delay}",
+        *size,
+        "clone_skb 0",
+        "burst 1",
+        f"dst_mac {stream.mac}",
+        f"src_min {stream.source}",
+        f"src_max {stream.source}",
+        f"dst_min {stream.destination}",
+        f"dst_max {stream.last_destination}",
+        # The upper ends are not themselves used.
+        f"udp_src_min {FIRST_SOURCE_PORT}",
+        f"udp_src_max {FIRST_SOURCE_PORT + stream.source_ports}",
+        f"udp_dst_min {stream.destination_port}",
+        f"udp_dst_max {stream.destination_port + stream.destination_ports}",
+    ]
+
+
+def parse_result(key: str, text: str) -> Sent:
+    """Read a stream's file after a run.
+
+    Whether pktgen counts a frame that the device refused (its peer's backlog was full)
+    as sent or as an error depends on the kernel; it was offered in both cases.
+    """
+    sofar = _SOFAR.search(text)
+    seconds = _seconds(text)
+    if sofar is None or seconds is None:
+        raise VsrtuneError("the packet generator did not run", where=key, hint=text.strip())
+    return Sent(key, int(sofar[1]) + int(sofar[2]), seconds)
+
+
+def _seconds(text: str) -> float | None:
+    """How long a stream ran, or runs by now; None when it has not begun."""
+    times = _TIMES.search(text)
+    if times is None or not int(times[1]) or int(times[2]) < int(times[1]):
+        return None
+    return (int(times[2]) - int(times[1])) / 1e6
+
+
+def threads() -> tuple[int, ...]:
+    """The CPUs that have a pktgen thread. Raises VsrtuneError without pktgen."""
+    try:
+        names = os.listdir(DIRECTORY)
+    except OSError as error:
+        raise VsrtuneError(
+            f"the kernel's packet generator is not there: {error.strerror}", where=DIRECTORY
+        ) from error
+    return tuple(sorted(int(m[1]) for name in names if (m := _THREAD.fullmatch(name))))
+
+
+def parse_thread(text: str, labels: Sequence[str] = _LABELS) -> list[str]:
+    """The devices that a thread's file lists."""
+    found: list[str] = []
+    for line in text.splitlines():
+        for label in labels:
+            if line.startswith(label):
+                found += line.removeprefix(label).split()
+    return found
+
+
+def base(name: str) -> str:
+    """The device of a pktgen entry's name (DEVICE@NUMBER)."""
+    return name.partition("@")[0]
+
+
+def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
+    with open(_thread(cpu), encoding="ascii") as file:
+        return parse_thread(file.read(), labels)
+
+
+def _await_empty(cpu: int) -> None:
+    """A thread removes devices itself, once it has a CPU; the write returns after 100 ms
+    (pktgen_thread_write), and what is added until then would be removed too. Raises
+    VsrtuneError."""
+    until = time.monotonic() + STOP_SECONDS
+    while _listed(cpu):
+        if time.monotonic() > until:
+            raise VsrtuneError(
+                f"the generator's thread found no CPU for {STOP_SECONDS:g} s",
+                where=_thread(cpu),
+                hint="leave CPUs to the generator that no real-time thread keeps busy",
+                lasting=Lasting.TRANSIENT,
+            )
+        time.sleep(_LOOK)
+
+
+def _thread(cpu: int) -> str:
+    return f"{DIRECTORY}/kpktgend_{cpu}"
+
+
+def _start(closed: int, failed: list[VsrtuneError]) -> None:
+    try:
+        _write(f"{DIRECTORY}/pgctrl", "start")  # returns when all have stopped
+    except VsrtuneError as error:
+        failed.append(error)
+    finally:
+        os.close(closed)
+
+
+def _stop(writer: threading.Thread) -> None:
+    # A stop that comes before the threads have begun is lost, so it is repeated.
+    waited = 0.0
+    while writer.is_alive() and waited < STOP_SECONDS:
+        with contextlib.suppress(VsrtuneError):
+            _write(f"{DIRECTORY}/pgctrl", "stop")
+        writer.join(0.2)
+        waited += 0.2
+    if writer.is_alive():
+        raise VsrtuneError("the packet generator does not stop", where=DIRECTORY)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"{text}\n".encode("ascii"))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise VsrtuneError(f"{text!r}: {error.strerror}", where=path) from error
+
+
+NAMESPACES = "/run/netns"
+
+_CLONE_NEWNET = 0x40000000
+_NAME = re.compile(r"[^/\s]+")
+
+
+def exists(name: str) -> bool:
+    """Whether there is a namespace of that name."""
+    return os.path.exists(f"{NAMESPACES}/{name}")
+
+
+def enter(name: str) -> None:
+    """Move the calling thread, and the threads and processes it then starts, there.
+
+    /proc/net of a process is its first thread's, so a program enters before it does
+    anything else, in its main thread. /sys stays as it was. Raises VsrtuneError.
+    """
+    if _NAME.fullmatch(name) is None or name in (".", ".."):
+        raise VsrtuneError(f"{name!r} is no name of a network namespace")
+    try:
+        descriptor = os.open(f"{NAMESPACES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise VsrtuneError(
+            f"there is no network namespace {name!r}",
+            where=f"{NAMESPACES}/{name}",
+            hint="`ip netns list` shows those there are",
+        ) from error
+    try:
+        # os.setns came with Python 3.12.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(ctypes.c_int(descriptor), ctypes.c_int(_CLONE_NEWNET)) != 0:
+            what = os.strerror(ctypes.get_errno())
+            raise VsrtuneError(f"cannot enter the network namespace: {what}", where=name)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,192 @@
+"""Latency probes: single frames with a number in them, timed by the kernel at both ends.
+
+They are built and read by packet sockets, so the ends need no addresses or routes.
+Sending is timed by the driver as it hands the frame over (SO_TIMESTAMPING), receiving
+as the frame enters the stack. Reading both happens after the traffic, so that the only
+work while it flows is a few sends. The sink drops what it counts before these sockets
+look at a frame, so measured frames are not slowed; probes pass it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import math
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vsrtune.bench.spec.model import Latency
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import VsrtuneError
+
+PORT = 19999
+_SOURCE_PORT = 1023
+_MAGIC = b"vsrtune\0"
+_SIZE = 60
+_ETH_P_IP = 0x0800
+
+# asm-generic/socket.h and linux/net_tstamp.h; the socket module lacks them.
+_SO_RCVBUFFORCE = 33
+_SO_TIMESTAMPNS = 35
+_SO_TIMESTAMPING = 37
+_TX_SOFTWARE = 1 << 1
+_REPORT_SOFTWARE = 1 << 4
+_ROOM = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLeg:
+    """A way that probes go."""
+
+    mac: str
+    source: str
+    destination: str
+
+
+def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> bytes:
+    """A probe: Ethernet, IPv4, UDP, and our mark with the run and the number. Flows differ
+    by their source ports."""
+    data = _MAGIC + struct.pack("!II", run, number)
+    data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
+    udp = struct.pack("!HHHH", _SOURCE_PORT - flow, PORT, 8 + len(data), 0)
+    head = struct.pack(
+        "!BBHHHBBH4s4s", 0x45, 0, 28 + len(data), 0, 0, 64, socket.IPPROTO_UDP, 0,
+        ipaddress.IPv4Address(leg.source).packed, ipaddress.IPv4Address(leg.destination).packed,
+    )  # fmt: skip
+    total = sum(struct.unpack("!10H", head))
+    total = (total & 0xFFFF) + (total >> 16)
+    total = (total & 0xFFFF) + (total >> 16)
+    head = head[:10] + struct.pack("!H", ~total & 0xFFFF) + head[12:]
+    mac = bytes.fromhex(leg.mac.replace(":", ""))
+    return mac + own_mac + struct.pack("!H", _ETH_P_IP) + head + udp + data
+
+
+def number_of(data: bytes, run: int) -> int | None:
+    """The number of a probe of this run; None for any other frame."""
+    at = data.find(_MAGIC)
+    if at < 0 or len(data) < at + len(_MAGIC) + 8:
+        return None
+    (its_run, number) = struct.unpack_from("!II", data, at + len(_MAGIC))
+    return int(number) if its_run == run else None
+
+
+class _Packets(Closing):
+    """A packet socket of one device."""
+
+    def __init__(self, device: str, protocol: int) -> None:
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
+            self.socket.bind((device, protocol))
+        except OSError as error:
+            self.socket.close()
+            raise VsrtuneError(f"cannot probe: {error.strerror}", where=device) from error
+        self.socket.setblocking(False)
+
+    def _drain(self, run: int, flags: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                (data, notes, _, _) = self.socket.recvmsg(2048, 512, flags)
+                number = number_of(data, run)
+                stamp = _stamp(notes)
+                if number is not None and stamp is not None:
+                    found[number] = stamp
+        return found
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Receiver(_Packets):
+    """Collects probes at a device, from when it is made."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device, _ETH_P_IP)
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+    def received(self, run: int) -> dict[int, int]:
+        """Numbers of the probes of this run that came since the last call, and when
+        (nanoseconds of the realtime clock)."""
+        return self._drain(run, 0)
+
+
+class Sender(_Packets):
+    """Sends probes from a device."""
+
+    def __init__(self, device: str) -> None:
+        # Protocol 0 receives nothing.
+        super().__init__(device, 0)
+        self._mac: bytes = self.socket.getsockname()[4]
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE)
+
+    def send(self, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> int | None:
+        """Send one; the time just before, in nanoseconds, or None when the device
+        did not take it."""
+        data = frame(self._mac, leg, run, number, flow)
+        now = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        try:
+            self.socket.send(data)
+        except (BlockingIOError, OSError):
+            return None
+        return now
+
+    def sent(self, run: int) -> dict[int, int]:
+        """When the driver took those sent since the last call; drivers without time
+        stamps tell nothing."""
+        return self._drain(run, socket.MSG_ERRQUEUE)
+
+
+def send_at_rate(
+    sender: Sender,
+    legs: Sequence[ProbeLeg],
+    run: int,
+    rate: float,
+    count: int,
+    stop: Any,
+    flows: int = 1,
+) -> dict[int, int]:
+    """Send ``count`` probes over the legs in turn, of so many flows in turn, ``rate`` a
+    second, until the Event ``stop`` is set. Returns when each left, in nanoseconds."""
+    times: dict[int, int] = {}
+    begin = time.monotonic()
+    for number in range(count):
+        if stop.wait(max(0.0, begin + number / rate - time.monotonic())):
+            break
+        now = sender.send(legs[number % len(legs)], run, number, number % flows)
+        if now is not None:
+            times[number] = now
+        times.update(sender.sent(run))
+    times.update(sender.sent(run))
+    return times
+
+
+def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
+    """Percentiles (nearest rank) of the probes that came; None when none was sent.
+
+    Where nothing came there are no percentiles: they are 0, and ``lost`` equals ``sent``.
+    """
+    if not sent:
+        return None
+    times = sorted((received[n] - sent[n]) / 1e9 for n in sent if n in received)
+    lost = len(sent) - len(times)
+    (p50, p90, p99) = (_rank(times, share) for share in (0.50, 0.90, 0.99))
+    return Latency(len(sent), lost, p50, p90, p99)
+
+
+def _rank(times: Sequence[float], share: float) -> float:
+    return times[max(0, math.ceil(share * len(times)) - 1)] if times else 0.0
+
+
+def _stamp(notes: Iterable[tuple[int, int, bytes]]) -> int | None:
+    for level, kind, data in notes:
+        stamps = (_SO_TIMESTAMPNS, _SO_TIMESTAMPING)
+        if level == socket.SOL_SOCKET and kind in stamps and len(data) >= 16:
+            (seconds, nanoseconds) = struct.unpack_from("@ll", data)
+            if seconds:
+                return int(seconds * 1_000_000_000 + nanoseconds)
+    return None

@@ -1,0 +1,147 @@
+"""Agents as the bench sees them: processes here, or on another host over ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import vsrtune
+from vsrtune.core.closing import Closing
+from vsrtune.core.errors import Lasting, VsrtuneError
+
+# For an answer to what is not traffic; a remote login, or a host under load, is slow.
+ANSWER_SECONDS = 60.0
+CLOSE_SECONDS = 15.0
+
+_SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "--")
+_REMOTE = "python3 -P -m vsrtune.bench.traffic.agent"
+
+
+def command(host: str | None) -> list[str]:
+    """What starts an agent, as an argument list."""
+    if host is None:
+        # -P: never a package that lies in the directory we happen to be in.
+        return [sys.executable, "-P", "-m", "vsrtune.bench.traffic.agent"]
+    if host.startswith("-"):
+        raise VsrtuneError("not a host", where=host)
+    root = f'if [ "$(id -u)" = 0 ]; then exec {_REMOTE}; else exec sudo -n {_REMOTE}; fi'
+    return [*_SSH, host, root]
+
+
+class AgentProcess(Closing):
+    """One agent. Use as a context manager, or ``close``."""
+
+    def __init__(self, host: str | None = None) -> None:
+        """Start it. Raises VsrtuneError when the program cannot be run."""
+        self.where = host or "agent"
+        self._pending = b""
+        self._asked = 0
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = str(Path(vsrtune.__file__).parents[1])
+        try:
+            # A session of its own: Ctrl-C is for the bench, which then ends the agent.
+            self._process = subprocess.Popen(
+                command(host),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise VsrtuneError(
+                f"cannot start the agent: {error.strerror}", where=self.where
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, operation: str, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
+        """The result of one operation. Raises VsrtuneError."""
+        self.begin(operation, **arguments)
+        return self.finish(timeout)
+
+    def begin(self, operation: str, **arguments: Any) -> None:
+        """Ask, without waiting for the answer. Traffic that flows is ended by it."""
+        assert self._process.stdin is not None
+        self._asked += 1
+        line = json.dumps({"id": self._asked, "op": operation, **arguments}).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._process.stdin.write(line) or 0 :]
+        except OSError:
+            raise self._ended() from None
+
+    def finish(self, timeout: float = ANSWER_SECONDS) -> Any:
+        """The answer to what was asked last. Raises VsrtuneError."""
+        answer: Mapping[str, Any] = json.loads(self._line(timeout))
+        # Those before are of questions whose asker was interrupted.
+        while answer["id"] != self._asked:
+            answer = json.loads(self._line(timeout))
+        if "error" in answer:
+            error = answer["error"]
+            where = error["where"]
+            if self.where != "agent":
+                where = f"{self.where}: {where}" if where else self.where
+            raise VsrtuneError(error["what"], where=where, hint=error["hint"])
+        return answer["result"]
+
+    def close(self) -> None:
+        """End it in order; by force when it does not end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _line(self, timeout: float) -> bytes:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        end = time.monotonic() + timeout
+        while b"\n" not in self._pending:
+            (ready, _, _) = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                # A late answer would be taken for that of the next request.
+                self._process.kill()
+                raise VsrtuneError(
+                    f"the agent did not answer within {timeout:g} s",
+                    where=self.where,
+                    lasting=Lasting.TRANSIENT,
+                )
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                raise self._ended()
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _ended(self) -> VsrtuneError:
+        assert self._process.stderr is not None
+        said = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2.0)
+            said = self._process.stderr.read().decode(errors="replace").strip()
+        last = said.splitlines()[-1] if said else "it said nothing"
+        return VsrtuneError(
+            f"the agent ended: {last}",
+            where=self.where,
+            hint="vsrtune must be installed there, and root or `sudo -n` be allowed"
+            if self.where != "agent"
+            else "",
+        )

@@ -1,0 +1,180 @@
+"""What is sent for a load: one stream for each leg, told apart by UDP ports.
+
+Every stream owns a block of destination ports, so the sink knows the router and the
+direction of a frame by its source address and destination port. Flows are source ports.
+pktgen moves both ports (and the destination address) on by one with every frame, each
+in its own circle: as many different frames come as the least common multiple of the
+circles. More flows than there are source ports therefore need a second circle, of
+destination ports, whose length has no factor in common with the first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, gcd
+from typing import Literal
+
+from vsrtune.bench.spec.model import Leg, Load, Router, Spec
+from vsrtune.core.errors import VsrtuneError
+
+FIRST_SOURCE_PORT = 1024
+SOURCE_PORTS = 65535 - FIRST_SOURCE_PORT
+# Above the ports that connection tracking has helpers for.
+FIRST_DESTINATION_PORT = 20000
+PORT_BLOCK = 64
+MAX_STREAMS = (65535 - FIRST_DESTINATION_PORT) // PORT_BLOCK
+# Flows are counted one by one up to here.
+COUNTED_FLOWS = 16
+
+Direction = Literal["forth", "back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What one leg is sent. ``key`` is "router/forth" or "router/back"; ``device`` sends,
+    by the pktgen thread of ``cpu``. ``frames`` at ``pps``; ``size`` 0 means IMIX.
+    ``source_ports`` from FIRST_SOURCE_PORT, ``destination_ports`` from
+    ``destination_port``."""
+
+    key: str
+    device: str
+    cpu: int
+    mac: str
+    source: str
+    destination: str
+    destinations: int
+    size: int
+    source_ports: int
+    destination_port: int
+    destination_ports: int
+    pps: float
+    frames: int
+    # Seconds of twice the rate, and as many of a pause; 0 for an even rate.
+    burst: float = 0.0
+
+    @property
+    def last_destination(self) -> str:
+        return str(ipaddress.IPv4Address(self.destination) + (self.destinations - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the sink tells apart: frames from ``source`` to ``destination_port``, of one
+    ``source_port`` unless that is None. ``key`` is a stream's, ``flow`` its number, or
+    None where flows are not counted one by one."""
+
+    key: str
+    flow: int | None
+    source: str
+    destination_port: int
+    source_port: int | None
+
+
+def circles(flows: int) -> tuple[int, int]:
+    """Lengths of the circles of source and destination ports for so many flows.
+
+    Up to SOURCE_PORTS the first alone does. Beyond, where no two fitting factors give
+    the very number, the nearest greater one is taken.
+    """
+    if flows <= SOURCE_PORTS:
+        return flows, 1
+    best: tuple[int, int, int] | None = None
+    for second in range(ceil(flows / SOURCE_PORTS), PORT_BLOCK + 1):
+        first = ceil(flows / second)
+        while gcd(first, second) != 1:
+            first += 1
+        if first <= SOURCE_PORTS and (best is None or first * second < best[0]):
+            best = (first * second, first, second)
+    if best is None:
+        raise VsrtuneError(f"{flows} flows are more than can be told apart")
+    return best[1], best[2]
+
+
+def legs(spec: Spec) -> tuple[tuple[Router, Direction, Leg], ...]:
+    """Every leg that is sent on, in a fixed order."""
+    found: list[tuple[Router, Direction, Leg]] = []
+    for router in spec.routers:
+        found.append((router, "forth", router.forth))
+        if router.back is not None and spec.traffic.bidirectional:
+            found.append((router, "back", router.back))
+    if len(found) > MAX_STREAMS:
+        raise VsrtuneError(f"{len(found)} streams, but at most {MAX_STREAMS} can be told apart")
+    return tuple(found)
+
+
+def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
+    """The streams of a load. A router's rate is shared equally by its legs. Raises
+    VsrtuneError for a router the spec does not have, or a rate below zero."""
+    names = {router.name for router in spec.routers}
+    for name, pps in load.pps.items():
+        if name not in names or pps < 0:
+            raise VsrtuneError(f"cannot send {pps:g} frames per second to {name!r}")
+    every = legs(spec)
+    size = spec.traffic.size if load.size is None else load.size
+    shares = {r.name: sum(1 for other, _, _ in every if other is r) for r in spec.routers}
+    rates = [load.pps.get(router.name, 0.0) / shares[router.name] for router, _, _ in every]
+    counts = _counts(rates, load)
+    source_ports, destination_ports = circles(spec.traffic.flows)
+    found = []
+    for number, (router, direction, leg) in enumerate(every):
+        if counts[number] == 0:
+            continue
+        end = spec.left if direction == "forth" else spec.right
+        found.append(
+            Stream(
+                key=f"{router.name}/{direction}",
+                device=end.device,
+                cpu=end.cpu,
+                mac=leg.mac,
+                source=leg.source,
+                destination=leg.destination,
+                destinations=spec.traffic.destinations,
+                size=0 if size == "imix" else size,
+                source_ports=source_ports,
+                destination_port=FIRST_DESTINATION_PORT + PORT_BLOCK * number,
+                destination_ports=destination_ports,
+                pps=rates[number],
+                frames=counts[number],
+                burst=spec.traffic.burst,
+            )
+        )
+    return tuple(found)
+
+
+def counted(spec: Spec) -> dict[Direction, list[Counted]]:
+    """What the sink tells apart, by direction: forth is counted at the right end."""
+    flows = spec.traffic.flows
+    _, destination_ports = circles(flows)
+    found: dict[Direction, list[Counted]] = {"forth": [], "back": []}
+    for number, (router, direction, leg) in enumerate(legs(spec)):
+        key = f"{router.name}/{direction}"
+        first = FIRST_DESTINATION_PORT + PORT_BLOCK * number
+        if 1 < flows <= COUNTED_FLOWS:
+            found[direction] += [
+                Counted(key, flow, leg.source, first, FIRST_SOURCE_PORT + flow)
+                for flow in range(flows)
+            ]
+        else:
+            found[direction] += [
+                Counted(key, None if flows > 1 else 0, leg.source, first + port, None)
+                for port in range(destination_ports)
+            ]
+    return found
+
+
+def _counts(rates: Sequence[float], load: Load) -> list[int]:
+    """Frames of each stream. Rounded so that they add up: what rounding took from one
+    stream, the next ones get."""
+    total = sum(rates)
+    if total <= 0:
+        return [0] * len(rates)
+    seconds = load.seconds if load.frames is None else load.frames / total
+    found = []
+    owed = given = 0.0
+    for rate in rates:
+        owed += rate * seconds
+        found.append(round(owed - given))
+        given += found[-1]
+    return found
