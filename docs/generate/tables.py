@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vsrtune.cli.doctor import traps
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.doctor.checks import traps
 from vsrtune.policy.schema import SCHEMA
 from vsrtune.views.metric_families import FAMILIES
 

@@ -15,7 +15,7 @@ sys.path += [str(REPO), str(REPO / "tests/unit")]
 import recorded_state  # noqa: E402
 
 from vsrtune.daemon import http  # noqa: E402
-from vsrtune.views.metric_families import Metrics  # noqa: E402
+from vsrtune.daemon.http import Metrics  # noqa: E402
 
 # The same on every day: 2026-10-26 10:00:00 UTC.
 WHEN = 1793008800.0

@@ -30,6 +30,7 @@ from synthetic import Synthetic
 from treeops import TreeOps
 
 from vsrtune.cli.daemon import rarely
+from vsrtune.daemon.http import exposition
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, TURNS, Look
@@ -37,7 +38,6 @@ from vsrtune.execute.journal import Journal
 from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
-from vsrtune.views.metric_families import exposition
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "scale.md"
 SIZES = (10, 100, 1000)

@@ -28,10 +28,10 @@ import picture  # noqa: E402
 from monitored_state import state  # noqa: E402
 from prometheus_tools import Api, asked, dashboard, program, running  # noqa: E402
 
+from vsrtune.daemon.http import exposition  # noqa: E402
 from vsrtune.daemon.journald import LOGGER  # noqa: E402
 from vsrtune.model.daemon_state import State  # noqa: E402
 from vsrtune.model.guest import Guest  # noqa: E402
-from vsrtune.views.metric_families import exposition  # noqa: E402
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.doctor.checks import OF_MODULE
+from vsrtune.cli.doctor import OF_MODULE
 from vsrtune.doctor.facts.module import loaded_module, lockdown, module_file, secure_boot
 from vsrtune.doctor.model import Level, run
 from vsrtune.doctor.module_checks import (

@@ -24,12 +24,13 @@ from planning_samples import (
     with_cpusets,
 )
 
+from vsrtune.cli.doctor import OF_HOST, check_all, traps
 from vsrtune.cli.main import run as command
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.doctor import guest_checks, host_checks
-from vsrtune.doctor.checks import OF_HOST, check_all, traps
-from vsrtune.doctor.facts.host import parse_flags, parse_softnet, read_facts
+from vsrtune.doctor.facts.host import parse_flags, read_facts
 from vsrtune.doctor.model import Case, DeviceState, Facts, Level, Opener, exit_code, run
+from vsrtune.host.netdev import parse_softnet
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass
 from vsrtune.model.host import Competitor, DeadlineCpu, Host

@@ -12,6 +12,7 @@ import shell_samples as samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.daemon import http
 from vsrtune.model.daemon_state import BUCKETS, GuestState, State, Totals
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.views import metric_families
@@ -37,7 +38,7 @@ def tuned_state(name: str = "vr1") -> State:
 
 def samples_of(state: State) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     found = {}
-    text = metric_families.exposition(state)
+    text = http.exposition(state)
     for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
         for sample in family.samples:
             found[sample.name, frozenset(sample.labels.items())] = sample.value
@@ -149,7 +150,7 @@ def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
 
 
 def test_before_the_first_pass_every_family_is_announced() -> None:
-    text = metric_families.exposition(State())
+    text = http.exposition(State())
     for family in metric_families.FAMILIES.values():
         assert f"# HELP {family.exposed} " in text
 
@@ -182,7 +183,7 @@ def test_documentation_lists_exactly_these_metrics() -> None:
 
 
 def test_a_scrape_sees_the_latest_update_and_only_whole_ones() -> None:
-    served = metric_families.Metrics()
+    served = http.Metrics()
     done = threading.Event()
 
     def flip() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.daemon.events.polling import Patrol
+from vsrtune.daemon.events.kernel import Patrol
 from vsrtune.model.host import Irq, Nic
 from vsrtune.model.snapshot import Snapshot
 

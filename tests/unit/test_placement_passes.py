@@ -11,6 +11,7 @@ from fake_host import FakeHost
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.daemon.http import exposition
 from vsrtune.daemon.load_tracker import WHOLE, LoadKeeper
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
@@ -19,7 +20,6 @@ from vsrtune.observe import load as load_module
 from vsrtune.observe.load import LoadMeter
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.views.metric_families import exposition
 
 SECOND = 10**9
 LISTED = 'guest: "*"\ncpus:\n  irq: 0\n  vcpu: 1\n  vhost: 1\n'

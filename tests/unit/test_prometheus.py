@@ -11,7 +11,7 @@ from monitored_state import state
 from prometheus_tools import MONITORING, Api, asked, dashboard, free_port, running, wait_for
 
 from vsrtune.daemon import http
-from vsrtune.views.metric_families import Metrics
+from vsrtune.daemon.http import Metrics
 
 
 @pytest.fixture(scope="module")

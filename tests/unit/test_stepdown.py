@@ -14,7 +14,7 @@ from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.daemon import queue_controller
+from vsrtune.daemon import http, queue_controller
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
@@ -26,7 +26,7 @@ from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.lowering import lowered, next_level
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.views import metric_families, tables
+from vsrtune.views import tables
 from vsrtune.views.page_data import status_page
 from vsrtune.views.page_model import DEGRADED
 
@@ -255,7 +255,7 @@ def test_metrics_and_page_tell(passes: Reconciler) -> None:
     passes.step_down("vr1", WHY)
     passes.run()
     state = replace(passes.state, starved=(Starved(17, "ksoftirqd/1", 1, "vr1", True),))
-    lines = metric_families.exposition(state).splitlines()
+    lines = http.exposition(state).splitlines()
     assert 'vsrtune_guest_step_level{domain="vr1",source="libvirt"} 1.0' in lines
     assert "vsrtune_step_downs_total 1.0" in lines
     assert 'vsrtune_starved_threads{cpu="1",domain="vr1"} 1.0' in lines

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import shell_samples as samples
 
-from vsrtune.daemon.events.links import concerned, devices, settings, unclaimed
+from vsrtune.daemon.events.kernel import concerned, devices, settings, unclaimed
 from vsrtune.daemon.scope import FULL, NOTHING, Look
 from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot

@@ -116,11 +116,11 @@ def daemon(
     from vsrtune.daemon import http, systemd
     from vsrtune.daemon.attachments import AttachKeeper
     from vsrtune.daemon.events import libvirt
-    from vsrtune.daemon.events.links import LinkEvents
+    from vsrtune.daemon.events.kernel import LinkEvents, Patrol
     from vsrtune.daemon.events.policy_files import PolicyWatch
-    from vsrtune.daemon.events.polling import Patrol
     from vsrtune.daemon.guard.aside import Aside
     from vsrtune.daemon.guard.guard import Guard
+    from vsrtune.daemon.http import Metrics
     from vsrtune.daemon.loop import Daemon, Timing
     from vsrtune.daemon.queue_controller import STARVED_PATH, QueueKeeper, write_status
     from vsrtune.daemon.reconciler import Reconciler
@@ -133,7 +133,6 @@ def daemon(
     from vsrtune.observe.load import LoadMeter
     from vsrtune.observe.observer import live_observer
     from vsrtune.policy.matching import Scope, scope
-    from vsrtune.views.metric_families import Metrics
 
     notifier = systemd.from_environment()
     with Journal.open(journal, boot_id()) as opened:

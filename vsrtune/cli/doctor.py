@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from vsrtune.cli.options import attach_ledger_option, json_option, options, root_option, uri_option
+from vsrtune.doctor import guest_checks, host_checks, module_checks
+from vsrtune.doctor.model import Case, Check, Finding, run
 
 if TYPE_CHECKING:
     from vsrtune.doctor.model import Case, Finding
@@ -29,7 +32,6 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
     be read.
     """
     from vsrtune.core.codec import encode
-    from vsrtune.doctor.checks import check_all
     from vsrtune.doctor.model import exit_code, worst
 
     case = _case(root, uri)
@@ -81,3 +83,27 @@ def _print(findings: tuple[Finding, ...]) -> None:
     ]
     title = ", ".join(told) if told else "No problem found."
     render.show([Table(title, ("", "check", "found", "what to do", "seen in"), rows)])
+
+
+OF_HOST: tuple[Check[Case], ...] = (*host_checks.CHECKS, *guest_checks.CHECKS)
+OF_MODULE = module_checks.CHECKS
+
+
+def traps() -> list[tuple[str, str]]:
+    """Name of each check and what it looks for, for the reference."""
+    host = [(check.name, check.trap) for check in OF_HOST]
+    return host + [(check.name, check.trap) for check in OF_MODULE]
+
+
+def check_all(case: Case, seen: module_checks.Seen | None) -> tuple[Finding, ...]:
+    """Every finding, what matters most first. ``seen`` is None on a recorded host, of which
+    nobody knows the module."""
+    found = run(OF_HOST, case)
+    if seen is not None:
+        found += run(OF_MODULE, seen)
+    return in_order(found)
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors, warnings, what to know, what is fine; each in the order of the checks."""
+    return tuple(sorted(findings, key=lambda found: -found.level.rank))

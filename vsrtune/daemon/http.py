@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from socketserver import ThreadingMixIn
@@ -25,7 +25,7 @@ from prometheus_client import make_wsgi_app
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.daemon_state import State
-from vsrtune.views.metric_families import Metrics
+from vsrtune.views.metric_families import families
 from vsrtune.views.page_data import status_page
 from vsrtune.views.page_html import html, policy
 from vsrtune.views.page_model import StatusPage
@@ -206,3 +206,53 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
             hint="choose another address with --metrics, or --metrics off",
         ) from None
     threading.Thread(target=listening.serve_forever, name="web", daemon=True).start()
+
+
+class Metrics:
+    """Holds the latest State and gives it to scrapes; ``update`` may race with them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = State()
+        self._refused = 0
+
+    def update(self, state: State) -> None:
+        """Replace what the next scrape reports."""
+        with self._lock:
+            self._state = state
+
+    @property
+    def state(self) -> State:
+        """The latest State; the same object until the next ``update``."""
+        with self._lock:
+            return self._state
+
+    def describe(self) -> list[Any]:
+        """Nothing to check at registration: names are fixed in FAMILIES."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The families of the latest State (prometheus_client's collector interface)."""
+        return iter(families(self.state, self._refused))
+
+    def refused_connection(self) -> None:
+        """Count a connection that was closed unanswered."""
+        with self._lock:
+            self._refused += 1
+
+    def registry(self) -> CollectorRegistry:
+        """A registry of our own: no process or platform metrics in between."""
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
+        registry.register(self)  # type: ignore[arg-type]
+        return registry
+
+
+def exposition(state: State) -> str:
+    """The text a scrape of ``state`` would get."""
+    from prometheus_client import generate_latest
+
+    metrics = Metrics()
+    metrics.update(state)
+    return generate_latest(metrics.registry()).decode()

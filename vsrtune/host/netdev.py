@@ -348,3 +348,15 @@ class NetReader:
             names=names,
             lowers=tuple(sorted(n.removeprefix("lower_") for n in names if n[:6] == "lower_")),
         )
+
+
+def parse_softnet(text: str) -> tuple[tuple[int, int], ...]:
+    """CPU and frames its backlog dropped, of /proc/net/softnet_stat: hexadecimal columns, the
+    second is drops, the thirteenth the CPU (5.10 and later, else one line a CPU)."""
+    found = []
+    for number, line in enumerate(text.splitlines()):
+        columns = line.split()
+        if len(columns) > 1:
+            cpu = int(columns[12], 16) if len(columns) > 12 else number
+            found.append((cpu, int(columns[1], 16)))
+    return tuple(found)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vsrtune.doctor.facts.host import parse_softnet
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import parse_counts
-from vsrtune.host.netdev import CLASS, Device, NetReader
+from vsrtune.host.netdev import CLASS, Device, NetReader, parse_softnet
 from vsrtune.host.procfs import run_ns
 from vsrtune.model.guest import DATA_PLANE, Guest, Interface, SchedClass, Thread
 from vsrtune.model.load import CpuTimes, Crew, DropPlace, HostSample, QueueSample

@@ -5,9 +5,8 @@ FAMILIES is the list that docs/metrics.md explains; a test compares the two.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from vsrtune.plan.adaptive_queue import Phase
 from vsrtune.views import module_metrics
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    pass
 
 _THREAD = ("domain", "role", "vcpu", "target_device", "queue", "tid")
 _INTERFACE = ("domain", "target_device")
@@ -231,56 +230,6 @@ FAMILIES = {
         ),
     )
 }
-
-
-class Metrics:
-    """Holds the latest State and gives it to scrapes; ``update`` may race with them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._state = State()
-        self._refused = 0
-
-    def update(self, state: State) -> None:
-        """Replace what the next scrape reports."""
-        with self._lock:
-            self._state = state
-
-    @property
-    def state(self) -> State:
-        """The latest State; the same object until the next ``update``."""
-        with self._lock:
-            return self._state
-
-    def describe(self) -> list[Any]:
-        """Nothing to check at registration: names are fixed in FAMILIES."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        """The families of the latest State (prometheus_client's collector interface)."""
-        return iter(families(self.state, self._refused))
-
-    def refused_connection(self) -> None:
-        """Count a connection that was closed unanswered."""
-        with self._lock:
-            self._refused += 1
-
-    def registry(self) -> CollectorRegistry:
-        """A registry of our own: no process or platform metrics in between."""
-        from prometheus_client import CollectorRegistry
-
-        registry = CollectorRegistry()
-        registry.register(self)  # type: ignore[arg-type]
-        return registry
-
-
-def exposition(state: State) -> str:
-    """The text a scrape of ``state`` would get."""
-    from prometheus_client import generate_latest
-
-    metrics = Metrics()
-    metrics.update(state)
-    return generate_latest(metrics.registry()).decode()
 
 
 def families(state: State, refused: int = 0) -> list[Any]:

@@ -13,10 +13,10 @@ from vsrtune.bench.cleanup.ledger import Ledger
 from vsrtune.bench.measure import counters, threads
 from vsrtune.bench.measure.accounting import Counts, Effort, account
 from vsrtune.bench.spec.model import Endpoint, Latency, Load, Spec, Trial
+from vsrtune.bench.spec.streams import Direction, Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
 from vsrtune.bench.traffic.remote import ANSWER_SECONDS, AgentProcess
-from vsrtune.bench.traffic.streams import Direction, Stream, counted, streams
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id

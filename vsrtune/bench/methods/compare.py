@@ -30,8 +30,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from vsrtune.bench.measure.aggregate import MethodRun, point
 from vsrtune.bench.methods import methods
+from vsrtune.bench.methods.aggregate import MethodRun, point
 from vsrtune.bench.methods.methods import SEARCHES, Estimate
 from vsrtune.bench.methods.schedule import rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from vsrtune.bench.measure.aggregate import MethodRun, point, spread_of
+from vsrtune.bench.methods.aggregate import MethodRun, point, spread_of
 from vsrtune.bench.methods.schedule import each_in_turn
 from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial

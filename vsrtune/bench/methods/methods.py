@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vsrtune.bench.measure.aggregate import MethodRun, even_load, point, spread_of
 from vsrtune.bench.methods import fairness, rate_search
+from vsrtune.bench.methods.aggregate import MethodRun, even_load, point, spread_of
 from vsrtune.bench.methods.schedule import each_in_turn
 from vsrtune.bench.spec.model import Load, Spec, Trial
 from vsrtune.core.errors import VsrtuneError

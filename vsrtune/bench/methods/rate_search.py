@@ -21,7 +21,7 @@ import math
 from statistics import fmean
 from typing import Any
 
-from vsrtune.bench.measure.aggregate import MethodRun, even_load, fell_short, spread_of
+from vsrtune.bench.methods.aggregate import MethodRun, even_load, fell_short, spread_of
 from vsrtune.bench.methods.search import Answer, Ask, highest
 from vsrtune.bench.spec.model import Spec, Trial
 

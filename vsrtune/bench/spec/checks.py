@@ -7,7 +7,7 @@ from typing import Any
 
 from vsrtune.bench.spec.model import Configuration, Leg, Method, Spec, Tuning
 from vsrtune.bench.spec.schema import MAX_PPS
-from vsrtune.bench.traffic.streams import COUNTED_FLOWS
+from vsrtune.bench.spec.streams import COUNTED_FLOWS
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.policy.validation import line_of

@@ -22,11 +22,11 @@ from typing import Any
 
 from vsrtune import __version__
 from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
 from vsrtune.bench.traffic.pktgen import Generator
 from vsrtune.bench.traffic.probe import ProbeLeg
 from vsrtune.bench.traffic.sink import Sink
-from vsrtune.bench.traffic.streams import Counted, Stream
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import boot_id
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vsrtune.bench.spec.model import IMIX_WEIGHTS
-from vsrtune.bench.traffic.streams import FIRST_SOURCE_PORT, Stream
+from vsrtune.bench.spec.streams import FIRST_SOURCE_PORT, Stream
 from vsrtune.core.errors import Lasting, VsrtuneError
 
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vsrtune.bench.traffic.streams import Counted
+from vsrtune.bench.spec.streams import Counted
 from vsrtune.core.errors import VsrtuneError
 
 TABLE = "vsrtune_bench"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor.model import DeviceState, Facts, Opener
 from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import parse_softnet
 from vsrtune.host.scheduler import read_books
 from vsrtune.model.guest import Interface
 from vsrtune.model.snapshot import Snapshot
@@ -35,18 +36,6 @@ def read_facts(root: HostRoot, snapshot: Snapshot) -> Facts:
         openers=_openers(root, snapshot),
         books=read_books(root, snapshot.host.online, totals=True),
     )
-
-
-def parse_softnet(text: str) -> tuple[tuple[int, int], ...]:
-    """CPU and frames its backlog dropped, of /proc/net/softnet_stat: hexadecimal columns, the
-    second is drops, the thirteenth the CPU (5.10 and later, else one line a CPU)."""
-    found = []
-    for number, line in enumerate(text.splitlines()):
-        columns = line.split()
-        if len(columns) > 1:
-            cpu = int(columns[12], 16) if len(columns) > 12 else number
-            found.append((cpu, int(columns[1], 16)))
-    return tuple(found)
 
 
 def parse_flags(text: str) -> bool:
