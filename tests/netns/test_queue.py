@@ -14,7 +14,7 @@ from pathlib import Path
 from nethelp import ip
 
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.observe.samples import Sampler, Watched
+from vsrtune.observe.samples import SampledGuests, Sampler
 
 NET = Path("/sys/class/net")
 
@@ -28,7 +28,7 @@ def test_samples_tell_what_came_what_found_the_ring_full_and_what_was_sent(
     os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(int(major), int(minor)))
     ip("link", "set", macvtap, "txqueuelen", "20")
     here = (os.getpid(), os.getpid())
-    where = Watched((macvtap,), (here,), ())
+    where = SampledGuests((macvtap,), (here,), ())
     sampler = Sampler(LiveRoot())
     tap = os.open(node, os.O_RDWR | os.O_NONBLOCK)
     try:

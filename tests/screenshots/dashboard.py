@@ -30,7 +30,7 @@ from prometheus_tools import Api, asked, dashboard, program, running  # noqa: E4
 
 from vsrtune.daemon.http import exposition  # noqa: E402
 from vsrtune.daemon.journald import LOGGER  # noqa: E402
-from vsrtune.model.daemon_state import State  # noqa: E402
+from vsrtune.model.daemon_state import DaemonState  # noqa: E402
 from vsrtune.model.guest import Guest  # noqa: E402
 
 matplotlib.use("Agg")
@@ -43,7 +43,7 @@ _TABLE = ("domain", "role", "vcpu", "target_device", "class", "cpus")
 _PERCENT, _PER_SECOND = "percentunit", "pps"
 
 
-def at(first: State, step: int, now: float) -> State:
+def at(first: DaemonState, step: int, now: float) -> DaemonState:
     """The host after so many steps: threads work, overload begins after a third of the time,
     and somebody's change was put right after half of it."""
     assert first.snapshot is not None
@@ -77,7 +77,7 @@ def at(first: State, step: int, now: float) -> State:
     return replace(first, snapshot=snapshot, totals=totals, budgets=budgets, last_pass=now - 3)
 
 
-def history(first: State, end: float) -> str:
+def history(first: DaemonState, end: float) -> str:
     """OpenMetrics: every family once, with all its samples."""
     families: dict[str, list[str]] = {}
     heads: dict[str, str] = {}

@@ -18,9 +18,9 @@ from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError
 from vsrtune.attach.overlays import OutOfReachError
 from vsrtune.attach.plan.clone_model import File
 from vsrtune.attach.plan.model import GuestNics
-from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK, Device
+from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK, MadeDevice
 from vsrtune.core.errors import VanishedError
-from vsrtune.model.domain_xml import Nic, nic, nics
+from vsrtune.model.domain_xml import DomainNic, nic, nics
 from vsrtune.model.host import Link
 
 RELEASE = 0.3
@@ -146,7 +146,7 @@ class FakeAttachHost:
     def has_cdev(self, index: int) -> bool:
         return not self.no_cdev and index in self.table
 
-    def make(self, device: Device, lower: int) -> None:
+    def make(self, device: MadeDevice, lower: int) -> None:
         with self._change(f"make {device.name}"):
             if device.name in self.links():
                 raise _os(errno.EEXIST)
@@ -201,11 +201,11 @@ class FakeAttachHost:
             for g in self.fakes.values()
         )
 
-    def nics(self, uuid: str) -> tuple[Nic, ...]:
+    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         self._answer()
         return tuple(nic(x) for x in self._running(uuid))
 
-    def request_unplug(self, uuid: str, found: Nic) -> None:
+    def request_unplug(self, uuid: str, found: DomainNic) -> None:
         self._answer()
         with self._change(f"unplug {found.mac}"):
             self._answer()

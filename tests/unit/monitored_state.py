@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import recorded_state
 
-from vsrtune.model.daemon_state import State
+from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.host import DeadlineCpu
 
@@ -15,7 +15,7 @@ BUDGET = Sched(
 )
 
 
-def state() -> State:
+def state() -> DaemonState:
     """A recorded host with a device of the kernel module, tuned, a queue changed since, and a
     vcpu with a budget."""
     with recorded_state.passes("trixie-napi") as (host, passes):

@@ -14,25 +14,25 @@ from attach_host import BOOT, FakeAttachHost, Killed
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Host, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 
-Choose = Callable[[Host], Switch]
+Choose = Callable[[AttachHostState], Switch]
 # Of the host's log: what the kernel refuses with an errno. The rest is libvirt's.
 _KERNELS = ("make", "set", "remove", "queue", "file")
 
 
-def survey(host: FakeAttachHost, ledger: AttachLedger) -> Host:
+def survey(host: FakeAttachHost, ledger: AttachLedger) -> AttachHostState:
     origins = Switcher(host, ledger, BOOT).origins()
-    return Host(host.guests(), host.links().values(), origins)
+    return AttachHostState(host.guests(), host.links().values(), origins)
 
 
 def do(
     host: FakeAttachHost,
     path: Path,
     choose: Choose,
-    seen: Callable[[FakeAttachHost, AttachLedger], Host] = survey,
+    seen: Callable[[FakeAttachHost, AttachLedger], AttachHostState] = survey,
 ) -> Switch:
     """Carry a switch out, whole."""
     with AttachLedger.open(path) as ledger:
@@ -60,7 +60,7 @@ class Switches:
     fresh: Callable[[], FakeAttachHost]
     choices: Mapping[str, Choose]
     starts: Mapping[str, Sequence[Choose]]
-    seen: Callable[[FakeAttachHost, AttachLedger], Host] = survey
+    seen: Callable[[FakeAttachHost, AttachLedger], AttachHostState] = survey
 
     def do(self, host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
         return do(host, path, choose, self.seen)

@@ -9,7 +9,7 @@ from attach_host import BOOT, FakeAttachHost, Killed
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Asked, Host
+from vsrtune.attach.plan.model import Asked, AttachHostState
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
@@ -50,7 +50,9 @@ def by_hand(host: FakeAttachHost, path: Path, to: Attachment) -> None:
     with AttachLedger.open(path) as ledger:
         switcher = Switcher(host, ledger, BOOT)
         asked = Asked(to, ("a", "b"))
-        made = plan(asked, Host(host.guests(), host.links().values(), switcher.origins()))
+        made = plan(
+            asked, AttachHostState(host.guests(), host.links().values(), switcher.origins())
+        )
         switcher.carry_out(made)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from attach_host import FakeAttachHost, interface
 
-from vsrtune.attach.plan.model import Asked, GuestNics, Host, Switch
+from vsrtune.attach.plan.model import Asked, AttachHostState, GuestNics, Switch
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.requests import batches, taken_back, wanted
 from vsrtune.attach.plan.steps import (
     NAPI_KIND,
     Card,
     Define,
-    Device,
     Lower,
+    MadeDevice,
     MakeDevice,
     Origin,
     Plug,
@@ -33,14 +33,14 @@ from vsrtune.policy.model import Policy
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP
-DEVICE = Device("nvt1", "p0", A0, 4, 1500, 500)
+DEVICE = MadeDevice("nvt1", "p0", A0, 4, 1500, 500)
 CARD = Card("a", "u", A0, "<interface type='direct'/>", 7)
 BRIDGED = """<interface type='bridge'><mac address='02:00:00:00:0f:00'/><source bridge='br0'/>\
 <target dev='vnet0'/><model type='virtio'/></interface>"""
 
 
-def survey(fake: FakeAttachHost, *origins: Origin) -> Host:
-    return Host(fake.guests(), fake.links().values(), origins)
+def survey(fake: FakeAttachHost, *origins: Origin) -> AttachHostState:
+    return AttachHostState(fake.guests(), fake.links().values(), origins)
 
 
 def two_guests() -> FakeAttachHost:
@@ -142,7 +142,7 @@ def test_an_interface_on_a_bridge_stays_there() -> None:
     direct = nic(interface(A0, "p0", 2, "macvtap0"))
     guest = GuestNics("a", "u", (direct, nic(BRIDGED)), (direct, nic(BRIDGED)))
     links = (Link(2, "p0"), Link(3, "macvtap0", "macvtap", 2, 0, 4, A0, 1500, 500, True))
-    host = Host((guest,), links, ())
+    host = AttachHostState((guest,), links, ())
     assert [m.mac for m in plan(Asked(FORTH, ("a",)), host).moves] == [A0]
     with pytest.raises(VsrtuneError, match="type is bridge"):
         plan(Asked(FORTH, ("a",), interface="02:00:00:00:0f:00"), host)
@@ -158,7 +158,7 @@ def test_an_interface_on_a_bridge_stays_there() -> None:
 )
 def test_interfaces_that_cannot_move(old: str, new: str, reason: str) -> None:
     direct = nic(interface(A0, "p0", 2, "macvtap0").replace(old, new))
-    host = Host((GuestNics("a", "u", (direct,), None),), (Link(2, "p0"),), ())
+    host = AttachHostState((GuestNics("a", "u", (direct,), None),), (Link(2, "p0"),), ())
     with pytest.raises(VsrtuneError, match=reason):
         plan(Asked(FORTH, ("a",), config=False), host)
 
@@ -167,7 +167,7 @@ def test_what_is_lost_is_told() -> None:
     text = interface(A0, "p0", 2, "macvtap0").replace(
         "'direct'", "'direct' trustGuestRxFilters='yes'"
     )
-    host = Host((GuestNics("a", "u", (nic(text),), None),), (Link(2, "p0"),), ())
+    host = AttachHostState((GuestNics("a", "u", (nic(text),), None),), (Link(2, "p0"),), ())
     made = plan(Asked(FORTH, ("a",), config=False), host)
     assert any("trustGuestRxFilters" in note for note in made.notes)
     assert "trustGuestRxFilters" not in made.moves[0].live[1]
@@ -183,7 +183,7 @@ def test_back_without_having_been_forth() -> None:
     """An interface that somebody put on a device of ours by hand has a way back too."""
     text = interface(A0, "p0", 2).replace("type='direct'", "type='ethernet'")
     text = text.replace("<source dev='p0' mode='bridge'/>", "<target dev='nv7' managed='no'/>")
-    host = Host(
+    host = AttachHostState(
         (GuestNics("a", "u", (nic(text),), None),),
         (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
         (),

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from vsrtune.bench.setup.attachments import Back, Driver, rewritten, switchable
-from vsrtune.bench.spec.model import Attachment
+from vsrtune.bench.spec.model import BenchAttachment
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.domain_xml import Nic, differences, nic, nics
+from vsrtune.model.domain_xml import DomainNic, differences, nic, nics
 
 DIRECT = """\
 <interface type='direct' trustGuestRxFilters='yes'>
@@ -39,7 +39,7 @@ def rewrite(text: str, back: Back) -> ET.Element:
 def test_reads_a_domain() -> None:
     domain = f"<domain><name>a</name><devices>{DIRECT}{BARE}</devices></domain>"
     first, second = nics(domain)
-    assert first == Nic(
+    assert first == DomainNic(
         "02:76:72:00:01:aa", "direct", "macvtap0", "p0", "virtio", first.xml
     )  # fmt: skip
     assert (second.kind, second.device, second.lower) == ("network", "", "")
@@ -48,8 +48,8 @@ def test_reads_a_domain() -> None:
         nics("<domain>")
 
 
-@pytest.mark.parametrize("kind", [Attachment.BRIDGE, Attachment.OPENVSWITCH])
-def test_onto_a_bridge_keeps_what_the_guest_sees(kind: Attachment) -> None:
+@pytest.mark.parametrize("kind", [BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH])
+def test_onto_a_bridge_keeps_what_the_guest_sees(kind: BenchAttachment) -> None:
     made = rewrite(DIRECT, Back(kind, "vsrb7"))
     old = ET.fromstring(DIRECT)
     assert made.get("type") == "bridge"
@@ -57,7 +57,7 @@ def test_onto_a_bridge_keeps_what_the_guest_sees(kind: Attachment) -> None:
     assert made.find("target") is None
     port = made.find("virtualport")
     assert (port is not None and port.get("type")) == (
-        "openvswitch" if kind is Attachment.OPENVSWITCH else False
+        "openvswitch" if kind is BenchAttachment.OPENVSWITCH else False
     )
     for kept in ("mac", "model", "driver", "alias", "rom", "address"):
         before, after = old.find(kept), made.find(kept)
@@ -66,8 +66,8 @@ def test_onto_a_bridge_keeps_what_the_guest_sees(kind: Attachment) -> None:
         assert before.attrib == after.attrib
 
 
-@pytest.mark.parametrize("kind", [Attachment.AS_IS, Attachment.MACVTAP])
-def test_as_it_was(kind: Attachment) -> None:
+@pytest.mark.parametrize("kind", [BenchAttachment.AS_IS, BenchAttachment.MACVTAP])
+def test_as_it_was(kind: BenchAttachment) -> None:
     assert differences(DIRECT, rewritten(nic(DIRECT), Back(kind))) == ()
 
 
@@ -83,14 +83,14 @@ def test_as_it_was(kind: Attachment) -> None:
     ],
 )
 def test_drivers(asked: Driver, driver: dict[str, str]) -> None:
-    made = rewrite(DIRECT, Back(Attachment.AS_IS, "", asked)).find("driver")
+    made = rewrite(DIRECT, Back(BenchAttachment.AS_IS, "", asked)).find("driver")
     assert made is not None
     assert made.attrib == driver
 
 
 @pytest.mark.parametrize(("mergeable", "word"), [(True, "on"), (False, "off")])
 def test_mergeable_buffers(mergeable: bool, word: str) -> None:
-    made = rewrite(DIRECT, Back(Attachment.AS_IS, "", Driver(mergeable=mergeable)))
+    made = rewrite(DIRECT, Back(BenchAttachment.AS_IS, "", Driver(mergeable=mergeable)))
     host = made.find("driver/host")
     assert host is not None
     assert host.attrib == {"mrg_rxbuf": word}
@@ -101,22 +101,23 @@ def test_mergeable_buffers(mergeable: bool, word: str) -> None:
 
 
 def test_a_driver_where_there_was_none() -> None:
-    made = rewrite(BARE, Back(Attachment.AS_IS, "", Driver(queues=2))).find("driver")
+    made = rewrite(BARE, Back(BenchAttachment.AS_IS, "", Driver(queues=2))).find("driver")
     assert made is not None
     assert made.attrib == {"name": "vhost", "queues": "2"}
-    assert rewrite(BARE, Back(Attachment.AS_IS)).find("driver") is None
+    assert rewrite(BARE, Back(BenchAttachment.AS_IS)).find("driver") is None
 
 
 def test_what_cannot_be_switched() -> None:
     assert (
-        switchable(nic(DIRECT), Back(Attachment.BRIDGE, "b", Driver(vhost=False, queues=2))) == ""
+        switchable(nic(DIRECT), Back(BenchAttachment.BRIDGE, "b", Driver(vhost=False, queues=2)))
+        == ""
     )
-    assert "network" in switchable(nic(BARE), Back(Attachment.BRIDGE))
-    assert switchable(nic(BARE), Back(Attachment.AS_IS, "", Driver(vhost=False))) == ""
-    assert "e1000" in switchable(nic(EMULATED), Back(Attachment.AS_IS, "", Driver(queues=2)))
-    assert switchable(nic(EMULATED), Back(Attachment.BRIDGE, "b")) == ""
+    assert "network" in switchable(nic(BARE), Back(BenchAttachment.BRIDGE))
+    assert switchable(nic(BARE), Back(BenchAttachment.AS_IS, "", Driver(vhost=False))) == ""
+    assert "e1000" in switchable(nic(EMULATED), Back(BenchAttachment.AS_IS, "", Driver(queues=2)))
+    assert switchable(nic(EMULATED), Back(BenchAttachment.BRIDGE, "b")) == ""
     with pytest.raises(VsrtuneError, match="napi-macvtap"):
-        rewritten(nic(DIRECT), Back(Attachment.NAPI_MACVTAP))
+        rewritten(nic(DIRECT), Back(BenchAttachment.NAPI_MACVTAP))
 
 
 def test_differences_name_the_path() -> None:

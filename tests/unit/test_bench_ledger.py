@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.core.errors import VsrtuneError
 
 
@@ -21,41 +21,41 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_not_done_is_pending_after_a_restart(path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         first = ledger.add("a", {"n": 1})
         second = ledger.add("b", {"n": 2})
         ledger.done(first)
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         assert [(e.id, e.kind, e.data) for e in ledger.pending()] == [(second, "b", {"n": 2})]
         assert ledger.add("c", {}) > second
 
 
 def test_a_ledger_with_nothing_pending_begins_anew(path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         ledger.done(ledger.add("a", {}))
-    with Ledger.open(path):
+    with BenchLedger.open(path):
         assert path.stat().st_size == 0
 
 
 def test_a_torn_last_line_is_cut_off(path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         ledger.add("a", {})
     with path.open("ab") as file:
         file.write(b'{"add": 2, "ki')
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         ledger.add("b", {})
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         assert [e.kind for e in ledger.pending()] == ["a", "b"]
 
 
 def test_every_prefix_of_the_file_can_be_read(path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         ledger.done(ledger.add("a", {"x": "ü"}))
         ledger.add("b", {})
     whole = path.read_bytes()
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
-        with Ledger.open(path) as ledger:
+        with BenchLedger.open(path) as ledger:
             assert len(ledger.pending()) <= 1
 
 
@@ -63,16 +63,16 @@ def test_a_bad_line_in_the_middle_is_an_error(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('nonsense\n{"done": 1}\n')
     with pytest.raises(VsrtuneError, match=r"ledger\.jsonl:1: this line cannot be read"):
-        Ledger.open(path)
+        BenchLedger.open(path)
     # The failed attempt holds no lock.
     path.unlink()
-    Ledger.open(path, wait=0).close()
+    BenchLedger.open(path, wait=0).close()
 
 
 def test_one_bench_at_a_time(path: Path) -> None:
-    with Ledger.open(path), pytest.raises(VsrtuneError, match="another bench is running"):
-        Ledger.open(path, wait=0.2)
-    Ledger.open(path, wait=0).close()
+    with BenchLedger.open(path), pytest.raises(VsrtuneError, match="another bench is running"):
+        BenchLedger.open(path, wait=0.2)
+    BenchLedger.open(path, wait=0).close()
 
 
 def test_resolving_goes_backwards_and_a_failure_hides_nothing(path: Path) -> None:
@@ -84,7 +84,7 @@ def test_resolving_goes_backwards_and_a_failure_hides_nothing(path: Path) -> Non
     def bad(data: dict[str, Any]) -> None:
         raise VsrtuneError("the guest holds on to it", where="vr1")
 
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         for n, kind in enumerate(("good", "bad", "unknown", "good")):
             ledger.add(kind, {"n": n})
         failures = ledger.resolve({"good": good, "bad": bad})
@@ -93,7 +93,7 @@ def test_resolving_goes_backwards_and_a_failure_hides_nothing(path: Path) -> Non
             "unknown: nothing in this version knows how to undo it",
             "bad: vr1: the guest holds on to it",
         ]
-    with Ledger.open(path) as ledger:
+    with BenchLedger.open(path) as ledger:
         assert [e.kind for e in ledger.pending()] == ["bad", "unknown"]
 
 
@@ -146,8 +146,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     try:
         assert lives(guard)
         with pytest.raises(VsrtuneError, match="another bench is running"):
-            Ledger.open(path, wait=0.5)
-        with Ledger.open(path, wait=30) as ledger:
+            BenchLedger.open(path, wait=0.5)
+        with BenchLedger.open(path, wait=30) as ledger:
             assert ledger.pending() == []
         assert not lives(agent)
     finally:

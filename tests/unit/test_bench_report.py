@@ -14,7 +14,7 @@ import pytest
 from vsrtune.bench.progress import duration
 from vsrtune.bench.report import html, plots, tables
 from vsrtune.bench.report.points import by_configuration, points
-from vsrtune.bench.spec.model import Attachment, Configuration
+from vsrtune.bench.spec.model import BenchAttachment, Configuration
 from vsrtune.views.tables import Table
 
 
@@ -194,7 +194,7 @@ class TestHtml:
         assert self.text.count("<svg") == 6
 
     def test_markup_in_names_is_text(self) -> None:
-        evil = Configuration("<script>alert(1)</script>", attachment=Attachment.BRIDGE)
+        evil = Configuration("<script>alert(1)</script>", attachment=BenchAttachment.BRIDGE)
         made = tuple(replace(t, configuration=evil.name) for t in samples.trials("x", 20000))
         outcome = replace(samples.outcome(), configurations=(evil,), trials=made)
         assert "<script" not in html.page(outcome)

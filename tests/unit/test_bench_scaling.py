@@ -11,7 +11,7 @@ from attach_host import FakeAttachHost
 from test_group_plan import create, do, fresh
 
 from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup import scaling
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration
@@ -39,13 +39,15 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeAttachHost:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with Ledger.open(tmp_path / "bench.jsonl") as opened:
+def ledger(tmp_path: Path) -> Iterator[BenchLedger]:
+    with BenchLedger.open(tmp_path / "bench.jsonl") as opened:
         yield opened
 
 
 @pytest.fixture
-def configurator(host: FakeAttachHost, ledger: Ledger, tmp_path: Path) -> Iterator[Configurator]:
+def configurator(
+    host: FakeAttachHost, ledger: BenchLedger, tmp_path: Path
+) -> Iterator[Configurator]:
     with Configurator(samples.SPEC, ledger, uri="test:///", journal=tmp_path / "journal") as made:
         yield made
 
@@ -56,7 +58,7 @@ def plugged() -> list[str]:
 
 
 def test_each_configuration_has_its_members(
-    host: FakeAttachHost, configurator: Configurator, ledger: Ledger, tmp_path: Path
+    host: FakeAttachHost, configurator: Configurator, ledger: BenchLedger, tmp_path: Path
 ) -> None:
     before = host.picture()
     configurator.check([AS_IS, ONE, TWO])
@@ -78,7 +80,7 @@ def test_each_configuration_has_its_members(
 
 
 def test_readiness_is_waited_for_after_a_change_alone(
-    host: FakeAttachHost, ledger: Ledger, tmp_path: Path
+    host: FakeAttachHost, ledger: BenchLedger, tmp_path: Path
 ) -> None:
     waits: list[list[str]] = []
     with Configurator(
@@ -92,7 +94,7 @@ def test_readiness_is_waited_for_after_a_change_alone(
 
 
 def test_what_a_killed_bench_owes_is_put_back(
-    host: FakeAttachHost, configurator: Configurator, ledger: Ledger, tmp_path: Path
+    host: FakeAttachHost, configurator: Configurator, ledger: BenchLedger, tmp_path: Path
 ) -> None:
     before = host.picture()
     configurator.check([ONE])

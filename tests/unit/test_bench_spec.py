@@ -57,7 +57,7 @@ def test_whole() -> None:
     assert spec.method == model.Method("sweep", (4000, 16000), 0.5, 3)
     assert spec.configuration == model.Configuration(
         "overload", model.Tuning.LIBVIRT_PINS, cpus="1", vhost=True, queues=2, ring=512,
-        mergeable=False, apply=("a",), revert=("b", "c"), attachment=model.Attachment.BRIDGE,
+        mergeable=False, apply=("a",), revert=("b", "c"), attachment=model.BenchAttachment.BRIDGE,
     )  # fmt: skip
     assert spec.limits == model.Limits(200000, 60.0)
     assert (spec.name, spec.warmup, spec.path) == ("overload", 0.25, "specs/x.yaml")
@@ -228,7 +228,7 @@ def keys_of(part: dict[str, Any]) -> set[str]:
 def test_the_manual_names_every_key_and_choice() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text()
     told = set(re.findall(r"[\w-]+", text))
-    choices = {*KINDS, *(str(t) for t in model.Tuning), *(str(a) for a in model.Attachment)}
+    choices = {*KINDS, *(str(t) for t in model.Tuning), *(str(a) for a in model.BenchAttachment)}
     assert keys_of(schema()) | choices <= told
 
 

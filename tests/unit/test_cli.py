@@ -270,14 +270,14 @@ class TestConfirm:
     def guarded(self, run: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
         threads = []
 
-        def spawn(_guard: guardian.Guard, _variables: object) -> None:
+        def spawn(_guard: guardian.TrialGuard, _variables: object) -> None:
             path = guardian.trial_file(run.journal)
             watch = lambda: guardian.watch(path, lambda: main.run(["undo"]))  # noqa: E731
             threads.append(threading.Thread(target=watch))
             threads[-1].start()
 
         monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
-        monkeypatch.setattr(guardian.Guard, "spawn", spawn)
+        monkeypatch.setattr(guardian.TrialGuard, "spawn", spawn)
         yield run
         for thread in threads:
             thread.join(10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune.attach.ledger import STEP, AttachLedger
-from vsrtune.attach.plan.steps import Device, MakeDevice, to_data
+from vsrtune.attach.plan.steps import MadeDevice, MakeDevice, to_data
 from vsrtune.cli.main import run
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
@@ -61,7 +61,7 @@ def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_undo_takes_an_interrupted_switch_back(tmp_path: Path) -> None:
     path = tmp_path / "attach.jsonl"
-    device = Device("nosuch-in", "lo", "02:00:00:00:0a:00", 4, 1500, 500, every_queue=True)
+    device = MadeDevice("nosuch-in", "lo", "02:00:00:00:0a:00", 4, 1500, 500, every_queue=True)
     with AttachLedger.open(path) as ledger:
         ledger.add(STEP, {"boot": "another", "step": to_data(MakeDevice(device))})
     journal = tmp_path / "journal.jsonl"

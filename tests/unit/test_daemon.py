@@ -20,7 +20,7 @@ from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, Look
 from vsrtune.execute.journal import Journal
-from vsrtune.model.daemon_state import State
+from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -555,7 +555,7 @@ class Running:
     def __init__(self, host: FakeHost, journal: Journal, *, keep: bool = False) -> None:
         self.notifier = FakeNotifier()
         self.load: Callable[[], tuple[Policy, ...]] = policies
-        self.states: list[State] = []
+        self.states: list[DaemonState] = []
         self.looks: list[Look] = []
         reconciler = Reconciler(host, host, journal, policies())
         real = reconciler.run

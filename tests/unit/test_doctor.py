@@ -9,11 +9,11 @@ import pytest
 
 from vsrtune.cli.doctor import OF_MODULE
 from vsrtune.doctor.facts.module import loaded_module, lockdown, module_file, secure_boot
-from vsrtune.doctor.model import Level, run
+from vsrtune.doctor.model import Severity, run
 from vsrtune.doctor.module_checks import (
     LoadedModule,
+    ModuleFacts,
     ModuleFile,
-    Seen,
     lowers,
     matches,
     module,
@@ -38,15 +38,15 @@ signature:      30:82
 """
 FILE = ModuleFile("/m.ko", "6.12.1-amd64 SMP preempt", "ABC", "")
 SIGNED = replace(FILE, signer="somebody")
-HOST = Seen("6.12.1-amd64", FILE, LoadedModule("ABC"))
+HOST = ModuleFacts("6.12.1-amd64", FILE, LoadedModule("ABC"))
 
 
-def levels(seen: Seen) -> dict[str, str]:
+def levels(seen: ModuleFacts) -> dict[str, str]:
     """The worst level of each check."""
-    found: dict[str, Level] = {}
+    found: dict[str, Severity] = {}
     for one in run(OF_MODULE, seen):
         found[one.check] = max(
-            found.get(one.check, Level.OK), one.level, key=lambda level: level.rank
+            found.get(one.check, Severity.OK), one.level, key=lambda level: level.rank
         )
     return {name: str(level) for name, level in found.items()}
 
@@ -68,45 +68,47 @@ def test_a_host_that_is_fit() -> None:
 
 def test_a_module_that_is_not_there_matters_only_where_it_is_used() -> None:
     (found,) = module(replace(HOST, file=None, loaded=None))
-    assert found.level is Level.INFO
+    assert found.level is Severity.INFO
     (found,) = module(replace(HOST, file=None, loaded=None, devices=("nvt1",)))
-    assert found.level is Level.ERROR
+    assert found.level is Severity.ERROR
     assert "nvt1" in found.what
     (found,) = module(replace(HOST, loaded=None))
-    assert found.level is Level.OK
+    assert found.level is Severity.OK
 
 
 @pytest.mark.parametrize(
     ("seen", "level", "word"),
     [
-        (HOST, Level.OK, "installed one is loaded"),
-        (replace(HOST, kernel="6.1.0"), Level.ERROR, "6.1.0"),
-        (replace(HOST, loaded=LoadedModule("OTHER")), Level.ERROR, "OTHER"),
-        (replace(HOST, loaded=LoadedModule("")), Level.OK, "for this kernel"),
-        (replace(HOST, loaded=None), Level.OK, "for this kernel"),
+        (HOST, Severity.OK, "installed one is loaded"),
+        (replace(HOST, kernel="6.1.0"), Severity.ERROR, "6.1.0"),
+        (replace(HOST, loaded=LoadedModule("OTHER")), Severity.ERROR, "OTHER"),
+        (replace(HOST, loaded=LoadedModule("")), Severity.OK, "for this kernel"),
+        (replace(HOST, loaded=None), Severity.OK, "for this kernel"),
     ],
 )
-def test_versions(seen: Seen, level: Level, word: str) -> None:
+def test_versions(seen: ModuleFacts, level: Severity, word: str) -> None:
     (found,) = matches(seen)
     assert found.level is level
     assert word in found.what
-    assert bool(found.hint) == (level is Level.ERROR)
+    assert bool(found.hint) == (level is Severity.ERROR)
 
 
 @pytest.mark.parametrize(
     ("file", "loaded", "more", "level"),
     [
-        (FILE, True, {}, Level.OK),
-        (FILE, True, {"secure_boot": True}, Level.INFO),
-        (FILE, False, {"secure_boot": True, "lockdown": "integrity"}, Level.ERROR),
-        (FILE, False, {"lockdown": "none"}, Level.OK),
-        (FILE, False, {"sig_enforce": True}, Level.ERROR),
-        (SIGNED, False, {"sig_enforce": True}, Level.INFO),
-        (SIGNED, True, {"sig_enforce": True}, Level.OK),
-        (SIGNED, False, {}, Level.OK),
+        (FILE, True, {}, Severity.OK),
+        (FILE, True, {"secure_boot": True}, Severity.INFO),
+        (FILE, False, {"secure_boot": True, "lockdown": "integrity"}, Severity.ERROR),
+        (FILE, False, {"lockdown": "none"}, Severity.OK),
+        (FILE, False, {"sig_enforce": True}, Severity.ERROR),
+        (SIGNED, False, {"sig_enforce": True}, Severity.INFO),
+        (SIGNED, True, {"sig_enforce": True}, Severity.OK),
+        (SIGNED, False, {}, Severity.OK),
     ],
 )
-def test_signatures(file: ModuleFile, loaded: bool, more: dict[str, object], level: Level) -> None:
+def test_signatures(
+    file: ModuleFile, loaded: bool, more: dict[str, object], level: Severity
+) -> None:
     seen = replace(HOST, file=file, loaded=LoadedModule("ABC") if loaded else None, **more)  # type: ignore[arg-type]
     (found,) = signature(seen)
     assert found.level is level
@@ -117,25 +119,25 @@ def test_lower_devices_are_named_with_what_holds_them() -> None:
     tap = Link(3, "macvtap0", "macvtap", lower=2, up=True)
     ours = Link(4, "nvt1", "napi_macvtap", lower=2)
     (found,) = lowers(replace(HOST, links=(p0, tap)))
-    assert (found.level, "macvtap0" in found.what) == (Level.INFO, True)
+    assert (found.level, "macvtap0" in found.what) == (Severity.INFO, True)
     (found,) = lowers(replace(HOST, links=(p0, tap, ours)))
-    assert found.level is Level.INFO
+    assert found.level is Severity.INFO
     assert "nvt1" in found.what
     (found,) = lowers(replace(HOST, links=(p0, ours)))
-    assert found.level is Level.ERROR
+    assert found.level is Severity.ERROR
     (found,) = lowers(replace(HOST, links=(p0, replace(ours, up=True))))
-    assert found.level is Level.OK
+    assert found.level is Severity.OK
     port = (replace(p0, master=9), Link(9, "br0", "bridge"))
     (found,) = lowers(replace(HOST, links=port))
     assert "br0" in found.what
 
 
 def test_switches_and_reboots() -> None:
-    assert [f.level for f in switches(replace(HOST, unfinished=True))] == [Level.ERROR]
+    assert [f.level for f in switches(replace(HOST, unfinished=True))] == [Severity.ERROR]
     (found,) = switches(replace(HOST, devices=("nvt1",), boot_unit=False))
     assert "vsrtune-devices" in found.hint
     (found,) = switches(replace(HOST, devices=("nvt1",), boot_unit=True))
-    assert found.level is Level.OK
+    assert found.level is Severity.OK
 
 
 def test_firmware_and_kernel_are_read(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from vsrtune.cli.main import run as command
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.doctor import guest_checks, host_checks
 from vsrtune.doctor.facts.host import parse_flags, read_facts
-from vsrtune.doctor.model import Case, DeviceState, Facts, Level, Opener, exit_code, run
+from vsrtune.doctor.model import Case, DeviceState, Facts, Opener, Severity, exit_code, run
 from vsrtune.host.netdev import parse_softnet
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass
@@ -98,14 +98,14 @@ PARTITION = CpusetGroup(
 )
 TWO_ISOLATED = (group("a", "isolated"), replace(group("b", "isolated"), effective=cpus("2")))
 
-BAD: list[tuple[str, Case, Level, str]] = [
+BAD: list[tuple[str, Case, Severity, str]] = [
     (
         "observation",
         replace(FINE, snapshot=replace(tuned(), problems=(Problem("libvirt", "cannot connect"),))),
-        Level.WARNING,
+        Severity.WARNING,
         "cannot connect",
     ),
-    ("observation", guests(replace(VR1, problems=("odd",))), Level.WARNING, "odd"),
+    ("observation", guests(replace(VR1, problems=("odd",))), Severity.WARNING, "odd"),
     (
         "observation",
         replace(
@@ -114,140 +114,140 @@ BAD: list[tuple[str, Case, Level, str]] = [
                 snapshot(router(source="qemu")), problems=(Problem("libvirt", "cannot connect"),)
             ),
         ),
-        Level.INFO,
+        Severity.INFO,
         "cannot connect",
     ),
-    ("kernel", of_host(kernel="5.10.0-9"), Level.WARNING, "5.10.0-9"),
-    ("kernel", of_host(kernel="6.1.0-50-amd64"), Level.INFO, "before 6.2"),
-    ("kernel", of_host(kernel="6.5.0"), Level.INFO, "before 6.7"),
-    ("cpus", guests(router(online="0"), on=host(1)), Level.ERROR, "online: 0"),
-    ("cpus", guests(router(online="0-1"), on=host(2)), Level.INFO, "two CPUs"),
-    ("isolated cpus", facts(isolated=cpus("2-3")), Level.INFO, "isolated: 2-3"),
+    ("kernel", of_host(kernel="5.10.0-9"), Severity.WARNING, "5.10.0-9"),
+    ("kernel", of_host(kernel="6.1.0-50-amd64"), Severity.INFO, "before 6.2"),
+    ("kernel", of_host(kernel="6.5.0"), Severity.INFO, "before 6.7"),
+    ("cpus", guests(router(online="0"), on=host(1)), Severity.ERROR, "online: 0"),
+    ("cpus", guests(router(online="0-1"), on=host(2)), Severity.INFO, "two CPUs"),
+    ("isolated cpus", facts(isolated=cpus("2-3")), Severity.INFO, "isolated: 2-3"),
     (
         "interrupts",
         guests(VR1, on=host(2, {"p0": "0", "p1": "1"})),
-        Level.WARNING,
+        Severity.WARNING,
         "effective_affinity_list: 1",
     ),
-    ("interrupts", guests(VR1, on=host(nics={"p0": None, "p1": "0"})), Level.INFO, "p0"),
+    ("interrupts", guests(VR1, on=host(nics={"p0": None, "p1": "0"})), Severity.INFO, "p0"),
     (
         "managed interrupts",
         facts(managed_irqs=(tuned().host.nics[0].irqs[0].number,)),
-        Level.INFO,
+        Severity.INFO,
         "stays on CPU 0",
     ),
-    ("steering", of_host(nics=(nic("p0", "0", rps_cpus=cpus("2")),)), Level.WARNING, "CPU 2"),
-    ("steering", of_host(nics=(nic("p0", "0", threaded_napi=True),)), Level.INFO, "threaded: 1"),
-    ("backlog", facts(backlog=((0, 0), (3, 17))), Level.WARNING, "CPU 3: 17"),
+    ("steering", of_host(nics=(nic("p0", "0", rps_cpus=cpus("2")),)), Severity.WARNING, "CPU 2"),
+    ("steering", of_host(nics=(nic("p0", "0", threaded_napi=True),)), Severity.INFO, "threaded: 1"),
+    ("backlog", facts(backlog=((0, 0), (3, 17))), Severity.WARNING, "CPU 3: 17"),
     (
         "neighbours",
         of_host(neighbours=(Competitor("irqbalance", 77, "rewrites"),)),
-        Level.WARNING,
+        Severity.WARNING,
         "/proc/77/comm",
     ),
     (
         "neighbours",
         of_host(neighbours=(Competitor("nohz_full", None, "CPUs 3"),)),
-        Level.INFO,
+        Severity.INFO,
         "nohz_full",
     ),
-    ("throttling", of_host(sched_rt_runtime_us=-1), Level.WARNING, "sched_rt_runtime_us: -1"),
+    ("throttling", of_host(sched_rt_runtime_us=-1), Severity.WARNING, "sched_rt_runtime_us: -1"),
     (
         "throttling",
         guests(change(VR1, Role.VCPU, sched=BUDGET), on=host(rt_runtime=-1)),
-        Level.ERROR,
+        Severity.ERROR,
         "sched_rt_runtime_us: -1",
     ),
-    ("throttling", of_host(sched_rt_runtime_us=0), Level.ERROR, "no CPU time"),
-    ("realtime groups", facts(rt_group_sched="/boot/config-x"), Level.WARNING, "/boot/config-x"),
+    ("throttling", of_host(sched_rt_runtime_us=0), Severity.ERROR, "no CPU time"),
+    ("realtime groups", facts(rt_group_sched="/boot/config-x"), Severity.WARNING, "/boot/config-x"),
     (
         "cpusets",
         guests(replace(VR1, threads=tuple(replace(t, cpuset_cpus=None) for t in VR1.threads))),
-        Level.WARNING,
+        Severity.WARNING,
         "without cgroup v2",
     ),
     (
         "cpusets",
         of_host(cpusets=(group("x", "root invalid (Cpu list in cpuset.cpus not exclusive)"),)),
-        Level.ERROR,
+        Severity.ERROR,
         "not exclusive",
     ),
-    ("cpusets", of_host(cpusets=(group("others.slice", "root"),)), Level.INFO, "others.slice"),
-    ("cpusets", of_host(cpusets=TWO_ISOLATED), Level.WARNING, "2 isolated partitions"),
+    ("cpusets", of_host(cpusets=(group("others.slice", "root"),)), Severity.INFO, "others.slice"),
+    ("cpusets", of_host(cpusets=TWO_ISOLATED), Severity.WARNING, "2 isolated partitions"),
     (
         "deadline bandwidth",
         facts(books=tuple(DeadlineCpu(c, 900_000, 52428) for c in range(4))),
-        Level.WARNING,
+        Severity.WARNING,
         "dl_bw->total_bw",
     ),
-    ("qdisc", facts(default_qdisc="pfifo_fast"), Level.INFO, "pfifo_fast"),
-    ("vhost", guests(NO_VHOST), Level.WARNING, "macvtap10 without vhost-net"),
+    ("qdisc", facts(default_qdisc="pfifo_fast"), Severity.INFO, "pfifo_fast"),
+    ("vhost", guests(NO_VHOST), Severity.WARNING, "macvtap10 without vhost-net"),
     (
         "worker mapping",
         guests(change(VR1, Role.VHOST, confidence=Confidence.UNCERTAIN)),
-        Level.INFO,
+        Severity.INFO,
         "tids 1021, 1022",
     ),
-    ("emulator cgroup", guests(EMULATOR_NARROW), Level.WARNING, "cpuset.cpus: 3"),
+    ("emulator cgroup", guests(EMULATOR_NARROW), Severity.WARNING, "cpuset.cpus: 3"),
     (
         "queue length",
         guests(router(interfaces=(macvtap(10, txqueuelen=0),))),
-        Level.ERROR,
+        Severity.ERROR,
         "tx_queue_len: 0",
     ),
     (
         "queue length",
         guests(router(interfaces=(macvtap(10, txqueuelen=10000),))),
-        Level.WARNING,
+        Severity.WARNING,
         "10000",
     ),
     (
         "queue length",
         guests(router(interfaces=(macvtap(10, txqueuelen=20),))),
-        Level.INFO,
+        Severity.INFO,
         "64 frames",
     ),
     (
         "devices",
         facts(devices=(DeviceState("macvtap10", "52:54:00:00:00:0a", up=False),)),
-        Level.ERROR,
+        Severity.ERROR,
         "is down",
     ),
     (
         "devices",
         facts(devices=(DeviceState("macvtap10", "52:54:00:00:00:ff", up=True),)),
-        Level.ERROR,
+        Severity.ERROR,
         "address 52:54:00:00:00:0a",
     ),
-    ("stray opens", facts(openers=(Opener("macvtap10", 4711, "cat"),)), Level.WARNING, "4711"),
-    ("shared devices", guests(*SHARED), Level.INFO, "vr1, vr2 share macvtap10"),
-    ("guest to guest", guests(VR1, router("vr2", 2000)), Level.INFO, "vr1, vr2 stand on p0"),
-    ("realtime", guests(ON_IRQ), Level.ERROR, "thread 1001"),
+    ("stray opens", facts(openers=(Opener("macvtap10", 4711, "cat"),)), Severity.WARNING, "4711"),
+    ("shared devices", guests(*SHARED), Severity.INFO, "vr1, vr2 share macvtap10"),
+    ("guest to guest", guests(VR1, router("vr2", 2000)), Severity.INFO, "vr1, vr2 stand on p0"),
+    ("realtime", guests(ON_IRQ), Severity.ERROR, "thread 1001"),
     (
         "realtime",
         guests(change_one(VR1, 1001, sched=FIFO_10, affinity=cpus("1-3"))),
-        Level.WARNING,
+        Severity.WARNING,
         "every CPU",
     ),
     (
         "priorities",
         BELOW,
-        Level.WARNING,
+        Severity.WARNING,
         "ksoftirqd",
     ),
     (
         "libvirt pins",
         guests(change(VR1, Role.VCPU, pin=cpus("2"), affinity=cpus("1"))),
-        Level.WARNING,
+        Severity.WARNING,
         "Cpus_allowed_list: 1",
     ),
     (
         "pending",
         of_host(cpusets=(PARTITION,)),
-        Level.INFO,
+        Severity.INFO,
         "/proc/1001/stat",
     ),
-    ("untuned", guests(VR1), Level.INFO, "vsrtune policy init vr1"),
+    ("untuned", guests(VR1), Severity.INFO, "vsrtune policy init vr1"),
 ]
 
 
@@ -258,13 +258,13 @@ def found_by(name: str, case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "case", "level", "word"), BAD, ids=lambda x: str(x)[:30])
-def test_a_trap_is_found(name: str, case: Case, level: Level, word: str) -> None:
+def test_a_trap_is_found(name: str, case: Case, level: Severity, word: str) -> None:
     texts = found_by(name, case)
     assert any(text.startswith(f"{level} ") and word in text for text in texts), texts
 
 
 def test_a_fine_host_has_none_of_them() -> None:
-    wrong = [f for f in check_all(FINE, None) if f.level is not Level.OK]
+    wrong = [f for f in check_all(FINE, None) if f.level is not Severity.OK]
     assert wrong == []
     assert exit_code(check_all(FINE, None)) == 0
 
@@ -276,10 +276,10 @@ def test_every_check_has_a_host_with_its_trap() -> None:
 def test_what_matters_most_comes_first_and_makes_the_exit_code() -> None:
     case = replace(guests(ON_IRQ), facts=replace(FINE_FACTS, backlog=((0, 5),)))
     findings = check_all(case, None)
-    assert [f.level for f in findings[:2]] == [Level.ERROR, Level.WARNING]
-    assert findings[-1].level is Level.OK
+    assert [f.level for f in findings[:2]] == [Severity.ERROR, Severity.WARNING]
+    assert findings[-1].level is Severity.OK
     assert exit_code(findings) == ExitCode.FAILED
-    assert exit_code(f for f in findings if f.level is not Level.ERROR) == ExitCode.DIFFERS
+    assert exit_code(f for f in findings if f.level is not Severity.ERROR) == ExitCode.DIFFERS
 
 
 def test_every_check_says_what_it_looks_for() -> None:
@@ -292,7 +292,7 @@ def test_every_check_says_what_it_looks_for() -> None:
 def test_problems_say_what_to_do_and_where_it_was_seen() -> None:
     for name, case, *_ in BAD:
         for finding in run([c for c in OF_HOST if c.name == name], case):
-            if finding.level in (Level.WARNING, Level.ERROR):
+            if finding.level in (Severity.WARNING, Severity.ERROR):
                 assert finding.hint, (name, finding)
 
 

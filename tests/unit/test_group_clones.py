@@ -14,7 +14,7 @@ from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.clone_model import Cloning, File, Template
-from vsrtune.attach.plan.model import Host, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
 from vsrtune.group import clone_xml, pvr
 from vsrtune.group import scale as group_scale
@@ -41,7 +41,7 @@ def fresh() -> FakeAttachHost:
     return fake
 
 
-def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
+def seen(host: FakeAttachHost, ledger: AttachLedger) -> AttachHostState:
     switcher = Switcher(host, ledger, BOOT)
     texts = {}
     for clone in switcher.clones():
@@ -51,7 +51,7 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> Host:
         template = Template("router", UUID, host.fakes[UUID].config)
         cloning = Cloning(template, MACHINE, host.file_there)
     links = host.links().values()
-    return Host(host.guests(), links, switcher.origins(), clones=texts, cloning=cloning)
+    return AttachHostState(host.guests(), links, switcher.origins(), clones=texts, cloning=cloning)
 
 
 def create(*members: str, text: str = TEXT) -> Choose:
@@ -59,11 +59,11 @@ def create(*members: str, text: str = TEXT) -> Choose:
     return lambda host: pvr.create(group, host)
 
 
-def delete(host: Host) -> Switch:
+def delete(host: AttachHostState) -> Switch:
     return pvr.delete("edge", host)
 
 
-def keep(host: Host) -> Switch:
+def keep(host: AttachHostState) -> Switch:
     return pvr.delete("edge", host, keep_clones=True)
 
 

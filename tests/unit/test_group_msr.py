@@ -11,7 +11,7 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do, survey
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
 from vsrtune.attach.transaction import Switcher
@@ -43,11 +43,11 @@ def edge(links: str = "bridge", text: str = FILE) -> Group:
     return parse(f"{text}  links: {links}\n", "edge.yaml")
 
 
-def create(host: Host, links: str = "bridge") -> Switch:
+def create(host: AttachHostState, links: str = "bridge") -> Switch:
     return msr.create(edge(links), host)
 
 
-def delete(host: Host) -> Switch:
+def delete(host: AttachHostState) -> Switch:
     return msr.delete("edge", host)
 
 
@@ -232,7 +232,7 @@ def test_devices_come_again_in_their_order(host: FakeAttachHost, path: Path) -> 
     assert not [name for name in host.links() if name.startswith("edge-")]
 
 
-def create_one(host: Host) -> Switch:
+def create_one(host: AttachHostState) -> Switch:
     """With VLANs, and one router."""
     return msr.create(edge("vlan", FILE.replace("[a, b]", "[a]")), host)
 

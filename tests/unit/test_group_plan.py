@@ -9,7 +9,7 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
@@ -27,11 +27,11 @@ EDGE = parse(
 )
 
 
-def create(host: Host) -> Switch:
+def create(host: AttachHostState) -> Switch:
     return pvr.create(EDGE, host)
 
 
-def delete(host: Host) -> Switch:
+def delete(host: AttachHostState) -> Switch:
     return pvr.delete("edge", host)
 
 

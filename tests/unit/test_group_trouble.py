@@ -15,7 +15,7 @@ from switch_faults import Choose, do, survey
 
 from vsrtune.attach.ledger import GROUP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Asked, Host, Switch
+from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Unplug
 from vsrtune.attach.transaction import Switcher
@@ -49,11 +49,11 @@ def refusal(host: FakeAttachHost, path: Path, choose: Choose) -> str:
     return str(caught.value)
 
 
-def forth(host: Host) -> Switch:
+def forth(host: AttachHostState) -> Switch:
     return plan(Asked(Attachment.NAPI_MACVLAN, ("c",), live=False), host)
 
 
-def back(host: Host) -> Switch:
+def back(host: AttachHostState) -> Switch:
     return plan(Asked(Attachment.MACVTAP, ("c",), live=False), host)
 
 

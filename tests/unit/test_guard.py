@@ -14,13 +14,13 @@ import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.guard import samples as guard_samples
-from vsrtune.daemon.guard.guard import Guard
+from vsrtune.daemon.guard.guard import StandstillGuard
 from vsrtune.daemon.guard.samples import GuardSampler
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.model.daemon_state import GuestState, Starved, State
+from vsrtune.model.daemon_state import DaemonState, GuestState, Starved
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
-from vsrtune.model.stepdown import Level, Step
-from vsrtune.plan.safety.starvation import Subject, Watched
+from vsrtune.model.stepdown import Step, StepLevel
+from vsrtune.plan.safety.starvation import Subject, WatchedThread
 
 PF_KTHREAD = 0x00200000
 FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)
@@ -94,10 +94,10 @@ class Scene:
         self.states = [GuestState(n, "libvirt", True, policy="p.yaml") for n in names]
         self.steps: list[tuple[str, str]] = []
         self.starving: list[tuple[Starved, ...]] = []
-        self.state = State()
+        self.state = DaemonState()
         self.publish()
         root: Any = self.root
-        self.guard = Guard(
+        self.guard = StandstillGuard(
             root, lambda: self.state, lambda *s: self.steps.append(s), self.starving.append,
             self.clock,
         )  # fmt: skip
@@ -110,9 +110,9 @@ class Scene:
 
     def publish(self, **changes: object) -> None:
         snapshot = samples.snapshot(*self.guests)
-        self.state = State(snapshot, tuple(self.states), **changes)  # type: ignore[arg-type]
+        self.state = DaemonState(snapshot, tuple(self.states), **changes)  # type: ignore[arg-type]
 
-    def level(self, level: Level | None) -> None:
+    def level(self, level: StepLevel | None) -> None:
         """A pass has stepped the first guest to a level."""
         step = None if level is None else Step(level, "why")
         self.states[0] = replace(self.states[0], step=step, tuned=step is None)
@@ -149,12 +149,12 @@ def test_a_step_is_asked_for_once_until_it_is_made() -> None:
     scene.spin()
     assert [guest for guest, _ in scene.steps] == ["vr1"]
     assert "vhost macvtap100/0" in scene.steps[0][1]
-    scene.level(Level.RR)
+    scene.level(StepLevel.RR)
     scene.spin(seconds=0.75)
     assert len(scene.steps) == 1, "the level is looked at for a second first"
     scene.spin(seconds=0.75)
     assert len(scene.steps) == 2
-    scene.level(Level.UNDONE)
+    scene.level(StepLevel.UNDONE)
     scene.spin()
     assert len(scene.steps) == 2, "nothing is left to take"
     scene.level(None)
@@ -321,7 +321,7 @@ class TestThisHost:
         assert set(idle) <= set(range(4096)) and 0 in idle
         found = {key.tid for step in sampler.walk(idle.keys()) for key in step}
         assert threading.get_native_id() in found
-        watched = Watched(self.key(), "x", Role.VHOST, True)
+        watched = WatchedThread(self.key(), "x", Role.VHOST, True)
         (sight,) = sampler.sights([Subject("g", (watched,), (("lo", NicKind.MACVTAP),))])
         assert sight.threads and sight.counters is not None
 
@@ -330,13 +330,13 @@ class TestThisHost:
     ) -> None:
         calls: list[int] = []
 
-        def state() -> State:
+        def state() -> DaemonState:
             calls.append(1)
             if len(calls) == 1:
                 raise RuntimeError("once")
-            return State()
+            return DaemonState()
 
-        guard = Guard(LiveRoot(), state, lambda *_: None)
+        guard = StandstillGuard(LiveRoot(), state, lambda *_: None)
         guard.start()
         end = time.monotonic() + 10
         while len(calls) < 3 and time.monotonic() < end:

@@ -22,7 +22,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A journal's place, and guardians that are threads of this process; what they put back is
     the file ``changed`` beside it."""
     monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(guardian.Guard, "spawn", lambda _guard, _variables: None)
+    monkeypatch.setattr(guardian.TrialGuard, "spawn", lambda _guard, _variables: None)
     return tmp_path / "journal.jsonl"
 
 
@@ -52,7 +52,7 @@ def changed(journal: Path) -> Path:
     return journal.with_name("changed")
 
 
-def start(journal: Path) -> guardian.Guard:
+def start(journal: Path) -> guardian.TrialGuard:
     guard = guardian.start(journal, journal.with_name("attach"), "test:///default")
     changed(journal).touch()
     return guard

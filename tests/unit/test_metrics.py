@@ -13,19 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon import http
-from vsrtune.model.daemon_state import BUCKETS, GuestState, State, Totals
+from vsrtune.model.daemon_state import BUCKETS, DaemonState, GuestState, Totals
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.views import metric_families
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
-def tuned_state(name: str = "vr1") -> State:
+def tuned_state(name: str = "vr1") -> DaemonState:
     guest = samples.guest(name)
     emulator, vcpu, worker = guest.threads
     vcpu = replace(vcpu, sched=Sched(SchedClass.FIFO, 10), affinity=CpuSet([1]))
     guest = replace(guest, threads=(emulator, vcpu, worker))
-    return State(
+    return DaemonState(
         snapshot=samples.snapshot(guest),
         guests=(GuestState(guest.ref, guest.source, tuned=True, drift=2, held=1),),
         totals=Totals(
@@ -36,7 +36,7 @@ def tuned_state(name: str = "vr1") -> State:
     )
 
 
-def samples_of(state: State) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples_of(state: DaemonState) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     found = {}
     text = http.exposition(state)
     for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
@@ -45,7 +45,7 @@ def samples_of(state: State) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
     return found
 
 
-def value(state: State, name: str, **labels: str) -> float:
+def value(state: DaemonState, name: str, **labels: str) -> float:
     matching = [
         v
         for (n, have), v in samples_of(state).items()
@@ -150,7 +150,7 @@ def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
 
 
 def test_before_the_first_pass_every_family_is_announced() -> None:
-    text = http.exposition(State())
+    text = http.exposition(DaemonState())
     for family in metric_families.FAMILIES.values():
         assert f"# HELP {family.exposed} " in text
 

@@ -25,7 +25,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.guests import FOREIGN, NOT_LISTED
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.recording import replay
-from vsrtune.observe.tracing import Devices, SeenMemory, Traced, Tracer
+from vsrtune.observe.tracing import SeenMemory, Traced, TracedDevices, Tracer
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -261,9 +261,9 @@ class FakeTracer(Tracer):
     ) -> None:
         super().__init__()
         self.counted = Traced(sent, received)
-        self.watched: Devices | None = None
+        self.watched: TracedDevices | None = None
 
-    def trace(self, devices: Devices, seconds: float) -> Traced:
+    def trace(self, devices: TracedDevices, seconds: float) -> Traced:
         if seconds > 5:
             raise ObserveError("tracing is unavailable")
         self.watched = devices
@@ -278,7 +278,7 @@ def test_a_trace_makes_the_mapping_exact_and_is_remembered(tree: HostTree, tmp_p
     (worker,) = observer.observe().guests[0].by_role(Role.VHOST)
     assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.ORDER)
     snapshot = observer.observe(trace_seconds=1)
-    assert tracer.watched == Devices(macvtaps=("macvtap0",), taps=(), lowers=("p0",))
+    assert tracer.watched == TracedDevices(macvtaps=("macvtap0",), taps=(), lowers=("p0",))
     for seen in (snapshot, Observer(tree.root(), virt, SeenMemory(path)).observe()):
         (worker,) = seen.guests[0].by_role(Role.VHOST)
         assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.EXACT)

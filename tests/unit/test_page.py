@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.daemon_state import GuestState, QueueState, State
+from vsrtune.model.daemon_state import DaemonState, GuestState, QueueState
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.host import Cpu
 from vsrtune.model.load import mean
@@ -173,7 +173,7 @@ def test_budget_load_and_adaptive_queue() -> None:
         SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=5_000_000, period_ns=10_000_000
     )
     vcpu = replace(vcpu, sched=budget, load=(0.25, 0.75))
-    state = State(
+    state = DaemonState(
         snapshot=samples.snapshot(replace(guest, threads=(emulator, vcpu, worker))),
         guests=(GuestState("vr1", "libvirt", tuned=False, drift=1, pending=1, policy="a.yaml"),),
         budgets=((vcpu.key, 0.98),),
@@ -196,13 +196,13 @@ def test_budget_load_and_adaptive_queue() -> None:
 
 def test_a_pass_that_failed_says_why() -> None:
     for snapshot in (None, samples.snapshot()):
-        page = status_page(State(snapshot=snapshot, failure="libvirtd does not answer"))
+        page = status_page(DaemonState(snapshot=snapshot, failure="libvirtd does not answer"))
         assert "libvirtd does not answer" in Outline(html(page)).text
         assert page.failure == "libvirtd does not answer"
 
 
 def test_before_the_first_pass() -> None:
-    text = Outline(html(status_page(State()))).text
+    text = Outline(html(status_page(DaemonState()))).text
     assert "No pass has ended yet." in text
     assert "No guest is running" in text
 
@@ -210,7 +210,7 @@ def test_before_the_first_pass() -> None:
 def test_a_thread_that_was_moved_since_it_ran_stands_where_it_may_run() -> None:
     guest = samples.guest()
     threads = tuple(replace(t, affinity=CpuSet([2]), last_cpu=0) for t in guest.threads)
-    page = status_page(State(snapshot=samples.snapshot(replace(guest, threads=threads))))
+    page = status_page(DaemonState(snapshot=samples.snapshot(replace(guest, threads=threads))))
     assert [len(c.threads) for c in page.cpus] == [0, 0, 3, 0]
 
 
@@ -241,7 +241,7 @@ def test_a_name_is_text_wherever_it_stands(name: str) -> None:
 def test_any_text_is_text(text: str) -> None:
     guest = replace(samples.guest(), name=text, problems=(text,))
     told = GuestState(guest.ref, "libvirt", tuned=True, policy=text)
-    page = status_page(State(snapshot=samples.snapshot(guest), guests=(told,)))
+    page = status_page(DaemonState(snapshot=samples.snapshot(guest), guests=(told,)))
     document = html(page)
     outline = Outline(document.encode().decode())
     assert outline.open == []
@@ -265,7 +265,7 @@ def test_any_text_is_text(text: str) -> None:
 def test_what_cannot_be_shown_is_escaped_and_what_is_long_is_cut(name: str, shown: str) -> None:
     guest = samples.guest(name)
     told = GuestState(guest.ref, "libvirt", tuned=True)
-    page = status_page(State(snapshot=samples.snapshot(guest), guests=(told,)))
+    page = status_page(DaemonState(snapshot=samples.snapshot(guest), guests=(told,)))
     assert page.guests[0].name == shown
 
 
@@ -292,11 +292,11 @@ def test_nothing_is_asked_of_anybody_else() -> None:
 # -- sizes
 
 
-def many(guests: int, name: str = "router") -> State:
+def many(guests: int, name: str = "router") -> DaemonState:
     found = tuple(samples.guest(f"{name}{n:04}", pid=1000 + 10 * n) for n in range(guests))
     snapshot = samples.snapshot(*found)
     cpus = tuple(Cpu(i, True, False, CpuSet([i]), 0) for i in range(64))
-    return State(
+    return DaemonState(
         snapshot=replace(snapshot, host=replace(snapshot.host, cpus=cpus)),
         guests=tuple(
             GuestState(g.ref, "libvirt", tuned=n % 100 != 7, drift=n % 100 == 7, policy="a.yaml")
@@ -335,7 +335,7 @@ def test_the_largest_page_stays_bounded() -> None:
     guests = tuple(replace(guest, name=f"{n}{guest.name}") for n in range(300))
     told = tuple(GuestState(g.ref, "libvirt", tuned=False, policy="x" * 5000) for g in guests)
     begin = time.process_time()
-    page = status_page(State(snapshot=samples.snapshot(*guests), guests=told))
+    page = status_page(DaemonState(snapshot=samples.snapshot(*guests), guests=told))
     assert len(html(page)) < 3_000_000
     assert len(json.dumps(encode(page))) < 3_000_000
     assert time.process_time() - begin < 20

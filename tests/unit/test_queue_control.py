@@ -23,7 +23,7 @@ from vsrtune.plan.adaptive_queue import (
     SPACING,
     TRIAL,
     Phase,
-    State,
+    QueueRuleState,
     begin,
     judge,
     step,
@@ -75,7 +75,7 @@ class Router:
     seed: int = 1
     fixed: int | None = None
     now: float = 0.0
-    state: State = field(default_factory=lambda: begin(BOUNDS))
+    state: QueueRuleState = field(default_factory=lambda: begin(BOUNDS))
     lengths: list[tuple[float, int]] = field(default_factory=list)
     forwarded: float = 0.0
 

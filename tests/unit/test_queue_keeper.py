@@ -21,7 +21,7 @@ from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
 from vsrtune.model.load import Crew, QueueSample
 from vsrtune.model.targets import TxQueueLen
-from vsrtune.observe.samples import Sampler, Watched, crews, watched
+from vsrtune.observe.samples import SampledGuests, Sampler, crews, watched
 from vsrtune.policy.parser import parse
 
 POLICY = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nqueue: {macvtap: adaptive, min: 20, max: 400}\n'
@@ -49,10 +49,10 @@ class Load(Sampler):
         self.dropped += round(20000 * max(self.load - 1, 0) * seconds)
         self.ran += round(1e9 * min(self.load, 1) * seconds)
 
-    def drops(self, where: Watched) -> int:
+    def drops(self, where: SampledGuests) -> int:
         return self.dropped
 
-    def sample(self, where: Watched, at: float) -> QueueSample:
+    def sample(self, where: SampledGuests, at: float) -> QueueSample:
         self.looks += 1
         ran = tuple((tid, self.ran) for _, tid in where.threads)
         return QueueSample(at, self.received, self.dropped, self.received - self.dropped, ran)

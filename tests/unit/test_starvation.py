@@ -19,7 +19,7 @@ from vsrtune.plan.safety.starvation import (
     Subject,
     ThreadSample,
     Waiting,
-    Watched,
+    WatchedThread,
     subject,
     vital,
 )
@@ -41,7 +41,9 @@ class Router:
 
     def __post_init__(self) -> None:
         self.threads = tuple(
-            Watched(ThreadKey(self.base, self.base + n, 5), label, role, self.timed, self.period)
+            WatchedThread(
+                ThreadKey(self.base, self.base + n, 5), label, role, self.timed, self.period
+            )
             for n, (label, role) in enumerate(
                 [("vcpu 0", Role.VCPU), ("vcpu 1", Role.VCPU)]
                 + [("vhost a/0", Role.VHOST), ("vhost b/0", Role.VHOST)]

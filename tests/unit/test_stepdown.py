@@ -19,7 +19,7 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
-from vsrtune.model.stepdown import Level, Step
+from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.model.targets import ThreadSched
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import full_plan
@@ -77,39 +77,39 @@ def classes(host: FakeHost) -> list[str]:
     return [str(thread(host, role).sched) for role in ROLES]
 
 
-def ladder(text: str) -> list[Level]:
+def ladder(text: str) -> list[StepLevel]:
     """The levels that a guest with this policy goes through."""
-    found = [Level.POLICY]
-    while found[-1] is not Level.UNDONE:
+    found = [StepLevel.POLICY]
+    while found[-1] is not StepLevel.UNDONE:
         found.append(next_level(policy(text), found[-1]))
     return found[1:]
 
 
 def test_levels_that_change_nothing_are_passed_over() -> None:
-    assert ladder(FIFO) == [Level.RR, Level.OTHER, Level.UNDONE]
-    assert ladder(FIFO.replace("fifo", "rr")) == [Level.OTHER, Level.UNDONE]
-    assert ladder(PINS) == [Level.UNDONE]
+    assert ladder(FIFO) == [StepLevel.RR, StepLevel.OTHER, StepLevel.UNDONE]
+    assert ladder(FIFO.replace("fifo", "rr")) == [StepLevel.OTHER, StepLevel.UNDONE]
+    assert ladder(PINS) == [StepLevel.UNDONE]
     assert ladder(FIFO.replace("vhost: {class: fifo, priority: 9}", "vhost: {class: other}")) == [
-        Level.RR, Level.OTHER, Level.UNDONE,
+        StepLevel.RR, StepLevel.OTHER, StepLevel.UNDONE,
     ]  # fmt: skip
 
 
 def test_budgets_go_to_the_ordinary_class_at_once() -> None:
-    assert ladder(BUDGETS) == [Level.OTHER, Level.UNDONE]
-    rules = lowered(policy(BUDGETS), Level.OTHER)
+    assert ladder(BUDGETS) == [StepLevel.OTHER, StepLevel.UNDONE]
+    rules = lowered(policy(BUDGETS), StepLevel.OTHER)
     assert rules.vcpu_sched is not None and rules.vcpu_sched.sched == Sched()
 
 
 def test_priorities_stay_and_everything_else_does() -> None:
-    full, less = policy(FIFO), lowered(policy(FIFO), Level.RR)
+    full, less = policy(FIFO), lowered(policy(FIFO), StepLevel.RR)
     assert less.vcpu_sched is not None and less.vhost_sched is not None
     assert (less.vcpu_sched.priority, less.vhost_sched.priority) == (7, 9)
     assert (less.vcpu, less.vhost, less.macvtap_queue) == (full.vcpu, full.vhost, 300)
-    assert lowered(policy(PINS), Level.OTHER) == policy(PINS)
+    assert lowered(policy(PINS), StepLevel.OTHER) == policy(PINS)
 
 
-@pytest.mark.parametrize("level", [Level.RR, Level.OTHER])
-def test_vcpus_leave_first(host: FakeHost, passes: Reconciler, level: Level) -> None:
+@pytest.mark.parametrize("level", [StepLevel.RR, StepLevel.OTHER])
+def test_vcpus_leave_first(host: FakeHost, passes: Reconciler, level: StepLevel) -> None:
     """They keep the workers from running, so the workers may not go below them first."""
     steps = {"vr1": Step(level, WHY)}
     made = planner.plan(host.snapshot, policies(FIFO), steps=steps)
@@ -191,13 +191,13 @@ def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
         assert not second.run(settle=True)
         assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
         (state,) = second.state.guests
-        assert state.step == Step(Level.RR, WHY)
+        assert state.step == Step(StepLevel.RR, WHY)
         second.step_down("vr1", WHY)
         second.step_down("vr1", WHY)
         second.run()
         assert again.entries() == ()
         again._replace(again._fold)
-        assert again.steps["vr1"].level is Level.UNDONE, "a compaction keeps it"
+        assert again.steps["vr1"].level is StepLevel.UNDONE, "a compaction keeps it"
         assert read_fold(again.path, samples.BOOT).steps == again.steps
         assert second.stop()
         assert again.steps == {}
@@ -207,7 +207,7 @@ def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
 
 
 def test_of_another_boot_no_level_is_left(journal: Journal) -> None:
-    journal.step("vr1", Step(Level.OTHER, WHY))
+    journal.step("vr1", Step(StepLevel.OTHER, WHY))
     journal.close()
     with Journal.open(journal.path, "another boot") as later:
         assert later.steps == {}
@@ -226,9 +226,9 @@ def test_a_journal_that_cannot_be_written_stops_no_step(
     assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
 
 
-@pytest.mark.parametrize("level", [Level.RR, Level.UNDONE])
+@pytest.mark.parametrize("level", [StepLevel.RR, StepLevel.UNDONE])
 def test_commands_see_what_the_daemon_runs(
-    host: FakeHost, passes: Reconciler, journal: Journal, level: Level
+    host: FakeHost, passes: Reconciler, journal: Journal, level: StepLevel
 ) -> None:
     steps = {"vr1": Step(level, WHY)}
     made = full_plan(host.snapshot, policies(FIFO), journal.entries(), steps=steps)
@@ -303,7 +303,7 @@ class TestLoop:
 
 
 def test_a_record_is_one_json_object(journal: Journal) -> None:
-    journal.step("vr1", Step(Level.RR, WHY, 12.5))
+    journal.step("vr1", Step(StepLevel.RR, WHY, 12.5))
     last = json.loads(journal.path.read_text().splitlines()[-1])
     assert last["r"] == "step" and last["guest"] == "vr1"
     assert journal.steps["vr1"].at == 12.5

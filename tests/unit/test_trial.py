@@ -14,11 +14,11 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 
-from vsrtune.attach.signals import Held, Interrupted
+from vsrtune.attach.signals import HeldSignal, Interrupted
 from vsrtune.cli import main
 from vsrtune.cli.trial import guardian, rule
 from vsrtune.cli.trial import run as trial_run
-from vsrtune.cli.trial.rule import Counts, Turn
+from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
@@ -30,12 +30,12 @@ GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
 SECOND = 10**9
 
 
-def made(pair: int, tuned: bool, forwarded: int, received: int = 1000, **more: Any) -> Turn:
-    base = Turn(pair, tuned, 1.0, received, forwarded, 0, {}, 0.0)
+def made(pair: int, tuned: bool, forwarded: int, received: int = 1000, **more: Any) -> TrialTurn:
+    base = TrialTurn(pair, tuned, 1.0, received, forwarded, 0, {}, 0.0)
     return replace(base, **more)
 
 
-def turns(tuned: Sequence[int], untuned: Sequence[int], **more: Any) -> list[Turn]:
+def turns(tuned: Sequence[int], untuned: Sequence[int], **more: Any) -> list[TrialTurn]:
     """Pairs that forwarded so many frames; ``more`` is of the tuned turns."""
     return [
         turn
@@ -99,8 +99,8 @@ class TestVerdict:
 class TestTurn:
     KEY = ThreadKey(100, 101, 5)
 
-    def counts(self, at: int, received: int, forwarded: int, **more: Any) -> Counts:
-        base = Counts(at, received, forwarded, 0, {"ring": received}, {self.KEY: at // 4})
+    def counts(self, at: int, received: int, forwarded: int, **more: Any) -> TrialCounts:
+        base = TrialCounts(at, received, forwarded, 0, {"ring": received}, {self.KEY: at // 4})
         return replace(base, **more)
 
     def test_what_changed_between_two_moments(self) -> None:
@@ -169,8 +169,8 @@ class Ground:
     def look(self) -> Snapshot:
         return self.host.snapshot
 
-    def count(self, seen: Snapshot) -> Counts:
-        return Counts(self.now * SECOND, self.received, self.forwarded, 0, {}, {})
+    def count(self, seen: Snapshot) -> TrialCounts:
+        return TrialCounts(self.now * SECOND, self.received, self.forwarded, 0, {}, {})
 
     def wait(self, seconds: float) -> None:
         self.now += 1
@@ -213,11 +213,11 @@ class Host:
         self._counts = itertools.count(1)
         self._forwarded = 0
 
-    def count(self) -> Counts:
+    def count(self) -> TrialCounts:
         at = next(self._counts)
         vhost = self.host.snapshot.guests[0].threads[2]
         self._forwarded += self.forwards[vhost.affinity == CpuSet([2])]
-        return Counts(at * SECOND, at * 1000, self._forwarded, 0, {}, {})
+        return TrialCounts(at * SECOND, at * 1000, self._forwarded, 0, {}, {})
 
     def __call__(self, *words: str) -> int:
         code = main.run(["try", *words])
@@ -235,14 +235,14 @@ def tried(
     found = Host(tmp_path, capsys)
     threads: list[threading.Thread] = []
 
-    def spawn(_guard: guardian.Guard, _variables: object) -> None:
+    def spawn(_guard: guardian.TrialGuard, _variables: object) -> None:
         path = guardian.trial_file(found.journal)
         watch: Callable[[], int] = lambda: guardian.watch(path, lambda: main.run(["undo"]))  # noqa: E731
         threads.append(threading.Thread(target=watch))
         threads[-1].start()
 
     monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(guardian.Guard, "spawn", spawn)
+    monkeypatch.setattr(guardian.TrialGuard, "spawn", spawn)
     monkeypatch.setattr(trial_run, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(trial_run, "COUNT_SECONDS", 0.0)
     monkeypatch.setattr(trial_run.HostGround, "count", lambda *_: found.count())
@@ -292,7 +292,7 @@ class TestCommand:
     def test_without_traffic_nothing_is_decided(
         self, tried: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        idle = Counts(0, 0, 0, 0, {}, {})
+        idle = TrialCounts(0, 0, 0, 0, {}, {})
         clock = itertools.count(1)
         monkeypatch.setattr(
             trial_run.HostGround, "count", lambda *_: replace(idle, at_ns=next(clock))
@@ -322,11 +322,11 @@ class TestCommand:
     ) -> None:
         before = tried.host.snapshot
 
-        def check(_held: Held) -> None:
+        def check(_held: HeldSignal) -> None:
             if tried.host.writes > 0:
                 raise Interrupted("interrupted (SIGTERM)")
 
-        monkeypatch.setattr(Held, "check", check)
+        monkeypatch.setattr(HeldSignal, "check", check)
         assert tried(str(tried.file), "--for", "24s") == 130
         assert tried.host.writes > 0
         assert "Everything is put back." in tried.out

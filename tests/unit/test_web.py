@@ -28,7 +28,7 @@ from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import http
 from vsrtune.daemon.http import Metrics
-from vsrtune.model.daemon_state import GuestState, State
+from vsrtune.model.daemon_state import DaemonState, GuestState
 from vsrtune.views.page_data import status_page
 from vsrtune.views.page_html import html, policy
 
@@ -40,14 +40,14 @@ STRICT = {
 }
 
 
-def state(name: str = "vr1") -> State:
+def state(name: str = "vr1") -> DaemonState:
     guest = samples.guest(name)
-    return State(
+    return DaemonState(
         snapshot=samples.snapshot(guest), guests=(GuestState(guest.ref, guest.source, tuned=True),)
     )
 
 
-def metrics_of(what: State) -> Metrics:
+def metrics_of(what: DaemonState) -> Metrics:
     metrics = Metrics()
     metrics.update(what)
     return metrics

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vsrtune.model.guest import Confidence, ThreadKey
-from vsrtune.observe.vhost_mapping import Known, Mapped, Slot, assign
+from vsrtune.observe.vhost_mapping import KnownQueue, Mapped, Slot, assign
 
 
 def key(tid: int, start: int = 100) -> ThreadKey:
@@ -97,21 +97,21 @@ def test_vsock_and_hotplug_cannot_be_told_apart() -> None:
 
 def test_seen_workers_are_exact() -> None:
     workers = [key(51), key(52)]
-    seen = {key(51): Known("tapa", A.ifindex)}
+    seen = {key(51): KnownQueue("tapa", A.ifindex)}
     mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
     assert told(mapped, workers) == [("tapa", 0, "exact"), ("tapb", 0, "order")]
 
 
 def test_seeing_beats_order_and_the_rest_follows() -> None:
     workers = [key(51), key(52)]
-    seen = {key(51): Known("tapb", B.ifindex)}
+    seen = {key(51): KnownQueue("tapb", B.ifindex)}
     mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
     assert told(mapped, workers) == [("tapb", 0, "exact"), ("tapa", 0, "order")]
 
 
 def test_once_order_is_wrong_the_rest_is_uncertain() -> None:
     workers = [key(51), key(52), key(53)]
-    seen = {key(51): Known("tapb", B.ifindex)}
+    seen = {key(51): KnownQueue("tapb", B.ifindex)}
     mapped = assign(workers, [A, B, C], first_vcpu=VCPU, known=seen)
     assert told(mapped, workers) == [
         ("tapb", 0, "exact"),
@@ -122,14 +122,14 @@ def test_once_order_is_wrong_the_rest_is_uncertain() -> None:
 
 def test_seeing_maps_where_counts_do_not_agree() -> None:
     workers = [key(51), key(52), key(53)]
-    seen = {key(51): Known("tapa", A.ifindex), key(53): Known("tapb", B.ifindex)}
+    seen = {key(51): KnownQueue("tapa", A.ifindex), key(53): KnownQueue("tapb", B.ifindex)}
     mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
     assert told(mapped, workers) == [("tapa", 0, "exact"), ("-", 0, "none"), ("tapb", 0, "exact")]
     assert mapped.problem != ""
 
 
 def test_a_device_of_another_time_is_ignored() -> None:
-    seen = {key(51): Known("tapb", 4711)}
+    seen = {key(51): KnownQueue("tapb", 4711)}
     mapped = assign([key(51), key(52)], [A, B], first_vcpu=VCPU, known=seen)
     assert [c for _, _, c in told(mapped, [key(51), key(52)])] == ["order", "order"]
 
@@ -156,7 +156,7 @@ def test_no_queue_is_given_twice_and_none_means_none(
         slots,
         first_vcpu=key(vcpu) if vcpu is not None else None,
         others=others,
-        known={key(t): Known(name, ord(name[-1])) for t, name in seen.items()},
+        known={key(t): KnownQueue(name, ord(name[-1])) for t, name in seen.items()},
     )
     assert set(mapped.workers) == set(workers)
     used = [a.slot for a in mapped.workers.values() if a.slot is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from vsrtune.attach.host import AttachHost
-from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, Device
+from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, MadeDevice
 from vsrtune.core.errors import WriteError
 from vsrtune.model.host import Link
 
@@ -43,7 +43,7 @@ class Devices:
     def __init__(self, host: AttachHost) -> None:
         self._host = host
 
-    def make(self, device: Device) -> None:
+    def make(self, device: MadeDevice) -> None:
         """Make it, down, and wait for its /dev/tapN if it has one."""
         link = self.find(device)
         if link is None:
@@ -62,7 +62,7 @@ class Devices:
                 )
             self._host.sleep(_PAUSE)
 
-    def _make(self, device: Device) -> None:
+    def _make(self, device: MadeDevice) -> None:
         lower = self._host.links().get(device.lower)
         if device.lower and lower is None:
             raise WriteError(
@@ -78,7 +78,7 @@ class Devices:
                 hint=f"modprobe {_MODULES.get(device.kind, device.kind)}",
             ) from error  # fmt: skip
 
-    def flag(self, device: Device) -> tuple[str, ...]:
+    def flag(self, device: MadeDevice) -> tuple[str, ...]:
         """Set the private flags that it must have; those that were not set."""
         missing = [f for f in device.flags if not self._host.flag(device.name, f)]
         for name in missing:
@@ -93,13 +93,13 @@ class Devices:
                 ) from error
         return tuple(missing)
 
-    def remove(self, device: Device) -> None:
+    def remove(self, device: MadeDevice) -> None:
         """Remove it, if it is there."""
         link = self.find(device)
         if link is not None:
             self._host.remove(link.index)
 
-    def set_up(self, device: Device) -> None:
+    def set_up(self, device: MadeDevice) -> None:
         """Bring it up; what is about to leave its lower device gets the time to do so."""
         link = self.find(device)
         if link is None:
@@ -114,13 +114,13 @@ class Devices:
                     raise
             self._host.sleep(_PAUSE)
 
-    def set_down(self, device: Device) -> None:
+    def set_down(self, device: MadeDevice) -> None:
         """Bring it down, if it is there."""
         link = self.find(device)
         if link is not None:
             self._host.set_up(link.index, False)
 
-    def find(self, device: Device) -> Link | None:
+    def find(self, device: MadeDevice) -> Link | None:
         """The link of that name; None when there is none. Raises when it is another's."""
         link = self._host.links().get(device.name)
         if link is not None and (link.kind, link.mac) != (device.kind, device.mac):

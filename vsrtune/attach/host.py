@@ -17,10 +17,10 @@ from vsrtune.attach.libvirt_hotplug import DomainLife
 from vsrtune.attach.link_writes import set_private_flag
 from vsrtune.attach.plan.clone_model import File
 from vsrtune.attach.plan.model import GuestNics
-from vsrtune.attach.plan.steps import Device
+from vsrtune.attach.plan.steps import MadeDevice
 from vsrtune.host import netlink
 from vsrtune.host.ethtool import private_flags
-from vsrtune.model.domain_xml import Nic, nics
+from vsrtune.model.domain_xml import DomainNic, nics
 from vsrtune.model.host import Link
 
 
@@ -35,7 +35,7 @@ class AttachHost(Protocol):
         """Whether /dev/tap<index> is there, a character device."""
         ...
 
-    def make(self, device: Device, lower: int) -> None:
+    def make(self, device: MadeDevice, lower: int) -> None:
         """Make a device, down; ``lower`` is 0 when it stands on none."""
         ...
 
@@ -63,11 +63,11 @@ class AttachHost(Protocol):
         """Every libvirt guest."""
         ...
 
-    def nics(self, uuid: str) -> tuple[Nic, ...]:
+    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """Interfaces of a running guest."""
         ...
 
-    def request_unplug(self, uuid: str, found: Nic) -> None:
+    def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask a guest to release an interface."""
         ...
 
@@ -145,7 +145,7 @@ class LiveHost:
         except OSError:
             return False
 
-    def make(self, device: Device, lower: int) -> None:
+    def make(self, device: MadeDevice, lower: int) -> None:
         d = device
         link_writes.make(d.kind, d.name, lower, d.mac, d.mode, d.mtu, d.queue, d.vlan)
 
@@ -175,10 +175,10 @@ class LiveHost:
             for d in self._domains.all()
         )
 
-    def nics(self, uuid: str) -> tuple[Nic, ...]:
+    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         return self._domains.nics(uuid)
 
-    def request_unplug(self, uuid: str, found: Nic) -> None:
+    def request_unplug(self, uuid: str, found: DomainNic) -> None:
         self._domains.request_unplug(uuid, found)
 
     def plug(self, uuid: str, xml: str, mac: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.steps import Origin
-from vsrtune.execute.jsonl_log import Entry, Ledger
+from vsrtune.execute.jsonl_log import Ledger, LedgerEntry
 
 STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
 
@@ -23,18 +23,18 @@ class AttachLedger(Ledger):
     busy = ("another switch is under way, or is being recovered", "wait for its end")
     unusable = ("the ledger of attachments cannot be used", "run as root")
 
-    def of(self, *kinds: str) -> list[Entry]:
+    def of(self, *kinds: str) -> list[LedgerEntry]:
         """What is pending of these kinds, oldest first."""
         return [entry for entry in self.pending() if entry.kind in kinds]
 
-    def origins(self) -> Iterator[tuple[Entry, Origin]]:
+    def origins(self) -> Iterator[tuple[LedgerEntry, Origin]]:
         """Of every device that vsrtune made and has not removed."""
         return ((entry, steps.origin_from(entry.data)) for entry in self.of(ORIGIN))
 
-    def clones(self, kind: str = CLONE) -> Iterator[tuple[Entry, Clone]]:
+    def clones(self, kind: str = CLONE) -> Iterator[tuple[LedgerEntry, Clone]]:
         """Every guest that vsrtune made and has not ended, or (ENDED) is to remove."""
         return ((entry, steps.clone_from(entry.data)) for entry in self.of(kind))
 
-    def groups(self) -> Iterator[tuple[Entry, str]]:
+    def groups(self) -> Iterator[tuple[LedgerEntry, str]]:
         """Every group that was created and not deleted, by its name."""
         return ((entry, str(entry.data["name"])) for entry in self.of(GROUP))

@@ -17,7 +17,7 @@ from vsrtune.attach import link_writes
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.host import netlink
 from vsrtune.host.libvirt import Patience
-from vsrtune.model.domain_xml import Nic, nics
+from vsrtune.model.domain_xml import DomainNic, nics
 
 # A guest acknowledges an unplug within a second; one that boots may take longer.
 RELEASE_SECONDS = 30.0
@@ -43,11 +43,11 @@ class RefusedError(WriteError):
 class Unpluggable(Protocol):
     """What ``unplug`` needs of libvirt."""
 
-    def nics(self, uuid: str) -> tuple[Nic, ...]:
+    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
         ...
 
-    def request_unplug(self, uuid: str, found: Nic) -> None:
+    def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface; returns at once."""
         ...
 
@@ -149,7 +149,7 @@ class LiveDomains:
             raise VanishedError("the guest does not run", where=name, hint=f"virsh start {name}")
         return str(domain.UUIDString())
 
-    def nics(self, uuid: str) -> tuple[Nic, ...]:
+    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
         libvirt = _library()
         try:
@@ -219,7 +219,7 @@ class LiveDomains:
         has released it."""
         unplug(self, [(uuid, mac)])
 
-    def request_unplug(self, uuid: str, found: Nic) -> None:
+    def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface; one that was asked, or has done so, is
         no error."""
         libvirt = _library()

@@ -104,7 +104,7 @@ class Outage:
                 yield at, number
 
 
-class Watch:
+class OutageWatch:
     """Looks at the counters every PERIOD, in a thread, while the block runs. ``counters``
     gives the frames sent, by device, of the devices that there are."""
 

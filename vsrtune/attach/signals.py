@@ -23,7 +23,7 @@ class Interrupted(VsrtuneError):
     exit_code = ExitCode.INTERRUPTED
 
 
-class Held:
+class HeldSignal:
     """The signal that came, 0 for none."""
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Held:
 
 
 @contextmanager
-def held() -> Iterator[Held]:
+def held() -> Iterator[HeldSignal]:
     """Note SIGINT, SIGTERM and SIGHUP instead of ending. A second signal ends the process at
     once, and one that came does when the block is left without an error. What the process
     handles in a way of its own, as the daemon does, is left to it."""
-    noted = Held()
+    noted = HeldSignal()
     before: dict[signal.Signals, Any] = {}
 
     def give_back() -> None:

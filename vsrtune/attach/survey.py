@@ -9,7 +9,7 @@ from vsrtune.attach import overlays
 from vsrtune.attach.host import AttachHost, LiveHost
 from vsrtune.attach.ledger import ORIGIN
 from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
-from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.steps import Origin, origin_from
 from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.execute.journal import read_entries
@@ -25,7 +25,7 @@ def survey(
     journal: Path,
     clones: Iterable[Clone] = (),
     cloning: Cloning | None = None,
-) -> Host:
+) -> AttachHostState:
     """Read it. Raises VsrtuneError."""
     try:
         links = host.links().values()
@@ -34,7 +34,7 @@ def survey(
             f"network devices cannot be read: {error.strerror}", hint="run as root"
         ) from error
     texts = {clone: _definition(host, clone) for clone in clones}
-    return Host(host.guests(), links, origins, _kept(journal), texts, cloning)
+    return AttachHostState(host.guests(), links, origins, _kept(journal), texts, cloning)
 
 
 def known_origins(ledger: Path) -> tuple[Origin, ...]:

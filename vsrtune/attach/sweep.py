@@ -19,7 +19,7 @@ from vsrtune.attach.libvirt_hotplug import AwayError
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.execute.jsonl_log import Entry
+from vsrtune.execute.jsonl_log import LedgerEntry
 
 Patiently = Callable[[Callable[[], list[str]]], list[str]]
 
@@ -94,7 +94,7 @@ class Sweep:
             self._ledger.done(entry.id, *made)
         return Swept(tuple(did), tuple(failed))
 
-    def _drop(self, origin: Origin, entry: Entry, did: list[str]) -> None:
+    def _drop(self, origin: Origin, entry: LedgerEntry, did: list[str]) -> None:
         device = origin.device
         if self._devices.find(device) is not None:
             self._devices.remove(device)

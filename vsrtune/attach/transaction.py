@@ -28,8 +28,8 @@ from vsrtune.attach.plan.steps import Card, Define, Origin, Step
 from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.execute.jsonl_log import Entry
-from vsrtune.model.domain_xml import Nic, added, differences, nic, nics, replaced
+from vsrtune.execute.jsonl_log import LedgerEntry
+from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, replaced
 
 # libvirtd is started again by systemd, and reads all its guests then.
 _AWAY_SECONDS = 40.0
@@ -230,7 +230,7 @@ class Switcher:
             case _:
                 self._patiently(lambda: self._clones.do(step))
 
-    def _take_back(self, entry: Entry) -> None:
+    def _take_back(self, entry: LedgerEntry) -> None:
         """The inverse of a step that was begun and may have been done in part."""
         step = steps.step_from(entry.data["step"])
         this_boot = entry.data["boot"] == self._boot
@@ -312,7 +312,7 @@ class Switcher:
         wanted = [(card.uuid, card.mac) for card in cards]
         unplug(self._host, wanted, asked, clock=self._host.clock, sleep=self._sleep)
 
-    def _nic(self, card: Card) -> Nic | None:
+    def _nic(self, card: Card) -> DomainNic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
 
     # -- helpers
@@ -376,7 +376,7 @@ def undefine(host: AttachHost, inverse: Define) -> None:
             define(host, inverse)
 
 
-def _first(domain: str, *macs: str) -> Nic | None:
+def _first(domain: str, *macs: str) -> DomainNic | None:
     """A domain's interface of the first of these MACs that it has."""
     by_mac = {n.mac: n for n in reversed(nics(domain))}
     return next((by_mac[mac] for mac in macs if mac in by_mac), None)

@@ -281,12 +281,12 @@ def _measure(
 ) -> None:
     """Measure and deliver. What was measured before an error or Ctrl-C is delivered too,
     then the error goes on."""
-    from vsrtune.bench.progress import Watch
+    from vsrtune.bench.progress import ProgressWatch
     from vsrtune.bench.session import Unfinished
 
     check_outputs(json_file, html_file)
     try:
-        with Watch(quiet=quiet) as watch:
+        with ProgressWatch(quiet=quiet) as watch:
             outcome = measure(watch=watch)
     except Unfinished as stop:
         deliver(stop.outcome, json_file, html_file)

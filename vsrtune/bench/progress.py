@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-class Watch(Closing):
+class ProgressWatch(Closing):
     """Shows the progress of one run. A context manager; silent when ``quiet``."""
 
     def __init__(self, *, quiet: bool = False) -> None:

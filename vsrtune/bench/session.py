@@ -18,10 +18,10 @@ from typing import Any, Self, TypeVar
 
 from vsrtune import __version__
 from vsrtune.bench.cleanup import guard
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods, runner
-from vsrtune.bench.progress import Watch
+from vsrtune.bench.progress import ProgressWatch
 from vsrtune.bench.report.environment import environment
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
@@ -50,7 +50,7 @@ class Unfinished(VsrtuneError):
         self.outcome = outcome
 
 
-def run_spec(spec: Spec, *, seed: int, watch: Watch, uri: str) -> Outcome:
+def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcome:
     """Measure one specification by its method. The host is restored in any case. Raises
     VsrtuneError, Unfinished when some trials had been made."""
     session = _Session(spec, (spec.configuration,), watch, uri)
@@ -64,7 +64,7 @@ def run_spec(spec: Spec, *, seed: int, watch: Watch, uri: str) -> Outcome:
 
 
 def compare_specs(
-    specs: Sequence[Spec], *, pairs: int, seed: int, watch: Watch, uri: str
+    specs: Sequence[Spec], *, pairs: int, seed: int, watch: ProgressWatch, uri: str
 ) -> Outcome:
     """Measure the configurations of ``specs`` in turn; the first is the baseline and says
     what is measured. The host is restored in any case. Raises as ``run_spec`` does."""
@@ -83,7 +83,7 @@ def compare_specs(
 def clean() -> list[str]:
     """Take back what a killed run left; one line for each thing that was. Raises
     VsrtuneError naming what could not be taken back."""
-    with Ledger.open() as ledger:
+    with BenchLedger.open() as ledger:
         owed = ledger.pending()
         _fail(guard.clean(ledger))
         return [f"cleaned: {entry.kind}" for entry in owed]
@@ -126,7 +126,7 @@ class _Session:
     """The open run. ``spec`` is complete; ``trial`` measures."""
 
     def __init__(
-        self, spec: Spec, configurations: tuple[Configuration, ...], watch: Watch, uri: str
+        self, spec: Spec, configurations: tuple[Configuration, ...], watch: ProgressWatch, uri: str
     ) -> None:
         self.spec = spec
         self._configurations = configurations
@@ -141,7 +141,7 @@ class _Session:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_signals())
-            ledger = stack.enter_context(Ledger.open())
+            ledger = stack.enter_context(BenchLedger.open())
             _fail(guard.clean(ledger))
             stack.enter_context(guard.start(ledger))
             observer = live_observer(self._uri)

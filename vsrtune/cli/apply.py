@@ -32,7 +32,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
 if TYPE_CHECKING:
-    from vsrtune.cli.trial.guardian import Guard
+    from vsrtune.cli.trial.guardian import TrialGuard
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.execute.executor import Result
     from vsrtune.execute.journal import Journal
@@ -110,7 +110,7 @@ def apply(
         text = click.get_text_stream("stdin").read() if str(stored) == "-" else _text(stored)
         made = read_plan(text, boot, str(stored))
     with ExitStack() as stack:
-        guard: Guard | None = None
+        guard: TrialGuard | None = None
         with Journal.open(journal, boot) as opened:
             if confirm_seconds is not None:
                 guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
@@ -182,7 +182,7 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
         say(f"{len(result.done)} of {len(made.actions)} changes done.")
 
 
-def _ask(guard: Guard, seconds: float, live: int) -> None:
+def _ask(guard: TrialGuard, seconds: float, live: int) -> None:
     """Wait for Enter, `vsrtune confirm` or the deadline."""
     terminal = sys.stdin.isatty()
     how = "Press Enter, or run `vsrtune confirm`," if terminal else "Run `vsrtune confirm`"

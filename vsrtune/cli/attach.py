@@ -20,7 +20,7 @@ from vsrtune.cli.options import (
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.attach.outage import Watch
+    from vsrtune.attach.outage import OutageWatch
     from vsrtune.attach.plan.model import Switch
     from vsrtune.attach.plan.steps import Step
 
@@ -143,17 +143,17 @@ class _Reporter:
     """Watches the guests that are switched live, and prints their outages."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, OutageWatch] = {}
 
     def watch(self, stack: contextlib.ExitStack, switch: Switch) -> None:
-        from vsrtune.attach.outage import Watch, sent_by
+        from vsrtune.attach.outage import OutageWatch, sent_by
 
         macs: dict[str, set[str]] = {}
         for move in switch.moves:
             if move.live[0]:
                 macs.setdefault(move.guest, set()).add(move.mac)
         for guest, own in macs.items():
-            self._watches[guest] = stack.enter_context(Watch(sent_by(own)))
+            self._watches[guest] = stack.enter_context(OutageWatch(sent_by(own)))
         for watch in self._watches.values():
             watch.settle()
 

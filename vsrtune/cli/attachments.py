@@ -9,7 +9,7 @@ from pathlib import Path
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP, AttachLedger
-from vsrtune.attach.plan.model import Host, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.attach.survey import known_origins, survey
@@ -23,14 +23,14 @@ from vsrtune.host.filesystem import boot_id
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
-Choose = Callable[[Host, Sequence[Origin]], tuple[Batch, ...]]
+Choose = Callable[[AttachHostState, Sequence[Origin]], tuple[Batch, ...]]
 
 
 def asked(policies: Sequence[Policy]) -> Choose:
     """The switches that the policies ask for, those back included that none asks for any
     more."""
 
-    def choose(host: Host, origins: Sequence[Origin]) -> tuple[Batch, ...]:
+    def choose(host: AttachHostState, origins: Sequence[Origin]) -> tuple[Batch, ...]:
         return (*taken_back(host, origins, policies), *batches(host, policies))
 
     return choose

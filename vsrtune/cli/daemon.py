@@ -119,7 +119,7 @@ def daemon(
     from vsrtune.daemon.events.kernel import LinkEvents, Patrol
     from vsrtune.daemon.events.policy_files import PolicyWatch
     from vsrtune.daemon.guard.aside import Aside
-    from vsrtune.daemon.guard.guard import Guard
+    from vsrtune.daemon.guard.guard import StandstillGuard
     from vsrtune.daemon.http import Metrics
     from vsrtune.daemon.loop import Daemon, Timing
     from vsrtune.daemon.queue_controller import STARVED_PATH, QueueKeeper, write_status
@@ -127,7 +127,7 @@ def daemon(
     from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.model.daemon_state import Starved, State
+    from vsrtune.model.daemon_state import DaemonState, Starved
     from vsrtune.model.load import least_ns
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.observe.load import LoadMeter
@@ -165,7 +165,7 @@ def daemon(
         queues = QueueKeeper(reconciler)
         aside = Aside()
 
-        def publish(state: State) -> None:
+        def publish(state: DaemonState) -> None:
             aside.step(state.snapshot)
             served.update(state)
 
@@ -195,7 +195,7 @@ def daemon(
 
         LinkEvents(seen, running.mark_dirty, own_queue=reconciler.own_queue).start()
         Patrol(LiveRoot(), seen, running.mark_dirty).start()
-        Guard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
+        StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
         code = running.run()
         queues.close()

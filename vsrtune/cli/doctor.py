@@ -15,7 +15,7 @@ from vsrtune.doctor.model import Case, Check, Finding, run
 
 if TYPE_CHECKING:
     from vsrtune.doctor.model import Case, Finding
-    from vsrtune.doctor.module_checks import Seen
+    from vsrtune.doctor.module_checks import ModuleFacts
 
 
 @click.command()
@@ -56,7 +56,7 @@ def _case(root: Path | None, uri: str) -> Case:
     return Case(snapshot, read_facts(host, snapshot))
 
 
-def _module(ledger: Path) -> Seen:
+def _module(ledger: Path) -> ModuleFacts:
     from vsrtune.attach.ledger import ORIGIN, STEP
     from vsrtune.attach.plan.steps import origin_from
     from vsrtune.doctor.facts.module import read
@@ -69,13 +69,13 @@ def _module(ledger: Path) -> Seen:
 
 def _print(findings: tuple[Finding, ...]) -> None:
     from vsrtune.cli import render
-    from vsrtune.doctor.model import Level
+    from vsrtune.doctor.model import Severity
     from vsrtune.views.tables import Table
 
-    counts = {level: sum(f.level is level for f in findings) for level in Level}
+    counts = {level: sum(f.level is level for f in findings) for level in Severity}
     told = [
         f"{counts[level]} {level}{'s' * (counts[level] != 1)}"
-        for level in (Level.ERROR, Level.WARNING)
+        for level in (Severity.ERROR, Severity.WARNING)
         if counts[level]
     ]
     rows: list[tuple[str, ...]] = [
@@ -95,7 +95,7 @@ def traps() -> list[tuple[str, str]]:
     return host + [(check.name, check.trap) for check in OF_MODULE]
 
 
-def check_all(case: Case, seen: module_checks.Seen | None) -> tuple[Finding, ...]:
+def check_all(case: Case, seen: module_checks.ModuleFacts | None) -> tuple[Finding, ...]:
     """Every finding, what matters most first. ``seen`` is None on a recorded host, of which
     nobody knows the module."""
     found = run(OF_HOST, case)

@@ -27,7 +27,7 @@ from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
 from vsrtune.policy.model import PolicyErrors
 
 if TYPE_CHECKING:
-    from vsrtune.attach.plan.model import Host, Switch
+    from vsrtune.attach.plan.model import AttachHostState, Switch
     from vsrtune.attach.transaction import Switcher
     from vsrtune.core.errors import VsrtuneError
     from vsrtune.group.parser import Group
@@ -274,7 +274,7 @@ def delete(
 
     own = name_of(name)
 
-    def choose(host: Host) -> Switch:
+    def choose(host: AttachHostState) -> Switch:
         staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
         if staged:
             return msr.delete(own, host)
@@ -289,7 +289,7 @@ def _create(
     from vsrtune.group import msr, pvr, schema
 
     wanted = load_group(name, groups)
-    create_: Callable[[Group, Host], Switch]
+    create_: Callable[[Group, AttachHostState], Switch]
     create_ = msr.create if wanted.kind == schema.MSR else pvr.create
     return _carry_out(
         lambda host: create_(wanted, host), ledger, journal, uri, dry_run, wanted.template
@@ -297,7 +297,7 @@ def _create(
 
 
 def _carry_out(
-    choose: Callable[[Host], Switch],
+    choose: Callable[[AttachHostState], Switch],
     path: Path,
     journal: Path,
     uri: str,

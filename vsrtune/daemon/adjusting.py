@@ -15,7 +15,7 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.daemon_state import QueueState, State
+from vsrtune.model.daemon_state import DaemonState, QueueState
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import DeviceTarget, Target, Value
 from vsrtune.plan.projection import project_actions
@@ -30,7 +30,7 @@ class Adjusting:
     _journal: Journal
     _said: SaidOnce
     _drift: DriftWatch
-    state: State
+    state: DaemonState
     # Never changed in place: another thread reads.
     _queues: Mapping[Target, Value] = MappingProxyType({})
     _adjusted: frozenset[str] = frozenset()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vsrtune.attach.host import AttachHost
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
 from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
@@ -126,10 +126,12 @@ class AttachKeeper:
             return True  # libvirt need not be asked
         return self._take_back(switcher, self._due_back(switcher, self._survey(switcher), ()))
 
-    def _survey(self, switcher: Switcher) -> Host:
+    def _survey(self, switcher: Switcher) -> AttachHostState:
         return survey(self._host, switcher.origins(), self._journal)
 
-    def _due_back(self, switcher: Switcher, host: Host, policies: Sequence[Policy]) -> list[Batch]:
+    def _due_back(
+        self, switcher: Switcher, host: AttachHostState, policies: Sequence[Policy]
+    ) -> list[Batch]:
         found = taken_back(host, switcher.origins(), policies)
         return [batch for batch in found if not self._returned & set(batch.guests)]
 

@@ -24,7 +24,7 @@ from prometheus_client import make_wsgi_app
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.daemon_state import State
+from vsrtune.model.daemon_state import DaemonState
 from vsrtune.views.metric_families import families
 from vsrtune.views.page_data import status_page
 from vsrtune.views.page_html import html, policy
@@ -66,11 +66,11 @@ class Pages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: State | None = None
+        self._of: DaemonState | None = None
         self._page: StatusPage | None = None
         self._made: dict[str, _Answer] = {}
 
-    def of(self, state: State, path: str) -> _Answer:
+    def of(self, state: DaemonState, path: str) -> _Answer:
         """The answer for this State. Raises KeyError for another path."""
         with self._lock:
             if self._of is not state or self._page is None:
@@ -213,16 +213,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._state = State()
+        self._state = DaemonState()
         self._refused = 0
 
-    def update(self, state: State) -> None:
+    def update(self, state: DaemonState) -> None:
         """Replace what the next scrape reports."""
         with self._lock:
             self._state = state
 
     @property
-    def state(self) -> State:
+    def state(self) -> DaemonState:
         """The latest State; the same object until the next ``update``."""
         with self._lock:
             return self._state
@@ -249,7 +249,7 @@ class Metrics:
         return registry
 
 
-def exposition(state: State) -> str:
+def exposition(state: DaemonState) -> str:
     """The text a scrape of ``state`` would get."""
     from prometheus_client import generate_latest
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon.journald import LOGGER
-from vsrtune.model.daemon_state import State
+from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.load import moves
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
@@ -55,7 +55,9 @@ class LoadKeeper:
             self._fresh, self._planned = False, now
         return seen
 
-    def counted(self, snapshot: Snapshot, state: State, done: Sequence[Action]) -> State:
+    def counted(
+        self, snapshot: Snapshot, state: DaemonState, done: Sequence[Action]
+    ) -> DaemonState:
         """The state with the moves among ``done``; leaves the loads for other processes to see.
         That this fails is said once."""
         moved = moves(done)

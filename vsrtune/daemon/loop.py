@@ -22,7 +22,7 @@ from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Look
 from vsrtune.daemon.systemd import Notifier
-from vsrtune.model.daemon_state import Starved, State
+from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
 from vsrtune.views import tables
@@ -63,7 +63,7 @@ class Daemon:
         load: Callable[[], tuple[Policy, ...]],
         notifier: Notifier,
         *,
-        publish: Callable[[State], None] = lambda _state: None,
+        publish: Callable[[DaemonState], None] = lambda _state: None,
         prepare: Callable[[tuple[Policy, ...]], None] = lambda _policies: None,
         finish: Callable[[], bool] = lambda: True,
         leave: Callable[[], None] = lambda: None,

@@ -27,7 +27,7 @@ from vsrtune.model.load import QueueSample, window_between
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, TxQueueLen
-from vsrtune.observe.samples import Sampler, Watched, watched
+from vsrtune.observe.samples import SampledGuests, Sampler, watched
 from vsrtune.plan import adaptive_queue
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, QueueBounds
@@ -94,8 +94,8 @@ class _Kept:
     guest: Guest
     policy: Policy
     bounds: QueueBounds
-    where: Watched
-    state: adaptive_queue.State
+    where: SampledGuests
+    state: adaptive_queue.QueueRuleState
     before: QueueSample | None = None
     drops: int | None = None
 
@@ -281,7 +281,9 @@ def _process(guest: Guest) -> tuple[int, int]:
     return guest.pid, guest.start_time
 
 
-def _changes(kept: _Kept, state: adaptive_queue.State, left: Collection[Target]) -> list[Action]:
+def _changes(
+    kept: _Kept, state: adaptive_queue.QueueRuleState, left: Collection[Target]
+) -> list[Action]:
     reason = f"queue.macvtap: adaptive: {state.why} ({kept.policy.at('queue', 'macvtap')})"
     length = state.length
     found = []

@@ -28,11 +28,11 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.daemon_state import GuestState, PlanState, State, Unmade
+from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
 from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.stepdown import UNTIL, Level
+from vsrtune.model.stepdown import UNTIL, StepLevel
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
@@ -119,7 +119,7 @@ class Reconciler(Adjusting, Stepping):
         # Changes that this pass planned and has not made.
         self._unmade: tuple[Unmade, ...] = ()
         self.policies = policies
-        self.state = State(policies=len(policies))
+        self.state = DaemonState(policies=len(policies))
 
     def recover(self) -> None:
         """Resolve what a crash left in the journal, before the first pass."""
@@ -339,7 +339,7 @@ class Reconciler(Adjusting, Stepping):
         when the guest that needed them is gone: they are looked at in every pass.
         """
         ours = self._journal.ours()
-        undone = {ref for ref, step in self._steps.items() if step.level is Level.UNDONE}
+        undone = {ref for ref, step in self._steps.items() if step.level is StepLevel.UNDONE}
         if not settle and not any(
             t.guest == HOST_REF or t.guest in undone or isinstance(t, Partition) for t in ours
         ):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Check, Finding, Level
+from vsrtune.doctor.model import Case, Check, Finding, Severity
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
@@ -38,7 +38,7 @@ def vhost(case: Case) -> Iterable[Finding]:
         slow = [i.target for i in guest.interfaces if not i.vhost]
         if slow:
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"{guest.ref}: {', '.join(slow)} without vhost-net: QEMU's own thread moves the "
                 "frames",
                 "model virtio, <driver name='vhost'/>, and modprobe vhost_net",
@@ -57,7 +57,7 @@ def mapping(case: Case) -> Iterable[Finding]:
         ]
         if unsure:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{guest.ref}: it is not certain which interface "
                 f"{', '.join(label(t) for t in unsure)} serve"
                 f"{'s' * (len(unsure) == 1)}; a mapping in cpus.vhost leaves them alone",
@@ -77,7 +77,7 @@ def emulator_group(case: Case) -> Iterable[Finding]:
         narrow = main.cpuset_effective
         if inside and narrow is not None and not case.snapshot.host.online <= narrow:
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"{guest.ref}: emulatorpin holds its {len(inside)} vhost workers on CPU {narrow}",
                 "ask for cpus.vhost in its policy: they get a cgroup of their own",
                 f"/sys/fs/cgroup/{main.cgroup}/cpuset.cpus: {main.cpuset_cpus}",
@@ -96,10 +96,10 @@ def queues(case: Case) -> Iterable[Finding]:
             name = f"{guest.ref}: the ring of {interface.target}"
             default = f"ip link set {interface.target} txqueuelen 500"
             if length == 0:
-                yield Finding(Level.ERROR, f"{name} drops every frame", default, seen)
+                yield Finding(Severity.ERROR, f"{name} drops every frame", default, seen)
             elif length > _LONG:
                 yield Finding(
-                    Level.WARNING,
+                    Severity.WARNING,
                     f"{name} holds up to {length} frames: in overload they wait for a tenth of "
                     "a second and more, and little more arrives",
                     default,
@@ -107,7 +107,7 @@ def queues(case: Case) -> Iterable[Finding]:
                 )
             elif length < _BATCH:
                 yield Finding(
-                    Level.INFO,
+                    Severity.INFO,
                     f"{name} is shorter than the {_BATCH} frames a worker takes at once: "
                     "measured, such queues forward less",
                     default,
@@ -126,14 +126,14 @@ def devices(case: Case) -> Iterable[Finding]:
                 continue
             if not device.up:
                 yield Finding(
-                    Level.ERROR,
+                    Severity.ERROR,
                     f"{guest.ref}: {device.name} is down, so the guest gets no frames",
                     f"ip link set {device.name} up",
                     f"{_NET}/{device.name}/flags",
                 )
             if interface.mac and device.mac.lower() != interface.mac.lower():
                 yield Finding(
-                    Level.ERROR,
+                    Severity.ERROR,
                     f"{guest.ref}: {device.name} receives for {device.mac}, the guest's NIC has "
                     f"{interface.mac}: it gets broadcast only",
                     f"ip link set {device.name} address {interface.mac}",
@@ -148,7 +148,7 @@ def openers(case: Case) -> Iterable[Finding]:
         return
     for one in case.facts.openers:
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             f"process {one.pid} ({one.name}) has {one.device} open: it takes a share of the "
             "guest's flows",
             "close it, if it is not another guest that shares the device on purpose",
@@ -156,7 +156,7 @@ def openers(case: Case) -> Iterable[Finding]:
         )
     if not case.facts.openers:
         yield Finding(
-            Level.OK, "guests' taps are open in their own QEMU only", evidence="/proc/*/fd"
+            Severity.OK, "guests' taps are open in their own QEMU only", evidence="/proc/*/fd"
         )
 
 
@@ -176,14 +176,14 @@ def shared_devices(case: Case) -> Iterable[Finding]:
         told = f"{', '.join(names)} share {interface.target}"
         if interface.kind is NicKind.NAPI_MACVTAP:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{told}: they find all their neighbours only with its flag every-queue",
                 f"ethtool --show-priv-flags {interface.target}; `vsrtune group` keeps it on",
                 f"interface index {ifindex}",
             )
         else:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{told}: a neighbour that one has resolved the other may not know",
                 "make them a group (`vsrtune group`), or give them static neighbours, or a "
                 "device each",
@@ -202,7 +202,7 @@ def between_guests(case: Case) -> Iterable[Finding]:
     for lower, names in sorted(on.items()):
         if len(names) > 1:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{', '.join(sorted(names))} stand on {lower}: what they send to each other "
                 "passes the backlog of a CPU",
                 "for chains of routers: attachment: napi-macvlan (docs/kmod.md). It gains "
@@ -222,7 +222,7 @@ def realtime(case: Case) -> Iterable[Finding]:
             seen = f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
             if thread.affinity & irq:
                 yield Finding(
-                    Level.ERROR,
+                    Severity.ERROR,
                     f"{guest.ref}: {label(thread)} is realtime and may run on interrupt CPU "
                     f"{thread.affinity & irq}, where it starves packet reception",
                     "ask for its CPUs in the policy (cpus: auto)",
@@ -230,7 +230,7 @@ def realtime(case: Case) -> Iterable[Finding]:
                 )
             elif len(thread.affinity) > 1 and online - irq <= thread.affinity:
                 yield Finding(
-                    Level.WARNING,
+                    Severity.WARNING,
                     f"{guest.ref}: {label(thread)} is realtime on every CPU that serves no "
                     "interrupts: the kernel's own threads find no quiet CPU",
                     "pin it to one CPU",
@@ -248,10 +248,10 @@ def order(case: Case) -> Iterable[Finding]:
     told = [*plan_warnings.warnings(quiet, refs, CpuSet())]
     kernel = snapshot.host.kernel
     for text in told:
-        yield Finding(Level.WARNING, text, "equal classes and priorities", "`vsrtune show`")
+        yield Finding(Severity.WARNING, text, "equal classes and priorities", "`vsrtune show`")
     for text in kernel_threads.warnings(snapshot, refs):
         # Since 6.5 work that was put off is not left to that thread alone.
-        level = Level.WARNING if case.release < (6, 5) else Level.INFO
+        level = Severity.WARNING if case.release < (6, 5) else Severity.INFO
         hint = "scheduler.softirq in the policy"
         yield Finding(level, text, hint, f"kernel {kernel}; `vsrtune show`")
 
@@ -265,7 +265,7 @@ def pins(case: Case) -> Iterable[Finding]:
                 continue
             deadline = thread.sched.cls is SchedClass.DEADLINE
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"{guest.ref}: libvirt pins {label(thread)} to CPU {thread.pin}, it runs on "
                 f"{thread.affinity}" + (" (class deadline refuses vcpupin)" if deadline else ""),
                 "change the policy, not the pin, and reload"
@@ -283,7 +283,7 @@ def pending(case: Case) -> Iterable[Finding]:
         waiting = [t for t in guest.threads if waits_for_domain(case.snapshot.host, t)]
         if waiting:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{guest.ref}: {', '.join(label(t) for t in waiting)} cannot be given class "
                 "deadline before running",
                 "send traffic through it; the daemon tries every second",
@@ -307,7 +307,7 @@ def untuned(case: Case) -> Iterable[Finding]:
             kinds = {t.worker for t in loose} - {None}
             also = " (kernel threads, outside the guest)" if kinds == {WorkerKind.KTHREAD} else ""
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{guest.ref}: {len(loose)} of its threads may run on interrupt CPU {irq}{also}",
                 f"vsrtune policy init {shlex.quote(guest.ref)}",
                 f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",

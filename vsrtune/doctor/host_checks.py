@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Check, Finding, Level
+from vsrtune.doctor.model import Case, Check, Finding, Severity
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass
@@ -29,21 +29,23 @@ def observation(case: Case) -> Iterable[Finding]:
     for problem in case.snapshot.problems:
         libvirt = problem.reader == "libvirt"
         # A host that runs plain QEMU alone needs no libvirt.
-        level = Level.INFO if libvirt and sources == {"qemu"} else Level.WARNING
+        level = Severity.INFO if libvirt and sources == {"qemu"} else Severity.WARNING
         hint = "start libvirtd or virtqemud, or see --connect" if libvirt else "run as root"
         yield Finding(level, problem.what, hint, f"reader {problem.reader}")
     for guest in case.snapshot.guests:
         for text in guest.problems:
-            yield Finding(Level.WARNING, f"{guest.ref}: {text}", "see `vsrtune show`")
+            yield Finding(Severity.WARNING, f"{guest.ref}: {text}", "see `vsrtune show`")
     for stranger in case.snapshot.strangers:
         yield Finding(
-            Level.INFO,
+            Severity.INFO,
             f"process {stranger.pid} is named like a QEMU and not believed: {stranger.why}",
             "if it is a guest, see docs/hardening.md: who is a guest",
         )
     if not case.snapshot.problems:
         count = len(case.snapshot.guests)
-        yield Finding(Level.OK, f"all of the host can be read; {count} guest{'s' * (count != 1)}")
+        yield Finding(
+            Severity.OK, f"all of the host can be read; {count} guest{'s' * (count != 1)}"
+        )
 
 
 def kernel(case: Case) -> Iterable[Finding]:
@@ -53,13 +55,13 @@ def kernel(case: Case) -> Iterable[Finding]:
     seen = f"{_SCHED}/osrelease: {case.snapshot.host.kernel}"
     if release < OLDEST:
         yield Finding(
-            Level.WARNING, "this kernel is older than any that vsrtune is tested on",
+            Severity.WARNING, "this kernel is older than any that vsrtune is tested on",
             "use 6.1 or later", seen,
         )  # fmt: skip
         return
     if release < (6, 2):
         yield Finding(
-            Level.INFO,
+            Severity.INFO,
             "pins are lost when something writes the cgroup's CPUs (before 6.2); the daemon "
             "sets them again",
             "keep the daemon running, `vsrtune apply` alone does not last",
@@ -67,14 +69,14 @@ def kernel(case: Case) -> Iterable[Finding]:
         )
     if release < (6, 7):
         yield Finding(
-            Level.INFO,
+            Severity.INFO,
             "no exclusive CPUs for a cgroup below others (before 6.7): class deadline of vcpus "
             "makes all of machine.slice one partition",
             "docs/scheduling.md, budgets, mode loose",
             seen,
         )
     else:
-        yield Finding(Level.OK, "every setting of a policy is possible on it", evidence=seen)
+        yield Finding(Severity.OK, "every setting of a policy is possible on it", evidence=seen)
 
 
 def cpus(case: Case) -> Iterable[Finding]:
@@ -83,16 +85,16 @@ def cpus(case: Case) -> Iterable[Finding]:
     seen = f"{_CPUS}/online: {online}"
     if len(online) < 2:
         yield Finding(
-            Level.ERROR, "one CPU: no thread can be kept off the interrupts' CPU",
+            Severity.ERROR, "one CPU: no thread can be kept off the interrupts' CPU",
             "give the host a second CPU", seen,
         )  # fmt: skip
     elif len(online) == 2:
         yield Finding(
-            Level.INFO, "two CPUs: every thread of a router shares the one without interrupts",
+            Severity.INFO, "two CPUs: every thread of a router shares the one without interrupts",
             "write one: vsrtune policy init GUEST", seen,
         )  # fmt: skip
     else:
-        yield Finding(Level.OK, f"{len(online)} CPUs", evidence=seen)
+        yield Finding(Severity.OK, f"{len(online)} CPUs", evidence=seen)
 
 
 def isolated(case: Case) -> Iterable[Finding]:
@@ -104,14 +106,14 @@ def isolated(case: Case) -> Iterable[Finding]:
     seen = f"{_CPUS}/isolated: {boot or 'none'}"
     if len(boot) > 1:
         yield Finding(
-            Level.INFO,
+            Severity.INFO,
             f"CPUs {boot} are isolated at boot: good for pins, but class deadline is refused there",
             "for class deadline isolate one CPU at most (isolcpus=) and leave the rest to "
             "the partitions that vsrtune makes",
             seen,
         )
     else:
-        yield Finding(Level.OK, "isolation at boot is in nobody's way", evidence=seen)
+        yield Finding(Severity.OK, "isolation at boot is in nobody's way", evidence=seen)
 
 
 def interrupts(case: Case) -> Iterable[Finding]:
@@ -126,7 +128,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
         if not nic.irqs:
             where = f"where its SoftIRQ was seen: CPU {nic.rx_cpus}" if nic.rx_cpus else ""
             yield Finding(
-                Level.OK if where else Level.INFO,
+                Severity.OK if where else Severity.INFO,
                 f"{nic.name} has no interrupts of its own; "
                 + (where or "the first online CPU is taken for its interrupt CPU"),
                 ""
@@ -142,7 +144,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
             for irq in queue_irqs(nic)
         )
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "the NICs' interrupts are served on every online CPU: auto finds no CPU for a "
             "guest's threads and refuses it",
             "move them to few CPUs: irq: {cpus: LIST, set: true} in a policy, or ethtool -L fewer "
@@ -151,7 +153,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
         )
     elif all_of_them:
         yield Finding(
-            Level.OK, f"interrupts are served on CPU {all_of_them}",
+            Severity.OK, f"interrupts are served on CPU {all_of_them}",
             evidence="/proc/irq/*/effective_affinity_list",
         )  # fmt: skip
 
@@ -166,7 +168,7 @@ def managed(case: Case) -> Iterable[Finding]:
         if number in of:
             nic, irq = of[number]
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"interrupt {number} of {nic.name} is managed by the kernel and stays on "
                 f"CPU {irq.effective}",
                 "change the number of queues with ethtool -L, or keep guests off that CPU",
@@ -182,7 +184,7 @@ def steering(case: Case) -> Iterable[Finding]:
         if nic.rps_cpus:
             found = True
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"RPS of {nic.name} sends frames through the backlogs of CPU {nic.rps_cpus}",
                 f"echo 0 > /sys/class/net/{nic.name}/queues/rx-*/rps_cpus",
                 f"/sys/class/net/{nic.name}/queues/rx-*/rps_cpus: {nic.rps_cpus}",
@@ -190,14 +192,14 @@ def steering(case: Case) -> Iterable[Finding]:
         if nic.threaded_napi:
             found = True
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{nic.name} receives in kernel threads napi/{nic.name}-*, which may run beside "
                 "its interrupts or elsewhere",
                 "pin these threads to the interrupt CPUs",
                 f"/sys/class/net/{nic.name}/threaded: 1",
             )
     if not found and _lowers(case):
-        yield Finding(Level.OK, "no RPS and no threaded NAPI below guests")
+        yield Finding(Severity.OK, "no RPS and no threaded NAPI below guests")
 
 
 def backlog(case: Case) -> Iterable[Finding]:
@@ -210,14 +212,14 @@ def backlog(case: Case) -> Iterable[Finding]:
     if lost:
         text = ", ".join(f"CPU {cpu}: {count}" for cpu, count in lost)
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "frames were dropped at a CPU's backlog since boot",
             "give ksoftirqd the class of the guests' threads (scheduler.softirq), or move guests "
             "that talk to each other to napi-macvlan",
             f"/proc/net/softnet_stat, second column: {text}",
         )
     else:
-        yield Finding(Level.OK, "no backlog dropped a frame", evidence="/proc/net/softnet_stat")
+        yield Finding(Severity.OK, "no backlog dropped a frame", evidence="/proc/net/softnet_stat")
 
 
 def neighbours(case: Case) -> Iterable[Finding]:
@@ -234,13 +236,13 @@ def neighbours(case: Case) -> Iterable[Finding]:
         left_alone = one.banned_irqs or one.policy_script
         pid = "" if one.pid is None else f"/proc/{one.pid}/comm"
         yield Finding(
-            Level.WARNING if one.name in hints and not left_alone else Level.INFO,
+            Severity.WARNING if one.name in hints and not left_alone else Severity.INFO,
             f"{one.name}: {one.detail}" if one.detail else f"{one.name} runs",
             hints.get(one.name, ""),
             f"{pid}: {one.name}" if pid else f"{_CPUS}/nohz_full",
         )
     if not found:
-        yield Finding(Level.OK, "nothing else writes affinity or scheduling")
+        yield Finding(Severity.OK, "nothing else writes affinity or scheduling")
 
 
 def throttling(case: Case) -> Iterable[Finding]:
@@ -251,7 +253,7 @@ def throttling(case: Case) -> Iterable[Finding]:
     classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
     if host.sched_rt_runtime_us == -1:
         yield Finding(
-            Level.ERROR if SchedClass.DEADLINE in classes else Level.WARNING,
+            Severity.ERROR if SchedClass.DEADLINE in classes else Severity.WARNING,
             "no limit: the kernel admits any sum of budgets, so none is guaranteed, and a "
             "realtime thread that never sleeps keeps its CPU for good",
             "sysctl kernel.sched_rt_runtime_us=950000, and keep who set it (TuneD's realtime "
@@ -260,11 +262,11 @@ def throttling(case: Case) -> Iterable[Finding]:
         )
     elif host.sched_rt_runtime_us == 0 and host.sched_rt_period_us:
         yield Finding(
-            Level.ERROR, "0: realtime threads get no CPU time at all",
+            Severity.ERROR, "0: realtime threads get no CPU time at all",
             "sysctl kernel.sched_rt_runtime_us=950000", seen,
         )  # fmt: skip
     else:
-        yield Finding(Level.OK, "realtime threads leave something to others", evidence=seen)
+        yield Finding(Severity.OK, "realtime threads leave something to others", evidence=seen)
 
 
 def rt_groups(case: Case) -> Iterable[Finding]:
@@ -273,14 +275,14 @@ def rt_groups(case: Case) -> Iterable[Finding]:
     where = case.facts.rt_group_sched
     if where:
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "fifo and rr may be refused with EPERM: every cpu cgroup needs a realtime budget",
             "use class deadline or pins only, or boot with rt_group_sched=0 where the kernel "
             "has it",
             f"{where}: CONFIG_RT_GROUP_SCHED=y",
         )
     elif where is not None:
-        yield Finding(Level.OK, "the kernel has no realtime budgets for cgroups")
+        yield Finding(Severity.OK, "the kernel has no realtime budgets for cgroups")
 
 
 def cpusets(case: Case) -> Iterable[Finding]:
@@ -290,7 +292,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
     libvirt = [g for g in case.snapshot.guests if g.source == "libvirt"]
     if libvirt and all(t.cpuset_cpus is None for g in libvirt for t in g.threads):
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "guests run without cgroup v2 cpusets: class deadline is refused, pins are "
             "affinities alone",
             "boot with the unified hierarchy (systemd.unified_cgroup_hierarchy=1)",
@@ -301,7 +303,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
         seen = f"{_CGROUP}/{group.path}/cpuset.cpus.partition: {group.partition}"
         if "invalid" in group.partition:
             yield Finding(
-                Level.ERROR,
+                Severity.ERROR,
                 f"the partition {group.path} is not in force",
                 "start the daemon or run `vsrtune apply`, which makes it anew"
                 if is_partition(group.path) or "libvirt" in group.path
@@ -310,14 +312,14 @@ def cpusets(case: Case) -> Iterable[Finding]:
             )
         elif group.valid and not _has_guest(case, group.path) and not is_partition(group.path):
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"the partition {group.path} holds CPU {group.effective} for itself",
                 "guests get none of these CPUs while it stands",
                 seen,
             )
     if len(isolated) > 1:
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             f"{len(isolated)} isolated partitions share one root domain: class deadline works "
             "in none of them",
             "make them root instead of isolated",
@@ -344,7 +346,7 @@ def bandwidth(case: Case) -> Iterable[Finding]:
         if domain.booked - ours > domain.kernel + _ROUNDING:
             clean = False
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"{percent(domain.booked - ours)} of a CPU is booked on CPU {domain.cpus} by no "
                 "guest's thread: another program's, or left behind",
                 "ps -eLo tid,cls,comm | grep DLN names threads that have it; what is left behind "
@@ -353,7 +355,7 @@ def bandwidth(case: Case) -> Iterable[Finding]:
             )
     if clean:
         yield Finding(
-            Level.OK, "no bandwidth is booked but by guests' threads",
+            Severity.OK, "no bandwidth is booked but by guests' threads",
             evidence="/sys/kernel/debug/sched/debug",
         )  # fmt: skip
 
@@ -367,11 +369,11 @@ def qdisc(case: Case) -> Iterable[Finding]:
     seen = f"/proc/sys/net/core/default_qdisc: {name}"
     if name == "pfifo_fast":
         yield Finding(
-            Level.INFO, "queue.macvtap also shortens the queue for frames that guests send",
+            Severity.INFO, "queue.macvtap also shortens the queue for frames that guests send",
             "sysctl net.core.default_qdisc=fq_codel, before the devices are made", seen,
         )  # fmt: skip
     else:
-        yield Finding(Level.OK, "queue.macvtap governs the rings alone", evidence=seen)
+        yield Finding(Severity.OK, "queue.macvtap governs the rings alone", evidence=seen)
 
 
 def workers(case: Case) -> Iterable[Finding]:
@@ -390,7 +392,7 @@ def workers(case: Case) -> Iterable[Finding]:
     what = {"kthread": "kernel threads", "task": "threads of QEMU"}
     text = " and ".join(what[k] for k in sorted(kinds)) or "none runs"
     yield Finding(
-        Level.OK, f"vhost workers: {text}",
+        Severity.OK, f"vhost workers: {text}",
         evidence=parameter and f"/sys/module/vhost/parameters/{parameter}",
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How much a finding matters, from nothing to most."""
 
     OK = "ok"
@@ -29,7 +29,7 @@ class Level(enum.StrEnum):
     @property
     def rank(self) -> int:
         """Higher matters more."""
-        return list(Level).index(self)
+        return list(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Finding:
     """One result of a check: what was found, what to do about it ("": nothing), and the
     value that tells, with where it was read. ``check`` is filled in by ``run``."""
 
-    level: Level
+    level: Severity
     what: str
     hint: str = ""
     evidence: str = ""
@@ -124,12 +124,12 @@ def run(checks: Iterable[Check[T]], seen: T) -> tuple[Finding, ...]:
     return tuple(replace(found, check=check.name) for check in checks for found in check.find(seen))
 
 
-def worst(findings: Iterable[Finding]) -> Level:
+def worst(findings: Iterable[Finding]) -> Severity:
     """The level that matters most; OK for none."""
-    return max((f.level for f in findings), key=lambda level: level.rank, default=Level.OK)
+    return max((f.level for f in findings), key=lambda level: level.rank, default=Severity.OK)
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
     """DONE when nothing is wrong, DIFFERS with warnings, FAILED with errors."""
-    codes = {Level.ERROR: ExitCode.FAILED, Level.WARNING: ExitCode.DIFFERS}
+    codes = {Severity.ERROR: ExitCode.FAILED, Severity.WARNING: ExitCode.DIFFERS}
     return codes.get(worst(findings), ExitCode.DONE)

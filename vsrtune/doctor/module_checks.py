@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import OURS, STACKED
-from vsrtune.doctor.model import Check, Finding, Level
+from vsrtune.doctor.model import Check, Finding, Severity
 from vsrtune.model.host import Link
 
 MODULE = "napi_macvlan"
@@ -31,7 +31,7 @@ class LoadedModule:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ModuleFacts:
     """What was read. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
     ``sig_enforce`` are None where this kernel or firmware does not tell. ``devices`` are
     those that vsrtune made for guests, ``unfinished`` whether a switch was interrupted,
@@ -49,16 +49,16 @@ class Seen:
     boot_unit: bool | None = None
 
 
-def module(seen: Seen) -> Iterable[Finding]:
+def module(seen: ModuleFacts) -> Iterable[Finding]:
     """Whether the module is loaded, or can be."""
     if seen.loaded is not None:
-        yield Finding(Level.OK, f"{MODULE} is loaded", evidence=f"/sys/module/{MODULE}")
+        yield Finding(Severity.OK, f"{MODULE} is loaded", evidence=f"/sys/module/{MODULE}")
     elif seen.file is not None:
-        yield Finding(Level.OK, f"{MODULE} is not loaded; the first device loads it")
+        yield Finding(Severity.OK, f"{MODULE} is not loaded; the first device loads it")
     else:
         needed = bool(seen.devices)
         yield Finding(
-            Level.ERROR if needed else Level.INFO,
+            Severity.ERROR if needed else Severity.INFO,
             f"{MODULE} is not installed for kernel {seen.kernel}"
             + (f", and guests' interfaces need it: {', '.join(seen.devices)}" if needed else ""),
             "install the module (kmod/, with DKMS it follows every kernel); it is needed for "
@@ -67,34 +67,34 @@ def module(seen: Seen) -> Iterable[Finding]:
         )
 
 
-def matches(seen: Seen) -> Iterable[Finding]:
+def matches(seen: ModuleFacts) -> Iterable[Finding]:
     """Whether the installed module fits the running kernel, and is the loaded one."""
     if seen.file is None:
         return
     built_for = seen.file.vermagic.partition(" ")[0]
     if built_for != seen.kernel:
         yield Finding(
-            Level.ERROR,
+            Severity.ERROR,
             f"{seen.file.path} is built for kernel {built_for or 'unknown'}, this is {seen.kernel}",
             "build it for this kernel: dkms autoinstall",
             f"modinfo {MODULE}, vermagic: {seen.file.vermagic}",
         )
     elif seen.loaded is not None and "" not in (seen.loaded.srcversion, seen.file.srcversion):
         if seen.loaded.srcversion == seen.file.srcversion:
-            yield Finding(Level.OK, f"the installed one is loaded, for {built_for}")
+            yield Finding(Severity.OK, f"the installed one is loaded, for {built_for}")
         else:
             yield Finding(
-                Level.ERROR,
+                Severity.ERROR,
                 f"the loaded module (srcversion {seen.loaded.srcversion}) is not the installed "
                 f"one ({seen.file.srcversion})",
                 f"move its guests to macvtap, then rmmod {MODULE} and go back; or reboot",
                 f"/sys/module/{MODULE}/srcversion",
             )
     else:
-        yield Finding(Level.OK, f"the installed module is for this kernel, {built_for}")
+        yield Finding(Severity.OK, f"the installed module is for this kernel, {built_for}")
 
 
-def signature(seen: Seen) -> Iterable[Finding]:
+def signature(seen: ModuleFacts) -> Iterable[Finding]:
     """Whether the kernel takes the module where it wants signed ones."""
     if seen.file is None:
         return
@@ -110,32 +110,32 @@ def signature(seen: Seen) -> Iterable[Finding]:
     if signer:
         text = f"{seen.file.path} is signed by {signer}"
         if not reasons:
-            yield Finding(Level.OK, f"{text}; this kernel asks for no signature")
+            yield Finding(Severity.OK, f"{text}; this kernel asks for no signature")
         elif seen.loaded is not None:
-            yield Finding(Level.OK, f"{text}, and the kernel took it")
+            yield Finding(Severity.OK, f"{text}, and the kernel took it")
         else:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{text}; {asked}, so its key must be one that the kernel trusts",
                 f"try: modprobe {MODULE}; enroll the key if it is refused: mokutil --import",
             )
     elif not reasons:
-        yield Finding(Level.OK, "not signed, and this kernel asks for no signature")
+        yield Finding(Severity.OK, "not signed, and this kernel asks for no signature")
     elif seen.sig_enforce or seen.lockdown not in (None, "none"):
         yield Finding(
-            Level.ERROR,
+            Severity.ERROR,
             f"{seen.file.path} is not signed, and {asked}: the kernel refuses it",
             "sign it with an enrolled key (DKMS: mok_signing_key in /etc/dkms/framework.conf)",
             "/sys/module/module/parameters/sig_enforce, /sys/kernel/security/lockdown",
         )
     else:
         yield Finding(
-            Level.INFO,
+            Severity.INFO,
             f"{seen.file.path} is not signed; {asked}, but this kernel does not enforce signatures",
         )
 
 
-def lowers(seen: Seen) -> Iterable[Finding]:
+def lowers(seen: ModuleFacts) -> Iterable[Finding]:
     """Which devices are held by what, so that napi devices can or cannot come up there."""
     on: dict[int, list[Link]] = {}
     for link in seen.links:
@@ -150,48 +150,48 @@ def lowers(seen: Seen) -> Iterable[Finding]:
         down = [k.name for k in stacked if k.kind in OURS and not k.up]
         if others and ours:
             yield Finding(
-                Level.INFO,
+                Severity.INFO,
                 f"{where} is held by {', '.join(others)}; {', '.join(down or ours)} can come up "
                 "when these are gone",
                 "`vsrtune attach --all-of-lower` moves them together",
             )
         elif others:
-            yield Finding(Level.INFO, f"{where} is held by {', '.join(others)}")
+            yield Finding(Severity.INFO, f"{where} is held by {', '.join(others)}")
         elif down:
             text = f"{', '.join(down)} on {where} is down: its guest gets no frames"
-            yield Finding(Level.ERROR, text, f"ip link set {down[0]} up", "`ip -d link`")
+            yield Finding(Severity.ERROR, text, f"ip link set {down[0]} up", "`ip -d link`")
         else:
-            yield Finding(Level.OK, f"{where} carries {', '.join(ours)}")
+            yield Finding(Severity.OK, f"{where} carries {', '.join(ours)}")
     for link in seen.links:
         if link.master and (master := by_index.get(link.master)) is not None and not link.kind:
             yield Finding(
-            Level.INFO, f"{link.name} is a port of {master.name}, so it carries no "
+            Severity.INFO, f"{link.name} is a port of {master.name}, so it carries no "
                 "macvtap and no NAPI-macvlan",
             )  # fmt: skip
 
 
-def switches(seen: Seen) -> Iterable[Finding]:
+def switches(seen: ModuleFacts) -> Iterable[Finding]:
     """Whether a switch was interrupted, and whether the devices survive a reboot."""
     if seen.unfinished:
         yield Finding(
-            Level.ERROR,
+            Severity.ERROR,
             "a switch of a guest's attachment was interrupted, or is under way",
             "`vsrtune attach --recover` takes it back, and so does the daemon",
             "the ledger of attachments (--attach-ledger)",
         )
     if seen.devices and seen.boot_unit is False:
         yield Finding(
-            Level.ERROR,
+            Severity.ERROR,
             f"after a reboot nothing makes {', '.join(seen.devices)} before guests start",
             "systemctl enable vsrtune-devices",
             "systemctl is-enabled vsrtune-devices.service",
         )
     elif not seen.unfinished:
         count = len(seen.devices)
-        yield Finding(Level.OK, f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")
+        yield Finding(Severity.OK, f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")
 
 
-CHECKS: tuple[Check[Seen], ...] = (
+CHECKS: tuple[Check[ModuleFacts], ...] = (
     Check("module", module),
     Check("version", matches),
     Check("signature", signature),

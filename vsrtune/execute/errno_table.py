@@ -42,7 +42,7 @@ class Operation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ErrnoVerdict:
     """``vanished``: the object is gone, which is no failure. ``reason`` is one clause
     that follows "because"; ``hint`` tells the operator what to do, may be empty."""
 
@@ -52,146 +52,146 @@ class Verdict:
     vanished: bool = False
 
 
-_GONE = Verdict(_NEVER, "the object no longer exists", vanished=True)
+_GONE = ErrnoVerdict(_NEVER, "the object no longer exists", vanished=True)
 _ROOT = "run as root with CAP_SYS_NICE"
 _MANAGED = "the interrupt is kernel-managed: its driver leaves its CPUs to the kernel"
 
 # fmt: off
-_TABLE: dict[tuple[Operation, int], Verdict] = {
+_TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     # __sched_setaffinity: the mask and the cpuset have no CPU in common.
-    (Operation.AFFINITY, errno.EINVAL): Verdict(
+    (Operation.AFFINITY, errno.EINVAL): ErrnoVerdict(
         _NEVER, "no CPU of the mask is online and allowed by the thread's cpuset",
         "compare the policy's CPUs with cpuset.cpus.effective of the thread's cgroup"),
     # dl_task_check_affinity: a DEADLINE thread must keep its whole root domain.
-    (Operation.AFFINITY, errno.EBUSY): Verdict(
+    (Operation.AFFINITY, errno.EBUSY): ErrnoVerdict(
         _NEVER, "a SCHED_DEADLINE thread keeps the CPUs of its root domain",
         "pin such a thread through a cpuset partition, before it becomes DEADLINE"),
-    (Operation.AFFINITY, errno.EPERM): Verdict(
+    (Operation.AFFINITY, errno.EPERM): ErrnoVerdict(
         _NEVER, "the process may not change other users' threads", _ROOT),
     (Operation.AFFINITY, errno.ESRCH): _GONE,
     # __sched_setscheduler: task_group(p)->rt_bandwidth.rt_runtime is 0, or no capability.
-    (Operation.SCHED, errno.EPERM): Verdict(
+    (Operation.SCHED, errno.EPERM): ErrnoVerdict(
         _NEVER, "real-time classes are forbidden here: CAP_SYS_NICE is missing, or the kernel "
         "has RT_GROUP_SCHED and the thread's cpu cgroup has no real-time budget",
         "run as root; under RT_GROUP_SCHED give the cgroup cpu.rt_runtime_us (v1) or "
         "disable the cpu controller for the guests' cgroups (v2)"),
-    (Operation.SCHED, errno.EINVAL): Verdict(
+    (Operation.SCHED, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel does not know this class or takes no such priority",
         "use a priority from 1 to 99"),
     (Operation.SCHED, errno.ESRCH): _GONE,
-    (Operation.SCHED, errno.EBUSY): Verdict(
+    (Operation.SCHED, errno.EBUSY): ErrnoVerdict(
         _LATER, "the change of class met another one", ""),
     # __sched_setscheduler: the span of the runqueue last used is not within the mask.
-    (Operation.DEADLINE, errno.EPERM): Verdict(
+    (Operation.DEADLINE, errno.EPERM): ErrnoVerdict(
         _LATER, "the thread has not run since it was given its CPUs, so the kernel still "
         "counts it in its old root domain; or its mask is not a whole root domain",
         "retried once the guest has traffic"),
     # sched_dl_overflow
-    (Operation.DEADLINE, errno.EBUSY): Verdict(
+    (Operation.DEADLINE, errno.EBUSY): ErrnoVerdict(
         _NEVER, "admission control: the CPUs have too little deadline bandwidth left",
         "lower runtime/period, or free bandwidth held by other DEADLINE threads"),
-    (Operation.DEADLINE, errno.EINVAL): Verdict(
+    (Operation.DEADLINE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "runtime <= deadline <= period must hold, runtime >= 1024 ns, period >= 100 us",
         "correct the times in the policy"),
     (Operation.DEADLINE, errno.ESRCH): _GONE,
     # cgroup_threads_write, cgroup_attach_permissions
     (Operation.THREADS, errno.ESRCH): _GONE,
-    (Operation.THREADS, errno.EOPNOTSUPP): Verdict(
+    (Operation.THREADS, errno.EOPNOTSUPP): ErrnoVerdict(
         _NEVER, "the cgroup is not threaded, or belongs to another threaded domain than "
         "the thread",
         "cgroup.type of both cgroups must be 'threaded' below the same domain"),
-    (Operation.THREADS, errno.ENOENT): Verdict(
+    (Operation.THREADS, errno.ENOENT): ErrnoVerdict(
         _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
-    (Operation.THREADS, errno.ENODEV): Verdict(
+    (Operation.THREADS, errno.ENODEV): ErrnoVerdict(
         _LATER, "the cgroup is being removed", "retried at the next pass"),
     # cgroup_migrate_add_task, cpuset_can_attach
-    (Operation.THREADS, errno.EINVAL): Verdict(
+    (Operation.THREADS, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel thread is bound and cannot be moved, or its affinity is fixed",
         "leave this thread where it is"),
-    (Operation.THREADS, errno.ENOSPC): Verdict(
+    (Operation.THREADS, errno.ENOSPC): ErrnoVerdict(
         _NEVER, "the target cpuset has no CPU or memory node",
         "look at cpuset.cpus.effective of the cgroup"),
-    (Operation.THREADS, errno.EBUSY): Verdict(
+    (Operation.THREADS, errno.EBUSY): ErrnoVerdict(
         _LATER, "the cgroup is changing, or delegates controllers to children", ""),
-    (Operation.THREADS, errno.EACCES): Verdict(
+    (Operation.THREADS, errno.EACCES): ErrnoVerdict(
         _NEVER, "the process may not move threads between these cgroups", "run as root"),
-    (Operation.THREADS, errno.EAGAIN): Verdict(
+    (Operation.THREADS, errno.EAGAIN): ErrnoVerdict(
         _LATER, "a DEADLINE thread does not fit into the target cpuset now", ""),
     # cgroup_enable_threaded
-    (Operation.TYPE, errno.EOPNOTSUPP): Verdict(
+    (Operation.TYPE, errno.EOPNOTSUPP): ErrnoVerdict(
         _NEVER, "the parent cgroup cannot hold threaded children",
         "cgroup.type of the parent must be 'domain threaded' or 'threaded'"),
-    (Operation.TYPE, errno.EBUSY): Verdict(
+    (Operation.TYPE, errno.EBUSY): ErrnoVerdict(
         _NEVER, "the cgroup holds processes or delegates controllers", "empty it first"),
     # cgroup_mkdir
-    (Operation.MKDIR, errno.EAGAIN): Verdict(
+    (Operation.MKDIR, errno.EAGAIN): ErrnoVerdict(
         _NEVER, "cgroup.max.descendants or cgroup.max.depth of an ancestor is reached",
         "raise that limit"),
     (Operation.MKDIR, errno.ENOENT): _GONE,
     (Operation.MKDIR, errno.ENODEV): _GONE,
-    (Operation.MKDIR, errno.EROFS): Verdict(
+    (Operation.MKDIR, errno.EROFS): ErrnoVerdict(
         _NEVER, "the cgroup file system is mounted read-only",
         "run outside the container, or mount it read-write"),
     # cgroup_destroy_locked
-    (Operation.RMDIR, errno.EBUSY): Verdict(
+    (Operation.RMDIR, errno.EBUSY): ErrnoVerdict(
         _LATER, "threads or child cgroups are still in it",
         "retried; look at its cgroup.threads"),
-    (Operation.RMDIR, errno.ENOTEMPTY): Verdict(
+    (Operation.RMDIR, errno.ENOTEMPTY): ErrnoVerdict(
         _LATER, "it is not empty", "retried; look inside it"),
     # update_cpumask, validate_change, validate_partition
-    (Operation.CPUSET, errno.EINVAL): Verdict(
+    (Operation.CPUSET, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel takes no such CPU list here: it names a CPU that does not exist, "
         "or overlaps an exclusive cpuset",
         "compare it with /sys/devices/system/cpu/possible and the cpuset partitions"),
-    (Operation.CPUSET, errno.EBUSY): Verdict(
+    (Operation.CPUSET, errno.EBUSY): ErrnoVerdict(
         _NEVER, "DEADLINE threads in the cpuset would lose their CPUs",
         "give them another class first"),
-    (Operation.CPUSET, errno.ENOSPC): Verdict(
+    (Operation.CPUSET, errno.ENOSPC): ErrnoVerdict(
         _LATER, "threads are in the cpuset, and it would have no CPUs of its own",
         "retried at the next pass"),
-    (Operation.CPUSET, errno.ENODEV): Verdict(
+    (Operation.CPUSET, errno.ENODEV): ErrnoVerdict(
         _LATER, "the cgroup is being removed", "retried at the next pass"),
-    (Operation.CPUSET, errno.ENOENT): Verdict(
+    (Operation.CPUSET, errno.ENOENT): ErrnoVerdict(
         _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
     # update_exclusive_cpumask, validate_change
-    (Operation.EXCLUSIVE, errno.EINVAL): Verdict(
+    (Operation.EXCLUSIVE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "a cgroup beside it, or a partition, has one of these CPUs for itself",
         "look at cpuset.cpus and cpuset.cpus.exclusive of the cgroups beside it"),
     (Operation.EXCLUSIVE, errno.ENOENT): _GONE,
     (Operation.EXCLUSIVE, errno.ENODEV): _GONE,
     # update_prstate
-    (Operation.PARTITION, errno.EINVAL): Verdict(
+    (Operation.PARTITION, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel makes no partition here", "look at cpuset.cpus.partition"),
     (Operation.PARTITION, errno.ENOENT): _GONE,
     (Operation.PARTITION, errno.ENODEV): _GONE,
     # dev_change_tx_queue_len
     (Operation.TXQUEUELEN, errno.ENOENT): _GONE,
     (Operation.TXQUEUELEN, errno.ENODEV): _GONE,
-    (Operation.TXQUEUELEN, errno.ENOMEM): Verdict(
+    (Operation.TXQUEUELEN, errno.ENOMEM): ErrnoVerdict(
         _LATER, "there is no memory for rings of that length", "choose a shorter queue"),
-    (Operation.TXQUEUELEN, errno.ERANGE): Verdict(
+    (Operation.TXQUEUELEN, errno.ERANGE): ErrnoVerdict(
         _NEVER, "the length is out of range", "use 1 to 32767"),
-    (Operation.TXQUEUELEN, errno.EINVAL): Verdict(
+    (Operation.TXQUEUELEN, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the device takes no such length", "use 1 to 32767"),
     # modify_napi_threaded, dev_set_threaded
     (Operation.THREADED, errno.ENOENT): _GONE,
     (Operation.THREADED, errno.ENODEV): _GONE,
-    (Operation.THREADED, errno.EOPNOTSUPP): Verdict(
+    (Operation.THREADED, errno.EOPNOTSUPP): ErrnoVerdict(
         _LATER, "the device has no NAPI instance now", "see whether it is up: ip link"),
-    (Operation.THREADED, errno.EINVAL): Verdict(
+    (Operation.THREADED, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel takes no such value here", "threaded is true or false"),
     # write_irq_affinity: irq_can_set_affinity_usr() is false
-    (Operation.IRQ, errno.EIO): Verdict(_NEVER, _MANAGED, MANAGED_HINT),
-    (Operation.IRQ, errno.EPERM): Verdict(_NEVER, _MANAGED, MANAGED_HINT),
-    (Operation.IRQ, errno.EINVAL): Verdict(
+    (Operation.IRQ, errno.EIO): ErrnoVerdict(_NEVER, _MANAGED, MANAGED_HINT),
+    (Operation.IRQ, errno.EPERM): ErrnoVerdict(_NEVER, _MANAGED, MANAGED_HINT),
+    (Operation.IRQ, errno.EINVAL): ErrnoVerdict(
         _NEVER, "no CPU of the mask is online, or the interrupt controller cannot route there",
         "name CPUs that are online: /sys/devices/system/cpu/online"),
     # assign_managed_vector, vector_assign_managed_shutdown: the vector matrix is full
-    (Operation.IRQ, errno.ENOSPC): Verdict(
+    (Operation.IRQ, errno.ENOSPC): ErrnoVerdict(
         _NEVER, "these CPUs have no interrupt vector left", "name more CPUs in irq.cpus"),
     (Operation.IRQ, errno.ENOENT): _GONE,
     # store_rps_map: rps_cpumask_housekeeping leaves no CPU
-    (Operation.RPS, errno.EINVAL): Verdict(
+    (Operation.RPS, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel steers no frames to isolated CPUs (isolcpus, nohz_full)",
         "name CPUs that are not isolated"),
     (Operation.RPS, errno.ENOENT): _GONE,
@@ -199,24 +199,24 @@ _TABLE: dict[tuple[Operation, int], Verdict] = {
     # xps_cpus_store, __netif_set_xps_queue
     (Operation.XPS, errno.ENOENT): _GONE,
     (Operation.XPS, errno.ENODEV): _GONE,
-    (Operation.XPS, errno.EINVAL): Verdict(
+    (Operation.XPS, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the device takes no such CPUs for this queue",
         "see its queues: ethtool -l, tc -s qdisc show"),
 }
 
 # For every operation that has no row of its own.
-_COMMON: dict[int, Verdict] = {
+_COMMON: dict[int, ErrnoVerdict] = {
     errno.ESRCH: _GONE,
-    errno.ENOENT: Verdict(_LATER, "the file does not exist", "retried at the next pass"),
-    errno.ENODEV: Verdict(_LATER, "the file is being removed", "retried at the next pass"),
-    errno.EPERM: Verdict(_NEVER, "the process may not do that", "run as root"),
-    errno.EACCES: Verdict(_NEVER, "the process may not do that", "run as root"),
-    errno.EROFS: Verdict(_NEVER, "the file system is read-only", "run outside the container"),
-    errno.EAGAIN: Verdict(_LATER, "the kernel is busy with it", ""),
-    errno.EBUSY: Verdict(_LATER, "the kernel is busy with it", ""),
-    errno.EINTR: Verdict(_LATER, "a signal interrupted the call", ""),
-    errno.ENOMEM: Verdict(_LATER, "the kernel has no memory for it", "free memory"),
-    errno.EIO: Verdict(_NEVER, "the kernel refuses to change it", ""),
+    errno.ENOENT: ErrnoVerdict(_LATER, "the file does not exist", "retried at the next pass"),
+    errno.ENODEV: ErrnoVerdict(_LATER, "the file is being removed", "retried at the next pass"),
+    errno.EPERM: ErrnoVerdict(_NEVER, "the process may not do that", "run as root"),
+    errno.EACCES: ErrnoVerdict(_NEVER, "the process may not do that", "run as root"),
+    errno.EROFS: ErrnoVerdict(_NEVER, "the file system is read-only", "run outside the container"),
+    errno.EAGAIN: ErrnoVerdict(_LATER, "the kernel is busy with it", ""),
+    errno.EBUSY: ErrnoVerdict(_LATER, "the kernel is busy with it", ""),
+    errno.EINTR: ErrnoVerdict(_LATER, "a signal interrupted the call", ""),
+    errno.ENOMEM: ErrnoVerdict(_LATER, "the kernel has no memory for it", "free memory"),
+    errno.EIO: ErrnoVerdict(_NEVER, "the kernel refuses to change it", ""),
 }
 # fmt: on
 
@@ -228,12 +228,12 @@ def name(number: int) -> str:
     return errno.errorcode.get(number, str(number))
 
 
-def classify(operation: Operation, number: int) -> Verdict:
+def classify(operation: Operation, number: int) -> ErrnoVerdict:
     """The verdict on an errno; one without a row is permanent and says its name."""
     found = _TABLE.get((operation, number)) or _COMMON.get(number)
     if found is not None:
         return found
-    return Verdict(_NEVER, f"of {name(number)} ({os.strerror(number)})", "see the kernel log")
+    return ErrnoVerdict(_NEVER, f"of {name(number)} ({os.strerror(number)})", "see the kernel log")
 
 
 def write_error(operation: Operation, error: OSError, where: str, wanted: str = "") -> WriteError:

@@ -37,7 +37,7 @@ Cleaner = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """Something to put back: ``kind`` names the cleaner, ``data`` is its own."""
 
     id: int
@@ -49,7 +49,7 @@ class Entry:
 class Failure:
     """An entry that could not be resolved; it stays in the ledger."""
 
-    entry: Entry
+    entry: LedgerEntry
     what: str
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Ledger(Closing):
     unusable = ("the ledger cannot be used", "run as root")
 
     def __init__(
-        self, path: Path, lock: int, file: int, entries: dict[int, Entry], last: int
+        self, path: Path, lock: int, file: int, entries: dict[int, LedgerEntry], last: int
     ) -> None:
         self.path = path
         self.lock_descriptor = lock
@@ -112,7 +112,7 @@ class Ledger(Closing):
         """Write down what must be put back, before the host is changed. ``data`` is
         JSON. Returns the id for ``done``. Raises VsrtuneError: then change nothing."""
         self._last += 1
-        entry = Entry(self._last, kind, dict(data))
+        entry = LedgerEntry(self._last, kind, dict(data))
         self._append(_added(entry))
         self._entries[entry.id] = entry
         return entry.id
@@ -126,7 +126,7 @@ class Ledger(Closing):
             for entry in pending:
                 del self._entries[entry]
 
-    def pending(self) -> list[Entry]:
+    def pending(self) -> list[LedgerEntry]:
         """What is owed, oldest first."""
         return [self._entries[number] for number in sorted(self._entries)]
 
@@ -196,7 +196,7 @@ class Ledger(Closing):
         return VsrtuneError(f"{what}: {error.strerror or error}", where=str(path), hint=hint)
 
 
-def read_pending(path: Path) -> list[Entry]:
+def read_pending(path: Path) -> list[LedgerEntry]:
     """What is owed, oldest first, without the lock: for those who only look. A missing
     file owes nothing. Raises VsrtuneError when it cannot be read."""
     try:
@@ -211,15 +211,15 @@ def read_pending(path: Path) -> list[Entry]:
     return [entries[number] for number in sorted(entries)]
 
 
-def parse(path: Path, text: bytes) -> tuple[dict[int, Entry], int]:
+def parse(path: Path, text: bytes) -> tuple[dict[int, LedgerEntry], int]:
     """What is pending, and the last id that was given. Raises VsrtuneError."""
-    entries: dict[int, Entry] = {}
+    entries: dict[int, LedgerEntry] = {}
     last = 0
     for number, line in enumerate(text.splitlines(), 1):
         try:
             record = json_value(line)
             if "add" in record:
-                entry = Entry(int(record["add"]), str(record["kind"]), dict(record["data"]))
+                entry = LedgerEntry(int(record["add"]), str(record["kind"]), dict(record["data"]))
                 entries[entry.id] = entry
                 last = max(last, entry.id)
             else:
@@ -235,7 +235,7 @@ def parse(path: Path, text: bytes) -> tuple[dict[int, Entry], int]:
     return entries, last
 
 
-def _added(entry: Entry) -> dict[str, Any]:
+def _added(entry: LedgerEntry) -> dict[str, Any]:
     return {"add": entry.id, "kind": entry.kind, "data": entry.data}
 
 

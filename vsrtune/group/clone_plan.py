@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from vsrtune.attach.plan.clone_model import Clone, Cloning, File
 from vsrtune.attach.plan.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
-from vsrtune.attach.plan.model import GuestNics, Host
+from vsrtune.attach.plan.model import AttachHostState, GuestNics
 from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_xml
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
-from vsrtune.model.domain_xml import Nic
+from vsrtune.model.domain_xml import DomainNic
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Made:
     notes: tuple[str, ...]
 
 
-def missing(group: Group, host: Host) -> tuple[str, ...]:
+def missing(group: Group, host: AttachHostState) -> tuple[str, ...]:
     """Members that would be clones: there is a template, and no guest of that name."""
     known = {guest.name for guest in host.guests}
     return tuple(name for name in group.members if group.template and name not in known)
 
 
-def source(group: Group, host: Host) -> GuestNics:
+def source(group: Group, host: AttachHostState) -> GuestNics:
     """The template, when clones can be made of it now. Raises VsrtuneError."""
     where = group.at("group", "template")
     found = next((g for g in host.guests if g.name == group.template), None)
@@ -72,7 +72,7 @@ def source(group: Group, host: Host) -> GuestNics:
     return found
 
 
-def stand_in(group: Group, name: str, template: GuestNics, host: Host) -> GuestNics:
+def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState) -> GuestNics:
     """A clone as if it ran already, with interfaces as its template's and MACs of its own:
     what its group takes it for, and leaves behind when the clone is kept."""
     assert host.cloning is not None
@@ -97,7 +97,7 @@ def stand_in(group: Group, name: str, template: GuestNics, host: Host) -> GuestN
     return GuestNics(name, own, cards, cards)
 
 
-def in_the_place(original: GuestNics, clone: GuestNics, mac: str) -> Nic:
+def in_the_place(original: GuestNics, clone: GuestNics, mac: str) -> DomainNic:
     """The template's interface that the clone has with that MAC."""
     pairs = zip(original.config or (), clone.config or (), strict=True)
     return next(old for old, new in pairs if new.mac == mac)
@@ -108,7 +108,7 @@ def make(
     template: GuestNics,
     guests: Collection[GuestNics],
     interfaces: Mapping[tuple[str, str], str],
-    host: Host,
+    host: AttachHostState,
 ) -> Made:
     """Of the stand-ins ``guests``: ``interfaces`` is what to put in the place of a clone's
     (UUID) interface of that MAC. Raises VsrtuneError."""
@@ -138,12 +138,12 @@ def make(
     return Made(tuple(clones), tuple(files), tuple(started), tuple(dict.fromkeys(notes)))
 
 
-def of_group(name: str, host: Host) -> tuple[Clone, ...]:
+def of_group(name: str, host: AttachHostState) -> tuple[Clone, ...]:
     """The members of a group that vsrtune made."""
     return tuple(clone for clone in host.clones if clone.group == name)
 
 
-def end(clones: Collection[Clone], host: Host) -> tuple[list[Step], list[str]]:
+def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], list[str]]:
     """The steps that end them, and what an operator should know. What cannot be taken back
     (they are undefined, and their files are removed) comes after the last step of all.
     Raises VsrtuneError."""
@@ -184,7 +184,7 @@ def _free(files: Collection[File], cloning: Cloning, guest: str) -> None:
             )
 
 
-def _macs(host: Host) -> set[str]:
+def _macs(host: AttachHostState) -> set[str]:
     """All that are in use on this host."""
     guests = {n.mac for g in host.guests for n in (*(g.live or ()), *(g.config or ()))}
     return guests | {link.mac for link in host.links.values()}

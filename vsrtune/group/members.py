@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vsrtune.attach.plan.model import GuestNics, Host, Move
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
 from vsrtune.attach.plan.planner import no_others
-from vsrtune.attach.plan.steps import Card, Device, Origin, Role
+from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
-from vsrtune.model.domain_xml import Nic
+from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.host import mode_name
 
 
-def of_group(name: str, host: Host) -> tuple[Origin, ...]:
+def of_group(name: str, host: AttachHostState) -> tuple[Origin, ...]:
     """The Origins of a group that was created, by member, then side. Raises VsrtuneError
     when there is none."""
     if name not in host.groups:
@@ -26,17 +26,17 @@ def of_group(name: str, host: Host) -> tuple[Origin, ...]:
     return tuple(host.groups[name])
 
 
-def on_device(nics: Iterable[Nic], device: str) -> Nic | None:
+def on_device(nics: Iterable[DomainNic], device: str) -> DomainNic | None:
     """A guest's interface on a host device."""
     return next((n for n in nics if n.device == device), None)
 
 
 def members_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     """Those of the guests that come and go: the members of a pvr, the routers of an msr."""
-    return tuple(o for o in origins if o.stage is None or o.stage.role is Role.ROUTER)
+    return tuple(o for o in origins if o.stage is None or o.stage.role is MsrRole.ROUTER)
 
 
-def new(group: Group, host: Host) -> None:
+def new(group: Group, host: AttachHostState) -> None:
     """Refuse a group that was created already."""
     if group.name in host.groups:
         raise VsrtuneError(
@@ -47,7 +47,7 @@ def new(group: Group, host: Host) -> None:
         )
 
 
-def free_name(name: str, host: Host) -> None:
+def free_name(name: str, host: AttachHostState) -> None:
     """Refuse a name that a device has."""
     if name in host.links or name in host.origins:
         raise VsrtuneError(
@@ -56,7 +56,7 @@ def free_name(name: str, host: Host) -> None:
         )  # fmt: skip
 
 
-def running(name: str, where: str, host: Host) -> GuestNics:
+def running(name: str, where: str, host: AttachHostState) -> GuestNics:
     """A guest that runs and is in no other group; ``where`` names it."""
     guest = next((g for g in host.guests if g.name == name), None)
     if guest is None:
@@ -77,7 +77,7 @@ def running(name: str, where: str, host: Host) -> GuestNics:
     return guest
 
 
-def one_on(group: str, guest: GuestNics, lower: str, host: Host) -> Nic:
+def one_on(group: str, guest: GuestNics, lower: str, host: AttachHostState) -> DomainNic:
     """The one interface of a guest on a lower device."""
     nics = guest.live if guest.live is not None else guest.config
     found = [n for n in nics or () if host.lower(n) == lower]
@@ -92,8 +92,8 @@ def one_on(group: str, guest: GuestNics, lower: str, host: Host) -> Nic:
 
 
 def on_lower(
-    group: str, guest: GuestNics, lower: str, host: Host, *, one_queue: bool = True
-) -> Nic:
+    group: str, guest: GuestNics, lower: str, host: AttachHostState, *, one_queue: bool = True
+) -> DomainNic:
     """The one interface of a guest on a lower device, if it can be moved."""
     nic = one_on(group, guest, lower, host)
     where = f"{guest.name}: {lower}"
@@ -113,7 +113,7 @@ def on_lower(
     return nic
 
 
-def defined(guest: GuestNics, nic: Nic, lower: str, notes: list[str]) -> Nic | None:
+def defined(guest: GuestNics, nic: DomainNic, lower: str, notes: list[str]) -> DomainNic | None:
     """The interface in the persistent definition, which changes with the running one."""
     kept = next((n for n in guest.config or () if n.mac == nic.mac), None)
     if kept is not None and kept.kind == "direct" and kept.lower == lower:
@@ -125,7 +125,7 @@ def defined(guest: GuestNics, nic: Nic, lower: str, notes: list[str]) -> Nic | N
     return None
 
 
-def moved(nic: Nic, device: Device) -> str:
+def moved(nic: DomainNic, device: MadeDevice) -> str:
     """The interface on a device of ours."""
     return domain_xml.with_mac(domain_xml.on_device(nic, device.name), device.mac)
 
@@ -147,7 +147,7 @@ def back(origin: Origin, guest: GuestNics) -> Move:
     return Move(origin.guest, origin.uuid, before.mac, origin.device, live, config, origin.queue)
 
 
-def _was(origin: Origin, now: Nic, before: str) -> str:
+def _was(origin: Origin, now: DomainNic, before: str) -> str:
     """What an interface was, unless somebody has changed it since: then the like of what it
     is, with its old MAC."""
     was = domain_xml.nic(before or origin.live or origin.config)
@@ -157,7 +157,9 @@ def _was(origin: Origin, now: Nic, before: str) -> str:
     return domain_xml.with_mac(direct, was.mac)
 
 
-def free_again(name: str, origins: Iterable[Origin], moves: Iterable[Move], host: Host) -> None:
+def free_again(
+    name: str, origins: Iterable[Origin], moves: Iterable[Move], host: AttachHostState
+) -> None:
     """Refuse when other NAPI-macvlan devices stand where macvtaps are to come back now."""
     own = {o.device.name for o in origins}
     lowers = {domain_xml.nic(m.live[1]).lower for m in moves if m.live[1]}

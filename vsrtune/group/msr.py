@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
 from vsrtune.attach.plan.steps import (
     Define,
-    Device,
+    MadeDevice,
     MakeDevice,
+    MsrRole,
     Origin,
     Plug,
     Raise,
-    Role,
     Stage,
     Step,
     Unplug,
@@ -46,7 +46,7 @@ from vsrtune.group.msr_rules import Side
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import BRIDGE
 from vsrtune.model import domain_xml
-from vsrtune.model.domain_xml import Nic
+from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import MODES
 
@@ -61,13 +61,13 @@ class _Found:
     name: str
     lower: str
     balancer: GuestNics
-    outer: Nic
+    outer: DomainNic
     made: SideLinks
-    nics: tuple[Nic, ...]
-    devices: tuple[Device, ...]
+    nics: tuple[DomainNic, ...]
+    devices: tuple[MadeDevice, ...]
 
 
-def create(group: Group, host: Host) -> Switch:
+def create(group: Group, host: AttachHostState) -> Switch:
     """Put running routers behind running balancers. Raises VsrtuneError with what is in the
     way."""
     new(group, host)
@@ -81,7 +81,7 @@ def create(group: Group, host: Host) -> Switch:
     inner: list[Move] = []
     for side in sides:
         ends = group.members if group.links != BRIDGE else ("",)
-        stage = Stage(Role.LINK, side.name, side.lower)
+        stage = Stage(MsrRole.LINK, side.name, side.lower)
         origins += [Origin(d, "", "", "", "", group=group.name, stage=stage)
                     for d in side.made.links]  # fmt: skip
         for router, device in zip(ends, side.made.balancer, strict=True):
@@ -89,7 +89,7 @@ def create(group: Group, host: Host) -> Switch:
             xml = domain_xml.another(side.outer, device.mac, device.name)
             config = ("", xml if b.config is not None else "")
             inner.append(Move(b.name, b.uuid, device.mac, device, ("", xml), config))
-            stage = Stage(Role.BALANCER, side.name, side.lower, router)
+            stage = Stage(MsrRole.BALANCER, side.name, side.lower, router)
             origins.append(Origin(device, b.name, b.uuid, "", "", group=group.name, stage=stage))
     moves: list[Move] = []
     for number, guest in enumerate(routers):
@@ -100,7 +100,7 @@ def create(group: Group, host: Host) -> Switch:
             config = (kept.xml, moved(kept, device)) if kept is not None else ("", "")
             pair, queue = (nic.xml, moved(nic, device)), _kept(nic, host)
             moves.append(Move(guest.name, guest.uuid, nic.mac, device, pair, config, queue))
-            stage = Stage(Role.ROUTER, side.name, side.lower)
+            stage = Stage(MsrRole.ROUTER, side.name, side.lower)
             origins.append(Origin(device, guest.name, guest.uuid, nic.xml, config[0],
                                   group=group.name, queue=queue, stage=stage))  # fmt: skip
     notes += [f"{name} forwards when it has loaded what this prints: vsrtune group rules "
@@ -116,7 +116,7 @@ def create(group: Group, host: Host) -> Switch:
     return Switch(_TO, (*inner, *moves), tuple(steps), tuple(origins), (), tuple(notes))
 
 
-def delete(name: str, host: Host) -> Switch:
+def delete(name: str, host: AttachHostState) -> Switch:
     """Give every router what it had before, and take from the balancers what they got.
     Raises VsrtuneError when there is no such group."""
     origins = of_group(name, host)
@@ -125,7 +125,7 @@ def delete(name: str, host: Host) -> Switch:
         guest = host.by_uuid.get(origin.uuid)
         if guest is None:
             continue
-        if origin.stage is not None and origin.stage.role is Role.BALANCER:
+        if origin.stage is not None and origin.stage.role is MsrRole.BALANCER:
             moves.append(_gone(origin, guest))
         else:
             moves.append(back(origin, guest))
@@ -143,7 +143,7 @@ def delete(name: str, host: Host) -> Switch:
     return Switch(Attachment.MACVTAP, tuple(moves), tuple(steps), (), devices)
 
 
-def planned(group: Group, host: Host) -> tuple[Side, ...]:
+def planned(group: Group, host: AttachHostState) -> tuple[Side, ...]:
     """The sides of a group that was not created, for its rules. Raises VsrtuneError with
     what is in the way of a create."""
     new(group, host)
@@ -161,7 +161,7 @@ def planned(group: Group, host: Host) -> tuple[Side, ...]:
     )
 
 
-def created(name: str, host: Host) -> tuple[tuple[str, ...], tuple[Side, ...]]:
+def created(name: str, host: AttachHostState) -> tuple[tuple[str, ...], tuple[Side, ...]]:
     """The routers of a group that was, and its sides. A router that somebody took a side
     from, or undefined, is none of them. Raises VsrtuneError when there is no such group, or
     a balancer is not what it was."""
@@ -172,12 +172,12 @@ def created(name: str, host: Host) -> tuple[tuple[str, ...], tuple[Side, ...]]:
                 "it has no balancers", where=name, hint="rules are for groups of kind msr"
             )
         by_side.setdefault(origin.stage.side, []).append((origin.stage, origin))
-    on = [{o.guest: o.device.mac for s, o in pairs if s.role is Role.ROUTER}
+    on = [{o.guest: o.device.mac for s, o in pairs if s.role is MsrRole.ROUTER}
           for pairs in by_side.values()]  # fmt: skip
     routers = tuple(guest for guest in on[0] if all(guest in macs for macs in on))
     found = []
     for (side, pairs), macs in zip(by_side.items(), on, strict=True):
-        ends = [(s, o) for s, o in pairs if s.role is Role.BALANCER]
+        ends = [(s, o) for s, o in pairs if s.role is MsrRole.BALANCER]
         guest = host.by_uuid.get(ends[0][1].uuid) if ends else None
         if guest is None:
             raise VsrtuneError(
@@ -194,11 +194,11 @@ def created(name: str, host: Host) -> tuple[tuple[str, ...], tuple[Side, ...]]:
     return routers, tuple(found)
 
 
-def _routers(group: Group, host: Host) -> list[GuestNics]:
+def _routers(group: Group, host: AttachHostState) -> list[GuestNics]:
     return [running(m, group.at_member(n), host) for n, m in enumerate(group.members)]
 
 
-def _sides(group: Group, routers: list[GuestNics], host: Host) -> list[_Found]:
+def _sides(group: Group, routers: list[GuestNics], host: AttachHostState) -> list[_Found]:
     balancers = {
         name: running(name, group.at("group", "balancers", name), host)
         for name, _ in group.balancers
@@ -227,7 +227,7 @@ def _sides(group: Group, routers: list[GuestNics], host: Host) -> list[_Found]:
     return found
 
 
-def _differ(routers: list[GuestNics], nics: tuple[Nic, ...]) -> None:
+def _differ(routers: list[GuestNics], nics: tuple[DomainNic, ...]) -> None:
     """Refuse routers that a balancer cannot tell apart."""
     first: dict[str, str] = {}
     for router, nic in zip(routers, nics, strict=True):
@@ -239,15 +239,15 @@ def _differ(routers: list[GuestNics], nics: tuple[Nic, ...]) -> None:
         first[nic.mac] = router.name
 
 
-def _device(name: str, on: str, nic: Nic, host: Host) -> Device:
+def _device(name: str, on: str, nic: DomainNic, host: AttachHostState) -> MadeDevice:
     """A router's device in the place of its macvtap."""
     link = host.links.get(nic.device)
     mtu = link.mtu if link is not None else host.links[nic.lower].mtu
     queue = _kept(nic, host)
-    return Device(name, on, nic.mac, MODES["bridge"], mtu, 500 if queue is None else queue)
+    return MadeDevice(name, on, nic.mac, MODES["bridge"], mtu, 500 if queue is None else queue)
 
 
-def _kept(nic: Nic, host: Host) -> int | None:
+def _kept(nic: DomainNic, host: AttachHostState) -> int | None:
     link = host.links.get(nic.device)
     return host.kept(link) if link is not None else None
 

@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.steps import Device
+from vsrtune.attach.plan.steps import MadeDevice
 from vsrtune.group.schema import BRIDGE, VLAN
 from vsrtune.model.host import MODES
 
@@ -53,8 +53,8 @@ class SideLinks:
     it, ``balancer`` the balancer's, in the order of the routers, ``of_router`` the names on
     which the routers' own stand, in the same order."""
 
-    links: tuple[Device, ...]
-    balancer: tuple[Device, ...]
+    links: tuple[MadeDevice, ...]
+    balancer: tuple[MadeDevice, ...]
     of_router: tuple[str, ...]
 
 
@@ -70,9 +70,9 @@ def side_links(
         have.add(found)
         return found
 
-    def link(number: int, kind: str, lower: str = "", vlan: int = 0) -> Device:
+    def link(number: int, kind: str, lower: str = "", vlan: int = 0) -> MadeDevice:
         own = name(group, side, LINK, number)
-        return Device(own, lower, mac_of(own), 0, mtu, _QUEUE, kind, vlan=vlan)
+        return MadeDevice(own, lower, mac_of(own), 0, mtu, _QUEUE, kind, vlan=vlan)
 
     numbers = range(1, routers + 1)
     if kind == BRIDGE:
@@ -93,5 +93,5 @@ def side_links(
     for number, lower in ends:
         own = name(group, side, BALANCER, number)
         mode = MODES["bridge"]
-        balancer.append(Device(own, lower, mac_of(own), mode, mtu, _TAP_QUEUE, uplink=True))
+        balancer.append(MadeDevice(own, lower, mac_of(own), mode, mtu, _TAP_QUEUE, uplink=True))
     return SideLinks(tuple(links), tuple(balancer), tuple(below))

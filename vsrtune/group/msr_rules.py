@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable
 from vsrtune.group import msr, msr_rules, scale
@@ -194,7 +194,7 @@ class Rulebook:
         )  # fmt: skip
 
 
-def of_group(name: str, wanted: Group | None, host: Host) -> Rulebook:
+def of_group(name: str, wanted: Group | None, host: AttachHostState) -> Rulebook:
     """That of a group which was created, or of the file of one that was not (``wanted``).
     Raises VsrtuneError."""
     if wanted is None:

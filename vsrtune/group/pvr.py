@@ -11,12 +11,12 @@ Invariants, which hold before and after every switch of these:
 
 from __future__ import annotations
 
-from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
 from vsrtune.attach.plan.planner import device_like, no_others
 from vsrtune.attach.plan.steps import (
     Define,
-    Device,
     Lower,
+    MadeDevice,
     MakeDevice,
     Origin,
     Plug,
@@ -40,13 +40,13 @@ from vsrtune.group.members import (
 )
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
-from vsrtune.model.domain_xml import Nic
+from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Attachment
 
 _TO = Attachment.NAPI_MACVLAN
 
 
-def create(group: Group, host: Host) -> Switch:
+def create(group: Group, host: AttachHostState) -> Switch:
     """Put running guests on the shared devices of a group. Raises VsrtuneError with what
     is in the way."""
     new(group, host)
@@ -132,7 +132,7 @@ def create(group: Group, host: Host) -> Switch:
     )  # fmt: skip
 
 
-def delete(name: str, host: Host, *, keep_clones: bool = False) -> Switch:
+def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Switch:
     """Give every member what it had before, and end those that were made for the group; with
     ``keep_clones`` they become guests like the others. Raises VsrtuneError when there is no
     such group."""
@@ -163,7 +163,7 @@ def delete(name: str, host: Host, *, keep_clones: bool = False) -> Switch:
     )  # fmt: skip
 
 
-def _alone(group: Group, guests: list[GuestNics], host: Host) -> None:
+def _alone(group: Group, guests: list[GuestNics], host: AttachHostState) -> None:
     """Refuse when anybody else stands on the lower devices."""
     members = {g.uuid for g in guests}
     lowers = {lower for _, lower in group.lowers}
@@ -180,7 +180,7 @@ def _alone(group: Group, guests: list[GuestNics], host: Host) -> None:
                 )
 
 
-def _nobodys(nic: Nic, template: GuestNics, host: Host) -> None:
+def _nobodys(nic: DomainNic, template: GuestNics, host: AttachHostState) -> None:
     """Refuse to use a template's MAC a second time."""
     for link in host.links.values():
         if link.mac == nic.mac:
@@ -191,7 +191,7 @@ def _nobodys(nic: Nic, template: GuestNics, host: Host) -> None:
             )
 
 
-def _device(group: Group, side: str, first: Nic, host: Host) -> Device:
+def _device(group: Group, side: str, first: DomainNic, host: AttachHostState) -> MadeDevice:
     name = group.device(side)
     free_name(name, host)
     lower, link = host.links[first.lower], host.links.get(first.device)

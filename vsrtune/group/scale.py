@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vsrtune.attach.plan.model import GuestNics, Host, Move, Switch
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
 from vsrtune.attach.plan.steps import Origin, Plug, Step, Unplug
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.members import card, members_of, moved, of_group, on_device
@@ -12,7 +12,7 @@ from vsrtune.model import domain_xml
 from vsrtune.model.guest import Attachment
 
 
-def drain(name: str, member: str, host: Host) -> Switch:
+def drain(name: str, member: str, host: AttachHostState) -> Switch:
     """Take one running member's interfaces off the devices. Raises VsrtuneError."""
     origins = members_of(of_group(name, host))
     members = names(origins)
@@ -24,7 +24,7 @@ def drain(name: str, member: str, host: Host) -> Switch:
     return _change(origins, host, [m for m in plugged(origins, host) if m != member])
 
 
-def scale(name: str, count: int, host: Host) -> Switch:
+def scale(name: str, count: int, host: AttachHostState) -> Switch:
     """Keep the first ``count`` members plugged in, and no other. Raises VsrtuneError."""
     origins = members_of(of_group(name, host))
     members = names(origins)
@@ -37,7 +37,7 @@ def scale(name: str, count: int, host: Host) -> Switch:
     return _change(origins, host, members[:count])
 
 
-def _change(origins: tuple[Origin, ...], host: Host, keep: list[str]) -> Switch:
+def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str]) -> Switch:
     """Plug in the members ``keep`` and take the others off; first those that come, so that
     somebody forwards at any time."""
     come: list[Move] = []
@@ -113,7 +113,7 @@ def names(origins: Iterable[Origin]) -> list[str]:
     return list(dict.fromkeys(o.guest for o in origins))
 
 
-def plugged(origins: Iterable[Origin], host: Host) -> list[str]:
+def plugged(origins: Iterable[Origin], host: AttachHostState) -> list[str]:
     """Members of which at least one interface is on its device."""
     found = []
     for origin in origins:

@@ -79,7 +79,7 @@ class RawThread:
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class CompetingDaemon:
     """One of DAEMONS that runs."""
 
     name: str

@@ -139,7 +139,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DaemonState:
     """The latest state; a scrape reads this and never the host."""
 
     snapshot: Snapshot | None = None

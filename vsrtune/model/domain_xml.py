@@ -33,7 +33,7 @@ _INTERFACE = re.compile(r"<interface [^>]*>.*?</interface>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Nic:
+class DomainNic:
     """One ``<interface>`` of a domain, ``xml`` being its text. ``kind`` is its type
     attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device that
     a direct one stands on; "" where there is none."""
@@ -46,23 +46,23 @@ class Nic:
     xml: str
 
 
-def nics(domain: str) -> tuple[Nic, ...]:
+def nics(domain: str) -> tuple[DomainNic, ...]:
     """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is none."""
     return tuple(_nic(element) for element in _element(domain).iterfind("./devices/interface"))
 
 
-def nic(xml: str) -> Nic:
+def nic(xml: str) -> DomainNic:
     """One interface of its own text."""
     return _nic(_element(xml))
 
 
-def mode(found: Nic) -> str:
+def mode(found: DomainNic) -> str:
     """The mode attribute of a direct interface's source (libvirt's default: vepa)."""
     source = _element(found.xml).find("source")
     return (source.get("mode") if source is not None else None) or "vepa"
 
 
-def on_device(original: Nic, device: str) -> str:
+def on_device(original: DomainNic, device: str) -> str:
     """The XML with which to attach ``original`` on a host device that is there already
     and that libvirt leaves alone (``managed='no'``)."""
     element = _element(original.xml)
@@ -76,7 +76,7 @@ def on_device(original: Nic, device: str) -> str:
     return ET.tostring(element, encoding="unicode")
 
 
-def another(like: Nic, mac: str, device: str) -> str:
+def another(like: DomainNic, mac: str, device: str) -> str:
     """The XML with which to give the guest of ``like`` one interface more, of one queue, on
     a device that is there already; libvirt chooses its PCI address."""
     element = ET.Element("interface", {"type": "ethernet"})
@@ -98,13 +98,13 @@ def with_mac(xml: str, mac: str) -> str:
     return ET.tostring(element, encoding="unicode")
 
 
-def queues(found: Nic) -> int:
+def queues(found: DomainNic) -> int:
     """How many queue pairs it asks for (libvirt's default: 1)."""
     text = _attribute(_element(found.xml), "driver", "queues")
     return int(text) if text.isdecimal() else 1
 
 
-def unsupported(found: Nic) -> str:
+def unsupported(found: DomainNic) -> str:
     """Why a direct interface cannot be put on a device of ours, "" when it can."""
     element = _element(found.xml)
     source = element.find("source")
@@ -120,7 +120,7 @@ def unsupported(found: Nic) -> str:
     return ""
 
 
-def lost(found: Nic) -> tuple[str, ...]:
+def lost(found: DomainNic) -> tuple[str, ...]:
     """What of a direct interface does not work on a device of ours, for people."""
     if _element(found.xml).get("trustGuestRxFilters") == "yes":
         return (
@@ -129,7 +129,7 @@ def lost(found: Nic) -> tuple[str, ...]:
     return ()
 
 
-def as_direct(found: Nic, lower: str, mode: str) -> str:
+def as_direct(found: DomainNic, lower: str, mode: str) -> str:
     """The XML with which to attach ``found``, which is on a device of ours, as libvirt's
     own macvtap on ``lower``."""
     element = _element(found.xml)
@@ -195,9 +195,9 @@ def _element(xml: str) -> ET.Element:
         raise VsrtuneError(f"domain XML cannot be read: {error}") from error
 
 
-def _nic(element: ET.Element) -> Nic:
+def _nic(element: ET.Element) -> DomainNic:
     source = element.find("source")
-    return Nic(
+    return DomainNic(
         mac=_attribute(element, "mac", "address").lower(),
         kind=element.get("type", ""),
         device=_attribute(element, "target", "dev"),

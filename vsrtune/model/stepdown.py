@@ -15,7 +15,7 @@ from enum import Enum
 from types import MappingProxyType
 
 
-class Level(Enum):
+class StepLevel(Enum):
     """From all that the policy asks to nothing of it."""
 
     POLICY = "policy"
@@ -26,14 +26,14 @@ class Level(Enum):
     @property
     def number(self) -> int:
         """0 for POLICY, 3 for UNDONE."""
-        return list(Level).index(self)
+        return list(StepLevel).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Where a guest stands, ``why`` in words, and since when (seconds since the epoch)."""
 
-    level: Level
+    level: StepLevel
     why: str = ""
     at: float = field(default=0.0, compare=False)
 

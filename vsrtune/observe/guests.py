@@ -27,7 +27,15 @@ from vsrtune.observe.tap_backends import (
     read_napi_threads,
 )
 from vsrtune.observe.trust import Standing
-from vsrtune.observe.vhost_mapping import UNMAPPED, Assignment, Known, Slot, age, assign, told
+from vsrtune.observe.vhost_mapping import (
+    UNMAPPED,
+    KnownQueue,
+    Slot,
+    WorkerMapping,
+    age,
+    assign,
+    told,
+)
 from vsrtune.policy.matching import Scope
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
@@ -262,12 +270,12 @@ class GuestReader:
                 ]
         return tuple(interfaces), slots
 
-    def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, Known]:
+    def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, KnownQueue]:
         found = {}
         for thread in threads:
             device = self.seen(thread.key)
             if device is not None:
-                found[thread.key] = Known(*device)
+                found[thread.key] = KnownQueue(*device)
         return found
 
     def _napi_thread(self, napi: NapiThread) -> Thread:
@@ -279,7 +287,7 @@ class GuestReader:
         raw: RawThread,
         role: Role,
         index: int | None,
-        assignment: Assignment | None,
+        assignment: WorkerMapping | None,
         domain: DomainText | None,
     ) -> Thread:
         vhost = role is Role.VHOST

@@ -14,7 +14,7 @@ from vsrtune.host.cpus import read_cpus
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
-from vsrtune.host.procfs import CLOCK_TICKS, Daemon, read_thread
+from vsrtune.host.procfs import CLOCK_TICKS, CompetingDaemon, read_thread
 from vsrtune.host.scheduler import read_books
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, SchedClass
@@ -140,7 +140,7 @@ _TUNED_PROFILE = "/etc/tuned/active_profile"
 
 
 def read_neighbours(
-    root: HostRoot, daemons: Iterable[Daemon], rt_runtime_us: int
+    root: HostRoot, daemons: Iterable[CompetingDaemon], rt_runtime_us: int
 ) -> tuple[Competitor, ...]:
     """Neighbours sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us:
     TuneD's realtime profiles and stalld set it to -1."""
@@ -151,7 +151,7 @@ def read_neighbours(
     return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
 
 
-def _daemon(root: HostRoot, daemon: Daemon, rt_runtime_us: int) -> Competitor:
+def _daemon(root: HostRoot, daemon: CompetingDaemon, rt_runtime_us: int) -> Competitor:
     detail = _detail(root, daemon.name, rt_runtime_us)
     if daemon.name != IRQBALANCE:
         return Competitor(daemon.name, daemon.pid, detail)

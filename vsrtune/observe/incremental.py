@@ -13,7 +13,7 @@ from vsrtune.observe.qemu_processes import Processes, QemuProcess
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedQemu:
     """One QEMU as it was last seen. ``domain`` is the libvirt name of its domain, ``guest``
     None when it could not be read, ``threads`` how many links its task directory had,
     ``home`` the cgroup that is its own: libvirt's scope, or where its QEMU runs."""
@@ -32,7 +32,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ObservationCache:
     """What a look has given, and what the next one needs of it. ``before`` and ``after``
     are the problems of the readers ahead of the guests' and behind them; ``held`` is by
     pid, in pid order; ``places`` says where in the snapshot the guest of a pid stands,
@@ -42,7 +42,7 @@ class Known:
 
     snapshot: Snapshot
     processes: Processes
-    held: dict[int, Held]
+    held: dict[int, CachedQemu]
     names: dict[str, int]
     before: tuple[Problem, ...]
     after: tuple[Problem, ...]
@@ -64,7 +64,10 @@ def places(guests: tuple[Guest, ...]) -> dict[int, int]:
 
 
 def relisted(
-    known: Known, held: dict[int, Held], fresh: list[Held], gone: list[Held]
+    known: ObservationCache,
+    held: dict[int, CachedQemu],
+    fresh: list[CachedQemu],
+    gone: list[CachedQemu],
 ) -> tuple[tuple[Guest, ...], dict[int, int], tuple[int, ...] | None]:
     """The guests in their order, where each stands, and where the new ones do. Where all are
     who they were, only these are put in the places of the old; else their places are None."""
@@ -87,7 +90,7 @@ def relisted(
     return ordered, places(ordered), None
 
 
-def listed(held: dict[int, Held]) -> tuple[Guest, ...]:
+def listed(held: dict[int, CachedQemu]) -> tuple[Guest, ...]:
     """The guests in the order of a snapshot."""
     found = [h.guest for h in held.values() if h.guest is not None]
     return _one_owner(sorted(_unique(found), key=lambda g: (g.source, g.name, g.pid)))

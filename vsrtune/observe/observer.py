@@ -14,15 +14,15 @@ from vsrtune.model.guest import Guest, Role
 from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.guests import VcpuFinder
-from vsrtune.observe.incremental import Known
+from vsrtune.observe.incremental import ObservationCache
 from vsrtune.observe.one_pass import LookPass, NotAlone, Rounds
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
     SEEN_PATH,
-    Devices,
     SeenMemory,
     SeenNic,
     SeenWorker,
+    TracedDevices,
     Tracer,
     rx_cpus,
     sender_device,
@@ -61,7 +61,7 @@ class Observer:
         # Processes that were believed at the last look at everything.
         self._believed: frozenset[Identity] = frozenset()
         self._table = ProcessTable()
-        self._known: Known | None = None
+        self._known: ObservationCache | None = None
         self._rounds = Rounds()
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot:
@@ -116,7 +116,7 @@ class Observer:
             return self._all()
         return self._known.looked
 
-    def _pass(self, known: Known | None = None) -> LookPass:
+    def _pass(self, known: ObservationCache | None = None) -> LookPass:
         self._vcpus.look(self._scope())
         return LookPass(
             self._root,
@@ -137,7 +137,7 @@ class Observer:
         if self._tracer is None:
             return (Problem("trace", "this host cannot be traced"),)
         interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
-        devices = Devices(
+        devices = TracedDevices(
             macvtaps=_names(i.target for i in interfaces if i.kind.rings),
             taps=_names(i.target for i in interfaces if not i.kind.rings),
             lowers=_names(lower for i in interfaces for lower in i.lower),

@@ -21,7 +21,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
 from vsrtune.observe.host import Attempts, HostReader, lower_devices
-from vsrtune.observe.incremental import Held, Known, listed, places, relisted
+from vsrtune.observe.incremental import CachedQemu, ObservationCache, listed, places, relisted
 from vsrtune.observe.qemu_processes import (
     NO_PROCESS,
     Identity,
@@ -59,7 +59,7 @@ class LookPass:
         table: ProcessTable,
         judge: Judge,
         texts: dict[Identity, DomainText],
-        known: Known | None = None,
+        known: ObservationCache | None = None,
         pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
@@ -79,7 +79,7 @@ class LookPass:
 
     # -- everything
 
-    def whole(self) -> Known:
+    def whole(self) -> ObservationCache:
         """Look at everything."""
         attempts = Attempts()
         host = HostReader(self._root, self._net, self._memory, attempts)
@@ -105,7 +105,7 @@ class LookPass:
         snapshot = Snapshot(
             seen, guests, (*problems[0], *own, *problems[1]), strangers=_strangers(processes)
         )
-        return Known(
+        return ObservationCache(
             snapshot,
             processes,
             held,
@@ -167,7 +167,7 @@ class LookPass:
         domain: DomainText | None,
         processes: Processes,
         online: CpuSet,
-    ) -> Held:
+    ) -> CachedQemu:
         reader = GuestReader(
             root=self._root,
             net=self._net,
@@ -193,11 +193,11 @@ class LookPass:
             guest = attempts.attempt(name, partial(reader.read, process, domain), None)
         named = domain.name if domain is not None else None
         home = _home(guest) if guest is not None else ""
-        return Held(process, named, guest, tuple(attempts.problems), threads, home)
+        return CachedQemu(process, named, guest, tuple(attempts.problems), threads, home)
 
     # -- some guests
 
-    def some(self, names: frozenset[str], pids: frozenset[int]) -> Known:
+    def some(self, names: frozenset[str], pids: frozenset[int]) -> ObservationCache:
         """Look at the guests that have these libvirt names or QEMU processes, and at what
         of the host depends on them. Raises NotAlone when that does not tell everything."""
         known, virt = self._last, self._virt
@@ -225,14 +225,14 @@ class LookPass:
 
     def _due(
         self,
-        known: Known,
+        known: ObservationCache,
         processes: Processes,
         domains: dict[str, DomainText | None],
         plain: list[int],
-    ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[Held]]:
+    ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[CachedQemu]]:
         """The processes to be read, each with its domain, and those that are gone. Raises
         NotAlone when other processes came or went."""
-        gone: dict[int, Held] = {}
+        gone: dict[int, CachedQemu] = {}
         due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
         by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
         for name, domain in domains.items():
@@ -262,12 +262,12 @@ class LookPass:
 
     def _joined(
         self,
-        known: Known,
+        known: ObservationCache,
         processes: Processes,
-        fresh: list[Held],
-        gone: list[Held],
+        fresh: list[CachedQemu],
+        gone: list[CachedQemu],
         names: frozenset[str],
-    ) -> Known:
+    ) -> ObservationCache:
         """What was known, with guests that were read anew and without those that are gone."""
         held, by_name, parents = dict(known.held), dict(known.names), Counter(known.parents)
         before = [held[h.process.pid] for h in fresh if h.process.pid in held] + gone
@@ -313,7 +313,7 @@ class LookPass:
         )
 
     def _processes(
-        self, known: Known, domains: dict[str, DomainText | None], plain: list[int]
+        self, known: ObservationCache, domains: dict[str, DomainText | None], plain: list[int]
     ) -> Processes:
         """The processes, read again unless the guests' own are known to be all there is."""
         for name, domain in domains.items():
@@ -325,7 +325,7 @@ class LookPass:
     def _scan(self) -> Processes:
         return self._table.scan(self._root, self._judge)
 
-    def _alone(self, held: Held, domain: DomainText) -> bool:
+    def _alone(self, held: CachedQemu, domain: DomainText) -> bool:
         """Whether a QEMU runs on, and has all its workers among its own threads."""
         process, guest = held.process, held.guest
         if guest is None or not self._joiner.runs(process, domain):
@@ -342,10 +342,10 @@ class LookPass:
 
     def _around(
         self,
-        known: Known,
+        known: ObservationCache,
         guests: tuple[Guest, ...],
-        before: list[Held],
-        fresh: list[Held],
+        before: list[CachedQemu],
+        fresh: list[CachedQemu],
         parents: Counter[str],
         attempts: Attempts,
     ) -> tuple[Host, bool]:
@@ -375,7 +375,11 @@ class LookPass:
         return read_tree(self._root, self._cpusets, used)
 
     def _beside(
-        self, known: Known, before: list[Held], fresh: list[Held], parents: Counter[str]
+        self,
+        known: ObservationCache,
+        before: list[CachedQemu],
+        fresh: list[CachedQemu],
+        parents: Counter[str],
     ) -> tuple[CpusetGroup, ...] | None:
         """The host's cpusets, for which only the guests' own were looked at; None when that
         does not tell everything."""
@@ -441,12 +445,12 @@ class Rounds:
         self._left = ROUND
         self._next = -1
 
-    def done(self, _known: Known) -> None:
+    def done(self, _known: ObservationCache) -> None:
         """Everything was looked at."""
         self._left = ROUND
 
     def due(
-        self, known: Known, root: HostRoot, table: ProcessTable, judge: Judge
+        self, known: ObservationCache, root: HostRoot, table: ProcessTable, judge: Judge
     ) -> frozenset[int] | None:
         """pids of the QEMUs to look at; None when it is time for everything. New ones,
         those that are gone, and those with another number of threads or of kernel threads
@@ -474,7 +478,7 @@ class Rounds:
         found.update(self._turn(known))
         return frozenset(found)
 
-    def _turn(self, known: Known) -> list[int]:
+    def _turn(self, known: ObservationCache) -> list[int]:
         """The next guests in pid order, a share of all."""
         share = -(-len(known.held) // (ROUND - 1))
         after = [pid for pid in known.held if pid > self._next]
@@ -483,7 +487,7 @@ class Rounds:
         return turn
 
 
-def _owners(known: Known, workers: dict[int, tuple[int, ...]]) -> set[int]:
+def _owners(known: ObservationCache, workers: dict[int, tuple[int, ...]]) -> set[int]:
     """pids of the QEMUs whose vhost kernel threads are others now."""
     before = known.processes.workers
     owners = {o for o in before.keys() | workers.keys() if before.get(o) != workers.get(o)}

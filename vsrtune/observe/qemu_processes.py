@@ -16,7 +16,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import (
     DAEMONS,
-    Daemon,
+    CompetingDaemon,
     Stat,
     is_qemu,
     napi_device,
@@ -63,7 +63,7 @@ class Processes:
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
-    daemons: tuple[Daemon, ...]
+    daemons: tuple[CompetingDaemon, ...]
     softirq: tuple[tuple[int, int], ...] = ()
     napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
     strangers: tuple[Decision, ...] = ()
@@ -131,7 +131,7 @@ class ProcessTable:
 
 def _sorted(entries: list[_Entry]) -> Processes:
     workers: dict[int, list[int]] = {}
-    daemons: list[Daemon] = []
+    daemons: list[CompetingDaemon] = []
     softirq: list[tuple[int, int]] = []
     napi: dict[str, list[int]] = {}
     qemus: dict[int, tuple[_Entry, Decision]] = {}
@@ -149,7 +149,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
             if device is not None:
                 napi.setdefault(device, []).append(stat.tid)
         elif stat.comm in DAEMONS:
-            daemons.append(Daemon(stat.comm, stat.tid))
+            daemons.append(CompetingDaemon(stat.comm, stat.tid))
         elif entry.decision is not None and not entry.decision.believed:
             strangers.append(entry.decision)
         elif entry.decision is not None and entry.argv:

@@ -132,7 +132,7 @@ def _counter(
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class SampledGuests:
     """Where to look: names of devices with rings, (pid, tid) of the threads that carry
     frames, and the crews they form."""
 
@@ -141,10 +141,10 @@ class Watched:
     crews: tuple[Crew, ...]
 
 
-def watched(guest: Guest) -> Watched:
+def watched(guest: Guest) -> SampledGuests:
     """What is to be looked at for a guest."""
     threads = [t for role in DATA_PLANE for t in guest.by_role(role)]
-    return Watched(
+    return SampledGuests(
         tuple(i.target for i in guest.interfaces if i.kind.rings),
         tuple((t.key.pid, t.key.tid) for t in threads),
         crews(threads),
@@ -182,11 +182,11 @@ class Sampler:
     def __init__(self, root: HostRoot) -> None:
         self._root = root
 
-    def drops(self, where: Watched) -> int:
+    def drops(self, where: SampledGuests) -> int:
         """Frames that found a ring full, over all devices. The cheap look."""
         return sum(self._count(d, "rx_dropped") for d in where.devices)
 
-    def sample(self, where: Watched, at: float) -> QueueSample:
+    def sample(self, where: SampledGuests, at: float) -> QueueSample:
         """Everything, with ``at`` as its time (seconds)."""
         return QueueSample(
             at,

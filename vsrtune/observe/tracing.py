@@ -44,7 +44,7 @@ _CPU_KEYS = ("common_cpu", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class TracedDevices:
     """What to watch: guests' macvtaps, guests' taps, and the lower devices."""
 
     macvtaps: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class Tracer:
         self._instances = f"{tracefs}/instances"
         self._sleep = sleep
 
-    def trace(self, devices: Devices, seconds: float) -> Traced:
+    def trace(self, devices: TracedDevices, seconds: float) -> Traced:
         """Count for ``seconds``. The instance is gone afterwards, whatever happened.
 
         Raises ObserveError when tracefs is absent, locked down or refuses.
@@ -150,7 +150,7 @@ class Tracer:
             if ours and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
                 _remove(f"{self._instances}/{name}")
 
-    def _count(self, instance: str, devices: Devices, seconds: float) -> Traced:
+    def _count(self, instance: str, devices: TracedDevices, seconds: float) -> Traced:
         # Nothing is recorded in the ring buffers, so the memory may go at once.
         with contextlib.suppress(OSError):
             _write(f"{instance}/buffer_size_kb", "4")
@@ -259,7 +259,7 @@ class FixedIrq:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TraceResults:
     """The file's content."""
 
     boot_id: str
@@ -269,10 +269,10 @@ class Seen:
     version: int = _VERSION
 
 
-def parse(text: str, boot_id: str) -> Seen:
+def parse(text: str, boot_id: str) -> TraceResults:
     """Read the file's text. Text that is damaged, of another version or of another
     boot counts as empty: it can be traced again."""
-    return kept(Seen(boot_id), text)
+    return kept(TraceResults(boot_id), text)
 
 
 class SeenMemory:
@@ -281,11 +281,11 @@ class SeenMemory:
 
     def __init__(self, path: Path | None = SEEN_PATH, text: str = "") -> None:
         self.path = path
-        self.seen = Seen("")
+        self.seen = TraceResults("")
         self._text = text
         # What the file held when it was last read, and for which boot.
         self._read: tuple[str, str] | None = None
-        self._by_key: tuple[Seen, dict[ThreadKey, SeenWorker]] | None = None
+        self._by_key: tuple[TraceResults, dict[ThreadKey, SeenWorker]] | None = None
 
     def load(self, boot_id: str) -> None:
         """Read the file again: another process may have traced since."""
@@ -294,7 +294,7 @@ class SeenMemory:
                 with self.path.open(encoding="utf-8", errors="replace") as file:
                     text = file.read(_MOST)
             except OSError:
-                self.seen = Seen(boot_id)
+                self.seen = TraceResults(boot_id)
                 self._read = None
                 return
             if self._read != (text, boot_id):

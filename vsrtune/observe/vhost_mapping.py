@@ -36,7 +36,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class WorkerMapping:
     """What is known of one worker; ``slot`` is None exactly for Confidence.NONE."""
 
     slot: Slot | None
@@ -47,12 +47,12 @@ class Assignment:
 class Mapped:
     """All workers of a guest, and why some are not mapped ("" when all are)."""
 
-    workers: Mapping[ThreadKey, Assignment]
+    workers: Mapping[ThreadKey, WorkerMapping]
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownQueue:
     """Where a worker is known to transmit; ``queue`` None when only the device is."""
 
     interface: str
@@ -65,7 +65,7 @@ class Known:
         return here and self.queue in (None, slot.queue)
 
 
-UNMAPPED = Assignment(None, Confidence.NONE)
+UNMAPPED = WorkerMapping(None, Confidence.NONE)
 
 
 def age(key: ThreadKey) -> tuple[int, int]:
@@ -75,7 +75,7 @@ def age(key: ThreadKey) -> tuple[int, int]:
 
 def told(
     interfaces: Iterable[Interface], workers: Iterable[ThreadKey]
-) -> tuple[dict[ThreadKey, Known], list[str]]:
+) -> tuple[dict[ThreadKey, KnownQueue], list[str]]:
     """What the devices of our kernel module tell of the workers, and what of it is not
     used, with the reason.
 
@@ -86,7 +86,7 @@ def told(
     queue's number here is not known, its device is.
     """
     by_tid = {key.tid: key for key in workers}
-    claims: list[tuple[int, Known]] = []
+    claims: list[tuple[int, KnownQueue]] = []
     problems: list[str] = []
     for interface in interfaces:
         if interface.counters is None or not interface.vhost:
@@ -97,7 +97,7 @@ def told(
             tid = queue.worker_tid
             if tid in by_tid:
                 number = queue.queue if alone else None
-                claims.append((tid, Known(interface.target, interface.ifindex, number)))
+                claims.append((tid, KnownQueue(interface.target, interface.ifindex, number)))
             elif tid and alone:
                 problems.append(
                     f"{interface.target} queue {queue.queue}: task {tid} sent last, which is no "
@@ -116,7 +116,7 @@ def assign(
     *,
     first_vcpu: ThreadKey | None,
     others: int = 0,
-    known: Mapping[ThreadKey, Known] | None = None,
+    known: Mapping[ThreadKey, KnownQueue] | None = None,
 ) -> Mapped:
     """Map workers to ``slots``, which are in back end, then queue order.
 
@@ -142,7 +142,7 @@ def _by_order(
     slots: Sequence[Slot],
     first_vcpu: ThreadKey | None,
     others: int,
-) -> tuple[dict[ThreadKey, Assignment], str]:
+) -> tuple[dict[ThreadKey, WorkerMapping], str]:
     mapped = dict.fromkeys(ordered, UNMAPPED)
     cold_slots = [s for s in slots if s.cold]
     hot_slots = [s for s in slots if not s.cold]
@@ -164,31 +164,31 @@ def _by_order(
 
 
 def _pair(
-    mapped: dict[ThreadKey, Assignment],
+    mapped: dict[ThreadKey, WorkerMapping],
     keys: Sequence[ThreadKey],
     slots: Sequence[Slot],
     confidence: Confidence,
 ) -> None:
     for key, slot in zip(keys, slots, strict=True):
-        mapped[key] = Assignment(slot, confidence)
+        mapped[key] = WorkerMapping(slot, confidence)
 
 
 def _correct(
     ordered: Sequence[ThreadKey],
     slots: Sequence[Slot],
-    guess: Mapping[ThreadKey, Assignment],
-    known: Mapping[ThreadKey, Known],
-) -> dict[ThreadKey, Assignment]:
+    guess: Mapping[ThreadKey, WorkerMapping],
+    known: Mapping[ThreadKey, KnownQueue],
+) -> dict[ThreadKey, WorkerMapping]:
     """Put known workers where they are known to be: those of a known queue there, the
     others of an interface on its queues in order of age."""
-    mapped: dict[ThreadKey, Assignment] = {}
+    mapped: dict[ThreadKey, WorkerMapping] = {}
     free = list(slots)
     for key in sorted((k for k in ordered if k in known), key=lambda k: known[k].queue is None):
         fitting = [s for s in free if known[key].fits(s)]
         if fitting:
             own = guess[key].slot
             slot = own if own in fitting else fitting[0]
-            mapped[key] = Assignment(slot, Confidence.EXACT)
+            mapped[key] = WorkerMapping(slot, Confidence.EXACT)
             free.remove(slot)
     wrong = any(guess[key].slot not in (None, mapped[key].slot) for key in mapped)
     rest = [key for key in ordered if key not in mapped]
@@ -208,7 +208,7 @@ def _correct(
     return mapped
 
 
-def _check(mapped: Mapping[ThreadKey, Assignment], ordered: Sequence[ThreadKey]) -> None:
+def _check(mapped: Mapping[ThreadKey, WorkerMapping], ordered: Sequence[ThreadKey]) -> None:
     used = [a.slot for a in mapped.values() if a.slot is not None]
     if len(used) != len(set(used)) or set(mapped) != set(ordered):
         raise AssertionError("a vhost queue was given to two workers")

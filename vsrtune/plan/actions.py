@@ -21,7 +21,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.requirements import Context, PinWish, Wishes, foreign_deadline, label
+from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
 from vsrtune.policy.model import QueueBounds, SchedRule, rule_for
 from vsrtune.policy.yaml_reader import dotted
 
@@ -92,7 +92,7 @@ class Phases:
 
 def build(
     context: Context,
-    all_wishes: Sequence[Wishes],
+    all_wishes: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
     phases: Phases,
@@ -118,7 +118,7 @@ def level(sched: Sched) -> int:
     return sched.priority if sched.cls in REALTIME else 0
 
 
-def _moves(context: Context, wish: Wishes, phases: Phases) -> None:
+def _moves(context: Context, wish: Requirements, phases: Phases) -> None:
     ref = wish.guest.ref
     existing = {t.cgroup for t in wish.guest.threads}
     for path in dict.fromkeys(wish.moves.values()):
@@ -147,8 +147,8 @@ def pin_values(thread: Thread, target: Target, cpus: CpuSet) -> tuple[Value, Val
 
 def _pin(
     context: Context,
-    wish: Wishes,
-    pin: PinWish,
+    wish: Requirements,
+    pin: PinRequest,
     chosen: Mapping[ThreadKey, Chosen],
     into: list[Action],
     phases: Phases,
@@ -171,7 +171,7 @@ def _pin(
 
 def _scheduling(
     context: Context,
-    wish: Wishes,
+    wish: Requirements,
     role: Role,
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
@@ -238,7 +238,7 @@ def _waits(context: Context, found: RootDomains, thread: Thread) -> str | None:
 
 def _why_not(
     context: Context,
-    wish: Wishes,
+    wish: Requirements,
     thread: Thread,
     rule: SchedRule,
     chosen: Mapping[ThreadKey, Chosen],
@@ -255,7 +255,7 @@ def _why_not(
     return None
 
 
-def _queues(context: Context, wish: Wishes, claimed: dict[int, str], phases: Phases) -> None:
+def _queues(context: Context, wish: Requirements, claimed: dict[int, str], phases: Phases) -> None:
     ref = wish.guest.ref
     asked = wish.policy.macvtap_queue
     if asked is None:

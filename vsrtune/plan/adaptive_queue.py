@@ -75,7 +75,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class QueueTurn:
     """One side of a pair: its length, what was sent in the settled part of it, the CPU time
     that its windows' most loaded threads used, as a share of what they can have, times
     seconds, and whether there was no overload in it."""
@@ -99,7 +99,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class QueueRuleState:
     """``length`` is what the rings shall have, ``why`` says so to people. ``best`` sent
     most, ``held`` is the shortest that stays under overload. ``pairs`` are logarithms of
     ``tried`` over the best, one for each pair of turns; ``first`` is the side of a pair
@@ -113,8 +113,8 @@ class State:
     tried: int = 0
     against: int = 0
     pairs: tuple[float, ...] = ()
-    first: Turn | None = None
-    turn: Turn | None = None
+    first: QueueTurn | None = None
+    turn: QueueTurn | None = None
     overloaded: int = 0
     calm: int = 0
     enter: int = ENTER
@@ -135,12 +135,12 @@ class State:
         return self.phase is Phase.LONG and not self.overloaded and self.length == bounds.high
 
 
-def begin(bounds: QueueBounds) -> State:
+def begin(bounds: QueueBounds) -> QueueRuleState:
     """The rings are long and nothing is known."""
-    return State(bounds.high, bounds.high, bounds.high)
+    return QueueRuleState(bounds.high, bounds.high, bounds.high)
 
 
-def step(state: State, bounds: QueueBounds, window: Window) -> State:
+def step(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRuleState:
     """The state after one more window of about half a second."""
     now = window.end
     after = _counted(state, window)
@@ -159,7 +159,7 @@ def step(state: State, bounds: QueueBounds, window: Window) -> State:
     return _spaced(state, after, now)
 
 
-def _spaced(state: State, after: State, now: float) -> State:
+def _spaced(state: QueueRuleState, after: QueueRuleState, now: float) -> QueueRuleState:
     """Changes stay apart; what cannot be changed yet is asked for again."""
     if after.length == state.length:
         return after
@@ -171,7 +171,7 @@ def _spaced(state: State, after: State, now: float) -> State:
     return replace(after, changed_at=now, changes=state.changes + 1, allowance=after.allowance - 1)
 
 
-def _counted(state: State, window: Window) -> State:
+def _counted(state: QueueRuleState, window: Window) -> QueueRuleState:
     allowance = min(state.allowance + window.seconds / REFILL, CHANGES)
     state = replace(state, allowance=allowance)
     if window.overloaded:
@@ -184,7 +184,7 @@ def _counted(state: State, window: Window) -> State:
 # -- no overload
 
 
-def _from_long(state: State, bounds: QueueBounds, window: Window) -> State:
+def _from_long(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRuleState:
     now = window.end
     # A length could not be set at once (``_spaced``).
     state = replace(state, length=bounds.high)
@@ -208,7 +208,7 @@ def _from_long(state: State, bounds: QueueBounds, window: Window) -> State:
     return _try_shorter(state, bounds, now)
 
 
-def _leave(state: State, bounds: QueueBounds, now: float) -> State:
+def _leave(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleState:
     """Overload is over. Findings and pairs are kept for a while."""
     brief = now - state.entered_at < BRIEF
     enter = min(2 * state.enter, MOST) if brief else max(state.enter // 2, ENTER)
@@ -228,7 +228,7 @@ def _leave(state: State, bounds: QueueBounds, now: float) -> State:
 # -- overload
 
 
-def _look_or_try(state: State, bounds: QueueBounds, window: Window) -> State:
+def _look_or_try(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRuleState:
     """A ring that stays short; one that bursts do not fit in is looked at early."""
     now = window.end
     due = state.changed_at + DWELL if window.starved else state.look_at
@@ -238,14 +238,14 @@ def _look_or_try(state: State, bounds: QueueBounds, window: Window) -> State:
     return state if window.starved else _try_shorter(state, bounds, now)
 
 
-def _try_shorter(state: State, bounds: QueueBounds, now: float) -> State:
+def _try_shorter(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleState:
     shorter = max(state.held // 2, bounds.low)
     if shorter == state.held or now < state.try_at or state.allowance < TRIAL:
         return _hold(state, bounds)
     return _begin_trial(state, shorter, state.best)
 
 
-def _hold(state: State, bounds: QueueBounds) -> State:
+def _hold(state: QueueRuleState, bounds: QueueBounds) -> QueueRuleState:
     """Overload, and for now nothing is tried."""
     if state.held == bounds.high:
         why = "overload, but no shorter queue forwards as much"
@@ -256,14 +256,14 @@ def _hold(state: State, bounds: QueueBounds) -> State:
     return replace(state, phase=Phase.SHORT, length=state.held, why=why)
 
 
-def _begin_trial(state: State, tried: int, against: int) -> State:
+def _begin_trial(state: QueueRuleState, tried: int, against: int) -> QueueRuleState:
     same = (state.tried, state.against) == (tried, against)
     pairs = state.pairs if same else ()
     state = replace(state, phase=Phase.TRIAL, tried=tried, against=against, pairs=pairs, first=None)
     return _next_turn(state)
 
 
-def _next_turn(state: State) -> State:
+def _next_turn(state: QueueRuleState) -> QueueRuleState:
     """Whose turn it is: best, tried, tried, best, best, tried..., so that what drifts with
     time falls on both, and every second turn needs no change."""
     swapped = len(state.pairs) % 2 == 1
@@ -272,7 +272,7 @@ def _next_turn(state: State) -> State:
     return replace(state, length=length, turn=None, why=why)
 
 
-def _trial(state: State, bounds: QueueBounds, window: Window) -> State:
+def _trial(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRuleState:
     now = window.end
     first, calm = state.first, not window.overloaded
     if state.length == state.tried and first is not None and first.starves(window):
@@ -285,7 +285,7 @@ def _trial(state: State, bounds: QueueBounds, window: Window) -> State:
         # The window in which it was set, or in which load came back: rings settle.
         begun = _next_turn(state)
         there = begun.length == state.length
-        return replace(begun, turn=Turn(begun.length)) if there else begun
+        return replace(begun, turn=QueueTurn(begun.length)) if there else begun
     turn = replace(
         state.turn,
         sent=state.turn.sent + window.sent,
@@ -331,7 +331,7 @@ def _mean(pairs: tuple[float, ...]) -> tuple[float, float]:
     return fmean(pairs), max(stdev(pairs), NOISE) / sqrt(len(pairs))
 
 
-def _stays(state: State, now: float) -> State:
+def _stays(state: QueueRuleState, now: float) -> QueueRuleState:
     mean, error = _mean(state.pairs)
     looked = state.tried == state.held
     best = state.tried if mean - 2 * error > log(BETTER) else state.best
@@ -350,7 +350,7 @@ def _stays(state: State, now: float) -> State:
     )
 
 
-def _fails(state: State, bounds: QueueBounds, now: float) -> State:
+def _fails(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleState:
     """Back at once. A length that had stayed and fails now is forgotten."""
     looked = state.tried == state.held
     held = state.against if looked else state.held

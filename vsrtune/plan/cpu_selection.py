@@ -12,19 +12,12 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
 from vsrtune.plan.placement.by_load import balance
 from vsrtune.plan.placement.ranked import Chosen, Occupant, Seat, place
-from vsrtune.plan.requirements import (
-    Context,
-    PinWish,
-    Wishes,
-    label,
-    pinned_cpus,
-    settled,
-)
+from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, pinned_cpus, settled
 from vsrtune.policy.model import AUTO, cpus_for, rule_for
 
 
 def choose(
-    context: Context, snapshot: Snapshot, asked: Sequence[Wishes]
+    context: Context, snapshot: Snapshot, asked: Sequence[Requirements]
 ) -> dict[ThreadKey, Chosen]:
     """CPUs for every wish: lists as written, auto by placement, then emulators."""
     chosen: dict[ThreadKey, Chosen] = {}
@@ -78,7 +71,9 @@ def choose(
     return chosen
 
 
-def _occupants(context: Context, snapshot: Snapshot, asked: Sequence[Wishes]) -> list[Occupant]:
+def _occupants(
+    context: Context, snapshot: Snapshot, asked: Sequence[Requirements]
+) -> list[Occupant]:
     planned = {(w.guest.pid, w.guest.start_time) for w in asked}
     out = [o for w in asked for o in w.occupants]
     for guest in snapshot.guests:
@@ -101,8 +96,8 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
 
 def _seat(
     context: Context,
-    wish: Wishes,
-    pin: PinWish,
+    wish: Requirements,
+    pin: PinRequest,
     spare: CpuSet,
     nodes: frozenset[int],
     links: frozenset[str],
@@ -129,7 +124,7 @@ def _seat(
 
 
 def _fixed(
-    wish: Wishes, pin: PinWish, cpus: CpuSet, links: frozenset[str], *, reserves: bool
+    wish: Requirements, pin: PinRequest, cpus: CpuSet, links: frozenset[str], *, reserves: bool
 ) -> Occupant:
     return Occupant(
         wish.guest.ref,
@@ -142,12 +137,14 @@ def _fixed(
     )
 
 
-def _booked(wish: Wishes, pin: PinWish) -> int:
+def _booked(wish: Requirements, pin: PinRequest) -> int:
     rule = rule_for(wish.policy, pin.thread.role)
     return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
 
-def _housekeepers(context: Context, pin: PinWish, pinned: CpuSet, roaming: CpuSet) -> Chosen | None:
+def _housekeepers(
+    context: Context, pin: PinRequest, pinned: CpuSet, roaming: CpuSet
+) -> Chosen | None:
     """CPUs for an emulator: as written, else those without pinned vcpu or vhost
     threads, without the isolated and the interrupt CPUs when others remain. Where
     threads of the ``roaming`` CPUs may turn up on all of these, an interrupt CPU

@@ -27,7 +27,7 @@ from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.requirements import Context, PinWish, Wishes, wishes
+from vsrtune.plan.requirements import Context, PinRequest, Requirements, wishes
 from vsrtune.plan.safety import invariants
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
@@ -52,7 +52,7 @@ class Whole:
 def remember(
     context: Context,
     policies: Sequence[Policy],
-    asked: Sequence[Wishes],
+    asked: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
     heeded: Mapping[str, CpuSet | None],
@@ -125,18 +125,18 @@ def plan_alone(
     return enforcing(replace(made, drift=drift), ours)
 
 
-def _as_before(whole: Whole, host: Host, wish: Wishes) -> bool:
+def _as_before(whole: Whole, host: Host, wish: Requirements) -> bool:
     ref = wish.guest.ref
     if wish.refusals or whole.shapes.get(ref) != _shape(host, wish):
         return False
     return all(whole.devices.get(i.ifindex, ref) == ref for i in wish.guest.interfaces)
 
 
-def _pins(wish: Wishes) -> list[PinWish]:
+def _pins(wish: Requirements) -> list[PinRequest]:
     return [*wish.pins, *([wish.emulator] if wish.emulator is not None else [])]
 
 
-def _shape(host: Host, wish: Wishes) -> Hashable:
+def _shape(host: Host, wish: Requirements) -> Hashable:
     """Everything of a guest that plans of others depend on, and what was chosen for it."""
     return (
         wish.policy.path,
@@ -151,7 +151,7 @@ def _shape(host: Host, wish: Wishes) -> Hashable:
     )
 
 
-def _moved(wish: Wishes) -> frozenset[str]:
+def _moved(wish: Requirements) -> frozenset[str]:
     """The lower devices whose interrupts are moved for the guest, by the whole plan only."""
     if wish.policy.moves_irqs is None:
         return frozenset()

@@ -26,7 +26,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Target, queue_file
 from vsrtune.plan.actions import Phases
 from vsrtune.plan.interrupt_cpus import MANAGED_HINT, lower_nics, napi_threads, queue_irqs
-from vsrtune.plan.requirements import Context, Wishes
+from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import Policy
 from vsrtune.policy.yaml_reader import dotted
 
@@ -62,7 +62,7 @@ def without_quarrels(
     first: dict[str, tuple[Guest, Policy]] = {}
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in pairs:
-        wish = Wishes(guest, policy)
+        wish = Requirements(guest, policy)
         for nic in lower_nics(host, guest) if policy.moves_irqs is not None else ():
             other, theirs = first.setdefault(nic.name, (guest, policy))
             if theirs.moves_irqs != policy.moves_irqs:
@@ -80,7 +80,7 @@ def without_quarrels(
     return kept
 
 
-def build(context: Context, asked: Sequence[Wishes], phases: Phases) -> frozenset[Target]:
+def build(context: Context, asked: Sequence[Requirements], phases: Phases) -> frozenset[Target]:
     """Add what the policies ask of lower devices; returns the targets asked for."""
     host = context.host
     targets: set[Target] = set()
@@ -102,7 +102,7 @@ def build(context: Context, asked: Sequence[Wishes], phases: Phases) -> frozense
     return frozenset(targets)
 
 
-def warnings(result: Snapshot, asked: Sequence[Wishes]) -> list[str]:
+def warnings(result: Snapshot, asked: Sequence[Requirements]) -> list[str]:
     """What an operator should know of ``result``, the snapshot as the plan leaves it."""
     nics: dict[str, tuple[Nic, CpuSet]] = {}
     for wish in asked:

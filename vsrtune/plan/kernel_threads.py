@@ -36,7 +36,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.actions import Phases, level
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.requirements import Context, Wishes
+from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
 from vsrtune.policy.yaml_reader import dotted
 
@@ -48,7 +48,7 @@ def target(thread: SoftirqThread) -> ThreadSched:
 
 def build(
     context: Context,
-    all_wishes: Sequence[Wishes],
+    all_wishes: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
     phases: Phases,
 ) -> frozenset[Target]:
@@ -57,7 +57,7 @@ def build(
     The most urgent rule wins where guests share a CPU. An interrupt CPU's thread
     is never touched: there the SoftIRQ competes with no realtime guest thread.
     """
-    rules: dict[int, tuple[SchedRule, Wishes]] = {}
+    rules: dict[int, tuple[SchedRule, Requirements]] = {}
     for wish in all_wishes:
         rule = wish.policy.softirq_sched
         if rule is None:
@@ -83,7 +83,7 @@ def build(
     return frozenset(asked)
 
 
-def _busy(wish: Wishes, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
+def _busy(wish: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
     """CPUs to which realtime threads of the guest that handle frames are pinned."""
     cpus = CpuSet()
     for pin in wish.pins:
@@ -94,7 +94,7 @@ def _busy(wish: Wishes, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
 
 
 def _one(
-    context: Context, thread: SoftirqThread, rule: SchedRule, wish: Wishes, phases: Phases
+    context: Context, thread: SoftirqThread, rule: SchedRule, wish: Requirements, phases: Phases
 ) -> None:
     name = f"ksoftirqd/{thread.cpu} scheduling"
     if thread.sched == rule.sched:
@@ -142,7 +142,7 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
 _KEYS = ("napi", "threaded")
 
 
-def build_napi(context: Context, all_wishes: Sequence[Wishes], phases: Phases) -> None:
+def build_napi(context: Context, all_wishes: Sequence[Requirements], phases: Phases) -> None:
     """Add what the policies ask of ``threaded``, and say which threads are missing."""
     claimed: dict[int, str] = {}
     for wish in all_wishes:
@@ -156,7 +156,7 @@ def build_napi(context: Context, all_wishes: Sequence[Wishes], phases: Phases) -
             _missing(wish, device, claimed, phases)
 
 
-def _asked(wish: Wishes) -> list[tuple[str, ...]]:
+def _asked(wish: Requirements) -> list[tuple[str, ...]]:
     policy = wish.policy
     settings = (
         (("cpus", "napi"), policy.napi),
@@ -167,7 +167,7 @@ def _asked(wish: Wishes) -> list[tuple[str, ...]]:
 
 
 def _threaded(
-    context: Context, wish: Wishes, device: Interface, claimed: dict[int, str], phases: Phases
+    context: Context, wish: Requirements, device: Interface, claimed: dict[int, str], phases: Phases
 ) -> None:
     ref, wanted = wish.guest.ref, wish.policy.napi_threaded
     target = NapiThreaded(ref, device.target, device.ifindex)
@@ -191,7 +191,9 @@ def _threaded(
         phases.threaded.append(Action(target, device.threaded, int(wanted), reason))
 
 
-def _missing(wish: Wishes, device: Interface, claimed: dict[int, str], phases: Phases) -> None:
+def _missing(
+    wish: Requirements, device: Interface, claimed: dict[int, str], phases: Phases
+) -> None:
     """Say why CPUs or a class asked for NAPI threads cannot be given to this device's."""
     ref, policy = wish.guest.ref, wish.policy
     if any(t.interface == device.target for t in wish.threads(Role.NAPI)):
@@ -222,7 +224,9 @@ def _missing(wish: Wishes, device: Interface, claimed: dict[int, str], phases: P
 _SUBJECT = "time slice of class rr"
 
 
-def build_timeslice(context: Context, asked: Sequence[Wishes], phases: Phases) -> frozenset[Target]:
+def build_timeslice(
+    context: Context, asked: Sequence[Requirements], phases: Phases
+) -> frozenset[Target]:
     """Add the shortest slice that the policies ask for; returns the targets asked for."""
     wishes = [wish for wish in asked if slice_of(wish.policy)]
     if not wishes:

@@ -33,7 +33,7 @@ from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.stepdown import NO_STEPS, Level, Steps
+from vsrtune.model.stepdown import NO_STEPS, StepLevel, Steps
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
@@ -54,13 +54,7 @@ from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.projection import project
-from vsrtune.plan.requirements import (
-    Context,
-    Wishes,
-    check_online,
-    wishes,
-    without_quarrels,
-)
+from vsrtune.plan.requirements import Context, Requirements, check_online, wishes, without_quarrels
 from vsrtune.plan.safety import invariants, standstill
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, asks_of_host
@@ -148,7 +142,7 @@ def pressing(
     that is stepped down to nothing."""
     running = {g.ref for g in snapshot.guests}
     anew = {t.guest for t in released if isinstance(t, Partition | ThreadSched)}
-    anew |= {ref for ref, step in steps.items() if step.level is Level.UNDONE}
+    anew |= {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
     return frozenset(t for t in released if t.guest not in running or t.guest in anew)
 
 
@@ -309,7 +303,7 @@ def _choose_interrupts(host: Host, state: _State) -> None:
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in state.pairs:
         needs = policy.pins or policy.realtime or policy.emulator is not None
-        out = Wishes(guest, policy)
+        out = Requirements(guest, policy)
         if isinstance(policy.irq, CpuSet):
             cpus = policy.irq
             check_online(host, out, policy.irq_keys, cpus)
@@ -340,8 +334,8 @@ def _choose_interrupts(host: Host, state: _State) -> None:
     state.pairs = kept
 
 
-def _wishes(context: Context, state: _State) -> list[Wishes]:
-    kept: list[Wishes] = []
+def _wishes(context: Context, state: _State) -> list[Requirements]:
+    kept: list[Requirements] = []
     for guest, policy in state.pairs:
         wish = wishes(context, guest, policy)
         state.refusals += wish.refusals
@@ -350,10 +344,12 @@ def _wishes(context: Context, state: _State) -> list[Wishes]:
     return kept
 
 
-def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> list[Wishes]:
+def _with_housekeeping(
+    context: Context, asked: list[Requirements], state: _State
+) -> list[Requirements]:
     """Refuse the guest whose lists take the last CPU without pinned threads."""
     taken = CpuSet()
-    kept: list[Wishes] = []
+    kept: list[Requirements] = []
     for wish in asked:
         by_hand = CpuSet(c for p in wish.pins if p.cpus is not None for c in p.cpus)
         if by_hand and context.online <= taken | by_hand:
@@ -365,8 +361,8 @@ def _with_housekeeping(context: Context, asked: list[Wishes], state: _State) -> 
 
 
 def _with_domains(
-    context: Context, snapshot: Snapshot, asked: list[Wishes], state: _State
-) -> tuple[list[Wishes], dict[ThreadKey, Chosen], RootDomains]:
+    context: Context, snapshot: Snapshot, asked: list[Requirements], state: _State
+) -> tuple[list[Requirements], dict[ThreadKey, Chosen], RootDomains]:
     """CPUs, and the root domains of DEADLINE threads; guests for whom there is none are
     refused, and the rest is chosen again."""
     while True:
@@ -380,8 +376,8 @@ def _with_domains(
 
 
 def _choose_or_refuse(
-    context: Context, snapshot: Snapshot, asked: list[Wishes], state: _State
-) -> tuple[list[Wishes], dict[ThreadKey, Chosen]]:
+    context: Context, snapshot: Snapshot, asked: list[Requirements], state: _State
+) -> tuple[list[Requirements], dict[ThreadKey, Chosen]]:
     """CPUs for every wish. Narrow cgroups can force auto onto the last free CPU too;
     then the last guest that pins is refused and the rest is chosen again."""
     while True:
@@ -394,7 +390,7 @@ def _choose_or_refuse(
         asked = [w for w in asked if w is not last]
 
 
-def _refuse_all_pinned(context: Context, wish: Wishes, state: _State) -> None:
+def _refuse_all_pinned(context: Context, wish: Requirements, state: _State) -> None:
     keys = next((p.keys for p in wish.pins if p.cpus is not None), wish.pins[0].keys)
     wish.refuse(
         keys,

@@ -78,7 +78,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class PinWish:
+class PinRequest:
     """CPUs for one thread. ``cpus`` None means auto; ``allowed`` is what the
     thread's cgroup lets it have."""
 
@@ -91,13 +91,13 @@ class PinWish:
 
 
 @dataclass(slots=True)
-class Wishes:
+class Requirements:
     """Everything asked of one guest, and what will not be done."""
 
     guest: Guest
     policy: Policy
-    pins: list[PinWish] = field(default_factory=list)
-    emulator: PinWish | None = None
+    pins: list[PinRequest] = field(default_factory=list)
+    emulator: PinRequest | None = None
     moves: dict[Thread, str] = field(default_factory=dict)
     occupants: list[Occupant] = field(default_factory=list)
     asked: set[Target] = field(default_factory=set)
@@ -186,9 +186,9 @@ def settled(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet)
     ]
 
 
-def wishes(context: Context, guest: Guest, policy: Policy) -> Wishes:
+def wishes(context: Context, guest: Guest, policy: Policy) -> Requirements:
     """Everything ``policy`` asks of ``guest``'s threads."""
-    out = Wishes(guest, policy)
+    out = Requirements(guest, policy)
     _check_threads_known(out)
     _check_lists(context, out)
     _check_vcpu_numbers(out)
@@ -204,7 +204,7 @@ def wishes(context: Context, guest: Guest, policy: Policy) -> Wishes:
     return out
 
 
-def _check_threads_known(out: Wishes) -> None:
+def _check_threads_known(out: Requirements) -> None:
     wants = out.policy.pins or out.policy.vcpu_sched or out.policy.vhost_sched
     if wants and not out.guest.by_role(Role.VCPU):
         seen = "; ".join(out.guest.problems) or "no reason was reported"
@@ -215,7 +215,7 @@ def _check_threads_known(out: Wishes) -> None:
         )
 
 
-def _check_lists(context: Context, out: Wishes) -> None:
+def _check_lists(context: Context, out: Requirements) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
@@ -235,7 +235,7 @@ def _check_lists(context: Context, out: Wishes) -> None:
         check_online(context.host, out, keys, cpus)
 
 
-def check_online(host: Host, out: Wishes, keys: KeyPath, cpus: CpuSet) -> bool:
+def check_online(host: Host, out: Requirements, keys: KeyPath, cpus: CpuSet) -> bool:
     """Refuse CPUs that do not exist or are offline; True when all are online."""
     present = CpuSet(c.id for c in host.cpus)
     hint = f"choose from the online CPUs {host.online}"
@@ -247,7 +247,7 @@ def check_online(host: Host, out: Wishes, keys: KeyPath, cpus: CpuSet) -> bool:
     return cpus <= host.online
 
 
-def _check_vcpu_numbers(out: Wishes) -> None:
+def _check_vcpu_numbers(out: Requirements) -> None:
     if not isinstance(out.policy.vcpu, tuple):
         return
     have = {t.index for t in out.guest.by_role(Role.VCPU)}
@@ -261,7 +261,7 @@ def _check_vcpu_numbers(out: Wishes) -> None:
             )
 
 
-def _device_keys(out: Wishes, role: Role) -> dict[str, tuple[str, CpuSet]]:
+def _device_keys(out: Requirements, role: Role) -> dict[str, tuple[str, CpuSet]]:
     """Interface -> (key, CPUs) of a mapping of vhost or NAPI threads."""
     named: dict[str, tuple[str, CpuSet]] = {}
     choice = cpus_for(out.policy, role)
@@ -290,7 +290,7 @@ def _interface(guest: Guest, key: str) -> Interface | None:
     return next((i for i in guest.interfaces if key in (i.target, i.mac.lower())), None)
 
 
-def _moves(context: Context, out: Wishes, named: Mapping[str, tuple[str, CpuSet]]) -> None:
+def _moves(context: Context, out: Requirements, named: Mapping[str, tuple[str, CpuSet]]) -> None:
     """vhost workers leave libvirt's emulator cgroup as soon as CPUs are asked for
     them or for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
@@ -323,7 +323,7 @@ def _asked(
 
 def _thread(
     context: Context,
-    out: Wishes,
+    out: Requirements,
     thread: Thread,
     number: int,
     named: Mapping[str, tuple[str, CpuSet]],
@@ -339,13 +339,13 @@ def _thread(
 
 def _wish(
     context: Context,
-    out: Wishes,
+    out: Requirements,
     thread: Thread,
     choice: CpuSet | Auto | None,
     keys: KeyPath,
     number: int,
     subject: str,
-) -> PinWish | None:
+) -> PinRequest | None:
     target = pin_target(out.guest, thread)
     if choice is None:
         if thread.role is Role.VHOST and not mapped(thread) and isinstance(out.policy.vhost, tuple):
@@ -387,10 +387,10 @@ def _wish(
             "widen the cgroup above the guest, or move the interrupts",
         )
         return None
-    return PinWish(thread, target, cpus, keys, usable if cpus is None else allowed, number)
+    return PinRequest(thread, target, cpus, keys, usable if cpus is None else allowed, number)
 
 
-def _emulator(context: Context, out: Wishes) -> None:
+def _emulator(context: Context, out: Requirements) -> None:
     subject = "emulator CPUs"
     choice = out.policy.emulator
     if choice is None:
@@ -413,7 +413,7 @@ def _emulator(context: Context, out: Wishes) -> None:
     out.emulator = _wish(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
 
 
-def _check_crowded(out: Wishes) -> None:
+def _check_crowded(out: Requirements) -> None:
     """vcpus of one guest that share a CPU lose what they would have done at once. Measured:
     the medians of such guests went down to 0.85 of untuned ones
     (docs/results/no-harm.md). Budgets divide a CPU on purpose."""
@@ -431,7 +431,7 @@ def _check_crowded(out: Wishes) -> None:
     )
 
 
-def _check_realtime(context: Context, out: Wishes) -> None:
+def _check_realtime(context: Context, out: Requirements) -> None:
     """A realtime thread on an interrupt CPU starves the SoftIRQ that feeds it; a
     policy that leaves its threads where they are must not make them realtime there."""
     for role in DATA_PLANE:
@@ -451,7 +451,7 @@ def _check_realtime(context: Context, out: Wishes) -> None:
                 break
 
 
-def _check_deadline(out: Wishes) -> None:
+def _check_deadline(out: Requirements) -> None:
     """Class deadline needs CPUs that are a root domain."""
     for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
@@ -464,10 +464,10 @@ def _check_deadline(out: Wishes) -> None:
             )
 
 
-def without_quarrels(asked: list[Wishes], refusals: list[Refusal]) -> list[Wishes]:
+def without_quarrels(asked: list[Requirements], refusals: list[Refusal]) -> list[Requirements]:
     """Two guests may share one macvtap; then they must ask the same of it."""
-    first: dict[tuple[KeyPath, int], Wishes] = {}
-    kept: list[Wishes] = []
+    first: dict[tuple[KeyPath, int], Requirements] = {}
+    kept: list[Requirements] = []
     for wish in asked:
         for interface in wish.guest.interfaces:
             for keys, value in _of_device(wish.policy, interface):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.model.guest import SchedClass
-from vsrtune.model.stepdown import Level
+from vsrtune.model.stepdown import StepLevel
 from vsrtune.policy.model import Policy, SchedRule
 
 _RULES = ("vcpu_sched", "vhost_sched", "softirq_sched", "napi_sched")
 _REMEDIES = {
-    Level.RR: {SchedClass.FIFO: SchedClass.RR},
-    Level.OTHER: {
+    StepLevel.RR: {SchedClass.FIFO: SchedClass.RR},
+    StepLevel.OTHER: {
         SchedClass.FIFO: SchedClass.OTHER,
         SchedClass.RR: SchedClass.OTHER,
         SchedClass.DEADLINE: SchedClass.OTHER,
@@ -19,7 +19,7 @@ _REMEDIES = {
 }
 
 
-def lowered(policy: Policy, level: Level) -> Policy:
+def lowered(policy: Policy, level: StepLevel) -> Policy:
     """The policy with its scheduling rules lowered, everything else as it is; the same
     object when that changes nothing. Of UNDONE there is no policy: whoever plans leaves the
     guest out."""
@@ -33,15 +33,15 @@ def lowered(policy: Policy, level: Level) -> Policy:
     return replace(policy, **changed, lowered=True) if changed else policy  # type: ignore[arg-type]
 
 
-def next_level(policy: Policy, now: Level) -> Level:
+def next_level(policy: Policy, now: StepLevel) -> StepLevel:
     """The next level below ``now`` that changes what is planned. A guest with budgets goes
     to the ordinary class at once: they throttle themselves, and round-robin does not apply."""
     budgets = any(
         rule is not None and rule.deadline for rule in (getattr(policy, n) for n in _RULES)
     )
-    for level in (Level.RR, Level.OTHER):
-        if level.number <= now.number or (budgets and level is Level.RR):
+    for level in (StepLevel.RR, StepLevel.OTHER):
+        if level.number <= now.number or (budgets and level is StepLevel.RR):
             continue
         if lowered(policy, level) != lowered(policy, now):
             return level
-    return Level.UNDONE
+    return StepLevel.UNDONE

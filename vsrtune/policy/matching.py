@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from vsrtune.model.guest import Guest
 from vsrtune.model.plan import Refusal, Skipped
-from vsrtune.model.stepdown import NO_STEPS, UNTIL, Level, Steps
+from vsrtune.model.stepdown import NO_STEPS, UNTIL, StepLevel, Steps
 from vsrtune.policy.lowering import lowered
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import literal
@@ -152,7 +152,7 @@ def assign(
 def _add(out: Assignment, guest: Guest, policy: Policy, steps: Steps) -> None:
     step = steps.get(guest.ref)
     if step is not None:
-        everything = step.level is Level.UNDONE
+        everything = step.level is StepLevel.UNDONE
         subject = "all settings" if everything else "scheduling"
         out.skipped.append(Skipped(guest.ref, subject, f"{step}; {UNTIL}", stepped=True))
         if everything:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.group.members import on_device
 from vsrtune.model.guest import Guest
@@ -30,7 +30,9 @@ class Place:
     side: str = ""
 
 
-def places(origins: Sequence[Origin], host: Host, guests: Sequence[Guest]) -> tuple[Place, ...]:
+def places(
+    origins: Sequence[Origin], host: AttachHostState, guests: Sequence[Guest]
+) -> tuple[Place, ...]:
     """Of every member, on each side; ``guests`` are those observed."""
     observed = {g.uuid: g for g in guests}
     found = []

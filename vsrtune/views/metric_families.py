@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vsrtune import __version__
-from vsrtune.model.daemon_state import BUCKETS, State
+from vsrtune.model.daemon_state import BUCKETS, DaemonState
 from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import REALTIME, Guest, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
@@ -232,7 +232,7 @@ FAMILIES = {
 }
 
 
-def families(state: State, refused: int = 0) -> list[Any]:
+def families(state: DaemonState, refused: int = 0) -> list[Any]:
     """All metric families, those without samples included; ``refused`` is how many
     connections were closed unanswered."""
     out = {name: _empty(family) for name, family in FAMILIES.items()}

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from vsrtune import __version__
 from vsrtune.core.text import printable
-from vsrtune.model.daemon_state import GuestState, PlanState, QueueState, State, Unmade
+from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, QueueState, Unmade
 from vsrtune.model.guest import (
     REALTIME,
     Guest,
@@ -40,13 +40,13 @@ from vsrtune.views.page_model import (
     GuestView,
     InterfaceView,
     OnCpu,
+    PageTotals,
     PlanView,
     ProblemView,
     RefusalView,
     SkippedView,
     StatusPage,
     ThreadView,
-    Totals,
 )
 
 T = TypeVar("T")
@@ -60,13 +60,13 @@ TEXT = 300
 _ORDER = (DEGRADED, REFUSED, PENDING, TUNED, NO_POLICY)
 
 
-def status_page(state: State) -> StatusPage:
+def status_page(state: DaemonState) -> StatusPage:
     """What the page tells of this State; a pure function of it."""
     snapshot = state.snapshot
     refused = {r.guest for r in state.plan.refusals}
     told = {s.ref: (s, _standing(s, refused)) for s in state.guests}
     counts = Counter(standing for _, standing in told.values())
-    totals = Totals(
+    totals = PageTotals(
         guests=len(told),
         tuned=counts[TUNED],
         degraded=counts[DEGRADED],
@@ -137,7 +137,7 @@ def _standing(guest: GuestState, refused: Collection[str]) -> str:
 # -- the host
 
 
-def _cpus(snapshot: Snapshot, state: State) -> tuple[tuple[CpuView, ...], int]:
+def _cpus(snapshot: Snapshot, state: DaemonState) -> tuple[tuple[CpuView, ...], int]:
     interrupts = _interrupts(snapshot)
     reserved = {cpu for g in state.guests for cpu in g.irq}
     on: dict[int, dict[Role, list[tuple[Guest, Thread]]]] = {}

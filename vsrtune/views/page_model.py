@@ -166,7 +166,7 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class PageTotals:
     """Guests by state, and settings that are not as the policies say."""
 
     guests: int = 0
@@ -190,7 +190,7 @@ class StatusPage:
     last_pass: float
     policies: int
     reload_success: bool
-    totals: Totals
+    totals: PageTotals
     cpus: tuple[CpuView, ...] = ()
     cpus_left_out: int = 0
     guests: tuple[GuestView, ...] = ()

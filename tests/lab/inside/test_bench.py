@@ -18,7 +18,7 @@ import pytest
 from labhelp import LabGuest
 
 from vsrtune.bench.cleanup import guard
-from vsrtune.bench.cleanup.ledger import DEFAULT_PATH, Ledger
+from vsrtune.bench.cleanup.ledger import DEFAULT_PATH, BenchLedger
 from vsrtune.bench.measure import tester
 from vsrtune.bench.spec.model import Endpoint, Leg, Limits, Load, Router, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
@@ -41,15 +41,15 @@ def make_spec(guests: list[LabGuest]) -> Spec:
 
 
 @pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    with Ledger.open() as opened:
+def ledger() -> Iterator[BenchLedger]:
+    with BenchLedger.open() as opened:
         assert guard.clean(opened) == []
         yield opened
         assert opened.pending() == []
     assert leftovers() == []
 
 
-def measure(spec: Spec, ledger: Ledger, load: Load) -> Trial:
+def measure(spec: Spec, ledger: BenchLedger, load: Load) -> Trial:
     with tester.Tester(spec, ledger, OBSERVER.observe) as running:
         trial = running.trial(load, "untuned")
     print(trial)
@@ -110,7 +110,7 @@ def flowing() -> bool:
 
 
 @labhelp.one_release("the bench's own traffic", "trixie")
-def test_a_slow_stream_is_forwarded_whole(spec: Spec, ledger: Ledger) -> None:
+def test_a_slow_stream_is_forwarded_whole(spec: Spec, ledger: BenchLedger) -> None:
     name = spec.routers[0].name
     trial = measure(spec, ledger, Load({name: SLOW}, 2.0))
     assert trial.sent == 1000
@@ -124,7 +124,7 @@ def test_a_slow_stream_is_forwarded_whole(spec: Spec, ledger: Ledger) -> None:
     assert trial.switches["vhost"] > 10
 
 
-def test_overload_is_lost_where_the_kernel_says(spec: Spec, ledger: Ledger) -> None:
+def test_overload_is_lost_where_the_kernel_says(spec: Spec, ledger: BenchLedger) -> None:
     name = spec.routers[0].name
     trial = measure(spec, ledger, Load({name: FAST}, 2.0))
     assert trial.loss > 0.05
@@ -134,7 +134,7 @@ def test_overload_is_lost_where_the_kernel_says(spec: Spec, ledger: Ledger) -> N
 
 
 @labhelp.one_release("the bench's own traffic")
-def test_routers_are_told_apart(spec: Spec, ledger: Ledger) -> None:
+def test_routers_are_told_apart(spec: Spec, ledger: BenchLedger) -> None:
     if len(spec.routers) < 2:
         pytest.skip("needs two routers")
     (a, b) = (router.name for router in spec.routers[:2])
@@ -162,7 +162,7 @@ PLAINER = [
     ids=str,
 )
 def test_every_kind_of_traffic(
-    spec: Spec, ledger: Ledger, traffic: Traffic, by_flow: dict[int, int]
+    spec: Spec, ledger: BenchLedger, traffic: Traffic, by_flow: dict[int, int]
 ) -> None:
     name = spec.routers[0].name
     trial = measure(replace(spec, traffic=traffic), ledger, Load({name: SLOW}, 1.0))
@@ -172,13 +172,13 @@ def test_every_kind_of_traffic(
 
 
 @labhelp.one_release("the bench's own traffic")
-def test_a_burst_is_as_long_as_asked(spec: Spec, ledger: Ledger) -> None:
+def test_a_burst_is_as_long_as_asked(spec: Spec, ledger: BenchLedger) -> None:
     trial = measure(spec, ledger, Load({spec.routers[0].name: 20000.0}, 0.0, frames=333))
     assert trial.sent == 333
 
 
 @labhelp.one_release("the bench's own traffic", "trixie")
-def test_bursts_keep_the_mean(spec: Spec, ledger: Ledger) -> None:
+def test_bursts_keep_the_mean(spec: Spec, ledger: BenchLedger) -> None:
     """Pauses do not grow with what the forwarding takes of the CPUs."""
     bursty = replace(spec, traffic=Traffic(burst=0.02))
     trial = measure(bursty, ledger, Load({spec.routers[0].name: 6000.0}, 2.0))
@@ -186,7 +186,7 @@ def test_bursts_keep_the_mean(spec: Spec, ledger: Ledger) -> None:
 
 
 @labhelp.one_release("the bench's own traffic", "trixie")
-def test_latency_is_measured_at_low_load_and_grows_with_it(spec: Spec, ledger: Ledger) -> None:
+def test_latency_is_measured_at_low_load_and_grows_with_it(spec: Spec, ledger: BenchLedger) -> None:
     name = spec.routers[0].name
     low = measure(spec, ledger, Load({name: SLOW}, 2.0, latency=True)).latency
     high = measure(spec, ledger, Load({name: FAST}, 2.0, latency=True)).latency
@@ -198,7 +198,7 @@ def test_latency_is_measured_at_low_load_and_grows_with_it(spec: Spec, ledger: L
 
 
 @labhelp.one_release("the bench's own traffic")
-def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: Ledger) -> None:
+def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: BenchLedger) -> None:
     config = dict(
         line.split("=", 1)
         for line in Path("/run/lab/config").read_text().splitlines()
@@ -222,7 +222,7 @@ def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: Ledger) -
 
 @labhelp.seldom("processes and pipes of the bench")
 def test_an_end_may_be_reached_over_ssh(
-    spec: Spec, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: Spec, ledger: BenchLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A stand-in that logs in nowhere: what it is given runs as a login shell would run it.
     ssh = tmp_path / "ssh"
@@ -239,7 +239,7 @@ def test_an_end_may_be_reached_over_ssh(
 
 @labhelp.one_release("the bench's own traffic")
 def test_ready_says_whether_the_router_forwards(
-    spec: Spec, ledger: Ledger, libvirt_guest: LabGuest
+    spec: Spec, ledger: BenchLedger, libvirt_guest: LabGuest
 ) -> None:
     with tester.Tester(spec, ledger, OBSERVER.observe) as running:
         assert running.ready(libvirt_guest.ref)
@@ -252,7 +252,7 @@ def test_ready_says_whether_the_router_forwards(
 
 
 @labhelp.seldom("what a specification may not say")
-def test_what_must_not_be_is_refused(spec: Spec, ledger: Ledger) -> None:
+def test_what_must_not_be_is_refused(spec: Spec, ledger: BenchLedger) -> None:
     name = spec.routers[0].name
     for left, what in (
         (Endpoint("g9", "gen"), "there is no such device"),
@@ -270,7 +270,7 @@ def test_what_must_not_be_is_refused(spec: Spec, ledger: Ledger) -> None:
 
 
 @labhelp.one_release("what a specification may not say")
-def test_a_device_of_the_default_route_is_refused(spec: Spec, ledger: Ledger) -> None:
+def test_a_device_of_the_default_route_is_refused(spec: Spec, ledger: BenchLedger) -> None:
     labhelp.sh("ip", "-n", "gen", "route", "add", "default", "dev", "g0")
     try:
         with pytest.raises(VsrtuneError, match="it carries the default route"):
@@ -281,7 +281,7 @@ def test_a_device_of_the_default_route_is_refused(spec: Spec, ledger: Ledger) ->
 
 
 @labhelp.one_release("processes and pipes of the bench")
-def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Ledger) -> None:
+def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: BenchLedger) -> None:
     with tester.Tester(spec, ledger, OBSERVER.observe) as running:
         killer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -9 {' '.join(map(str, agents()))}"])
         with pytest.raises(VsrtuneError, match="the agent ended"):
@@ -294,7 +294,7 @@ def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Led
 
 @labhelp.seldom("processes and pipes of the bench")
 def test_an_interrupted_trial_leaves_the_tester_usable(
-    spec: Spec, ledger: Ledger, libvirt_guest: LabGuest
+    spec: Spec, ledger: BenchLedger, libvirt_guest: LabGuest
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -363,7 +363,7 @@ def test_a_killed_bench_leaves_nothing(until: str, delay: float) -> None:
     child.wait()
     ended = time.monotonic()
     # The guard lets go of the lock when it is done.
-    with Ledger.open(wait=30.0) as ledger:
+    with BenchLedger.open(wait=30.0) as ledger:
         print(f"cleaned within {time.monotonic() - ended:.1f} s")
         assert ledger.pending() == []
     labhelp.wait_for(lambda: not os.path.exists(f"/proc/{said['guarded'][0]}"), "the guard ended")
@@ -385,7 +385,7 @@ def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: 
     labhelp.wait_for(lambda: not flowing(), "the traffic ended with its agents")
     for space in ("gen", "sink"):
         assert "vsrtune" not in inside(space, "nft", "list", "tables")
-    with Ledger.open(wait=5.0) as ledger:
+    with BenchLedger.open(wait=5.0) as ledger:
         assert guard.clean(ledger) == []
         assert ledger.pending() == []
     assert leftovers() == []
@@ -393,5 +393,5 @@ def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: 
 
 @labhelp.one_release("processes and pipes of the bench")
 def test_one_bench_at_a_time() -> None:
-    with Ledger.open(), pytest.raises(VsrtuneError, match="another bench is running"):
-        Ledger.open(DEFAULT_PATH, wait=0.3)
+    with BenchLedger.open(), pytest.raises(VsrtuneError, match="another bench is running"):
+        BenchLedger.open(DEFAULT_PATH, wait=0.3)

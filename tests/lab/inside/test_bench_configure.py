@@ -18,20 +18,16 @@ import pytest
 from labhelp import LabGuest
 
 from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup.configurator import Configurator
-from vsrtune.bench.spec.model import (
-    Attachment,
-    Configuration,
-    Tuning,
-)
+from vsrtune.bench.spec.model import BenchAttachment, Configuration, Tuning
 from vsrtune.core.errors import VsrtuneError
 
 NET = Path("/sys/class/net")
 UNTUNED = Configuration("untuned")
-BRIDGE = Configuration("bridge", attachment=Attachment.BRIDGE)
+BRIDGE = Configuration("bridge", attachment=BenchAttachment.BRIDGE)
 EMULATED = Configuration("emulated", vhost=False)
-OVS = Configuration("openvswitch", attachment=Attachment.OPENVSWITCH)
+OVS = Configuration("openvswitch", attachment=BenchAttachment.OPENVSWITCH)
 
 
 def interfaces(name: str) -> str:
@@ -81,7 +77,7 @@ def configurator(routers: list[LabGuest], tmp_path: Path) -> Iterator[Configurat
             labhelp.sh("lab-wait-forward", guest.name, "30")
 
     with (
-        Ledger.open(tmp_path / "ledger.jsonl") as ledger,
+        BenchLedger.open(tmp_path / "ledger.jsonl") as ledger,
         Configurator(labhelp.bench_spec(routers), ledger, ready=ready) as made,
     ):
         yield made
@@ -156,7 +152,7 @@ def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[
         assert guest.workers() == []
         assert interfaces(guest.name).count("mrg_rxbuf='off'") == 2
         assert forwarded(guest) > 500
-    configurator.apply(Configuration("macvtap", attachment=Attachment.MACVTAP))
+    configurator.apply(Configuration("macvtap", attachment=BenchAttachment.MACVTAP))
     assert {g.name: len(g.workers()) for g in routers} == workers
 
 
@@ -222,7 +218,7 @@ def test_policy_on_a_bridge(
         policy=text,
         apply=("touch", str(mark)),
         revert=("rm", str(mark)),
-        attachment=Attachment.BRIDGE,
+        attachment=BenchAttachment.BRIDGE,
         queues=2,
         ring=512,
     )
@@ -312,7 +308,7 @@ def test_refusals(configurator: Configurator, routers: list[LabGuest], tmp_path:
     def check(configuration: Configuration) -> str:
         return refusal(lambda: configurator.check([configuration]))
 
-    assert "napi" in check(Configuration("x", attachment=Attachment.NAPI_MACVTAP))
+    assert "napi" in check(Configuration("x", attachment=BenchAttachment.NAPI_MACVTAP))
     missing = check(OVS)
     assert "does not run" in missing or "cannot be a bridge's port" in missing
     assert "not all online" in check(Configuration("x", Tuning.LIBVIRT_PINS, cpus="77"))
@@ -327,7 +323,7 @@ def test_refusals(configurator: Configurator, routers: list[LabGuest], tmp_path:
 def test_refuses_what_would_cut_others_off(
     guests: list[LabGuest], libvirt_guest: LabGuest, tmp_path: Path
 ) -> None:
-    with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+    with BenchLedger.open(tmp_path / "ledger.jsonl") as ledger:
         with Configurator(labhelp.bench_spec([libvirt_guest]), ledger) as made:
             if len(guests) > 1:
                 assert "cannot be a bridge's port" in refusal(lambda: made.check([BRIDGE]))
@@ -339,7 +335,7 @@ def test_refuses_what_would_cut_others_off(
 @labhelp.one_release("what vsrtune says of itself")
 def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
     labhelp.write_policies("0")
-    with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+    with BenchLedger.open(tmp_path / "ledger.jsonl") as ledger:
         labhelp.vsrtune("apply")
         assert "vsrtune undo" in refusal(
             lambda: Configurator(labhelp.bench_spec(guests), ledger).__enter__()
@@ -361,7 +357,7 @@ def test_killed_at_any_moment(routers: list[LabGuest], tmp_path: Path, seconds: 
     time.sleep(seconds)
     child.kill()
     assert child.wait() == -signal.SIGKILL, "it ended by itself"
-    with Ledger.open(tmp_path / "ledger.jsonl") as ledger:
+    with BenchLedger.open(tmp_path / "ledger.jsonl") as ledger:
         print([entry.kind for entry in ledger.pending()])
         assert [str(failure) for failure in ledger.resolve(CLEANERS)] == []
         assert ledger.pending() == []
@@ -378,7 +374,7 @@ def to_and_fro(ledger_path: Path) -> None:
     attached = BRIDGE if len(routers) == len(labhelp.lab_guests()) else EMULATED
     pins = replace(attached, tuning=Tuning.LIBVIRT_PINS, cpus="1")
     with (
-        Ledger.open(ledger_path) as ledger,
+        BenchLedger.open(ledger_path) as ledger,
         Configurator(labhelp.bench_spec(routers), ledger) as made,
     ):
         while True:

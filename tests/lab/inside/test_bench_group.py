@@ -21,7 +21,7 @@ from labhelp import LabGuest
 from test_pvr import edge, group, members, routers  # noqa: F401 (fixtures)
 
 from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Spec
 from vsrtune.core.errors import VsrtuneError
@@ -93,7 +93,7 @@ def test_what_a_killed_bench_leaves_is_put_back(edge: list[LabGuest], tmp_path: 
     labhelp.wait_for(lambda: plugged() == {edge[0].name}, "one member is plugged in", 60)
     child.kill()
     assert child.wait() == -signal.SIGKILL
-    with Ledger.open(ledger_path) as ledger:
+    with BenchLedger.open(ledger_path) as ledger:
         assert [entry.kind for entry in ledger.pending()] == ["scale"]
         assert [str(failure) for failure in ledger.resolve(CLEANERS)] == []
         assert ledger.pending() == []
@@ -110,7 +110,7 @@ def test_refusals(edge: list[LabGuest], tmp_path: Path) -> None:  # noqa: F811
         return str(caught.value)
 
     with (
-        Ledger.open(tmp_path / "ledger.jsonl") as ledger,
+        BenchLedger.open(tmp_path / "ledger.jsonl") as ledger,
         Configurator(spec(edge), ledger) as made,
     ):
         assert "not 3 of them" in check(Configuration("x", scale={"edge": 3}))
@@ -123,7 +123,7 @@ def test_refusals(edge: list[LabGuest], tmp_path: Path) -> None:  # noqa: F811
 def to_and_fro(ledger_path: Path) -> None:
     """One member, and then nothing until somebody ends this."""
     guests = [g for g in labhelp.lab_guests() if g.kind == "libvirt"]
-    with Ledger.open(ledger_path) as ledger, Configurator(spec(guests), ledger) as made:
+    with BenchLedger.open(ledger_path) as ledger, Configurator(spec(guests), ledger) as made:
         made.check([ONE, BOTH])
         made.apply(ONE)
         time.sleep(600)

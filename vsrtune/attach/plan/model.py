@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.clone_model import Clone, Cloning
-from vsrtune.attach.plan.steps import NAPI_KIND, Device, Origin, Step
+from vsrtune.attach.plan.steps import NAPI_KIND, MadeDevice, Origin, Step
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.domain_xml import Nic
+from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import Link
 
@@ -27,8 +27,8 @@ class GuestNics:
 
     name: str
     uuid: str
-    live: tuple[Nic, ...] | None
-    config: tuple[Nic, ...] | None
+    live: tuple[DomainNic, ...] | None
+    config: tuple[DomainNic, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Move:
     guest: str
     uuid: str
     mac: str
-    device: Device
+    device: MadeDevice
     live: tuple[str, str] = ("", "")
     config: tuple[str, str] = ("", "")
     queue: int | None = None
@@ -72,14 +72,14 @@ class Switch:
     moves: tuple[Move, ...]
     steps: tuple[Step, ...]
     origins: tuple[Origin, ...] = ()
-    leaves: tuple[Device, ...] = ()
+    leaves: tuple[MadeDevice, ...] = ()
     notes: tuple[str, ...] = ()
     clones: tuple[Clone, ...] = ()
     ended: tuple[Clone, ...] = ()
     kept: tuple[Clone, ...] = ()
 
 
-class Host:
+class AttachHostState:
     """The host as it was read: guests, links, the origins of our devices. ``kept(link)``
     is the queue length that a guest's new device shall have."""
 
@@ -122,13 +122,13 @@ class Host:
         found = (o for origins in self.groups.values() for o in origins)
         return next((o for o in found if o.device.name == device), None)
 
-    def ours(self, found: Nic) -> bool:
+    def ours(self, found: DomainNic) -> bool:
         """Whether the interface stands on a device that vsrtune made, or could have."""
         link = self.links.get(found.device)
         made = found.device in self.origins or self.group(found.device) is not None
         return found.kind == "ethernet" and (made or (link is not None and link.kind == NAPI_KIND))
 
-    def lower(self, found: Nic) -> str:
+    def lower(self, found: DomainNic) -> str:
         """The lower device of a macvtap interface, or of one of ours; "" for others."""
         if found.kind == "direct":
             return found.lower
@@ -141,6 +141,6 @@ class Host:
         return link.name if link is not None else ""
 
 
-def movable(found: Nic, host: Host) -> bool:
+def movable(found: DomainNic, host: AttachHostState) -> bool:
     """Whether it stands on a macvtap, or on a device of ours."""
     return host.lower(found) != "" and (found.kind == "direct" or host.ours(found))

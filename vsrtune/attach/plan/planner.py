@@ -13,12 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vsrtune.attach.plan.model import OURS, STACKED, Asked, GuestNics, Host, Move, Switch, movable
+from vsrtune.attach.plan.model import (
+    OURS,
+    STACKED,
+    Asked,
+    AttachHostState,
+    GuestNics,
+    Move,
+    Switch,
+    movable,
+)
 from vsrtune.attach.plan.steps import (
     Card,
     Define,
-    Device,
     Lower,
+    MadeDevice,
     MakeDevice,
     Origin,
     Plug,
@@ -28,12 +37,12 @@ from vsrtune.attach.plan.steps import (
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import domain_xml
-from vsrtune.model.domain_xml import Nic
+from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import MODES, Link, mode_name
 
 
-def plan(asked: Asked, host: Host) -> Switch:
+def plan(asked: Asked, host: AttachHostState) -> Switch:
     """The switch that was asked for. Raises VsrtuneError with what is in its way."""
     guests = [host.guest(name) for name in asked.guests]
     wanted = {g.uuid: _selected(g, asked, host) for g in guests}
@@ -54,15 +63,15 @@ def plan(asked: Asked, host: Host) -> Switch:
     return _switch(asked, host, tuple(moves), notes)
 
 
-def _both(guest: GuestNics) -> tuple[Nic, ...]:
+def _both(guest: GuestNics) -> tuple[DomainNic, ...]:
     return (*(guest.live or ()), *(guest.config or ()))
 
 
-def _named(found: Nic, name: str, host: Host) -> bool:
+def _named(found: DomainNic, name: str, host: AttachHostState) -> bool:
     return not name or name.lower() == found.mac or name in (found.device, host.lower(found))
 
 
-def _selected(guest: GuestNics, asked: Asked, host: Host) -> set[str]:
+def _selected(guest: GuestNics, asked: Asked, host: AttachHostState) -> set[str]:
     """MACs of the interfaces that are asked for."""
     if guest.live is None and not asked.config:
         raise VsrtuneError(
@@ -87,7 +96,11 @@ def _selected(guest: GuestNics, asked: Asked, host: Host) -> set[str]:
 
 
 def _take_along(
-    asked: Asked, host: Host, wanted: dict[str, set[str]], lowers: set[str], notes: list[str]
+    asked: Asked,
+    host: AttachHostState,
+    wanted: dict[str, set[str]],
+    lowers: set[str],
+    notes: list[str],
 ) -> None:
     """Interfaces that must move too, because they stand on the same lower devices. A guest
     that does not run holds one by our device, which stays up for it; its macvtap is made
@@ -120,14 +133,14 @@ def _take_along(
         )
 
 
-def _there(asked: Asked, found: Nic, host: Host) -> bool:
+def _there(asked: Asked, found: DomainNic, host: AttachHostState) -> bool:
     """Whether the interface stands on what is asked for already."""
     if asked.to is Attachment.NAPI_MACVLAN:
         return host.ours(found)
     return found.kind == "direct"
 
 
-def _no_members(asked: Asked, host: Host, wanted: Mapping[str, set[str]]) -> None:
+def _no_members(asked: Asked, host: AttachHostState, wanted: Mapping[str, set[str]]) -> None:
     """Refuse to take members of a group away from their device one by one."""
     if asked.to is Attachment.NAPI_MACVLAN:
         return
@@ -143,7 +156,7 @@ def _no_members(asked: Asked, host: Host, wanted: Mapping[str, set[str]]) -> Non
 
 
 def no_others(
-    host: Host, lowers: Collection[str], *, forth: bool, but: Collection[str] = ()
+    host: AttachHostState, lowers: Collection[str], *, forth: bool, but: Collection[str] = ()
 ) -> None:
     """Refuse when the lower devices carry something that is no libvirt guest's, none of
     ``but``, and is in the way of NAPI-macvlan (``forth``), or of macvtap. Raises
@@ -172,7 +185,9 @@ def no_others(
                 )
 
 
-def _move(asked: Asked, host: Host, guest: GuestNics, mac: str, notes: list[str]) -> Move | None:
+def _move(
+    asked: Asked, host: AttachHostState, guest: GuestNics, mac: str, notes: list[str]
+) -> Move | None:
     """How one interface moves; None when it stands where it shall."""
     live = _of(guest.live, mac) if asked.live else None
     config = _of(guest.config, mac) if asked.config else None
@@ -189,7 +204,7 @@ def _move(asked: Asked, host: Host, guest: GuestNics, mac: str, notes: list[str]
     return _back(host, guest, mac, live, config)
 
 
-def _of(nics: tuple[Nic, ...] | None, mac: str) -> Nic | None:
+def _of(nics: tuple[DomainNic, ...] | None, mac: str) -> DomainNic | None:
     found = [n for n in nics or () if n.mac == mac]
     if len(found) > 1:
         raise VsrtuneError(
@@ -200,7 +215,12 @@ def _of(nics: tuple[Nic, ...] | None, mac: str) -> Nic | None:
 
 
 def _forth(
-    host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None, notes: list[str]
+    host: AttachHostState,
+    guest: GuestNics,
+    mac: str,
+    live: DomainNic | None,
+    config: DomainNic | None,
+    notes: list[str],
 ) -> Move:
     for found in filter(None, (live, config)):
         reason = domain_xml.unsupported(found)
@@ -217,7 +237,13 @@ def _forth(
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], device.queue)
 
 
-def _device(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None) -> Device:
+def _device(
+    host: AttachHostState,
+    guest: GuestNics,
+    mac: str,
+    live: DomainNic | None,
+    config: DomainNic | None,
+) -> MadeDevice:
     """What to make for the interface; the same as before where it was made already."""
     for origin in host.origins.values():
         if (origin.uuid, origin.device.mac) == (guest.uuid, mac):
@@ -235,11 +261,17 @@ def _device(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Ni
 
 
 def device_like(
-    host: Host, name: str, source: Nic, lower: Link, link: Link | None, *, every_queue: bool = False
-) -> Device:
+    host: AttachHostState,
+    name: str,
+    source: DomainNic,
+    lower: Link,
+    link: Link | None,
+    *,
+    every_queue: bool = False,
+) -> MadeDevice:
     """A device of ours in the place of the macvtap of an interface: ``link`` is that macvtap,
     None when the guest does not run."""
-    return Device(
+    return MadeDevice(
         name=name,
         lower=lower.name,
         mac=source.mac,
@@ -250,7 +282,7 @@ def device_like(
     )
 
 
-def _name(host: Host, mac: str) -> str:
+def _name(host: AttachHostState, mac: str) -> str:
     """One that libvirt leaves alone and that nobody has."""
     base = f"nvt{mac.replace(':', '')[-8:]}"
     taken = set(host.links) | set(host.origins)
@@ -259,7 +291,13 @@ def _name(host: Host, mac: str) -> str:
     )
 
 
-def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic | None) -> Move:
+def _back(
+    host: AttachHostState,
+    guest: GuestNics,
+    mac: str,
+    live: DomainNic | None,
+    config: DomainNic | None,
+) -> Move:
     source = live or config
     assert source is not None
     if not host.ours(source):
@@ -278,7 +316,7 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
             where=f"{guest.name}: {source.device}",
             hint="edit the guest's definition by hand (virsh edit)",
         )
-    device = origin.device if origin else Device(
+    device = origin.device if origin else MadeDevice(
         source.device, lower, mac, mode, link.mtu if link else 1500, link.queue if link else 500
     )  # fmt: skip
     pairs = []
@@ -299,7 +337,9 @@ def _back(host: Host, guest: GuestNics, mac: str, live: Nic | None, config: Nic 
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], queue)
 
 
-def _switch(asked: Asked, host: Host, moves: tuple[Move, ...], notes: list[str]) -> Switch:
+def _switch(
+    asked: Asked, host: AttachHostState, moves: tuple[Move, ...], notes: list[str]
+) -> Switch:
     old = tuple(Card(m.guest, m.uuid, m.mac, m.live[0], m.queue) for m in moves if m.live[0])
     new = tuple(Card(m.guest, m.uuid, m.mac, m.live[1], m.queue) for m in moves if m.live[0])
     defines = tuple(Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0])
@@ -326,7 +366,7 @@ def _switch(asked: Asked, host: Host, moves: tuple[Move, ...], notes: list[str])
     return Switch(asked.to, moves, tuple(steps), (), _unused(host, moves), tuple(notes))
 
 
-def _unused(host: Host, moves: tuple[Move, ...]) -> tuple[Device, ...]:
+def _unused(host: AttachHostState, moves: tuple[Move, ...]) -> tuple[MadeDevice, ...]:
     """Devices that nothing needs once the moves are done."""
     leaves = []
     for move in moves:
@@ -341,7 +381,7 @@ def _unused(host: Host, moves: tuple[Move, ...]) -> tuple[Device, ...]:
     return tuple(leaves)
 
 
-def _warn(host: Host, moves: tuple[Move, ...], notes: list[str]) -> None:
+def _warn(host: AttachHostState, moves: tuple[Move, ...], notes: list[str]) -> None:
     for move in moves:
         guest = host.by_uuid[move.uuid]
         if move.live[0] and not move.config[0] and guest.config is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import Asked, GuestNics, Host, Switch, movable
+from vsrtune.attach.plan.model import Asked, AttachHostState, GuestNics, Switch, movable
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
@@ -31,7 +31,7 @@ class Batch:
     error: VsrtuneError | None = None
 
 
-def wanted(host: Host, policies: Sequence[Policy]) -> dict[str, tuple[Attachment, str]]:
+def wanted(host: AttachHostState, policies: Sequence[Policy]) -> dict[str, tuple[Attachment, str]]:
     """By libvirt guest that runs: what its policy asks for, and where that is written."""
     running = [_guest(g) for g in host.guests if g.live is not None]
     return {
@@ -45,7 +45,7 @@ def _guest(found: GuestNics) -> Guest:
     return Guest(found.name, found.uuid, "libvirt", 0, 0, (), ())
 
 
-def batches(host: Host, policies: Sequence[Policy]) -> tuple[Batch, ...]:
+def batches(host: AttachHostState, policies: Sequence[Policy]) -> tuple[Batch, ...]:
     """What is to be done for the policies."""
     asked = wanted(host, policies)
     by_target: dict[Attachment, list[str]] = {}
@@ -58,7 +58,7 @@ def batches(host: Host, policies: Sequence[Policy]) -> tuple[Batch, ...]:
 
 
 def taken_back(
-    host: Host, origins: Sequence[Origin], policies: Sequence[Policy]
+    host: AttachHostState, origins: Sequence[Origin], policies: Sequence[Policy]
 ) -> tuple[Batch, ...]:
     """The switches back of guests whom a policy had switched (Origin.by_policy) and for
     whom no policy asks that any more. That a guest is shut down, or that two policies name
@@ -75,7 +75,7 @@ def taken_back(
 
 
 def _batches(
-    host: Host, names: Sequence[str], to: Attachment, reasons: Mapping[str, str]
+    host: AttachHostState, names: Sequence[str], to: Attachment, reasons: Mapping[str, str]
 ) -> tuple[Batch, ...]:
     found = []
     for group in _groups(host, names):
@@ -94,7 +94,7 @@ def _batches(
     return tuple(found)
 
 
-def _groups(host: Host, names: Sequence[str]) -> list[tuple[str, ...]]:
+def _groups(host: AttachHostState, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Guests that share lower devices, directly or through others, sorted by name. A guest
     without an interface that can move is in none."""
     groups: list[tuple[set[str], set[str]]] = []

@@ -21,7 +21,7 @@ EVERY_QUEUE, UPLINK = "every-queue", "uplink"
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MadeDevice:
     """A device that vsrtune makes for one interface of a guest, or for others of ours to
     stand on, on the device named ``lower`` ("" for none). ``mode`` as in rtnl_model.MODES (0
     for kinds without), ``mtu`` in bytes, ``queue`` its txqueuelen, ``vlan`` the tag of a VLAN
@@ -68,7 +68,7 @@ class Card:
 class MakeDevice:
     """Make the device, down, and wait for its /dev/tapN if it has one."""
 
-    device: Device
+    device: MadeDevice
     kind: ClassVar[str] = "make-device"
 
     def inverse(self) -> Step:
@@ -88,7 +88,7 @@ class MakeDevice:
 class RemoveDevice:
     """Remove the device."""
 
-    device: Device
+    device: MadeDevice
     kind: ClassVar[str] = "remove-device"
 
     def inverse(self) -> Step:
@@ -131,7 +131,7 @@ class Plug:
 class Raise:
     """Bring the devices up: from now on their lower devices serve them alone."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[MadeDevice, ...]
     kind: ClassVar[str] = "raise"
 
     def inverse(self) -> Step:
@@ -145,7 +145,7 @@ class Raise:
 class Lower:
     """Bring the devices down, which frees their lower devices for macvtap."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[MadeDevice, ...]
     kind: ClassVar[str] = "lower"
 
     def inverse(self) -> Step:
@@ -178,7 +178,7 @@ class Define:
 Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define | CloneStep
 
 
-class Role(enum.StrEnum):
+class MsrRole(enum.StrEnum):
     """What a device of a multistage router is for."""
 
     LINK = "link"
@@ -192,7 +192,7 @@ class Stage:
     the device ``outside``. ``router`` is the one that a balancer's device leads to, "" when
     it leads to all."""
 
-    role: Role
+    role: MsrRole
     side: str
     outside: str
     router: str = ""
@@ -208,7 +208,7 @@ class Origin:
     Devices of a multistage router have a ``stage``; one that others of ours stand on has
     no guest (""), and stays while one of those does."""
 
-    device: Device
+    device: MadeDevice
     guest: str
     uuid: str
     live: str

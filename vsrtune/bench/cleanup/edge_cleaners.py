@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.traffic import pktgen
 from vsrtune.bench.traffic.remote import AgentProcess
 from vsrtune.execute.jsonl_log import Cleaner
@@ -21,7 +21,7 @@ END_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 
 
-def note_agent(ledger: Ledger, pid: int, namespace: str | None, names: Sequence[str]) -> int:
+def note_agent(ledger: BenchLedger, pid: int, namespace: str | None, names: Sequence[str]) -> int:
     """Write down an agent that was just started and has done nothing yet."""
     return ledger.add(
         "agent",

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vsrtune
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.jsonl_log import Cleaner, Failure
@@ -34,7 +34,7 @@ _STOP_SECONDS = 300.0
 _READY = b"ready\n"
 
 
-class Guard(Closing):
+class RunGuard(Closing):
     """A running guard. Use as a context manager, or ``close``."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -65,7 +65,7 @@ class Guard(Closing):
             )
 
 
-def start(ledger: Ledger) -> Guard:
+def start(ledger: BenchLedger) -> RunGuard:
     """Start a guard for the open ``ledger`` and return once it watches. Start it before
     anything is changed. Raises VsrtuneError when it cannot be started."""
     environment = dict(os.environ)
@@ -103,7 +103,7 @@ def start(ledger: Ledger) -> Guard:
             "the guard did not start; nothing was changed",
             where=str(ledger.path.with_name("guard.log")),
         )
-    return Guard(process)
+    return RunGuard(process)
 
 
 def cleaners() -> Mapping[str, Cleaner]:
@@ -114,7 +114,7 @@ def cleaners() -> Mapping[str, Cleaner]:
     return found
 
 
-def clean(ledger: Ledger) -> list[Failure]:
+def clean(ledger: BenchLedger) -> list[Failure]:
     """Resolve what a killed run left (`vsrtune bench clean`, and each start)."""
     return ledger.resolve(cleaners())
 
@@ -148,7 +148,7 @@ def main(path: str, lock: int) -> int:
         pass
     failures: list[str] = []
     try:
-        with Ledger.open(Path(path), lock=lock) as ledger:
+        with BenchLedger.open(Path(path), lock=lock) as ledger:
             failures = [str(failure) for failure in ledger.resolve(known)]
     except VsrtuneError as error:
         failures = [str(error)]

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Self
 
 from vsrtune.execute import jsonl_log
-from vsrtune.execute.jsonl_log import LOCK_SECONDS, Cleaner, Entry, Failure
+from vsrtune.execute.jsonl_log import LOCK_SECONDS, Cleaner, Failure
 
 __all__ = ["DEFAULT_PATH", "Cleaner", "Entry", "Failure", "Ledger"]
 
 DEFAULT_PATH = Path("/run/vsrtune/bench/ledger.jsonl")
 
 
-class Ledger(jsonl_log.Ledger):
+class BenchLedger(jsonl_log.Ledger):
     """The open ledger of the bench."""
 
     busy = ("another bench is running, or is being cleaned up after", "wait for its end")

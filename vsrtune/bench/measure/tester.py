@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Self
 
 from vsrtune.bench.cleanup import edge_cleaners
-from vsrtune.bench.cleanup.ledger import Ledger
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters, threads
 from vsrtune.bench.measure.accounting import Counts, Effort, account
 from vsrtune.bench.spec.model import Endpoint, Latency, Load, Spec, Trial
@@ -53,7 +53,7 @@ class Tester(Closing):
     def __init__(
         self,
         spec: Spec,
-        ledger: Ledger,
+        ledger: BenchLedger,
         observe: Callable[[], Snapshot],
         root: HostRoot | None = None,
     ) -> None:

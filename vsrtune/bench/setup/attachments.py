@@ -20,9 +20,9 @@ from typing import Any
 
 from vsrtune.attach.libvirt_hotplug import LiveDomains
 from vsrtune.bench.setup import bridges
-from vsrtune.bench.spec.model import Attachment, Configuration, Router
+from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.model.domain_xml import Nic, differences, nic
+from vsrtune.model.domain_xml import DomainNic, differences, nic
 
 # Which part of the host an interface stands on; written anew for each attachment.
 _BACK_END = ("source", "target", "virtualport")
@@ -47,26 +47,26 @@ class Back:
     """What an interface shall stand on: the kind, the bridge for kinds that have one,
     and its driver."""
 
-    attachment: Attachment
+    attachment: BenchAttachment
     bridge: str = ""
     driver: Driver = UNASKED
 
 
-def rewritten(original: Nic, back: Back) -> str:
+def rewritten(original: DomainNic, back: Back) -> str:
     """The XML with which to attach ``original`` again on ``back``.
 
     Raises VsrtuneError when something is asked that the interface cannot have.
     """
     element = ET.fromstring(original.xml)
-    if back.attachment in (Attachment.BRIDGE, Attachment.OPENVSWITCH):
+    if back.attachment in (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH):
         for name in _BACK_END:
             for old in element.findall(name):
                 element.remove(old)
         element.set("type", "bridge")
         ET.SubElement(element, "source", {"bridge": back.bridge})
-        if back.attachment is Attachment.OPENVSWITCH:
+        if back.attachment is BenchAttachment.OPENVSWITCH:
             ET.SubElement(element, "virtualport", {"type": "openvswitch"})
-    elif back.attachment is Attachment.NAPI_MACVTAP:
+    elif back.attachment is BenchAttachment.NAPI_MACVTAP:
         raise VsrtuneError(
             "this version of vsrtune has no napi-macvtap attachment",
             where=f"interface {original.mac}",
@@ -76,9 +76,9 @@ def rewritten(original: Nic, back: Back) -> str:
     return ET.tostring(element, encoding="unicode")
 
 
-def switchable(found: Nic, back: Back) -> str:
+def switchable(found: DomainNic, back: Back) -> str:
     """Why ``found`` cannot be attached as ``back`` asks, "" when it can."""
-    if back.attachment is not Attachment.AS_IS and (found.kind != "direct" or not found.lower):
+    if back.attachment is not BenchAttachment.AS_IS and (found.kind != "direct" or not found.lower):
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
     if back.driver != UNASKED and not found.model.startswith("virtio"):
         return (
@@ -88,7 +88,7 @@ def switchable(found: Nic, back: Back) -> str:
     return ""
 
 
-def _drive(element: ET.Element, original: Nic, back: Driver) -> None:
+def _drive(element: ET.Element, original: DomainNic, back: Driver) -> None:
     if back == UNASKED:
         return
     driver = element.find("driver")
@@ -124,14 +124,14 @@ def _child(element: ET.Element, name: str) -> ET.Element:
 KIND = "attachment"
 _TRIES = 3
 _PAUSE = 2.0
-_BRIDGED = (Attachment.BRIDGE, Attachment.OPENVSWITCH)
+_BRIDGED = (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a configuration asks of the interfaces."""
 
-    attachment: Attachment = Attachment.AS_IS
+    attachment: BenchAttachment = BenchAttachment.AS_IS
     driver: Driver = UNASKED
 
     @classmethod
@@ -150,7 +150,7 @@ class Wanted:
 class _Domain:
     name: str
     uuid: str
-    nics: tuple[Nic, ...]
+    nics: tuple[DomainNic, ...]
 
 
 class Attachments:
@@ -186,7 +186,7 @@ class Attachments:
             return
         ours = {n.device for d in domains for n in d.nics}
         obstacles = [bridges.obstacle(lower, ours) for lower in self._lowers()]
-        if wanted.attachment is Attachment.OPENVSWITCH:
+        if wanted.attachment is BenchAttachment.OPENVSWITCH:
             obstacles.insert(0, bridges.ovs_obstacle())
         for what, hint in filter(None, obstacles):
             raise VsrtuneError(what, where=f"attachment {wanted.attachment}", hint=hint)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vsrtune.bench.setup.commands import run
-from vsrtune.bench.spec.model import Attachment
+from vsrtune.bench.spec.model import BenchAttachment
 from vsrtune.core.errors import WriteError
 
 NET = Path("/sys/class/net")
@@ -29,9 +29,9 @@ _PAUSE = 0.1
 _STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
 
 
-def name_for(attachment: Attachment, lower: str) -> str:
+def name_for(attachment: BenchAttachment, lower: str) -> str:
     """What the bench calls its bridge of that kind on ``lower``; "" for other kinds."""
-    prefix = {Attachment.BRIDGE: "vsrb", Attachment.OPENVSWITCH: "vsro"}.get(attachment)
+    prefix = {BenchAttachment.BRIDGE: "vsrb", BenchAttachment.OPENVSWITCH: "vsro"}.get(attachment)
     return f"{prefix}{_ifindex(lower)}" if prefix else ""
 
 
@@ -67,10 +67,10 @@ def ovs_obstacle() -> tuple[str, str] | None:
     return None
 
 
-def create(attachment: Attachment, lower: str) -> str:
+def create(attachment: BenchAttachment, lower: str) -> str:
     """Make the bridge, with ``lower`` in it; its name. Raises WriteError."""
     name = name_for(attachment, lower)
-    if attachment is Attachment.OPENVSWITCH:
+    if attachment is BenchAttachment.OPENVSWITCH:
         _retry(lambda: _create_ovs(name, lower))
     else:
         bridge = ["bridge", "stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]

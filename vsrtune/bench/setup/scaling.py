@@ -13,7 +13,7 @@ from typing import Any
 
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Host
+from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
@@ -66,7 +66,7 @@ def put_back(data: Mapping[str, Any]) -> None:
     scale(there, uri)
 
 
-def _first_ones(name: str, host: Host) -> int:
+def _first_ones(name: str, host: AttachHostState) -> int:
     origins = members_of(of_group(name, host))
     plugged, members = group_scale.plugged(origins, host), group_scale.names(origins)
     if plugged != members[: len(plugged)]:
@@ -80,7 +80,7 @@ def _first_ones(name: str, host: Host) -> int:
 
 
 @contextlib.contextmanager
-def _opened(uri: str) -> Iterator[tuple[Switcher, Host]]:
+def _opened(uri: str) -> Iterator[tuple[Switcher, AttachHostState]]:
     """The host as it is, with no switch unfinished."""
     live = LiveHost(uri)
     with contextlib.closing(live), AttachLedger.open(LEDGER) as ledger:

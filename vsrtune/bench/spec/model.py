@@ -84,7 +84,7 @@ class Tuning(enum.StrEnum):
     COMMAND = "command"
 
 
-class Attachment(enum.StrEnum):
+class BenchAttachment(enum.StrEnum):
     AS_IS = "as-is"
     MACVTAP = "macvtap"
     BRIDGE = "bridge"
@@ -112,7 +112,7 @@ class Configuration:
     cpus: str | None = None
     apply: tuple[str, ...] = ()
     revert: tuple[str, ...] = ()
-    attachment: Attachment = Attachment.AS_IS
+    attachment: BenchAttachment = BenchAttachment.AS_IS
     vhost: bool | None = None
     queues: int | None = None
     ring: int | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from vsrtune.bench.spec.checks import Checker
 from vsrtune.bench.spec.model import (
-    Attachment,
+    BenchAttachment,
     Configuration,
     Endpoint,
     Leg,
@@ -237,5 +237,5 @@ def _configuration(data: dict[str, Any], name: str, path: str) -> Configuration:
     for key in ("apply", "revert"):
         values[key] = tuple(values.get(key, ()))
     values["tuning"] = Tuning(values.get("tuning", "untuned"))
-    values["attachment"] = Attachment(values.get("attachment", "as-is"))
+    values["attachment"] = BenchAttachment(values.get("attachment", "as-is"))
     return Configuration(name=name, **values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from vsrtune.bench.spec.model import Attachment, Tuning
+from vsrtune.bench.spec.model import BenchAttachment, Tuning
 from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.policy.schema import DEVICE_PATTERN, MAC_PATTERN
 
@@ -280,7 +280,7 @@ _CONFIGURATION = _mapping(
         "revert": _argv("What takes back what apply did."),
         "attachment": _choice(
             "What connects the guests' interfaces to the devices below them.",
-            [a.value for a in Attachment],
+            [a.value for a in BenchAttachment],
         ),
         "vhost": _flag("Whether vhost-net carries the frames; as it is when left out."),
         "queues": _number(

@@ -29,7 +29,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
 if TYPE_CHECKING:
-    from vsrtune.cli.trial.rule import Turn, Verdict
+    from vsrtune.cli.trial.rule import TrialTurn, TrialVerdict
     from vsrtune.execute.journal import Journal
     from vsrtune.model.guest import Guest
     from vsrtune.model.snapshot import Snapshot
@@ -99,7 +99,7 @@ def try_(
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
     guests = _guests(policy, snapshot)
     _check_attachment(policy, uri, attach_ledger, journal)
-    turns: list[Turn] = []
+    turns: list[TrialTurn] = []
     with held() as signals, ExitStack() as stack, Journal.open(journal, boot_id()) as opened:
         _check_untuned(opened, attach_ledger)
         made = full_plan(snapshot, [policy], (), reassert=True)
@@ -246,7 +246,11 @@ def _check_untuned(journal: Journal, ledger: Path) -> None:
 
 
 def _print_json(
-    policy: Policy, guests: Sequence[Guest], turns: Sequence[Turn], verdict: Verdict, kept: bool
+    policy: Policy,
+    guests: Sequence[Guest],
+    turns: Sequence[TrialTurn],
+    verdict: TrialVerdict,
+    kept: bool,
 ) -> None:
     import json
 

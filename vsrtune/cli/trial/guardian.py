@@ -49,7 +49,7 @@ _RETRY_SECONDS = 60.0
 _READY = b"ready\n"
 
 
-class Guard(Closing):
+class TrialGuard(Closing):
     """The command's side of a guarded change. ``close`` returns once the change is kept, or
     the host is back; it raises VsrtuneError when not everything could be put back."""
 
@@ -113,7 +113,7 @@ class Guard(Closing):
         click.echo("Everything is put back.")
 
 
-def start(journal: Path, attach_ledger: Path, uri: str) -> Guard:
+def start(journal: Path, attach_ledger: Path, uri: str) -> TrialGuard:
     """Guard what this process is about to change, until ``Guard.keep``. Call it with the journal
     open, so that one process at a time does. Raises VsrtuneError when another guarded change
     is not over, or no guardian can be started; nothing was changed then."""
@@ -132,7 +132,7 @@ def start(journal: Path, attach_ledger: Path, uri: str) -> Guard:
             where=str(new),
             hint="free space on that file system, or run as root",
         ) from error
-    guard = Guard(path, fd)
+    guard = TrialGuard(path, fd)
     try:
         guard.spawn(
             {

@@ -40,7 +40,7 @@ _EARLY = ("rx_dropped", "rx_missed_errors")
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TrialCounts:
     """The counters of some guests at one moment (``at_ns``), since their devices began.
     ``received``: frames for the guests, those their rings dropped included; ``forwarded``: frames
     they sent; ``early``: frames dropped on the way to them; ``drops`` by place; ``waits``: how long
@@ -55,7 +55,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TrialTurn:
     """What was counted in one turn, in frames. ``wait``: how many threads stood in a run queue,
     on average. ``left_out`` says why the turn does not count, "" when it does."""
 
@@ -85,7 +85,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """``better`` is None when nothing was decided, and then there are no ratios. ``text`` holds
     sentences for people."""
 
@@ -97,7 +97,7 @@ class Verdict:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def counts(sample: HostSample, frames: tuple[int, int]) -> Counts:
+def counts(sample: HostSample, frames: tuple[int, int]) -> TrialCounts:
     """Of a sample of the guests alone, and the frames they received and sent."""
     drops: dict[str, int] = {}
     early = 0
@@ -106,7 +106,7 @@ def counts(sample: HostSample, frames: tuple[int, int]) -> Counts:
         place = f"NIC {spot.place}" if lower else spot.place
         drops[place] = drops.get(place, 0) + count
         early += count if lower and spot.place in _EARLY else 0
-    return Counts(
+    return TrialCounts(
         at_ns=sample.at_ns,
         received=frames[0],
         forwarded=frames[1],
@@ -116,7 +116,9 @@ def counts(sample: HostSample, frames: tuple[int, int]) -> Counts:
     )
 
 
-def turn(before: Counts, after: Counts, pair: int, tuned: bool, left_out: str = "") -> Turn:
+def turn(
+    before: TrialCounts, after: TrialCounts, pair: int, tuned: bool, left_out: str = ""
+) -> TrialTurn:
     """What was counted between two moments."""
     span = after.at_ns - before.at_ns
     waited = sum(ns - before.waits[key] for key, ns in after.waits.items() if key in before.waits)
@@ -128,7 +130,9 @@ def turn(before: Counts, after: Counts, pair: int, tuned: bool, left_out: str = 
         left_out = "a counter began anew"
     if not left_out and received + early < LEAST_FRAMES:
         left_out = f"fewer than {LEAST_FRAMES} frames arrived"
-    return Turn(pair, tuned, span / 1e9, received, forwarded, early, drops, waited / span, left_out)
+    return TrialTurn(
+        pair, tuned, span / 1e9, received, forwarded, early, drops, waited / span, left_out
+    )
 
 
 def settings(snapshot: Snapshot) -> Hashable:
@@ -165,7 +169,7 @@ def _nic(nic: Nic) -> Hashable:
     )
 
 
-def judge(turns: Sequence[Turn], name: str) -> Verdict:
+def judge(turns: Sequence[TrialTurn], name: str) -> TrialVerdict:
     """What the turns show of the policy ``name``, by the rule above."""
     pairs = _pairs(turns)
     left_out = Counter(t.left_out for t in turns if t.left_out)
@@ -174,7 +178,7 @@ def judge(turns: Sequence[Turn], name: str) -> Verdict:
     )
     if len(pairs) < LEAST_PAIRS:
         few = f"nothing decided: {len(pairs)} pairs of turns count, {LEAST_PAIRS} are needed"
-        return Verdict(None, (*told, few), len(pairs), left_out=left_out)
+        return TrialVerdict(None, (*told, few), len(pairs), left_out=left_out)
     # As frames of an equal load, of which none at all counts as one.
     share = stats.paired_ratio(
         [ours.share * theirs.arrived for ours, theirs in pairs],
@@ -189,10 +193,10 @@ def judge(turns: Sequence[Turn], name: str) -> Verdict:
     better = share.low > 1.0 and rate.high >= 1.0
     sentence = "better than untuned" if better else "not shown to be better than untuned"
     text = (*told, shown["text"], also["text"], f"{name}: {sentence}")
-    return Verdict(better, text, len(pairs), shown, also, left_out)
+    return TrialVerdict(better, text, len(pairs), shown, also, left_out)
 
 
-def _pairs(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
+def _pairs(turns: Sequence[TrialTurn]) -> list[tuple[TrialTurn, TrialTurn]]:
     """Tuned and untuned turns of each pair that counts."""
     good = {(t.pair, t.tuned): t for t in turns if not t.left_out}
     numbers = sorted({t.pair for t in turns})
@@ -201,7 +205,7 @@ def _pairs(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
     ]
 
 
-def line(made: Turn) -> str:
+def line(made: TrialTurn) -> str:
     """A turn in one line."""
     told = (
         f"pair {made.pair}, {'tuned' if made.tuned else 'untuned'}: {made.forwarded:,} of "
@@ -210,7 +214,7 @@ def line(made: Turn) -> str:
     return f"{told}, left out: {made.left_out}" if made.left_out else told
 
 
-def table(turns: Sequence[Turn]) -> Table:
+def table(turns: Sequence[TrialTurn]) -> Table:
     """Medians over the pairs that count."""
     pairs = _pairs(turns)
     sides = [[theirs for _, theirs in pairs], [ours for ours, _ in pairs]]

@@ -9,7 +9,7 @@ from typing import Protocol
 from vsrtune.bench.methods.schedule import rounds
 from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.cli.trial import rule
-from vsrtune.cli.trial.rule import Counts, Turn
+from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import samples
@@ -39,7 +39,7 @@ class Ground(Protocol):
         """The guests and their settings now."""
         ...
 
-    def count(self, seen: Snapshot) -> Counts:
+    def count(self, seen: Snapshot) -> TrialCounts:
         """The counters of these guests now."""
         ...
 
@@ -73,12 +73,14 @@ class HostGround:
         seen = self._observer.observe()
         return replace(seen, guests=tuple(g for g in seen.guests if g.ref in self._refs))
 
-    def count(self, seen: Snapshot) -> Counts:
+    def count(self, seen: Snapshot) -> TrialCounts:
         sample = samples.take(self._root, seen)
         return rule.counts(sample, samples.frames(self._root, seen))
 
 
-def run(ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]) -> Iterator[Turn]:
+def run(
+    ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]
+) -> Iterator[TrialTurn]:
     """The turns of so many pairs as they are made, on untuned ground, which is tuned or untuned
     after. ``wait`` takes seconds. Within a pair the order is drawn, so that each comes first
     equally often and what changes with time favours neither. Raises VsrtuneError."""

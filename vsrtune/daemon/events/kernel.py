@@ -56,7 +56,7 @@ class LinkEvents(Background):
         self._buffer = buffer
         self._own_queue = own_queue
         self._links: dict[int, Link] = {}
-        self._known: tuple[Snapshot | None, Devices] | None = None
+        self._known: tuple[Snapshot | None, LinkInterest] | None = None
         # Index of a new device to when it should be known, monotonic seconds.
         self._new: dict[int, float] = {}
         self.listening = threading.Event()
@@ -139,7 +139,7 @@ class LinkEvents(Background):
             if link is not None and unclaimed(self._devices(), link):
                 self._dirty(f"{link.name} may be a guest's")
 
-    def _devices(self) -> Devices:
+    def _devices(self) -> LinkInterest:
         """Those of the latest snapshot, found once for each."""
         snapshot = self._snapshot()
         if self._known is None or self._known[0] is not snapshot:
@@ -159,7 +159,7 @@ GUEST_KINDS = ("macvtap", "napi_macvtap", "tun")
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class LinkInterest:
     """``owners``: index of a guest's device to whom to look at; ``lowers``: names of what
     these stand on, and of the hardware."""
 
@@ -167,17 +167,17 @@ class Devices:
     lowers: frozenset[str]
 
 
-def devices(snapshot: Snapshot | None) -> Devices:
+def devices(snapshot: Snapshot | None) -> LinkInterest:
     """The devices of a snapshot; none before the first."""
     if snapshot is None:
-        return Devices({}, frozenset())
+        return LinkInterest({}, frozenset())
     owners: dict[int, Look] = {}
     lowers = {nic.name for nic in snapshot.host.nics}
     for guest in snapshot.guests:
         for interface in guest.interfaces:
             owners[interface.ifindex] = owners.get(interface.ifindex, NOTHING).merge(whose(guest))
             lowers.update(interface.lower)
-    return Devices(owners, frozenset(lowers))
+    return LinkInterest(owners, frozenset(lowers))
 
 
 def whose(guest: Guest) -> Look:
@@ -185,7 +185,7 @@ def whose(guest: Guest) -> Look:
     return Look.of(guest.name) if guest.source == "libvirt" else FULL
 
 
-def concerned(known: Devices, old: Link | None, new: Link | None) -> Look:
+def concerned(known: LinkInterest, old: Link | None, new: Link | None) -> Look:
     """Whom the change of a device from ``old`` to ``new`` concerns; None is a device that
     does not exist. A device that has only now appeared is nobody's (see ``unclaimed``)."""
     look = NOTHING
@@ -197,7 +197,7 @@ def concerned(known: Devices, old: Link | None, new: Link | None) -> Look:
     return look if old != new else NOTHING
 
 
-def unclaimed(known: Devices, link: Link) -> bool:
+def unclaimed(known: LinkInterest, link: Link) -> bool:
     """Whether a device that appeared some time ago may be that of a guest which no
     snapshot shows. (libvirt makes a guest's devices first, and announces it then.)"""
     return link.kind in GUEST_KINDS and link.index not in known.owners

@@ -21,10 +21,10 @@ from vsrtune.daemon.guard.aside import real_time_cpus
 from vsrtune.daemon.guard.samples import GuardSampler
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.model.daemon_state import Starved, State
+from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.stepdown import Level
+from vsrtune.model.stepdown import StepLevel
 from vsrtune.plan.safety.starvation import STARVED, Rule, Subject, Waiting, subject
 
 EVERY = 0.25
@@ -38,7 +38,7 @@ UNANSWERED = 5.0
 MOST = 64
 
 
-class Guard(Background):
+class StandstillGuard(Background):
     """Looks from ``start`` to ``stop``. ``state`` gives the latest one, ``step_down`` is
     called with a guest and why, ``starving`` with the threads of others that starve, when
     these have changed; both from this thread."""
@@ -46,7 +46,7 @@ class Guard(Background):
     def __init__(
         self,
         root: HostRoot,
-        state: Callable[[], State],
+        state: Callable[[], DaemonState],
         step_down: Callable[[str, str], None],
         starving: Callable[[tuple[Starved, ...]], None] = lambda _starved: None,
         clock: Callable[[], float] = time.monotonic,
@@ -58,10 +58,10 @@ class Guard(Background):
         self._clock = clock
         self._rule = Rule()
         self._others = _Others(self._sampler, self._rule, starving)
-        self._seen: State | None = None
+        self._seen: DaemonState | None = None
         self._subjects: tuple[Subject, ...] = ()
         self._known: dict[str, tuple[Guest, set[int], Subject]] = {}
-        self._levels: dict[str, Level] = {}
+        self._levels: dict[str, StepLevel] = {}
         # Guests of which a step is under way: until when it is waited for.
         self._asked: dict[str, float] = {}
 
@@ -95,7 +95,7 @@ class Guard(Background):
             self._asked[guest] = now + UNANSWERED
             self._step_down(guest, why)
 
-    def _choose(self, state: State) -> None:
+    def _choose(self, state: DaemonState) -> None:
         """Whom to look at, after a pass. A guest of another level than before is seen anew."""
         levels = {g.ref: g.step.level for g in state.guests if g.step is not None}
         changed = {
@@ -118,7 +118,7 @@ class Guard(Background):
             if g.policy
             and g.ref not in refused
             and (g.tuned or g.pending or g.step is not None)
-            and levels.get(g.ref) is not Level.UNDONE
+            and levels.get(g.ref) is not StepLevel.UNDONE
         }
         users = Counter(i.ifindex for g in state.snapshot.guests for i in g.interfaces)
         shared = {index for index, count in users.items() if count > 1}

@@ -12,10 +12,10 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.daemon_state import State
+from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import SnapshotSlice
-from vsrtune.model.stepdown import UNTIL, Level, Step, Steps
+from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import Target, ThreadSched, Value
 from vsrtune.plan import planner
 from vsrtune.plan.projection import project_actions
@@ -31,7 +31,7 @@ class Stepping:
     _ops: SysOps
     _journal: Journal
     policies: tuple[Policy, ...]
-    state: State
+    state: DaemonState
     _steps: Steps
 
     def step_down(self, guest: str, why: str) -> None:
@@ -40,8 +40,8 @@ class Stepping:
         happens where nothing is left to take."""
         named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
         policy = next((p for g, p in named.pairs if g.ref == guest), None)
-        now = self._steps[guest].level if guest in self._steps else Level.POLICY
-        if policy is None or now is Level.UNDONE:
+        now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
+        if policy is None or now is StepLevel.UNDONE:
             return
         step = Step(next_level(policy, now), why, time.time())
         self._note_step(guest, step)

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from vsrtune.core.errors import ObserveError
-from vsrtune.doctor.module_checks import MODULE, LoadedModule, ModuleFile, Seen
+from vsrtune.doctor.module_checks import MODULE, LoadedModule, ModuleFacts, ModuleFile
 from vsrtune.host import netlink
 from vsrtune.model.host import Link
 
@@ -17,7 +17,7 @@ _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 _SECONDS = 20.0
 
 
-def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> Seen:
+def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> ModuleFacts:
     """This host. ``devices`` and ``unfinished`` are what the ledger of attachments says.
     What cannot be read is None or missing. Raises ObserveError when not even the links
     can be read."""
@@ -27,7 +27,7 @@ def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> 
         raise ObserveError(
             f"network devices cannot be read: {error.strerror}", hint="run as root"
         ) from error
-    return Seen(
+    return ModuleFacts(
         kernel=os.uname().release,
         file=module_file(_output("modinfo", MODULE)),
         loaded=loaded_module(root),

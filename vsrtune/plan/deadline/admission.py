@@ -10,7 +10,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.requirements import Wishes, label
+from vsrtune.plan.requirements import Requirements, label
 
 
 def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
@@ -38,7 +38,7 @@ def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
 
 
 def evict(
-    snapshot: Snapshot, asked: Sequence[Wishes], domain: RootDomain, found: RootDomains
+    snapshot: Snapshot, asked: Sequence[Requirements], domain: RootDomain, found: RootDomains
 ) -> None:
     """A partition would push threads that somebody bound to its CPUs off them."""
     if domain.mode is DomainMode.ISOLATED:
@@ -82,7 +82,9 @@ def keep_out(
             )
 
 
-def emulators(asked: Sequence[Wishes], chosen: dict[ThreadKey, Chosen], found: RootDomains) -> None:
+def emulators(
+    asked: Sequence[Requirements], chosen: dict[ThreadKey, Chosen], found: RootDomains
+) -> None:
     """Emulators stay off partitions; only in a loose one they have to live inside it."""
     for wish in asked:
         pin = wish.emulator

@@ -9,7 +9,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
-from vsrtune.plan.requirements import PinWish, Wishes, label
+from vsrtune.plan.requirements import PinRequest, Requirements, label
 from vsrtune.policy.model import rule_for
 
 
@@ -26,8 +26,8 @@ class DomainMode(Enum):
 class Member:
     """A thread that runs in a root domain, DEADLINE or beside such threads."""
 
-    wish: Wishes
-    pin: PinWish
+    wish: Requirements
+    pin: PinRequest
 
     @property
     def thread(self) -> Thread:
@@ -90,7 +90,7 @@ class RootDomains:
 
     domains: list[RootDomain] = field(default_factory=list)
     later: list[RootDomain] = field(default_factory=list)
-    refused: list[Wishes] = field(default_factory=list)
+    refused: list[Requirements] = field(default_factory=list)
 
     def of(self, key: ThreadKey) -> RootDomain | None:
         """The root domain of a thread."""

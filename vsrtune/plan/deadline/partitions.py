@@ -29,7 +29,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.actions import Phases
 from vsrtune.plan.deadline.model import DomainMode, RootDomain, RootDomains
-from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Wishes, label
+from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Requirements, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")
 
@@ -113,7 +113,13 @@ class _Maker:
         return group.cpus if file == CPUS else group.exclusive or ""
 
     def _set(
-        self, wish: Wishes | None, path: str, file: str, text: str, into: list[Action], why: str
+        self,
+        wish: Requirements | None,
+        path: str,
+        file: str,
+        text: str,
+        into: list[Action],
+        why: str,
     ) -> None:
         ref = HOST_REF if wish is None else wish.guest.ref
         target = CpusetFile(ref, path, file)
@@ -122,7 +128,7 @@ class _Maker:
         if now != text:
             into.append(Action(target, CpusetList(now), CpusetList(text), why))
 
-    def _partition(self, wish: Wishes | None, domain: RootDomain) -> None:
+    def _partition(self, wish: Requirements | None, domain: RootDomain) -> None:
         ref = HOST_REF if wish is None else wish.guest.ref
         target = Partition(ref, domain.path)
         (self.host_asked if wish is None else wish.asked).add(target)
@@ -168,7 +174,7 @@ class _Maker:
             self._shield(wish, domain.path.rpartition("/")[0])
         self._partition(wish, domain)
 
-    def _own_cgroup(self, wish: Wishes, domain: RootDomain) -> None:
+    def _own_cgroup(self, wish: Requirements, domain: RootDomain) -> None:
         target = CgroupDir(wish.guest.ref, domain.path)
         wish.asked.add(target)
         if self._host.cpuset(domain.path) is None and self._context.ours.get(target) is not True:
@@ -177,7 +183,7 @@ class _Maker:
         why = f"the CPUs of the root domain ({domain.mode.value})"
         self._set(wish, domain.path, CPUS, str(domain.cpus), self._phases.domain_dirs, why)
 
-    def _shield(self, wish: Wishes, parent: str) -> None:
+    def _shield(self, wish: Requirements, parent: str) -> None:
         """Keep the lists of libvirt's other cgroups from breaking the partitions.
 
         A partition needs CPUs that no cgroup beside it has in its list, else it is invalid
@@ -216,7 +222,7 @@ class _Maker:
             else:
                 self._make_room(wish, group, taken)
 
-    def _make_room(self, wish: Wishes, group: CpusetGroup, taken: CpuSet) -> None:
+    def _make_room(self, wish: Requirements, group: CpusetGroup, taken: CpuSet) -> None:
         target = CpusetFile(wish.guest.ref, group.path, CPUS)
         now = self._after_pins(wish, group.path, group.cpus)
         if target in self._context.ours:
@@ -227,7 +233,7 @@ class _Maker:
             why = f"CPUs {taken} are to be exclusive"
             self._shields.append(Action(target, CpusetList(now), rest, why))
 
-    def _after_pins(self, wish: Wishes, path: str, text: str) -> str:
+    def _after_pins(self, wish: Requirements, path: str, text: str) -> str:
         """``cpuset.cpus`` of a cgroup of libvirt's once the plan's pins are made."""
         for action in (*self._phases.vcpu_pins, *self._phases.emulator_pins):
             target, pin = action.target, action.after
@@ -254,7 +260,7 @@ class _Maker:
         """``cpuset.cpus.exclusive`` on every cgroup above tight partitions; and lists of
         slices that stand in the way of partitions beside them (before 6.7)."""
         needed: dict[str, CpuSet] = {}
-        owner: dict[str, Wishes] = {}
+        owner: dict[str, Requirements] = {}
         for domain in self._found.domains:
             if domain.mode is not DomainMode.TIGHT:
                 continue

@@ -28,13 +28,13 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.admission import admit, emulators, evict, keep_out
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.requirements import Context, Wishes, label
+from vsrtune.plan.requirements import Context, Requirements, label
 
 
 def find(
     context: Context,
     snapshot: Snapshot,
-    asked: Sequence[Wishes],
+    asked: Sequence[Requirements],
     chosen: dict[ThreadKey, Chosen],
 ) -> RootDomains:
     """The root domains that the wishes need. In loose ones ``chosen`` is widened to all
@@ -226,7 +226,7 @@ def _merge(
     context: Context,
     snapshot: Snapshot,
     slice_: str,
-    asked: Sequence[Wishes],
+    asked: Sequence[Requirements],
     chosen: dict[ThreadKey, Chosen],
     found: RootDomains,
 ) -> None:

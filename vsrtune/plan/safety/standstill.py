@@ -19,7 +19,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Thread
 from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.requirements import Wishes, label
+from vsrtune.plan.requirements import Requirements, label
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
                 break
 
 
-def refusals(result: Snapshot, asked: Sequence[Wishes]) -> list[Refusal]:
+def refusals(result: Snapshot, asked: Sequence[Requirements]) -> list[Refusal]:
     """Refusals of guests whose plans would let a thread stand still. Guests whose policy says
     ``standstill: accept`` are not refused, nor is one that is in nobody's way once those
     before it are refused: what is left has to be planned and judged again."""
@@ -91,7 +91,7 @@ def refusals(result: Snapshot, asked: Sequence[Wishes]) -> list[Refusal]:
     return list(out.values())
 
 
-def _refuse(wish: Wishes, case: Standstill) -> Refusal:
+def _refuse(wish: Requirements, case: Standstill) -> Refusal:
     ref = wish.guest.ref
     starved, vcpu = label(case.starved), label(case.vcpu)
     if case.starved_guest != ref:

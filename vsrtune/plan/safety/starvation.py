@@ -87,7 +87,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedThread:
     """One thread of a tuned guest; ``timed``: real-time or deadline. It may wait for
     ``patience`` seconds: one with a budget waits for its next period anyway."""
 
@@ -103,7 +103,7 @@ class Subject:
     """A tuned guest, and what of it is looked at. ``devices``: names and kinds."""
 
     ref: str
-    threads: tuple[Watched, ...]
+    threads: tuple[WatchedThread, ...]
     devices: tuple[tuple[str, NicKind], ...] = ()
 
 
@@ -129,7 +129,7 @@ def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
     (``shared``, by ifindex) tell nothing of it alone: it is then judged by its threads."""
     roles = (*DATA_PLANE, Role.EMULATOR)
     threads = tuple(
-        Watched(
+        WatchedThread(
             t.key,
             thread_label(t),
             t.role,
@@ -225,7 +225,7 @@ class _Flow:
         self.peaks[bucket] = max(rate, self.peaks.get(bucket, 0.0))
 
 
-def _pairs(before: Sight, now: Sight) -> Iterable[tuple[Watched, ThreadSample, ThreadSample]]:
+def _pairs(before: Sight, now: Sight) -> Iterable[tuple[WatchedThread, ThreadSample, ThreadSample]]:
     for thread in now.subject.threads:
         old, new = before.threads.get(thread.key), now.threads.get(thread.key)
         if old is not None and new is not None:
