@@ -20,7 +20,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
@@ -242,8 +242,6 @@ class Metrics:
 
     def registry(self) -> CollectorRegistry:
         """A registry of our own: no process or platform metrics in between."""
-        from prometheus_client import CollectorRegistry
-
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
         return registry
@@ -251,8 +249,6 @@ class Metrics:
 
 def exposition(state: DaemonState) -> str:
     """The text a scrape of ``state`` would get."""
-    from prometheus_client import generate_latest
-
     metrics = Metrics()
     metrics.update(state)
     return generate_latest(metrics.registry()).decode()

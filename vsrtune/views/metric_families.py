@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vsrtune import __version__
 from vsrtune.model.daemon_state import BUCKETS, DaemonState
@@ -19,9 +19,6 @@ from vsrtune.model.load import mean
 from vsrtune.model.root_domains import books, waits_for_domain
 from vsrtune.plan.adaptive_queue import Phase
 from vsrtune.views import module_metrics
-
-if TYPE_CHECKING:
-    pass
 
 _THREAD = ("domain", "role", "vcpu", "target_device", "queue", "tid")
 _INTERFACE = ("domain", "target_device")

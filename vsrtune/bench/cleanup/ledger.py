@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from vsrtune.execute import jsonl_log
-from vsrtune.execute.jsonl_log import LOCK_SECONDS, Cleaner, Failure
-
-__all__ = ["DEFAULT_PATH", "Cleaner", "Entry", "Failure", "Ledger"]
+from vsrtune.execute.jsonl_log import LOCK_SECONDS
 
 DEFAULT_PATH = Path("/run/vsrtune/bench/ledger.jsonl")
 
