@@ -1,4 +1,4 @@
-"""TODO."""
+"""The machine: CPUs, network devices below the guests, interrupts, competing daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TODO."""
+"""What a plan is: actions in order, what is skipped or refused, drift; and its JSON, which
+``vsrtune plan --json`` prints and ``apply --plan`` executes."""
 
 from __future__ import annotations
 

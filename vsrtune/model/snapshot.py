@@ -1,4 +1,4 @@
-"""TODO."""
+"""The host and its guests at one moment, and a slice of it."""
 
 from __future__ import annotations
 

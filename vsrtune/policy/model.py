@@ -1,4 +1,4 @@
-"""TODO."""
+"""What one policy asks for, as values."""
 
 from __future__ import annotations
 
