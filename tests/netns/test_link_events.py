@@ -1,4 +1,4 @@
-"""link_events.py in a network namespace of its own: what is told, and what is lost."""
+"""Link events in a network namespace of its own: what is told, and what is lost."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import textwrap
 SCRIPT = textwrap.dedent(
     """
     import subprocess, sys, time
-    from vsrtune import link_events, rtnl, watched
-    from vsrtune.link_events import LinkEvents
-    from vsrtune.look import Look
+    from vsrtune.daemon.events import kernel
+    from vsrtune.host import netlink
+    from vsrtune.daemon.events.kernel import LinkEvents
+    from vsrtune.daemon.scope import Look
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
 
     def index(name):
-        return next(link.index for link in rtnl.links() if link.name == name)
+        return next(link.index for link in netlink.links() if link.name == name)
 
     ip("link", "add", "v0", "type", "veth", "peer", "v1")
     ip("link", "add", "link", "v0", "name", "mv0", "type", "macvtap", "mode", "bridge")
-    known = watched.Devices({index("mv0"): Look.of("vr 1.ü")}, frozenset({"v0"}))
-    link_events.devices = lambda snapshot: known
+    known = kernel.LinkInterest({index("mv0"): Look.of("vr 1.ü")}, frozenset({"v0"}))
+    kernel.devices = lambda snapshot: known
     told = []
     events = LinkEvents(lambda: None, lambda why, guest=None: told.append((why, guest)), grace=0.5,
                         buffer=4096 if sys.argv[1:] else None)
@@ -37,7 +38,7 @@ SCRIPT = textwrap.dedent(
 
     if sys.argv[1:]:
         # The listener is held up while more happens than its buffer holds.
-        real, rtnl.messages = rtnl.messages, lambda data: (time.sleep(1), real(data))[1]
+        real, netlink.messages = netlink.messages, lambda data: (time.sleep(1), real(data))[1]
         batch = "".join(f"link set mv0 txqueuelen {n}\\n" for n in range(1, 400))
         subprocess.run(["ip", "-batch", "-"], input=batch, text=True, check=True)
         heard(("news of network devices were lost", None))

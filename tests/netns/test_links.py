@@ -10,10 +10,11 @@ import textwrap
 SCRIPT = textwrap.dedent(
     """
     import subprocess
-    from vsrtune import link_writes, rtnl
+    from vsrtune.attach import link_writes
+    from vsrtune.host import netlink
 
     def links():
-        return {link.name: link for link in rtnl.links()}
+        return {link.name: link for link in netlink.links()}
 
     subprocess.run(["ip", "link", "add", "v0", "mtu", "2000", "type", "veth", "peer", "v1"], check=True)
     lower = links()["v0"]

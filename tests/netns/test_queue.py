@@ -57,15 +57,16 @@ def test_samples_tell_what_came_what_found_the_ring_full_and_what_was_sent(
 OWN = textwrap.dedent(
     """
     import subprocess, time
-    from vsrtune import link_events, rtnl, watched
-    from vsrtune.link_events import LinkEvents
-    from vsrtune.look import Look
+    from vsrtune.daemon.events import kernel
+    from vsrtune.host import netlink
+    from vsrtune.daemon.events.kernel import LinkEvents
+    from vsrtune.daemon.scope import Look
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
 
-    (index,) = (link.index for link in rtnl.links() if link.name == "mv0")
-    link_events.devices = lambda snapshot: watched.Devices({index: Look.of("vr1")}, frozenset())
+    (index,) = (link.index for link in netlink.links() if link.name == "mv0")
+    kernel.devices = lambda snapshot: kernel.LinkInterest({index: Look.of("vr1")}, frozenset())
     own, told = {}, []
     events = LinkEvents(lambda: None, lambda why, guest=None: told.append(why), own_queue=own.get)
     events.start()

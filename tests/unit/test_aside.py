@@ -15,9 +15,9 @@ SCRIPT = """
 import os, threading
 from dataclasses import replace
 import shell_samples as samples
-from vsrtune.aside import Aside
-from vsrtune.cpuset import CpuSet
-from vsrtune.model import Sched, SchedClass
+from vsrtune.daemon.guard.aside import Aside
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import Sched, SchedClass
 
 def host(cpus, cls=SchedClass.FIFO):
     guest = samples.guest()

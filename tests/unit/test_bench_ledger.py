@@ -100,9 +100,9 @@ def test_resolving_goes_backwards_and_a_failure_hides_nothing(path: Path) -> Non
 BENCH = """
 import os, signal, sys
 from pathlib import Path
-from vsrtune.bench import guard
-from vsrtune.bench.ledger import Ledger
-ledger = Ledger.open(Path(sys.argv[1]))
+from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.ledger import BenchLedger
+ledger = BenchLedger.open(Path(sys.argv[1]))
 watch = guard.start(ledger)
 ledger.add("command", {"nobody": "knows"})
 print(watch.pid, flush=True)
@@ -130,7 +130,7 @@ def test_the_guard_outlives_a_killed_bench_and_keeps_the_lock_until_it_is_done(p
     # change nothing; it waits for the bench.
     end = """
 import subprocess
-from vsrtune.bench import edge_cleaners
+from vsrtune.bench.cleanup import edge_cleaners
 null = subprocess.DEVNULL
 agent = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=null, stderr=null)
 edge_cleaners.note_agent(ledger, agent.pid, "no-such-namespace", [])

@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def observe(root: Path | None, uri: str, trace_seconds: float, *_named: object) -> Snapshot:
         return host.snapshot
 
-    for module in ("cli_show", "cli_plan", "cli_apply"):
+    for module in ("cli.show", "cli.plan", "cli.apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
     monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
     monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
@@ -534,7 +534,7 @@ def test_start_up_does_not_load_what_is_not_needed(
     journal = tmp_path / "journal.jsonl"
     Journal.open(journal, boot_id()).close()
     program = (
-        "import sys\nfrom vsrtune.cli import run\ncode = run(sys.argv[1:])\n"
+        "import sys\nfrom vsrtune.cli.main import run\ncode = run(sys.argv[1:])\n"
         "print(*sys.modules, file=sys.stderr)\n"
         "sys.exit(code)"
     )

@@ -15,8 +15,8 @@ REPO = Path(__file__).resolve().parents[2]
 INSIDE = REPO / "tests" / "lab" / "inside"
 # Three changes of each kind; each prints its number before.
 SWITCH = """
-from vsrtune.attach_host import LiveHost
-from vsrtune.clone_model import File
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.plan.clone_model import File
 host = LiveHost("test:///default")
 for n in (1, 2, 3):
     print(n, flush=True)
@@ -24,8 +24,8 @@ for n in (1, 2, 3):
 """
 WRITES = """
 import os
-from vsrtune.cpuset import CpuSet
-from vsrtune.hostcalls import LiveCalls
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.execute.syscalls import LiveCalls
 calls, cpus = LiveCalls(), CpuSet(os.sched_getaffinity(0))
 for n in (1, 2, 3):
     print(n, flush=True)

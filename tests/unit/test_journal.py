@@ -251,7 +251,7 @@ def test_a_missing_journal_has_no_entries(path: Path) -> None:
 
 def test_only_one_process_writes(path: Path) -> None:
     holder = (
-        "import sys, pathlib; from vsrtune.journal import Journal\n"
+        "import sys, pathlib; from vsrtune.execute.journal import Journal\n"
         "j = Journal.open(pathlib.Path(sys.argv[1]), 'boot-a'); print('held', flush=True)\n"
         "sys.stdin.read()"
     )

@@ -246,7 +246,7 @@ def tried(
     monkeypatch.setattr(trial_run, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(trial_run, "COUNT_SECONDS", 0.0)
     monkeypatch.setattr(trial_run.HostGround, "count", lambda *_: found.count())
-    for module in ("cli_try", "cli_apply"):
+    for module in ("cli.trial.command", "cli.apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", lambda *_: found.host.snapshot)
     for module in ("trial_run", "bench.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda *_: found.host)

@@ -319,12 +319,12 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import labhelp, test_bench
 from dataclasses import replace
-from vsrtune.bench import guard
-from vsrtune.bench.ledger import Ledger
-from vsrtune.bench.model import Load, Traffic
-from vsrtune.bench.tester import Tester
+from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.spec.model import Load, Traffic
+from vsrtune.bench.measure.tester import Tester
 spec = replace(test_bench.make_spec(labhelp.lab_guests()), traffic=Traffic(bidirectional=True))
-with Ledger.open() as ledger, guard.start(ledger) as watch:
+with BenchLedger.open() as ledger, guard.start(ledger) as watch:
     print(["guarded", watch.pid], flush=True)
     with Tester(spec, ledger, test_bench.OBSERVER.observe) as tester:
         print(["opened", *test_bench.agents()], flush=True)
