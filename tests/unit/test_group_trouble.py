@@ -249,7 +249,7 @@ def test_members_leave_one_after_the_other(path: Path) -> None:
     group = parse(
         "group: {name: edge, kind: pvr, members: [a, b, d], lower: {in: p0, out: p1}}", "edge.yaml"
     )
-    do(host, path, partial(pvr.group_plan.create, group))
+    do(host, path, partial(pvr.pvr.create, group))
     switch = do(host, path, partial(group_scale.scale, "edge", 1))
     leaving = [{card.guest for card in s.cards} for s in switch.steps if isinstance(s, Unplug)]
     assert leaving == [{"b"}, {"d"}]

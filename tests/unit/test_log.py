@@ -63,7 +63,7 @@ def lines_of(emit: str) -> list[str]:
         "import sys; sys.modules['systemd'] = None\n"
         "import os; status = os.fstat(2)\n"
         "os.environ['JOURNAL_STREAM'] = f'{status.st_dev}:{status.st_ino}'\n"
-        f"from vsrtune import log; log.setup(); name = {FORGED!r}\n{emit}"
+        f"from vsrtune.daemon import journald as log; log.setup(); name = {FORGED!r}\n{emit}"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, cwd=REPO, check=True, timeout=60

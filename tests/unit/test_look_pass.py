@@ -14,7 +14,6 @@ import pytest
 import recorded_hosts
 from moving_host import MovingHost
 
-from vsrtune.bench.methods.schedule import rounds
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Problem
@@ -82,7 +81,7 @@ def test_a_patrol_finds_what_nobody_told(
     host: MovingHost, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads and guests that come and go at the next patrol, all else within a round."""
-    monkeypatch.setattr(rounds, "FEW", 0)
+    monkeypatch.setattr(one_pass, "FEW", 0)
     rng = random.Random(seed)
     observer = Observer(host.root, host)
     observer.observe()

@@ -248,9 +248,9 @@ def tried(
     monkeypatch.setattr(trial_run.HostGround, "count", lambda *_: found.count())
     for module in ("cli.trial.command", "cli.apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", lambda *_: found.host.snapshot)
-    for module in ("trial_run", "bench.tuning"):
+    for module in ("cli.trial.run", "bench.setup.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda *_: found.host)
-    for module in ("sysops", "bench.tuning"):
+    for module in ("execute.host_writer", "bench.setup.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
     monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
