@@ -61,8 +61,12 @@ def documented(package: Path, guest: str, place: Path) -> list[tuple[str, ...]]:
 
 
 @labhelp.one_release("the command line and its documents", "trixie")
-def test_what_the_documents_say_can_be_typed(libvirt_guest: LabGuest, tmp_path: Path) -> None:
+def test_what_the_documents_say_can_be_typed(
+    restored: None, libvirt_guest: LabGuest, tmp_path: Path
+) -> None:
     (package,) = PACKAGES.glob("vsrtune_*.deb")
+    policy = str(labhelp.POLICIES / "router.yaml")
+    labhelp.vsrtune("policy", "init", libvirt_guest.ref, "-o", policy)
     lines = documented(package, libvirt_guest.ref, tmp_path)
     assert len(lines) >= 10
     # A policy is written before it is checked, a host recorded before it is looked at.
