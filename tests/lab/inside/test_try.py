@@ -198,6 +198,7 @@ def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGu
     assert done.returncode == 6, done.stdout + done.stderr
     assert "12 of 12 turns left out: fewer than 100 frames arrived" in done.stdout
     assert "nothing decided" in done.stdout
+    is_over()
 
 
 @labhelp.living("how a trial ends")
