@@ -65,7 +65,7 @@ def test_a_line_that_is_said_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "path", sorted(Path(main.__file__).parent.glob("cli*.py")), ids=lambda p: p.stem
+    "path", sorted(Path(main.__file__).parent.rglob("*.py")), ids=lambda p: p.stem
 )
 def test_what_is_put_together_is_said_so(path: Path) -> None:
     """click.echo prints what is there; a text with anything in it goes through say()."""
