@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import vsrtune
 from vsrtune.backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
-from vsrtune.carried import NAMESPACE
+from vsrtune.carried import ours_in
 from vsrtune.codec import encode
 from vsrtune.deadline_books import BOOKS, book_lines
 from vsrtune.errors import ObserveError, VsrtuneError
@@ -325,9 +325,7 @@ def prune_xml(text: str) -> str:
     kept = ET.Element(tree.tag, tree.attrib)
     kept.extend(part for part in tree if part.tag in _DOMAIN_PARTS)
     # Others' metadata is nobody's business; ours says which pins the guest brought.
-    metadata = ET.SubElement(kept, "metadata")
-    ours = f"{{{NAMESPACE}}}"
-    metadata.extend(part for part in tree.iterfind("./metadata/*") if part.tag.startswith(ours))
+    ET.SubElement(kept, "metadata").extend(ours_in(tree))
     devices = ET.SubElement(kept, "devices")
     for interface in tree.iterfind("./devices/interface"):
         element = ET.SubElement(devices, "interface", interface.attrib)
