@@ -315,10 +315,15 @@ def parse_cputune(xml: str) -> Cputune:
     return Cputune(pins, general or None, notes, problem)
 
 
+def ours_in(tree: ET.Element) -> list[ET.Element]:
+    """Our elements in a domain's metadata."""
+    return [e for e in tree.iterfind("./metadata/*") if e.tag.startswith(f"{{{NAMESPACE}}}")]
+
+
 def _notes(tree: ET.Element) -> dict[Which, Note]:
     found: dict[Which, Note] = {}
     space = f"{{{NAMESPACE}}}"
-    ours = [e for e in tree.iterfind("./metadata/*") if e.tag.startswith(space)]
+    ours = ours_in(tree)
     if any(e.tag != f"{space}originals" for e in ours):
         raise ValueError("they are not <originals>")
     for element in (child for parent in ours for child in parent):

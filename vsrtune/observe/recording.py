@@ -38,7 +38,7 @@ from vsrtune.host.recorded import (
 )
 from vsrtune.host.scheduler import BOOKS, book_lines
 from vsrtune.host.state_files import create_file
-from vsrtune.model.domain_xml import NAMESPACE
+from vsrtune.model.domain_xml import ours_in
 from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer, live_observer
@@ -352,9 +352,7 @@ def prune_xml(text: str) -> str:
     kept = ET.Element(tree.tag, tree.attrib)
     kept.extend(part for part in tree if part.tag in _DOMAIN_PARTS)
     # Others' metadata is nobody's business; ours says which pins the guest brought.
-    metadata = ET.SubElement(kept, "metadata")
-    ours = f"{{{NAMESPACE}}}"
-    metadata.extend(part for part in tree.iterfind("./metadata/*") if part.tag.startswith(ours))
+    ET.SubElement(kept, "metadata").extend(ours_in(tree))
     devices = ET.SubElement(kept, "devices")
     for interface in tree.iterfind("./devices/interface"):
         element = ET.SubElement(devices, "interface", interface.attrib)

@@ -190,7 +190,7 @@ def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
             f'irq: {{cpus: "{hand}", set: true}} moves them there'
         )
     if "class: rr" in candidate.scheduler.get("vcpu", ""):
-        notes["scheduler.vcpu"] = "rr, because vcpus share a CPU and spin for each other"
+        notes["scheduler.vcpu"] = "rr: under fifo a busy vcpu never gives way to a worker"
     return notes
 
 
