@@ -21,7 +21,7 @@ from vsrtune.observe.guests import (
     VcpuFinder,
 )
 from vsrtune.observe.qemu_processes import scan
-from vsrtune.policy.matching import Scope
+from vsrtune.policy.matching import QemuFilter
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 LIBVIRT = [
@@ -361,7 +361,7 @@ def test_all_monitors_of_a_look_share_its_time() -> None:
     finder, root = VcpuFinder(lambda: now[0]), Slow(tree.answers)
     for look in range(1, 4):
         begin = now[0]
-        finder.look(Scope())
+        finder.look(QemuFilter())
         problems = [finder.find(root, p, frozenset([p.pid]))[1] for p in processes]
         assert now[0] - begin <= MONITORS_SECONDS
         assert len(asked) == len(set(asked)) == look

@@ -132,7 +132,7 @@ def daemon(
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.observe.load import LoadMeter
     from vsrtune.observe.observer import live_observer
-    from vsrtune.policy.matching import Scope, scope
+    from vsrtune.policy.matching import QemuFilter, qemu_filter
 
     notifier = systemd.from_environment()
     with Journal.open(journal, boot_id()) as opened:
@@ -145,8 +145,8 @@ def daemon(
                 journald.LOGGER.error("%s", error)
         can_listen = libvirt.register()
 
-        def wanted() -> Scope:
-            return scope(reconciler.policies, opened.guests())
+        def wanted() -> QemuFilter:
+            return qemu_filter(reconciler.policies, opened.guests())
 
         observer = live_observer(uri, wanted, notifier.ping)
         reconciler = Reconciler(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vsrtune.model.journal_records import Entry
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.model.stepdown import Steps
-    from vsrtune.policy.matching import Scope
+    from vsrtune.policy.matching import QemuFilter
     from vsrtune.policy.model import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -138,15 +138,15 @@ def observe(
     """This host, or the one recorded in ``root``. The plain QEMUs are shown that are root's,
     or of a user whom one of ``policies`` names or of whose guests something is among ``ours``.
     Raises ObserveError when there is no host."""
-    scope = curious(policies, ours)
+    qemu_filter = curious_filter(policies, ours)
     if root is not None:
         from vsrtune.observe.recording import replay
 
-        return readable(replay(root, scope), root)
+        return readable(replay(root, qemu_filter), root)
     from vsrtune.observe.load import with_loads
     from vsrtune.observe.observer import live_observer
 
-    return readable(with_loads(live_observer(uri, lambda: scope).observe(trace_seconds)), root)
+    return readable(with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds)), root)
 
 
 def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
@@ -204,13 +204,13 @@ def check_written(path: Path, default: Path) -> None:
         )
 
 
-def curious(policies: Iterable[Policy] = (), ours: Iterable[Entry] = ()) -> Scope:
+def curious_filter(policies: Iterable[Policy] = (), ours: Iterable[Entry] = ()) -> QemuFilter:
     """What an operator who looks wants to see: all that the policies make guests, and root's
     QEMUs, also those that no policy names yet."""
-    from vsrtune.policy.matching import scope
+    from vsrtune.policy.matching import qemu_filter
 
     refs = {entry.target.guest for entry in ours}
-    return replace(scope(tuple(policies), refs), policies=None)
+    return replace(qemu_filter(tuple(policies), refs), policies=None)
 
 
 def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:

@@ -39,13 +39,13 @@ class TopHost:
         self._journal = journal
         self._clock = clock
         self._files: HostRoot
-        scope = options.curious(options.readable_policies(policy_dirs))
+        qemu_filter = options.curious_filter(options.readable_policies(policy_dirs))
         if root is None:
-            self._files, self._observer = LiveRoot(), live_observer(uri, lambda: scope)
+            self._files, self._observer = LiveRoot(), live_observer(uri, lambda: qemu_filter)
         else:
             recording = load(root)
             self._files = recording.root()
-            self._observer = Observer(self._files, recording.virt(), scope=lambda: scope)
+            self._observer = Observer(self._files, recording.virt(), qemu_filter=lambda: qemu_filter)
         self._planned: tuple[Plan | None, tuple[str, ...]] = (None, ())
         self._plan_after = 0
 

@@ -36,7 +36,7 @@ from vsrtune.observe.vhost_mapping import (
     assign,
     told,
 )
-from vsrtune.policy.matching import Scope
+from vsrtune.policy.matching import QemuFilter
 
 # Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
 # "IO mon_iothread" is the monitor's own (monitor_init_globals), and no iothread of
@@ -64,20 +64,20 @@ class VcpuFinder:
     """vcpu threads of plain QEMUs that do not name them, asked through QMP.
 
     An answer is kept while the process has the same threads, so that a monitor is
-    not disturbed at every pass. ``scope`` says who may be asked.
+    not disturbed at every pass. ``qemu_filter`` says who may be asked.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.scope = Scope()
+        self.qemu_filter = QemuFilter()
         self._left = MONITORS_SECONDS
         self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
         # When to ask again, the pause before that, and what was wrong.
         self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
 
-    def look(self, scope: Scope) -> None:
+    def look(self, qemu_filter: QemuFilter) -> None:
         """A new look begins."""
-        self.scope = scope
+        self.qemu_filter = qemu_filter
         self._left = MONITORS_SECONDS
 
     def find(
@@ -90,7 +90,7 @@ class VcpuFinder:
         known = self._known.get(identity)
         if known is not None and known[0] == tids:
             return known[1], ""
-        if not self.scope.asks(process.decision.uid, process.args.name, process.args.uuid):
+        if not self.qemu_filter.asks(process.decision.uid, process.args.name, process.args.uuid):
             return {}, NOT_ASKED
         failed = self._failed.get(identity)
         begin = self._clock()

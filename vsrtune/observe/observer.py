@@ -28,7 +28,7 @@ from vsrtune.observe.tracing import (
     sender_device,
 )
 from vsrtune.observe.trust import Judge
-from vsrtune.policy.matching import Scope
+from vsrtune.policy.matching import QemuFilter
 
 
 class Observer:
@@ -36,7 +36,7 @@ class Observer:
 
     ``virt`` None means a host without libvirt. Without ``memory`` what the host
     itself remembers (/run/vsrtune/seen.json) is used and never written. Without
-    ``tracer`` a trace that is asked for is a recorded Problem. ``scope`` says at each look whose
+    ``tracer`` a trace that is asked for is a recorded Problem. ``qemu_filter`` says at each look whose
     plain QEMUs may be guests. ``pulse`` is called within a look, to show that it moves on.
     """
 
@@ -46,14 +46,14 @@ class Observer:
         virt: VirtSource | None,
         memory: SeenMemory | None = None,
         tracer: Tracer | None = None,
-        scope: Callable[[], Scope] = Scope,
+        qemu_filter: Callable[[], QemuFilter] = QemuFilter,
         pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
         self._virt = virt
         self._memory = memory if memory is not None else _memory_of(root)
         self._tracer = tracer
-        self._scope = scope
+        self._scope = qemu_filter
         self._pulse = pulse
         self._vcpus = VcpuFinder()
         # What libvirt said last of the domains that it confirmed.
@@ -158,12 +158,12 @@ class Observer:
 
 def live_observer(
     uri: str = DEFAULT_URI,
-    scope: Callable[[], Scope] = Scope,
+    qemu_filter: Callable[[], QemuFilter] = QemuFilter,
     pulse: Callable[[], None] = lambda: None,
 ) -> Observer:
     """Observer of this host. That libvirt is missing or does not run is a recorded
     Problem; plain QEMU is found all the same."""
-    return Observer(LiveRoot(), LibvirtSource(uri), SeenMemory(), Tracer(), scope, pulse)
+    return Observer(LiveRoot(), LibvirtSource(uri), SeenMemory(), Tracer(), qemu_filter, pulse)
 
 
 def _memory_of(root: HostRoot) -> SeenMemory:

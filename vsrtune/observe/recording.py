@@ -44,7 +44,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer, live_observer
 from vsrtune.observe.tap_backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.observe.tracing import SEEN_PATH, SeenMemory
-from vsrtune.policy.matching import Scope
+from vsrtune.policy.matching import QemuFilter
 
 T = TypeVar("T")
 
@@ -214,14 +214,14 @@ def record(
     return replayed
 
 
-def replay(file: Path, scope: Scope | None = None) -> Snapshot:
-    """Observe a recorded host. ``scope`` says whose plain QEMUs may be guests: root's without.
+def replay(file: Path, qemu_filter: QemuFilter | None = None) -> Snapshot:
+    """Observe a recorded host. ``qemu_filter`` says whose plain QEMUs may be guests: root's without.
     Raises ObserveError when the file holds no recording."""
-    return _observe(load(file), scope)
+    return _observe(load(file), qemu_filter)
 
 
-def _observe(recording: Recording, scope: Scope | None = None) -> Snapshot:
-    observer = Observer(recording.root(), recording.virt(), scope=lambda: scope or Scope())
+def _observe(recording: Recording, qemu_filter: QemuFilter | None = None) -> Snapshot:
+    observer = Observer(recording.root(), recording.virt(), qemu_filter=lambda: qemu_filter or QemuFilter())
     return observer.observe()
 
 

@@ -31,7 +31,7 @@ _OTHERS = re.compile(r"qemu:.*@([0-9]{1,10})", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class QemuFilter:
     """Whose plain QEMUs may be guests (``users``, user numbers), and which of them are worth
     asking for their vcpus: those that ``policies`` name, all where that is None."""
 
@@ -45,12 +45,12 @@ class Scope:
         return any(_plain(p, uid, name, uuid) is not Match.NONE for p in self.policies)
 
 
-def scope(policies: Sequence[Policy], refs: Iterable[str] = ()) -> Scope:
+def qemu_filter(policies: Sequence[Policy], refs: Iterable[str] = ()) -> QemuFilter:
     """What the policies ask for. ``refs`` are guests of which something may have to be put
     back, whatever the policies say by now."""
     users = {0, *(p.uid for p in policies if p.uid is not None)}
     users |= {int(found[1]) for ref in refs if (found := _OTHERS.fullmatch(ref))}
-    return Scope(frozenset(users), tuple(policies))
+    return QemuFilter(frozenset(users), tuple(policies))
 
 
 class Match(Enum):

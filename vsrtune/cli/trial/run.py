@@ -14,7 +14,7 @@ from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import samples
 from vsrtune.observe.observer import live_observer
-from vsrtune.policy.matching import scope
+from vsrtune.policy.matching import qemu_filter
 from vsrtune.policy.model import Policy
 
 # What is cut off at the beginning of a turn: threads move, queues fill or drain.
@@ -55,7 +55,7 @@ class HostGround:
         self._policies = policies
         self._refs = refs
         self._root = LiveRoot()
-        self._observer = live_observer(uri, lambda: scope(policies))
+        self._observer = live_observer(uri, lambda: qemu_filter(policies))
         self.notes: list[str] = []
 
     def switch(self, tuned: bool) -> None:
