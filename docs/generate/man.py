@@ -26,7 +26,7 @@ FILES = (
     (str(JOURNAL), "What was changed on this boot, with the original values."),
     (f"{JOURNAL}.trial", "Exists while `vsrtune try` or `apply --confirm` is at work."),
     (str(ATTACH_LEDGER), "Switched attachments, and the devices made for them."),
-    ("/run/vsrtune/seen.json", "Which worker was seen to serve which interface."),
+    ("/run/vsrtune/trace-results.json", "Which worker was seen to serve which interface."),
 )
 
 

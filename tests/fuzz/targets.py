@@ -48,7 +48,7 @@ from vsrtune.model.plan import read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import tracing as tracing_module
 from vsrtune.observe.observer import Observer
-from vsrtune.observe.tracing import SeenMemory, count_by, parse_hist
+from vsrtune.observe.tracing import TraceMemory, count_by, parse_hist
 from vsrtune.plan.planner import plan
 from vsrtune.policy.parser import parse as parse_policy
 
@@ -189,7 +189,7 @@ def json_files(data: bytes) -> None:
         codec.decode(Sched, _json(data))
     with contextlib.suppress(VsrtuneError, ValueError):
         recorded = parse_recording(data)
-        Observer(recorded.root(), recorded.virt(), SeenMemory(None)).observe()
+        Observer(recorded.root(), recorded.virt(), TraceMemory(None)).observe()
 
 
 # -- a whole host, one of whose files holds something else
@@ -231,7 +231,7 @@ def whole_host(data: bytes) -> None:
     other guests are planned for."""
     _ROOT.where = _PATHS[int.from_bytes(data[:2].rjust(2, b"\0")) % len(_PATHS)]
     _ROOT.content = data[2:]
-    snapshot = Observer(_ROOT, _Domains(_DOMAINS), SeenMemory(None)).observe()
+    snapshot = Observer(_ROOT, _Domains(_DOMAINS), TraceMemory(None)).observe()
     with contextlib.suppress(VsrtuneError):
         plan(snapshot, (_POLICY,))
 

@@ -33,7 +33,7 @@ from vsrtune.cli.daemon import rarely
 from vsrtune.daemon.http import exposition
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, TURNS, Look
+from vsrtune.daemon.scope import FULL, TURNS, Scope
 from vsrtune.execute.journal import Journal
 from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
@@ -167,7 +167,7 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     for number in range(1, 10):
         names = host.guests[number % guests]
         host.file(f"/sys/devices/virtual/net/{names.device(0)}/tx_queue_len", "77\n")
-        ones.append(timed(lambda: passes.run(Look(frozenset([names.name])))))  # noqa: B023
+        ones.append(timed(lambda: passes.run(Scope(frozenset([names.name])))))  # noqa: B023
         if root.read(f"/sys/devices/virtual/net/{names.device(0)}/tx_queue_len") != "300\n":
             raise SystemExit(f"{names.name} was not put back")
     counting = Recorded(str(place))

@@ -21,7 +21,7 @@ def plan_yaml(plan: Plan) -> str:
     ]
     refusals = [f"{r.guest}: {r.policy}: {r.reason}; {r.hint}" for r in plan.refusals]
     drift = [
-        f"{d.target}: {d.setting} set to {d.wished}, found {d.found}, by {d.by or 'nobody known'}: "
+        f"{d.target}: {d.setting} set to {d.desired}, found {d.found}, by {d.by or 'nobody known'}: "
         f"{d.rule.value}{', left' if d.left else ''}"
         for d in plan.drift
     ]

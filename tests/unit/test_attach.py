@@ -11,7 +11,7 @@ from attach_host import BOOT, FakeAttachHost, Killed
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def planned(host: FakeAttachHost, ledger: AttachLedger, to: Attachment, **more: object) -> Switch:
-    asked = Asked(to, ("a",), all_of_lower=True, **more)  # type: ignore[arg-type]
+    asked = SwitchRequest(to, ("a",), all_of_lower=True, **more)  # type: ignore[arg-type]
     origins = Switcher(host, ledger, BOOT).origins()
     return plan(asked, AttachHostState(host.guests(), host.links().values(), origins))
 
@@ -393,7 +393,10 @@ def test_a_guest_that_does_not_run_gives_way(host: FakeAttachHost, path: Path) -
     with AttachLedger.open(path) as ledger:
         origins = Switcher(host, ledger, BOOT).origins()
     with pytest.raises(VsrtuneError, match="all-of-lower"):
-        plan(Asked(BACK, ("a",)), AttachHostState(host.guests(), host.links().values(), origins))
+        plan(
+            SwitchRequest(BACK, ("a",)),
+            AttachHostState(host.guests(), host.links().values(), origins),
+        )
     switch(host, path, BACK)
     assert kinds(host) == {"macvtap"}
     host.start(b)

@@ -9,7 +9,7 @@ from attach_host import BOOT, FakeAttachHost, Killed
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Asked, AttachHostState
+from vsrtune.attach.plan.model import AttachHostState, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
@@ -49,7 +49,7 @@ def kinds(host: FakeAttachHost) -> set[str]:
 def by_hand(host: FakeAttachHost, path: Path, to: Attachment) -> None:
     with AttachLedger.open(path) as ledger:
         switcher = Switcher(host, ledger, BOOT)
-        asked = Asked(to, ("a", "b"))
+        asked = SwitchRequest(to, ("a", "b"))
         made = plan(
             asked, AttachHostState(host.guests(), host.links().values(), switcher.origins())
         )
@@ -57,7 +57,7 @@ def by_hand(host: FakeAttachHost, path: Path, to: Attachment) -> None:
 
 
 def test_nothing_asked_nothing_done(host: FakeAttachHost, keeper: AttachKeeper, path: Path) -> None:
-    keeper.look(NONE)
+    keeper.update(NONE)
     assert keeper.stop()
     assert host.log == []
     assert not path.exists()
@@ -67,11 +67,11 @@ def test_a_policy_is_followed_once_and_undone_at_the_end(
     host: FakeAttachHost, keeper: AttachKeeper
 ) -> None:
     before = host.picture()
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     assert kinds(host) == {NAPI_KIND}
     assert host.problems() == []
     done = host.changes
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     assert host.changes == done
     assert keeper.stop()
     assert host.picture() == before
@@ -80,8 +80,8 @@ def test_a_policy_is_followed_once_and_undone_at_the_end(
 
 def test_a_reload_without_it_switches_back(host: FakeAttachHost, keeper: AttachKeeper) -> None:
     before = host.picture()
-    keeper.look(NAPI)
-    keeper.look(NONE)
+    keeper.update(NAPI)
+    keeper.update(NONE)
     assert host.picture() == before
 
 
@@ -89,35 +89,35 @@ def test_a_guest_that_is_shut_down_can_start_again(
     host: FakeAttachHost, keeper: AttachKeeper
 ) -> None:
     """Its policy asks as before; with macvtap it could not start beside the other one."""
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     host.stop(host.fakes["uuid-a"])
     changes = host.changes
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     assert host.changes == changes
     host.start(host.fakes["uuid-a"])
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     assert host.problems() == []
 
 
 def test_two_policies_for_a_guest_switch_it_nowhere(
     host: FakeAttachHost, keeper: AttachKeeper
 ) -> None:
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     changes = host.changes
-    keeper.look((*NAPI, Policy("q.yaml", "*", attachment=FORTH)))
+    keeper.update((*NAPI, Policy("q.yaml", "*", attachment=FORTH)))
     assert host.changes == changes
 
 
 def test_an_operator_wins_until_the_policies_are_loaded_again(
     host: FakeAttachHost, keeper: AttachKeeper, path: Path
 ) -> None:
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     by_hand(host, path, BACK)
     for _ in range(3):
-        keeper.look(NAPI)
+        keeper.update(NAPI)
     assert kinds(host) == {"macvtap"}
     again = (Policy("p.yaml", "*", attachment=FORTH),)
-    keeper.look(again)
+    keeper.update(again)
     assert kinds(host) == {NAPI_KIND}
 
 
@@ -125,7 +125,7 @@ def test_what_an_operator_switched_stays_at_the_end(
     host: FakeAttachHost, keeper: AttachKeeper, path: Path
 ) -> None:
     by_hand(host, path, FORTH)
-    keeper.look(NONE)
+    keeper.update(NONE)
     assert keeper.stop()
     assert kinds(host) == {NAPI_KIND}
 
@@ -140,11 +140,11 @@ def test_a_switch_that_fails_is_not_tried_again(host: FakeAttachHost, keeper: At
                 raise RefusedError("no")
 
     host.before = fail
-    keeper.look(NAPI)
+    keeper.update(NAPI)
     assert host.picture() == before
     done = host.changes
     for _ in range(3):
-        keeper.look(NAPI)
+        keeper.update(NAPI)
     assert host.changes == done
 
 
@@ -162,7 +162,7 @@ def test_a_dead_process_is_cleaned_up_after(
         by_hand(host, path, FORTH)
     host.after = lambda n: None
     assert host.picture() != before
-    keeper.look(())
+    keeper.update(())
     assert host.picture() == before
 
 
@@ -171,7 +171,7 @@ def test_a_switch_under_way_is_left_to_its_process(
 ) -> None:
     with AttachLedger.open(path) as ledger:
         ledger.add("step", {})
-        keeper.look(NAPI)
+        keeper.update(NAPI)
     assert host.log == []
 
 
@@ -182,6 +182,6 @@ def test_a_device_that_is_gone_is_made_again(
     a = host.fakes["uuid-a"]
     host.stop(a)
     host.remove(host.index("nvt00000a00"))
-    keeper.look(())
+    keeper.update(())
     host.start(a)
     assert host.problems() == []

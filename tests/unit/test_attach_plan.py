@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attach_host import FakeAttachHost, interface
 
-from vsrtune.attach.plan.model import Asked, AttachHostState, GuestNics, Switch
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.requests import batches, taken_back, wanted
 from vsrtune.attach.plan.steps import (
@@ -80,7 +80,7 @@ def test_an_origin_survives_the_ledger() -> None:
 
 def test_the_order_of_the_steps() -> None:
     fake = two_guests()
-    made = plan(Asked(FORTH, ("a",), interface=A1), survey(fake))
+    made = plan(SwitchRequest(FORTH, ("a",), interface=A1), survey(fake))
     assert names(made) == ["MakeDevice", "Unplug", "Raise", "Plug", "Define"]
     assert [m.mac for m in made.moves] == [A1]
     assert made.moves[0].device.name == "nvt00000a01"
@@ -90,22 +90,26 @@ def test_the_order_of_the_steps() -> None:
 def test_others_on_the_lower_device_are_named_or_taken_along() -> None:
     fake = two_guests()
     with pytest.raises(VsrtuneError, match=f"b {B0} on p0.*--all-of-lower"):
-        plan(Asked(FORTH, ("a",)), survey(fake))
-    made = plan(Asked(FORTH, ("a",), all_of_lower=True), survey(fake))
+        plan(SwitchRequest(FORTH, ("a",)), survey(fake))
+    made = plan(SwitchRequest(FORTH, ("a",), all_of_lower=True), survey(fake))
     assert {m.mac for m in made.moves} == {A0, A1, B0}
     # Only what stands on the same devices goes along.
-    made = plan(Asked(FORTH, ("b",), all_of_lower=True), survey(fake))
+    made = plan(SwitchRequest(FORTH, ("b",), all_of_lower=True), survey(fake))
     assert {m.mac for m in made.moves} == {A0, B0}
-    assert {m.mac for m in plan(Asked(FORTH, ("a", "b")), survey(fake)).moves} == {A0, A1, B0}
+    assert {m.mac for m in plan(SwitchRequest(FORTH, ("a", "b")), survey(fake)).moves} == {
+        A0,
+        A1,
+        B0,
+    }
 
 
 def test_a_guest_that_does_not_run_is_thought_of() -> None:
     fake = two_guests()
     b = fake.fakes["uuid-b"]
     fake.stop(b)
-    made = plan(Asked(FORTH, ("a",)), survey(fake))
+    made = plan(SwitchRequest(FORTH, ("a",)), survey(fake))
     assert any("cannot start on macvtap" in note for note in made.notes)
-    made = plan(Asked(FORTH, ("a",), all_of_lower=True), survey(fake))
+    made = plan(SwitchRequest(FORTH, ("a",), all_of_lower=True), survey(fake))
     assert [(m.mac, bool(m.live[0]), bool(m.config[0])) for m in made.moves] == [
         (A0, True, True),
         (A1, True, True),
@@ -117,25 +121,25 @@ def test_what_else_holds_the_lower_device_is_named() -> None:
     fake = two_guests()
     fake.table[50] = Link(50, "mv9", "macvlan", lower=3, up=True)
     with pytest.raises(VsrtuneError, match="macvlan mv9"):
-        plan(Asked(FORTH, ("a",), interface="p1"), survey(fake))
+        plan(SwitchRequest(FORTH, ("a",), interface="p1"), survey(fake))
     del fake.table[50]
     fake.table[51] = Link(51, "br0", "bridge")
     fake.table[3] = Link(3, "p1", master=51)
     with pytest.raises(VsrtuneError, match="port of br0"):
-        plan(Asked(FORTH, ("a",), interface="p1"), survey(fake))
+        plan(SwitchRequest(FORTH, ("a",), interface="p1"), survey(fake))
 
 
 @pytest.mark.parametrize("name", [A1.upper(), "macvtap1", "p1"])
 def test_an_interface_by_any_of_its_names(name: str) -> None:
-    made = plan(Asked(FORTH, ("a",), interface=name), survey(two_guests()))
+    made = plan(SwitchRequest(FORTH, ("a",), interface=name), survey(two_guests()))
     assert [m.mac for m in made.moves] == [A1]
 
 
 def test_an_interface_that_is_not_there() -> None:
     with pytest.raises(VsrtuneError, match=f"no interface x; its interfaces: {A0}"):
-        plan(Asked(FORTH, ("a",), interface="x"), survey(two_guests()))
+        plan(SwitchRequest(FORTH, ("a",), interface="x"), survey(two_guests()))
     with pytest.raises(VsrtuneError, match="no such libvirt guest"):
-        plan(Asked(FORTH, ("z",)), survey(two_guests()))
+        plan(SwitchRequest(FORTH, ("z",)), survey(two_guests()))
 
 
 def test_an_interface_on_a_bridge_stays_there() -> None:
@@ -143,9 +147,9 @@ def test_an_interface_on_a_bridge_stays_there() -> None:
     guest = GuestNics("a", "u", (direct, nic(BRIDGED)), (direct, nic(BRIDGED)))
     links = (Link(2, "p0"), Link(3, "macvtap0", "macvtap", 2, 0, 4, A0, 1500, 500, True))
     host = AttachHostState((guest,), links, ())
-    assert [m.mac for m in plan(Asked(FORTH, ("a",)), host).moves] == [A0]
+    assert [m.mac for m in plan(SwitchRequest(FORTH, ("a",)), host).moves] == [A0]
     with pytest.raises(VsrtuneError, match="type is bridge"):
-        plan(Asked(FORTH, ("a",), interface="02:00:00:00:0f:00"), host)
+        plan(SwitchRequest(FORTH, ("a",), interface="02:00:00:00:0f:00"), host)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_interfaces_that_cannot_move(old: str, new: str, reason: str) -> None:
     direct = nic(interface(A0, "p0", 2, "macvtap0").replace(old, new))
     host = AttachHostState((GuestNics("a", "u", (direct,), None),), (Link(2, "p0"),), ())
     with pytest.raises(VsrtuneError, match=reason):
-        plan(Asked(FORTH, ("a",), config=False), host)
+        plan(SwitchRequest(FORTH, ("a",), config=False), host)
 
 
 def test_what_is_lost_is_told() -> None:
@@ -168,13 +172,13 @@ def test_what_is_lost_is_told() -> None:
         "'direct'", "'direct' trustGuestRxFilters='yes'"
     )
     host = AttachHostState((GuestNics("a", "u", (nic(text),), None),), (Link(2, "p0"),), ())
-    made = plan(Asked(FORTH, ("a",), config=False), host)
+    made = plan(SwitchRequest(FORTH, ("a",), config=False), host)
     assert any("trustGuestRxFilters" in note for note in made.notes)
     assert "trustGuestRxFilters" not in made.moves[0].live[1]
 
 
 def test_only_live_warns_of_the_next_start() -> None:
-    made = plan(Asked(FORTH, ("a", "b"), config=False), survey(two_guests()))
+    made = plan(SwitchRequest(FORTH, ("a", "b"), config=False), survey(two_guests()))
     assert "Define" not in names(made)
     assert any("cannot start again" in note for note in made.notes)
 
@@ -188,7 +192,7 @@ def test_back_without_having_been_forth() -> None:
         (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
         (),
     )
-    made = plan(Asked(BACK, ("a",), config=False), host)
+    made = plan(SwitchRequest(BACK, ("a",), config=False), host)
     assert '<source dev="p0" mode="vepa"' in made.moves[0].live[1]
     assert made.moves[0].queue == 250
     assert [d.name for d in made.leaves] == ["nv7"]

@@ -19,7 +19,7 @@ from vsrtune.attach import signals
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
@@ -52,7 +52,7 @@ def _usual() -> Iterator[None]:
 
 
 def forth(host: FakeAttachHost) -> Switch:
-    asked = Asked(Attachment.NAPI_MACVLAN, ("a", "b"))
+    asked = SwitchRequest(Attachment.NAPI_MACVLAN, ("a", "b"))
     return plan(asked, AttachHostState(host.guests(), host.links().values(), ()))
 
 

@@ -18,7 +18,7 @@ from vsrtune.core.errors import Lasting, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, Look
+from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
@@ -556,13 +556,13 @@ class Running:
         self.notifier = FakeNotifier()
         self.load: Callable[[], tuple[Policy, ...]] = policies
         self.states: list[DaemonState] = []
-        self.looks: list[Look] = []
+        self.looks: list[Scope] = []
         reconciler = Reconciler(host, host, journal, policies())
         real = reconciler.run
 
-        def run(look: Look = FULL, **more: bool) -> bool:
-            self.looks.append(look)
-            return real(look, **more)
+        def run(scope: Scope = FULL, **more: bool) -> bool:
+            self.looks.append(scope)
+            return real(scope, **more)
 
         reconciler.run = run  # type: ignore[method-assign,assignment]
         self.daemon = Daemon(
@@ -623,7 +623,7 @@ class TestLoop:
         running.daemon.mark_dirty("device added", "vr1")
         running.daemon.mark_dirty("started", "vr 2.ü")
         running.until(lambda: len(running.looks) == 3)
-        assert running.looks[2] == Look(frozenset({"vr1", "vr 2.ü"}))
+        assert running.looks[2] == Scope(frozenset({"vr1", "vr 2.ü"}))
         running.daemon.mark_dirty("tunable", "vr1")
         running.daemon.mark_dirty("a link has changed")
         running.until(lambda: len(running.looks) == 4)

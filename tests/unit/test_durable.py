@@ -34,8 +34,8 @@ def test_the_new_file_is_whole_and_alone(tmp_path: Path, replace: object, mode: 
 
 
 def test_what_is_in_run_may_lack_its_directory(tmp_path: Path) -> None:
-    replace_volatile(tmp_path / "vsrtune/seen.json", b"{}", 0o600)
-    assert (tmp_path / "vsrtune/seen.json").read_bytes() == b"{}"
+    replace_volatile(tmp_path / "vsrtune/trace-results.json", b"{}", 0o600)
+    assert (tmp_path / "vsrtune/trace-results.json").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("replace", [replace_file, replace_volatile])

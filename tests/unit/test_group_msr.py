@@ -11,7 +11,7 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do, survey
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
 from vsrtune.attach.transaction import Switcher
@@ -303,7 +303,7 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     other = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
     assert "a is a member of the group edge" in refused(host, path, lambda h: msr.create(other, h))
     assert "created groups: edge" in refused(host, path, lambda h: msr.delete("core", h))
-    asked = Asked(Attachment.MACVTAP, ("a",), all_of_lower=True)
+    asked = SwitchRequest(Attachment.MACVTAP, ("a",), all_of_lower=True)
     assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
 
 

@@ -9,7 +9,7 @@ from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, Switches, do
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
@@ -207,7 +207,7 @@ def test_a_member_of_several_queues_would_hear_twice(path: Path) -> None:
 
 def test_attach_leaves_members_to_their_group(host: FakeAttachHost, path: Path) -> None:
     do(host, path, create)
-    asked = Asked(Attachment.MACVTAP, ("a",), all_of_lower=True)
+    asked = SwitchRequest(Attachment.MACVTAP, ("a",), all_of_lower=True)
     assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
-    asked = Asked(Attachment.NAPI_MACVLAN, ("a", "b"))
+    asked = SwitchRequest(Attachment.NAPI_MACVLAN, ("a", "b"))
     assert do(host, path, lambda h: attach_plan(asked, h)).moves == ()

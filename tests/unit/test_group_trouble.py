@@ -15,7 +15,7 @@ from switch_faults import Choose, do, survey
 
 from vsrtune.attach.ledger import GROUP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Unplug
 from vsrtune.attach.transaction import Switcher
@@ -50,11 +50,11 @@ def refusal(host: FakeAttachHost, path: Path, choose: Choose) -> str:
 
 
 def forth(host: AttachHostState) -> Switch:
-    return plan(Asked(Attachment.NAPI_MACVLAN, ("c",), live=False), host)
+    return plan(SwitchRequest(Attachment.NAPI_MACVLAN, ("c",), live=False), host)
 
 
 def back(host: AttachHostState) -> Switch:
-    return plan(Asked(Attachment.MACVTAP, ("c",), live=False), host)
+    return plan(SwitchRequest(Attachment.MACVTAP, ("c",), live=False), host)
 
 
 def test_what_is_left_of_an_old_group_is_not_taken_for_a_new_one(path: Path) -> None:

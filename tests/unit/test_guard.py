@@ -128,14 +128,14 @@ class Scene:
             self.ran += 250_000_000
             self.root.thread(vcpu.key, "R", 1, self.ran)
             self.root.thread(worker.key, "R", 1, 5)
-            self.look()
+            self.update()
 
-    def look(self) -> None:
+    def update(self) -> None:
         self.clock.now += 0.25
         self.idle += 0 if self.full else 10
         cpus = f"cpu0 0 0 0 {self.idle + 7} 0\ncpu1 0 0 0 {self.idle} 0\n"
         self.root.files["/proc/stat"] = f"cpu 0 0 0 9 0\n{cpus}intr 1\n"
-        self.guard.look()
+        self.guard.update()
 
     def beside(self, name: str, flags: int = PF_KTHREAD, cpu: int = 1) -> ThreadKey:
         """A thread of nobody's that waits."""
@@ -191,7 +191,7 @@ def test_a_thread_id_that_is_somebody_elses_by_now_tells_nothing() -> None:
     worker = scene.guests[0].by_role(Role.VHOST)[0]
     for _ in range(12):
         scene.root.thread(replace(worker.key, start_time=1), "R", 1, 5)
-        scene.look()
+        scene.update()
     assert scene.steps == []
 
 
@@ -202,7 +202,7 @@ def test_a_starving_ksoftirqd_steps_the_guest_down_that_holds_its_cpu() -> None:
     vcpu = scene.guests[1].by_role(Role.VCPU)[0]
     for n in range(1, 41):
         scene.root.thread(vcpu.key, "R", 1, n * 250_000_000)
-        scene.look()
+        scene.update()
     assert [guest for guest, _ in scene.steps][:1] == ["vr2"]
     assert "ksoftirqd/1 (tid 17)" in scene.steps[0][1]
     assert scene.starving[-1] == (Starved(17, "ksoftirqd/1", 1, "vr2", True),)
@@ -216,11 +216,11 @@ def test_others_that_starve_are_told_and_nobody_is_stepped_down(
     key = scene.beside("backup", flags=0)
     vcpu = scene.guests[0].by_role(Role.VCPU)[0]
 
-    def run(rounds: int) -> None:
-        for _ in range(rounds):
+    def run(trial_rounds: int) -> None:
+        for _ in range(trial_rounds):
             scene.ran += 250_000_000
             scene.root.thread(vcpu.key, "R", 1, scene.ran)
-            scene.look()
+            scene.update()
 
     run(60)
     assert scene.steps == []
@@ -240,7 +240,7 @@ def test_who_does_not_starve_is_not_told_of(what: str) -> None:
     for n in range(60):
         if what == "runs":
             scene.root.thread(key, "R", 1, n, name="ksoftirqd/1", flags=PF_KTHREAD)
-        scene.look()
+        scene.update()
     assert scene.starving == [] and scene.steps == []
     if what == "idle":
         assert "/proc/17/stat" not in scene.root.reads, "nobody is looked for"
@@ -321,8 +321,8 @@ class TestThisHost:
         assert set(idle) <= set(range(4096)) and 0 in idle
         found = {key.tid for step in sampler.walk(idle.keys()) for key in step}
         assert threading.get_native_id() in found
-        watched = WatchedThread(self.key(), "x", Role.VHOST, True)
-        (sight,) = sampler.sights([Subject("g", (watched,), (("lo", NicKind.MACVTAP),))])
+        sampled_guest = WatchedThread(self.key(), "x", Role.VHOST, True)
+        (sight,) = sampler.sights([Subject("g", (sampled_guest,), (("lo", NicKind.MACVTAP),))])
         assert sight.threads and sight.counters is not None
 
     def test_the_thread_ends_when_it_is_asked_to_and_survives_a_failure(

@@ -27,7 +27,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def watched(journal: Path) -> Iterator[Callable[[], threading.Thread]]:
+def sampled_guest(journal: Path) -> Iterator[Callable[[], threading.Thread]]:
     """Starts a guardian of the journal's trial."""
     threads: list[threading.Thread] = []
 
@@ -63,10 +63,10 @@ def left(journal: Path) -> list[str]:
 
 
 def test_closed_without_keeping_it_is_back(
-    journal: Path, watched: Callable[[], threading.Thread], capsys: pytest.CaptureFixture[str]
+    journal: Path, sampled_guest: Callable[[], threading.Thread], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start(journal) as guard:
-        watched()
+        sampled_guest()
         time.sleep(0.05)
         assert guard.waits
         assert changed(journal).exists()
@@ -75,19 +75,19 @@ def test_closed_without_keeping_it_is_back(
     assert capsys.readouterr().out == "Everything is put back.\n"
 
 
-def test_kept_it_stays(journal: Path, watched: Callable[[], threading.Thread]) -> None:
+def test_kept_it_stays(journal: Path, sampled_guest: Callable[[], threading.Thread]) -> None:
     with start(journal) as guard:
-        watched()
+        sampled_guest()
         assert guard.keep()
     assert guard.kept
     assert left(journal) == ["changed"]
 
 
 def test_confirmed_by_another_session_it_stays(
-    journal: Path, watched: Callable[[], threading.Thread]
+    journal: Path, sampled_guest: Callable[[], threading.Thread]
 ) -> None:
     with start(journal) as guard:
-        watched()
+        sampled_guest()
         with pytest.raises(VsrtuneError, match="still at work"):
             guardian.confirm(journal)
         guard.ask(100.0)
@@ -99,10 +99,10 @@ def test_confirmed_by_another_session_it_stays(
 
 
 def test_at_the_deadline_it_is_back_though_the_command_hangs(
-    journal: Path, watched: Callable[[], threading.Thread]
+    journal: Path, sampled_guest: Callable[[], threading.Thread]
 ) -> None:
     guard = start(journal)
-    thread = watched()
+    thread = sampled_guest()
     guard.ask(0.1)
     thread.join(10)
     assert left(journal) == []
@@ -114,7 +114,7 @@ def test_at_the_deadline_it_is_back_though_the_command_hangs(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_killed_command(
-    journal: Path, watched: Callable[[], threading.Thread], number: signal.Signals
+    journal: Path, sampled_guest: Callable[[], threading.Thread], number: signal.Signals
 ) -> None:
     pid = os.fork()
     if pid == 0:
@@ -126,7 +126,7 @@ def test_a_killed_command(
         os._exit(1)
     while not changed(journal).exists():
         time.sleep(0.01)
-    thread = watched()
+    thread = sampled_guest()
     time.sleep(0.1)
     assert changed(journal).exists()
     os.kill(pid, number)
@@ -136,11 +136,11 @@ def test_a_killed_command(
 
 
 def test_a_guardian_that_dies_while_it_puts_back_is_followed_by_another(
-    journal: Path, watched: Callable[[], threading.Thread]
+    journal: Path, sampled_guest: Callable[[], threading.Thread]
 ) -> None:
     guard = start(journal)
     guardian.trial_file(journal).rename(journal.with_name("journal.jsonl.trial.back"))
-    watched()
+    sampled_guest()
     guard.close()
     assert left(journal) == []
 

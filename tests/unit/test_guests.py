@@ -361,7 +361,7 @@ def test_all_monitors_of_a_look_share_its_time() -> None:
     finder, root = VcpuFinder(lambda: now[0]), Slow(tree.answers)
     for look in range(1, 4):
         begin = now[0]
-        finder.look(QemuFilter())
+        finder.update(QemuFilter())
         problems = [finder.find(root, p, frozenset([p.pid]))[1] for p in processes]
         assert now[0] - begin <= MONITORS_SECONDS
         assert len(asked) == len(set(asked)) == look

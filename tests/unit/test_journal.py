@@ -132,7 +132,7 @@ def test_unfinished_writes(path: Path) -> None:
     with Journal.open(path, BOOT) as journal:
         first, second = journal.entries()
         assert (first.state, first.before, first.original) == ("intent", 100, 500)
-        assert (second.state, second.before, second.settled) == ("intent", CpuSet([0]), None)
+        assert (second.state, second.before, second.committed) == ("intent", CpuSet([0]), None)
         journal.revert(QUEUE)
         journal.revert(MASK)
     assert folded(path) == [(500, 100, "done")]

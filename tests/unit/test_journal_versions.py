@@ -52,9 +52,9 @@ def test_a_start_and_undo_deal_with_every_format(path: Path, name: str) -> None:
         assert journal.entries()
         for entry in journal.entries():
             # As it was written, but for what a crash kept from being written.
-            settled = entry if entry.state == "done" else entry.settled
-            if settled is not None:
-                ops.write(entry.target, settled.written)
+            committed = entry if entry.state == "done" else entry.committed
+            if committed is not None:
+                ops.write(entry.target, committed.written)
         assert len(journal.entries()) == 1 or host.visible() != before
         assert recover(ops, journal).failed == ()
     with Journal.open(path, BOOT) as journal:

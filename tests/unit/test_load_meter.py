@@ -44,8 +44,8 @@ class Lab:
             path = f"/proc/{key.pid}/task/{key.tid}/schedstat"
             self.tree.file(path, f"{self.ran[key]} 0 1\n")
 
-    def look(self) -> list[tuple[float, ...]]:
-        return [t.load for t in data_plane(self.meter.look(self.seen))]
+    def update(self) -> list[tuple[float, ...]]:
+        return [t.load for t in data_plane(self.meter.update(self.seen))]
 
 
 @pytest.fixture
@@ -54,53 +54,53 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def test_loads_by_thread_whenever_one_looks(lab: Lab) -> None:
-    assert lab.look() == [(), (), ()]
+    assert lab.update() == [(), (), ()]
     lab.pass_time(2, 0.9, 0.9, 0.9)
-    assert lab.look() == [(), (), ()], "too early for a window"
+    assert lab.update() == [(), (), ()], "too early for a window"
     lab.pass_time(8, 0.4, 0.2)
-    assert lab.look() == [(0.5,), (0.34,), (0.18,)]
+    assert lab.update() == [(0.5,), (0.34,), (0.18,)]
     for _ in range(3):
         lab.pass_time(25, 1.0, 0.1)
-        found = lab.look()
+        found = lab.update()
     assert found == [(1.0, 1.0, 1.0), (0.1, 0.1, 0.1), (0.0, 0.0, 0.0)]
 
 
 def test_windows_end_anew_when_a_thread_has_moved(lab: Lab) -> None:
     lab.seen = snapshot(change(router(), Role.VHOST, affinity=cpus("1")))
-    lab.look()
+    lab.update()
     for share in (0.2, 0.4):
         lab.pass_time(10, share)
-        lab.look()
+        lab.update()
     lab.seen = replace(lab.seen, guests=(change_one(lab.seen.guests[0], 1021, affinity=cpus("2")),))
     lab.pass_time(10, 1.0)
-    assert lab.look()[0] == (0.3,), "the window in which it moved does not count"
+    assert lab.update()[0] == (0.3,), "the window in which it moved does not count"
     lab.pass_time(10, 0.5)
-    assert lab.look()[0] == (0.3, 0.5)
+    assert lab.update()[0] == (0.3, 0.5)
 
 
 def test_pinning_a_thread_that_floated_is_no_move(lab: Lab) -> None:
-    lab.look()
+    lab.update()
     lab.pass_time(10, 0.2)
-    lab.look()
+    lab.update()
     lab.seen = snapshot(change(router(), Role.VCPU, affinity=cpus("1")))
     lab.pass_time(10, 0.4)
-    assert lab.look()[0] == (0.2, 0.4)
+    assert lab.update()[0] == (0.2, 0.4)
 
 
 def test_threads_that_are_gone_are_forgotten_and_unreadable_ones_left_out(lab: Lab) -> None:
-    lab.look()
+    lab.update()
     lab.pass_time(10, 0.5)
-    lab.look()
+    lab.update()
     both = lab.seen
     lab.seen = Snapshot(both.host, ())
-    assert lab.look() == []
+    assert lab.update() == []
     lab.seen = both
-    assert lab.look() == [(), (), ()]
+    assert lab.update() == [(), (), ()]
     key = next(iter(lab.ran))
     lab.tree.file(f"/proc/{key.pid}/task/{key.tid}/schedstat", "nothing\n")
     lab.now += 10 * SECOND
-    assert lab.look()[0] == ()
-    assert lab.look()[1] == (0.0,)
+    assert lab.update()[0] == ()
+    assert lab.update()[1] == (0.0,)
 
 
 def test_a_look_reads_so_many_threads_and_all_in_turn(
@@ -108,27 +108,27 @@ def test_a_look_reads_so_many_threads_and_all_in_turn(
 ) -> None:
     monkeypatch.setattr(load_meter, "BATCH", 2)
     for _ in range(2):
-        lab.look()
+        lab.update()
     lab.pass_time(10, 0.5, 0.5, 0.5)
-    assert sorted(len(load) for load in lab.look()) == [0, 1, 1]
-    assert sorted(len(load) for load in lab.look()) == [1, 1, 1]
+    assert sorted(len(load) for load in lab.update()) == [0, 1, 1]
+    assert sorted(len(load) for load in lab.update()) == [1, 1, 1]
 
 
 def test_the_file_is_for_others_and_for_the_next_start(lab: Lab) -> None:
     boot = lab.seen.host.boot_id
-    lab.look()
+    lab.update()
     lab.meter.remember(boot, 0, 0, 0.0)
     assert not lab.path.exists(), "nothing was measured yet"
     for share in (0.2, 0.4):
         lab.pass_time(10, share)
-        lab.look()
+        lab.update()
     lab.meter.remember(boot, 3, 2, 99.0)
     found = load_module.load(boot, lab.path)
     assert (found.moves, found.last_moves, found.last_time) == (3, 2, 99.0)
     shown = load_module.with_loads(lab.seen, lab.path)
     assert [t.load for t in data_plane(shown)] == [(0.2, 0.4), (0.0, 0.0), (0.0, 0.0)]
     lab.meter = lab.new()
-    assert lab.look()[0] == (0.3,), "known, but no reason to move"
+    assert lab.update()[0] == (0.3,), "known, but no reason to move"
     lab.path.unlink()
     lab.meter.remember(boot, 3, 2, 99.0)
     assert not lab.path.exists(), "nothing new to write"

@@ -58,8 +58,8 @@ def test_a_counter_that_began_anew_counts_as_none() -> None:
 def test_a_window_is_as_long_as_looks_make_it() -> None:
     windows = Windows(START)
     early = Reading(LEAST_NS - 1, LEAST_NS // 2, 0)
-    assert windows.look(early) == windows
-    late = windows.look(after(60, 30))
+    assert windows.update(early) == windows
+    late = windows.update(after(60, 30))
     assert late.load == (0.5,)
     assert late.begin == after(60, 30)
 
@@ -67,13 +67,13 @@ def test_a_window_is_as_long_as_looks_make_it() -> None:
 def test_an_interval_is_a_window_at_least() -> None:
     assert least_ns(10.0) == LEAST_NS
     assert least_ns(2.0) == 1_800_000_000
-    assert Windows(START).look(after(2, 1), least_ns(2.0)).load == (0.5,)
+    assert Windows(START).update(after(2, 1), least_ns(2.0)).load == (0.5,)
 
 
 def test_only_the_latest_windows_are_kept() -> None:
     windows = Windows(START)
     for n in range(1, WINDOWS + 3):
-        windows = windows.look(after(10 * n, sum(range(n + 1))))
+        windows = windows.update(after(10 * n, sum(range(n + 1))))
     assert windows.load == (0.3, 0.4, 0.5)
     assert merged(windows.load) == (0.4,)
     assert merged(()) == ()
@@ -86,7 +86,7 @@ def test_load_does_not_depend_on_how_often_one_looks(looks: list[tuple[int, floa
     windows, now = Windows(START), 0
     for seconds, _ in looks:
         now += seconds
-        windows = windows.look(after(now, now * 0.25))
+        windows = windows.update(after(now, now * 0.25))
     assert all(load == pytest.approx(0.25, abs=0.001) for load in windows.load)
 
 

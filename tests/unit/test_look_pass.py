@@ -40,8 +40,8 @@ def test_a_look_at_the_guests_that_changed_is_a_look_at_everything(
         part = some.observe_some(names)
         assert part.names is None or names <= part.names
         assert part.snapshot == Observer(host.root, host).observe(), host.done[-3:]
-        looked = [g for g in part.snapshot.guests if part.names is None or g.ref in part.names]
-        assert list(part.guests) == looked
+        refreshed = [g for g in part.snapshot.guests if part.names is None or g.ref in part.names]
+        assert list(part.guests) == refreshed
 
 
 def test_one_guest_is_looked_at_alone(host: MovingHost) -> None:

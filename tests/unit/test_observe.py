@@ -25,7 +25,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.guests import FOREIGN, NOT_LISTED
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.recording import replay
-from vsrtune.observe.tracing import SeenMemory, Traced, TracedDevices, Tracer
+from vsrtune.observe.tracing import Traced, TracedDevices, TraceMemory, Tracer
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -273,13 +273,13 @@ class FakeTracer(Tracer):
 def test_a_trace_makes_the_mapping_exact_and_is_remembered(tree: HostTree, tmp_path: Path) -> None:
     tracer = FakeTracer({("macvtap0", 51): 500, ("macvtap0", 9): 1}, {("p0", 2): 60, ("p0", 1): 2})
     virt = FakeVirt(domain("vr 1"))
-    path = tmp_path / "run/seen.json"
-    observer = Observer(tree.root(), virt, SeenMemory(path), tracer)
+    path = tmp_path / "run/trace-results.json"
+    observer = Observer(tree.root(), virt, TraceMemory(path), tracer)
     (worker,) = observer.observe().guests[0].by_role(Role.VHOST)
     assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.ORDER)
     snapshot = observer.observe(trace_seconds=1)
     assert tracer.watched == TracedDevices(macvtaps=("macvtap0",), taps=(), lowers=("p0",))
-    for seen in (snapshot, Observer(tree.root(), virt, SeenMemory(path)).observe()):
+    for seen in (snapshot, Observer(tree.root(), virt, TraceMemory(path)).observe()):
         (worker,) = seen.guests[0].by_role(Role.VHOST)
         assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.EXACT)
         assert seen.host.nics[0].rx_cpus == CpuSet([2])
@@ -287,7 +287,9 @@ def test_a_trace_makes_the_mapping_exact_and_is_remembered(tree: HostTree, tmp_p
 
 
 def test_a_trace_that_fails_is_a_problem_only(tree: HostTree) -> None:
-    observer = Observer(tree.root(), FakeVirt(domain("vr 1")), SeenMemory(None), FakeTracer({}, {}))
+    observer = Observer(
+        tree.root(), FakeVirt(domain("vr 1")), TraceMemory(None), FakeTracer({}, {})
+    )
     snapshot = observer.observe(trace_seconds=6)
     assert [(p.reader, p.what) for p in snapshot.problems] == [("trace", "tracing is unavailable")]
     assert len(snapshot.guests) == 2
@@ -313,7 +315,7 @@ def test_a_lower_device_shows_where_its_work_is_done(tree: HostTree) -> None:
         tree.file(f"/proc/irq/{number}/effective_affinity_list", "2\n")
     lines = "".join(f" {n}: 1 PCI-MSI 1-edge  {t}\n" for n, t in ((41, "p0-rx-0"), (42, "p0-tx-0")))
     tree.file("/proc/interrupts", f"           CPU0\n{lines}")
-    memory = SeenMemory(None)
+    memory = TraceMemory(None)
     observer = Observer(tree.root(), None, memory)
     observer.observe()
     observer.remember_fixed([(42, "p0-tx-0")])

@@ -24,7 +24,7 @@ from treeops import TreeOps
 
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import Look
+from vsrtune.daemon.scope import Scope
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Role
 from vsrtune.observe.observer import Observer
@@ -67,7 +67,7 @@ class Tuned:
         change(self, names)
         self.now += 10.0
         wrote = self.passes.state.totals.writes
-        count = instructions(lambda: self.passes.run(Look(frozenset([names.name]))))
+        count = instructions(lambda: self.passes.run(Scope(frozenset([names.name]))))
         assert self.passes.state.tuned == len(self.host.guests)
         wrote = self.passes.state.totals.writes - wrote
         self.passes.run(self.passes.again())  # as the daemon does after one that wrote

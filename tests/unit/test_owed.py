@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsrtune.daemon.reload_backlog import LONGEST, Owed
+from vsrtune.daemon.reload_backlog import LONGEST, ReloadBacklog
 
 
 class Clock:
@@ -12,7 +12,7 @@ class Clock:
         return self.now
 
 
-def failed(owed: Owed, settle: bool = False) -> None:
+def failed(owed: ReloadBacklog, settle: bool = False) -> None:
     """A pass that breaks off."""
     owed.begin(settle, reassert=settle)
     owed.broke_off()
@@ -20,7 +20,7 @@ def failed(owed: Owed, settle: bool = False) -> None:
 
 def test_each_try_that_breaks_off_doubles_the_wait() -> None:
     clock = Clock()
-    owed = Owed(clock)
+    owed = ReloadBacklog(clock)
     failed(owed, settle=True)
     waits = []
     for _ in range(8):
@@ -34,7 +34,7 @@ def test_each_try_that_breaks_off_doubles_the_wait() -> None:
 
 def test_a_pass_that_breaks_off_without_having_tried_changes_no_wait() -> None:
     clock = Clock()
-    owed = Owed(clock)
+    owed = ReloadBacklog(clock)
     failed(owed, settle=True)
     for _ in range(4):
         clock.now += 0.125
@@ -44,7 +44,7 @@ def test_a_pass_that_breaks_off_without_having_tried_changes_no_wait() -> None:
 
 def test_nothing_waits_once_all_is_taken_back() -> None:
     clock = Clock()
-    owed = Owed(clock)
+    owed = ReloadBacklog(clock)
     failed(owed, settle=True)
     clock.now += 1.0
     assert owed.begin(settle=False, reassert=False) == (True, True)

@@ -133,13 +133,13 @@ def test_refused_guests_get_nothing() -> None:
 def test_no_housekeeping_left() -> None:
     pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
     with pytest.raises(PlanError, match="no housekeeping CPU"):
-        check(SNAPSHOT, Plan(settled={pin: cpus("0-3")}), {})
+        check(SNAPSHOT, Plan(for_verify={pin: cpus("0-3")}), {})
 
 
 def test_pinned_to_an_offline_cpu() -> None:
     pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
     with pytest.raises(PlanError, match="would get CPUs 9"):
-        check(SNAPSHOT, Plan(settled={pin: cpus("9")}), {})
+        check(SNAPSHOT, Plan(for_verify={pin: cpus("9")}), {})
 
 
 def test_emulator_may_widen_beside_workers() -> None:

@@ -24,7 +24,7 @@ from vsrtune.plan.planner import plan
 from vsrtune.plan.projection import project, project_actions, undo_actions
 
 
-def _ours(given: Mapping[str, Any]) -> dict[Target, Value]:
+def _applied(given: Mapping[str, Any]) -> dict[Target, Value]:
     ours: dict[Target, Value] = {}
     for entry in given.get("ours", []):
         target = decode_target(entry["target"])
@@ -60,7 +60,7 @@ def test_plan(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name, text in case.policies.items():
         Path(name).write_text(text, encoding="utf-8")
     policies = load(sorted(Path().iterdir()))
-    ours, reassert = _ours(case.given), case.given.get("reassert", False)
+    ours, reassert = _applied(case.given), case.given.get("reassert", False)
     made = plan(snapshot, policies, ours, reassert)
     expected = expecting(file.read_text("utf-8"), plan_yaml(made), actions_yaml(undo_actions(made)))
     matches(file, expected)

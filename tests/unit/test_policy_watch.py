@@ -20,7 +20,7 @@ class Watching:
         self.told: list[str] = []
         self.watch = PolicyWatch(dirs, self.told.append)
         self.watch.start()
-        assert self.watch.watching.wait(10)
+        assert self.watch.started.wait(10)
 
     def until_told(self, act: Callable[[], object], what: str) -> str:
         """The words of the first news after ``act``."""
@@ -41,7 +41,7 @@ def policies(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def watching(policies: Path) -> Iterator[Watching]:
+def started(policies: Path) -> Iterator[Watching]:
     found = Watching(policies)
     yield found
     found.watch.stop()
@@ -49,30 +49,30 @@ def watching(policies: Path) -> Iterator[Watching]:
     assert not found.watch.is_alive()
 
 
-def test_written_replaced_renamed_and_removed(watching: Watching, policies: Path) -> None:
+def test_written_replaced_renamed_and_removed(started: Watching, policies: Path) -> None:
     file = policies / "a b.ü.yaml"
-    assert str(file) in watching.until_told(lambda: file.write_text("guest: x\n"), "written")
+    assert str(file) in started.until_told(lambda: file.write_text("guest: x\n"), "written")
     other = policies / ".new"
     other.write_text("guest: y\n")
-    watching.until_told(lambda: other.rename(file), "renamed over it, as editors do")
-    watching.until_told(file.unlink, "removed")
-    watching.until_told(lambda: file.symlink_to("/dev/null"), "a link is whole at once")
+    started.until_told(lambda: other.rename(file), "renamed over it, as editors do")
+    started.until_told(file.unlink, "removed")
+    started.until_told(lambda: file.symlink_to("/dev/null"), "a link is whole at once")
 
 
-def test_other_files_are_not_told(watching: Watching, policies: Path) -> None:
+def test_other_files_are_not_told(started: Watching, policies: Path) -> None:
     for name in ("notes.txt", ".hidden.yaml", "a.yaml~", "b.yaml.swp"):
         (policies / name).write_text("x")
     (policies.parent / "c.yaml").write_text("x")
     last = policies / "z.yaml"
-    assert str(last) in watching.until_told(lambda: last.write_text("guest: x\n"), "written")
+    assert str(last) in started.until_told(lambda: last.write_text("guest: x\n"), "written")
 
 
-def test_directory_that_goes_and_comes(watching: Watching, policies: Path) -> None:
+def test_directory_that_goes_and_comes(started: Watching, policies: Path) -> None:
     moved = policies.with_name("aside")
-    watching.until_told(lambda: policies.rename(moved), "gone")
-    watching.until_told(lambda: moved.rename(policies), "back, with what is in it")
+    started.until_told(lambda: policies.rename(moved), "gone")
+    started.until_told(lambda: moved.rename(policies), "back, with what is in it")
     file = policies / "a.yaml"
-    watching.until_told(lambda: file.write_text("guest: x\n"), "watched again")
+    started.until_told(lambda: file.write_text("guest: x\n"), "watched again")
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -83,28 +83,28 @@ def exchange(one: Path, other: Path) -> None:
         pytest.skip(f"renameat2: {os.strerror(ctypes.get_errno())}")
 
 
-def test_directory_in_whose_place_another_is_at_once(watching: Watching, policies: Path) -> None:
+def test_directory_in_whose_place_another_is_at_once(started: Watching, policies: Path) -> None:
     other = policies.with_name("new")
     other.mkdir()
-    watching.until_told(lambda: exchange(policies, other), "another directory")
+    started.until_told(lambda: exchange(policies, other), "another directory")
     file = policies / "a.yaml"
-    watching.until_told(lambda: file.write_text("guest: x\n"), "the new one is watched")
+    started.until_told(lambda: file.write_text("guest: x\n"), "the new one is watched")
     time.sleep(0.2)
-    told = len(watching.told)
+    told = len(started.told)
     (policies.parent / "c.yaml").write_text("x")
     (other / "b.yaml").write_text("guest: x\n")
     policies.chmod(0o700)
     time.sleep(0.2)
-    assert len(watching.told) == told, "what is not in it is not told, nor told again"
+    assert len(started.told) == told, "what is not in it is not told, nor told again"
 
 
 def test_directory_that_is_made_later(tmp_path: Path) -> None:
     policies = tmp_path / "etc" / "vsrtune" / "policies"
-    watching = Watching(policies)
-    watching.until_told(lambda: policies.mkdir(parents=True), "made")
+    started = Watching(policies)
+    started.until_told(lambda: policies.mkdir(parents=True), "made")
     file = policies / "a.yaml"
     # The news may be of a directory above it; it is watched a moment later.
     time.sleep(0.2)
-    watching.until_told(lambda: file.write_text("guest: x\n"), "watched")
-    watching.watch.stop()
-    watching.watch.join(10)
+    started.until_told(lambda: file.write_text("guest: x\n"), "watched")
+    started.watch.stop()
+    started.watch.join(10)

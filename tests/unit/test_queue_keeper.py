@@ -21,7 +21,7 @@ from vsrtune.model.daemon_state import QueueState
 from vsrtune.model.guest import NicKind, Role, Sched, SchedClass
 from vsrtune.model.load import Crew, QueueSample
 from vsrtune.model.targets import TxQueueLen
-from vsrtune.observe.samples import SampledGuests, Sampler, crews, watched
+from vsrtune.observe.samples import SampledGuests, Sampler, crews, sampled_guest
 from vsrtune.policy.parser import parse
 
 POLICY = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nqueue: {macvtap: adaptive, min: 20, max: 400}\n'
@@ -76,7 +76,7 @@ class Setting:
         seen = []
         end = self.load.now + seconds
         while self.load.now < end:
-            pause = self.keeper.look()
+            pause = self.keeper.update()
             seen.append(self.length)
             self.load.pass_time(TICK if pause is None else max(pause, 0.01))
         return seen
@@ -97,7 +97,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 def test_without_an_adaptive_policy_there_is_nothing_to_do(setting: Setting) -> None:
     setting.passes.policies = (parse('guest: "*"\nqueue: {macvtap: 300}\n', "test.yaml"),)
     setting.passes.run()
-    assert setting.keeper.look() is None
+    assert setting.keeper.update() is None
     assert setting.length == 300
 
 
@@ -107,7 +107,7 @@ def test_long_and_hardly_looking_while_nothing_is_dropped(setting: Setting) -> N
     assert setting.length == 400
     setting.run(60)
     assert (setting.length, setting.load.looks) == (400, 0)
-    assert setting.keeper.look() == pytest.approx(GLANCE, abs=GLANCE)
+    assert setting.keeper.update() == pytest.approx(GLANCE, abs=GLANCE)
     assert setting.passes.stop()
     assert setting.host.snapshot == before
 
@@ -167,7 +167,7 @@ def test_after_a_crash_the_next_daemon_goes_on_and_still_restores(
         passes.recover()
         passes.run(settle=True)
         keeper = QueueKeeper(passes, setting.load, setting.load, setting.told.append)
-        keeper.look()
+        keeper.update()
         assert setting.length == 400
         assert passes.stop()
     assert setting.host.snapshot == before
@@ -227,7 +227,7 @@ def test_a_guest_with_which_libvirt_is_busy_is_left_and_kept_on(setting: Setting
     assert set(setting.run(5)) == {short}
     setting.host.snapshot = replace(setting.host.snapshot, guests=(guest,))
     setting.passes.run()
-    setting.keeper.look()
+    setting.keeper.update()
     assert setting.length == short
     setting.load.load = 0.4
     setting.run(5)
@@ -243,7 +243,7 @@ def test_a_length_that_a_new_policy_asks_for_stays(setting: Setting) -> None:
     fixed = POLICY.replace("adaptive, min: 20, max: 400", str(short))
     setting.passes.policies = (parse(fixed, "test.yaml"),)
     setting.passes.run(settle=True, reassert=True)
-    assert setting.keeper.look() is None
+    assert setting.keeper.update() is None
     assert setting.length == short
 
 
@@ -276,7 +276,7 @@ def test_a_guest_whose_counters_cannot_be_read_is_left_alone(
 ) -> None:
     """An empty schedstat is that of a kernel without CONFIG_SCHED_INFO."""
     (guest,) = setting.host.snapshot.guests
-    where, files = watched(guest), Files({})
+    where, files = sampled_guest(guest), Files({})
     for name in ("rx_packets", "rx_dropped", "tx_packets"):
         files.files[f"/sys/class/net/{where.devices[0]}/statistics/{name}"] = "5\n"
     for pid, tid in where.threads:
@@ -284,10 +284,10 @@ def test_a_guest_whose_counters_cannot_be_read_is_left_alone(
     sampler = Sampler(files)  # type: ignore[arg-type]
     keeper = QueueKeeper(setting.passes, sampler, setting.load, setting.told.append)
     setting.passes.run()
-    keeper.look()
+    keeper.update()
     files.files = {f: "9\n" if f.endswith("rx_dropped") else t for f, t in files.files.items()}
     setting.load.now += GLANCE
-    assert keeper.look() == GLANCE
+    assert keeper.update() == GLANCE
     assert setting.length == 400
 
 
@@ -309,7 +309,7 @@ def test_samples_are_sums_over_the_devices_with_rings() -> None:
     (tap,) = guest.interfaces
     bridge = replace(tap, target="vnet7", kind=NicKind.BRIDGE)
     second = replace(tap, target="macvtap9", ifindex=9)
-    where = watched(replace(guest, interfaces=(tap, bridge, second)))
+    where = sampled_guest(replace(guest, interfaces=(tap, bridge, second)))
     files = {f"/proc/{pid}/task/{tid}/schedstat": f"{tid}000 5 6\n" for pid, tid in where.threads}
     for device, base in ((tap.target, 100), ("macvtap9", 1)):
         for name, value in (("rx_packets", 7), ("rx_dropped", 2), ("tx_packets", 4)):

@@ -17,7 +17,7 @@ from vsrtune.host.recorded import Answers, load
 from vsrtune.model.guest import Confidence, Role
 from vsrtune.model.snapshot import Problem
 from vsrtune.observe import recording as recorder
-from vsrtune.observe.tracing import SeenMemory
+from vsrtune.observe.tracing import TraceMemory
 
 MAC = "52:54:00:ab:cd:ef"
 UUID = "c0ffee00-0000-4000-8000-000000000001"
@@ -91,7 +91,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     tree.file("/proc/interrupts", lines)
     monkeypatch.setattr(recorder, "LiveRoot", tree.root)
     monkeypatch.setattr(recorder, "LibvirtSource", OneDomain)
-    monkeypatch.setattr(SeenMemory.__init__, "__defaults__", (tmp_path / "seen.json", ""))
+    monkeypatch.setattr(TraceMemory.__init__, "__defaults__", (tmp_path / "trace-results.json", ""))
     return tree
 
 

@@ -92,13 +92,13 @@ def watch(
     rule = rule or Rule()
     at = 100.0
     begin = at
-    signs = rule.look(at, [r.sight() for r in routers])
+    signs = rule.update(at, [r.sight() for r in routers])
     assert signs == []
     while at < begin + seconds:
         at += TICK
         for step in going:
             step(TICK)
-        signs = rule.look(at, [r.sight() for r in routers])
+        signs = rule.update(at, [r.sight() for r in routers])
         if signs:
             return at - begin, signs
     return 0.0, []
@@ -254,7 +254,7 @@ def test_a_thread_without_ticks_that_runs_alone_is_not_taken_for_a_starving_one(
         sight = router.sight()
         first = router.threads[0].key
         stale = replace(sight.threads[first], ran_ns=1)
-        assert rule.look(100 + n * TICK, [replace(sight, threads={first: stale})]) == []
+        assert rule.update(100 + n * TICK, [replace(sight, threads={first: stale})]) == []
 
 
 def test_whoever_holds_the_cpu_is_stepped_down() -> None:
@@ -286,11 +286,11 @@ def test_seldom_samples_need_three() -> None:
     """A guard that did not get to run for long has seen nothing in between."""
     router, rule = Router(), Rule()
     router.go(TICK, (1.0, 0.0, 0.0, 0.0))
-    assert rule.look(100.0, [router.sight()]) == []
+    assert rule.update(100.0, [router.sight()]) == []
     router.go(5, (1.0, 0.0, 0.0, 0.0))
-    assert rule.look(105.0, [router.sight()]) == []
+    assert rule.update(105.0, [router.sight()]) == []
     router.go(TICK, (1.0, 0.0, 0.0, 0.0))
-    assert rule.look(105.25, [router.sight()])
+    assert rule.update(105.25, [router.sight()])
 
 
 def test_what_is_looked_at_of_a_guest() -> None:
@@ -311,9 +311,9 @@ def test_what_is_looked_at_of_a_guest() -> None:
 def test_waiting_for_long() -> None:
     waiting, key = Waiting(), ThreadKey(7, 7, 1)
     still = ThreadSample("R", 1, 3, 5)
-    found = [waiting.look(float(n), {key: still}) for n in range(6)]
+    found = [waiting.update(float(n), {key: still}) for n in range(6)]
     assert found[1] == {} and found[5] == {key: 5.0} and STARVED < 5
-    assert waiting.look(6.0, {key: replace(still, ran_ns=6)}) == {}
+    assert waiting.update(6.0, {key: replace(still, ran_ns=6)}) == {}
 
 
 @pytest.mark.parametrize(

@@ -98,18 +98,18 @@ class Watching(RecordedRoot):
 
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
-        self.asked: list[str] = []
+        self.desired: list[str] = []
 
     def read(self, path: str) -> str:
-        self.asked.append(path)
+        self.desired.append(path)
         return super().read(path)
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
-        self.asked.append(path)
+        self.desired.append(path)
         return super().listdir(path, most)
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
-        self.asked.append(f"qmp {pid}")
+        self.desired.append(f"qmp {pid}")
         return super().qmp_vcpus(pid, socket, timeout)
 
 
@@ -119,10 +119,10 @@ def test_nothing_that_a_stranger_chooses_is_read(tree: HostTree) -> None:
     root = Watching(tree.answers)
     policy = parse(POLICY.format(guest="qemu:pq1"), "p.yaml")
     snapshot = Observer(root, None, qemu_filter=lambda: scope_of([policy])).observe()
-    of_him = {p.removeprefix("/proc/90/") for p in root.asked if p.startswith("/proc/90/")}
+    of_him = {p.removeprefix("/proc/90/") for p in root.desired if p.startswith("/proc/90/")}
     assert of_him == {"stat", "task/90/status", "task/90/cgroup"}
     # Nor is the monitor of a guest that no policy names.
-    assert not [a for a in root.asked if a.startswith("qmp")]
+    assert not [a for a in root.desired if a.startswith("qmp")]
     assert NOT_ASKED in {p for g in snapshot.guests for p in g.problems}
 
 
@@ -196,12 +196,12 @@ def test_an_upgrade_needs_a_word_for_a_users_guest(tree: HostTree) -> None:
     """One that was believed before stays believed; a process met first like this does not."""
     policy = replace(parse(f"user: 1000\n{POLICY.format(guest='qemu:*')}", "p.yaml"))
     tree.qemu(80, "-name", "own,debug-threads=on", uid=1000)
-    watching = Observer(tree.root(), None, qemu_filter=lambda: scope_of([policy]))
-    assert ("qemu:own@1000", 80) in refs(watching.observe())
+    started = Observer(tree.root(), None, qemu_filter=lambda: scope_of([policy]))
+    assert ("qemu:own@1000", 80) in refs(started.observe())
     replaced(tree, 80)
     tree.qemu(85, "-name", "late,debug-threads=on", uid=1000)
     replaced(tree, 80, 85)
-    later = watching.observe()
+    later = started.observe()
     assert ("qemu:own@1000", 80) in refs(later)
     (stranger,) = later.strangers
     assert stranger.pid == 85
@@ -228,8 +228,8 @@ def test_a_policy_names_the_user(tree: HostTree) -> None:
         ([others], {"qemu:pq1@1000"}),
         ([roots, others], {"qemu:pq1", "qemu:pq1@1000"}),
     ):
-        watching = Observer(tree.root(), None, qemu_filter=lambda p=policies: scope_of(p))
-        made = plan(watching.observe(), policies)
+        started = Observer(tree.root(), None, qemu_filter=lambda p=policies: scope_of(p))
+        made = plan(started.observe(), policies)
         assert {a.target.guest for a in made.actions if a.target.guest != "host"} == tuned
         assert made.refusals == ()
 
@@ -345,16 +345,16 @@ def test_while_libvirt_is_silent_nothing_new_is_tuned(tree: HostTree) -> None:
 
 def test_what_libvirt_has_confirmed_stays_while_it_is_silent(tree: HostTree) -> None:
     virt = FakeVirt(domain("vr1"))
-    watching = observer(tree, virt, "*", "qemu:*")
-    before = watching.observe()
+    started = observer(tree, virt, "*", "qemu:*")
+    before = started.observe()
     virt.fails = True
-    silent = watching.observe()
+    silent = started.observe()
     assert silent.guests == before.guests
     assert tuned(silent) == {"vr1", "qemu:pq1"}
     # Another process of the same pid was not confirmed.
     libvirt_qemu(tree, 50, "vr1")
     tree.thread(50, 50, "qemu-system-x86", start=5000)
-    assert tuned(watching.observe()) == {"qemu:pq1"}
+    assert tuned(started.observe()) == {"qemu:pq1"}
 
 
 def test_what_libvirt_keeps_while_silent_is_not_another_process_of_the_look(
@@ -463,15 +463,15 @@ def test_two_hundred_strangers_cost_next_to_nothing(tree: HostTree) -> None:
     for number in range(200):
         tree.answers.listings[f"/proc/{1000 + 10 * number}/task"] = crowd
     policies = [parse(POLICY.format(guest="qemu:*"), "p.yaml")]
-    watching = Observer(root, FakeVirt(domain("vr1")), qemu_filter=lambda: scope_of(policies))
-    watching.observe()
-    root.asked.clear()
+    started = Observer(root, FakeVirt(domain("vr1")), qemu_filter=lambda: scope_of(policies))
+    started.observe()
+    root.desired.clear()
     begin = time.process_time()
-    snapshot = watching.observe()
+    snapshot = started.observe()
     assert time.process_time() - begin < 2
     assert refs(snapshot) == REAL
     assert len(snapshot.strangers) == one_pass.MOST_STRANGERS
-    theirs = {re.sub(r"\d{4}", "N", p) for p in root.asked if re.search(r"[12]\d{3}\b", p)}
+    theirs = {re.sub(r"\d{4}", "N", p) for p in root.desired if re.search(r"[12]\d{3}\b", p)}
     assert theirs == {"/proc/N/stat", "/proc/N/task/N/status", "/proc/N/task/N/cgroup"}
 
 

@@ -76,11 +76,11 @@ class TestBackoff:
         backoff = Backoff()
         backoff.failed("g", "same", [SOON], 0.0)
         backoff.failed("h", "same", [SOON], 0.0)
-        backoff.looked(None, ["g"])
+        backoff.refreshed(None, ["g"])
         assert backoff.waiting() == {"g"}
-        backoff.looked(["g"], [])
+        backoff.refreshed(["g"], [])
         assert backoff.next_try(0.0) is None
-        backoff.looked(["h"], ["h"])
+        backoff.refreshed(["h"], ["h"])
         assert backoff.waiting() == {"h"}
         assert backoff.blocked("g", "same", 0.0)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import shell_samples as samples
 
 from vsrtune.daemon.events.kernel import concerned, devices, settings, unclaimed
-from vsrtune.daemon.scope import FULL, NOTHING, Look
+from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot
 
@@ -28,8 +28,8 @@ def test_changes_of_a_guests_device_are_the_guests() -> None:
     known = devices(snapshot())
     (own,) = samples.snapshot().guests[0].interfaces
     link = Link(own.ifindex, own.target, "macvtap", queue=500)
-    assert concerned(known, link, replace(link, queue=9)) == Look(frozenset({"vr1"}))
-    assert concerned(known, link, None) == Look(frozenset({"vr1"}))
+    assert concerned(known, link, replace(link, queue=9)) == Scope(frozenset({"vr1"}))
+    assert concerned(known, link, None) == Scope(frozenset({"vr1"}))
     assert concerned(known, link, link) == NOTHING, "news that say nothing new"
     plain = Link(99, "mv9", "macvtap", queue=500)
     assert concerned(known, plain, replace(plain, up=True)) == FULL, "found by looking everywhere"

@@ -321,8 +321,8 @@ def test_a_crowd_takes_no_more_than_its_share(
         while not over.wait(0.01):
             most[:] = max(most[0], descriptors()), max(most[1], threading.active_count())
 
-    watching = threading.Thread(target=watch)
-    watching.start()
+    started = threading.Thread(target=watch)
+    started.start()
     try:
         crowd(port, 1200)
         took = page_within(port, 3 + 2)
@@ -334,7 +334,7 @@ def test_a_crowd_takes_no_more_than_its_share(
             time.sleep(0.1)
     finally:
         over.set()
-        watching.join(10)
+        started.join(10)
     # And the crowd's pipes, this test's own connection, one that is being refused, and a list.
     assert most[0] <= before + http.CONNECTIONS + 6
     assert most[1] <= threads + 1 + http.CONNECTIONS

@@ -55,22 +55,22 @@ class Unpluggable(Protocol):
 def unplug(
     domains: Unpluggable,
     wanted: Collection[tuple[str, str]],
-    asked: Requests | None = None,
+    requests: Requests | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Unplug the interfaces (UUID of the domain, MAC) that are there, all at once, and
-    return when the guests have released them. ``asked`` is what an earlier call, which found
+    return when the guests have released them. ``requests`` is what an earlier call, which found
     libvirt away, has asked for; it is kept up.
 
     Raises RefusedError when libvirt refused and nothing was asked for, else WriteError.
     """
-    asked = {} if asked is None else asked
+    requests = {} if requests is None else requests
     try:
-        _unplug(domains, wanted, asked, clock, sleep)
+        _unplug(domains, wanted, requests, clock, sleep)
     except RefusedError as error:
-        if asked:
+        if requests:
             raise WriteError(error.what, where=error.where, hint=error.hint) from error
         raise
 
@@ -78,12 +78,12 @@ def unplug(
 def _unplug(
     domains: Unpluggable,
     wanted: Collection[tuple[str, str]],
-    asked: Requests,
+    requests: Requests,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
     end = clock() + RELEASE_SECONDS
-    asked.update(dict.fromkeys(asked, float("-inf")))
+    requests.update(dict.fromkeys(requests, float("-inf")))
     while True:
         present = {
             (uuid, found.mac): found
@@ -102,13 +102,13 @@ def _unplug(
                 hint="its kernel must support PCI hotplug",
             )
         for key in left:
-            if now - asked.get(key, float("-inf")) >= _ASK_AGAIN:
+            if now - requests.get(key, float("-inf")) >= _ASK_AGAIN:
                 try:
                     domains.request_unplug(key[0], present[key])
                 except AwayError:
-                    asked[key] = now  # for all that is known
+                    requests[key] = now  # for all that is known
                     raise
-                asked[key] = now
+                requests[key] = now
         sleep(_PAUSE)
 
 
@@ -427,7 +427,7 @@ class DomainLife(LiveDomains):
             if domain.isActive():
                 domain.destroy()
 
-        self._with(uuid, end, gone=True)
+        self._with(uuid, end, absent_ok=True)
 
     def undefine(self, uuid: str) -> None:
         """Remove the guest's definition, if there is one; it does not run."""
@@ -438,7 +438,7 @@ class DomainLife(LiveDomains):
             if domain.isPersistent():
                 domain.undefineFlags(flags)
 
-        self._with(uuid, undefine, gone=True)
+        self._with(uuid, undefine, absent_ok=True)
 
     def saved(self, uuid: str) -> bool:
         """Whether libvirt keeps the memory of the guest, which does not run."""
@@ -446,8 +446,8 @@ class DomainLife(LiveDomains):
         self._with(uuid, lambda domain: found.append(bool(domain.hasManagedSaveImage())))
         return any(found)
 
-    def _with(self, uuid: str, work: Callable[[Any], None], *, gone: bool = False) -> None:
-        """Do it with the domain; with ``gone``, one that is not there needs nothing."""
+    def _with(self, uuid: str, work: Callable[[Any], None], *, absent_ok: bool = False) -> None:
+        """Do it with the domain; with ``absent_ok``, one that is not there needs nothing."""
         libvirt = importlib.import_module("libvirt")
         try:
             domain = self._domain(uuid)
@@ -456,7 +456,7 @@ class DomainLife(LiveDomains):
             except libvirt.libvirtError as error:
                 self._refused(error, f"domain {uuid}")
         except VanishedError:
-            if not gone:
+            if not absent_ok:
                 raise
 
 
@@ -464,7 +464,7 @@ def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
     """Remove the macvtaps of that MAC that are none of ``known`` (device names) and that
     nobody holds open; whether there were any. A lower device takes no other of the same MAC
     beside one. Raises OSError."""
-    forgotten = [
+    left_over = [
         link.index
         for link in netlink.links()
         if link.kind == "macvtap"
@@ -472,9 +472,9 @@ def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
         and link.name not in known
         and not _held(f"/dev/tap{link.index}")
     ]
-    for index in forgotten:
+    for index in left_over:
         link_writes.remove(index)
-    return bool(forgotten)
+    return bool(left_over)
 
 
 def _held(path: str) -> bool:

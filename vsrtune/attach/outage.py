@@ -65,7 +65,7 @@ class Outage:
     @property
     def rate(self) -> float:
         """Frames per second before the switch; 0 when it sent none."""
-        before = [seen for seen in self._seen if seen[0] <= self._begun]
+        before = [sample for sample in self._seen if sample[0] <= self._begun]
         if len(before) < 2 or before[-1][0] <= before[0][0]:
             return 0.0
         return (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0])
@@ -178,8 +178,8 @@ def sent_by(macs: Collection[str]) -> Counters:
     def read() -> dict[str, int]:
         counts = {}
         names = os.listdir(_NET)
-        for gone in set(known) - set(names):
-            del known[gone]
+        for vanished in set(known) - set(names):
+            del known[vanished]
         for name in names:
             with contextlib.suppress(OSError):
                 if name not in known:

@@ -75,8 +75,8 @@ class Sweep:
             if not any(named[origin.device.name]):
                 guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
         left = {origin.group for _, origin in self._ledger.origins()}
-        gone = [entry.id for entry, group in self._ledger.groups() if group not in left]
-        guarded(lambda: self._ledger.done(*gone))
+        vanished = [entry.id for entry, group in self._ledger.groups() if group not in left]
+        guarded(lambda: self._ledger.done(*vanished))
         return Swept(tuple(did), tuple(failed))
 
     def _end_clones(self) -> Swept:

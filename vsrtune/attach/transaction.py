@@ -115,8 +115,8 @@ class Switcher:
         for group in dict.fromkeys(o.group for o in switch.origins if o.group):
             self._ledger.add(GROUP, {"name": group})
         kept = [entry for entry, clone in self._ledger.clones() if clone in switch.kept]
-        gone = {o.group for o in self.origins() if o.group and o.device in switch.leaves}
-        left = [entry for entry, group in self._ledger.groups() if group in gone]
+        vanished = {o.group for o in self.origins() if o.group and o.device in switch.leaves}
+        left = [entry for entry, group in self._ledger.groups() if group in vanished]
         self._ledger.done(*(entry.id for entry in (*self._ledger.of(STEP), *kept, *left)))
 
     def _no_remains(self, switch: Switch) -> None:
@@ -220,8 +220,8 @@ class Switcher:
                 for device in step.devices:
                     self._devices.set_down(device)
             case steps.Unplug():
-                asked: Requests = {}
-                self._patiently(lambda: self._unplug(step.cards, asked))
+                requests: Requests = {}
+                self._patiently(lambda: self._unplug(step.cards, requests))
             case steps.Plug():
                 for card in step.cards:
                     self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
@@ -308,9 +308,9 @@ class Switcher:
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 
-    def _unplug(self, cards: tuple[Card, ...], asked: Requests | None = None) -> None:
+    def _unplug(self, cards: tuple[Card, ...], requests: Requests | None = None) -> None:
         wanted = [(card.uuid, card.mac) for card in cards]
-        unplug(self._host, wanted, asked, clock=self._host.clock, sleep=self._sleep)
+        unplug(self._host, wanted, requests, clock=self._host.clock, sleep=self._sleep)
 
     def _nic(self, card: Card) -> DomainNic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)

@@ -66,14 +66,14 @@ class ProgressWatch(Closing):
         """What the runner tells before each trial and at the end."""
         left = "" if now.seconds_left is None else f"{duration(now.seconds_left)} left"
         if self._bar is not None and self._task is not None:
-            total = max(now.expected, now.done)
+            total = max(now.total, now.done)
             text = describe(now.last) if now.last is not None else "first trial"
             self._bar.update(
                 self._task, description=text, completed=now.done, total=total, left=left
             )
         elif now.last is not None:
             tail = f", {left}" if left and now.order is not None else ""
-            self.say(f"trial {now.done} of {now.expected}: {describe(now.last)}{tail}")
+            self.say(f"trial {now.done} of {now.total}: {describe(now.last)}{tail}")
 
 
 def describe(trial: Trial) -> str:

@@ -84,9 +84,9 @@ def clean() -> list[str]:
     """Take back what a killed run left; one line for each thing that was. Raises
     VsrtuneError naming what could not be taken back."""
     with BenchLedger.open() as ledger:
-        owed = ledger.pending()
+        pending = ledger.pending()
         _fail(guard.clean(ledger))
-        return [f"cleaned: {entry.kind}" for entry in owed]
+        return [f"cleaned: {entry.kind}" for entry in pending]
 
 
 def with_macs(spec: Spec, snapshot: Snapshot) -> Spec:

@@ -134,8 +134,8 @@ def apply(
             # The plan puts back what guests have brought along; the journal has to know of it.
             executor.adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
-                ours, steps = opened.entries(), opened.steps
-                made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
+                entries, steps = opened.entries(), opened.steps
+                made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
             render.show(tables.plan_tables(made))
             result = executor.apply(made, ops, opened)
             live = len(opened.entries())
@@ -163,7 +163,7 @@ def apply(
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
     """What became of the plan."""
-    from vsrtune.observe.tracing import SeenMemory
+    from vsrtune.observe.tracing import TraceMemory
     from vsrtune.plan.interrupts import refused
 
     for action, error in result.failed:
@@ -175,7 +175,7 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
     for action, error in result.fixed:
         say(f"left alone: {tables.failure_line(action, error)}")
     if result.fixed:
-        memory = SeenMemory()
+        memory = TraceMemory()
         memory.load(boot)
         memory.remember_fixed(refused(result.fixed))
     if made.actions:
@@ -238,8 +238,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     check_written(journal, JOURNAL)
     boot = boot_id()
     switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
-    seen = _with_libvirt_guests(uri)
-    carried = seen is not None and _carried(seen, journal, boot)
+    snapshot = _with_libvirt_guests(uri)
+    carried = snapshot is not None and _carried(snapshot, journal, boot)
     there = read_fold(journal, boot)
     if not carried and not there.live and not there.steps:
         if as_json:
@@ -251,8 +251,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     from vsrtune.execute.host_writer import LiveSysOps
 
     with Journal.open(journal, boot) as opened:
-        if seen is not None and carried:
-            executor.adopt_brought(seen, seen.guests, opened)
+        if snapshot is not None and carried:
+            executor.adopt_brought(snapshot, snapshot.guests, opened)
         ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
         result = executor.undo(ops, opened)
     if as_json:
@@ -274,7 +274,7 @@ def _switch(
     if not attachments.concerned(policies, ledger):
         return True
     clean = True
-    choose = attachments.asked(policies)
+    choose = attachments.by_policies(policies)
     for batch, error in attachments.carry_out(choose, uri, ledger, journal):
         if error is not None:
             clean = False

@@ -88,7 +88,7 @@ def attach(
     """
     from vsrtune.attach.host import LiveHost
     from vsrtune.attach.ledger import AttachLedger
-    from vsrtune.attach.plan.model import Asked
+    from vsrtune.attach.plan.model import SwitchRequest
     from vsrtune.attach.plan.planner import plan
     from vsrtune.attach.survey import survey
     from vsrtune.attach.transaction import Switcher
@@ -122,10 +122,10 @@ def attach(
             of = [read.guest(name) for name in names]
             live = any(g.live is not None for g in of)
             config = any(g.config is not None for g in of)
-        asked = Asked(
+        request = SwitchRequest(
             Attachment(str(to)), tuple(sorted(names)), interface, live, config, all_of_lower
         )
-        switch = plan(asked, read)
+        switch = plan(request, read)
         attachments.show(switch)
         if dry_run or not switch.moves:
             return ExitCode.DONE

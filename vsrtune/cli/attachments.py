@@ -26,7 +26,7 @@ from vsrtune.views.tables import Table
 Choose = Callable[[AttachHostState, Sequence[Origin]], tuple[Batch, ...]]
 
 
-def asked(policies: Sequence[Policy]) -> Choose:
+def by_policies(policies: Sequence[Policy]) -> Choose:
     """The switches that the policies ask for, those back included that none asks for any
     more."""
 

@@ -174,10 +174,10 @@ def daemon(
             tidy(lambda: load_dirs(policy_dirs)),
             notifier,
             publish=publish,
-            prepare=keeper.look,
+            prepare=keeper.update,
             finish=keeper.stop,
             leave=queues.leave,
-            between=queues.look,
+            between=queues.update,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",
         )
@@ -185,7 +185,7 @@ def daemon(
         if can_listen:
             libvirt.LibvirtEvents(uri, running.mark_dirty).start()
 
-        def seen() -> Snapshot | None:
+        def latest() -> Snapshot | None:
             return reconciler.state.snapshot
 
         def starving(found: tuple[Starved, ...]) -> None:
@@ -193,8 +193,8 @@ def daemon(
             with contextlib.suppress(OSError):
                 write_status(found, STARVED_PATH)
 
-        LinkEvents(seen, running.mark_dirty, own_queue=reconciler.own_queue).start()
-        Patrol(LiveRoot(), seen, running.mark_dirty).start()
+        LinkEvents(latest, running.mark_dirty, own_queue=reconciler.own_queue).start()
+        Patrol(LiveRoot(), latest, running.mark_dirty).start()
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
         code = running.run()

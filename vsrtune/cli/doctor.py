@@ -95,12 +95,12 @@ def traps() -> list[tuple[str, str]]:
     return host + [(check.name, check.trap) for check in OF_MODULE]
 
 
-def check_all(case: Case, seen: module_checks.ModuleFacts | None) -> tuple[Finding, ...]:
-    """Every finding, what matters most first. ``seen`` is None on a recorded host, of which
+def check_all(case: Case, facts: module_checks.ModuleFacts | None) -> tuple[Finding, ...]:
+    """Every finding, what matters most first. ``facts`` is None on a recorded host, of which
     nobody knows the module."""
     found = run(OF_HOST, case)
-    if seen is not None:
-        found += run(OF_MODULE, seen)
+    if facts is not None:
+        found += run(OF_MODULE, facts)
     return in_order(found)
 
 

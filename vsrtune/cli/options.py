@@ -133,12 +133,12 @@ def observe(
     uri: str,
     trace_seconds: float,
     policies: Iterable[Policy] = (),
-    ours: Iterable[Entry] = (),
+    entries: Iterable[Entry] = (),
 ) -> Snapshot:
     """This host, or the one recorded in ``root``. The plain QEMUs are shown that are root's,
-    or of a user whom one of ``policies`` names or of whose guests something is among ``ours``.
+    or of a user whom one of ``policies`` names or of whose guests something is among ``entries``.
     Raises ObserveError when there is no host."""
-    qemu_filter = curious_filter(policies, ours)
+    qemu_filter = curious_filter(policies, entries)
     if root is not None:
         from vsrtune.observe.recording import replay
 
@@ -146,7 +146,9 @@ def observe(
     from vsrtune.observe.load import with_loads
     from vsrtune.observe.observer import live_observer
 
-    return readable(with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds)), root)
+    return readable(
+        with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds)), root
+    )
 
 
 def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
@@ -173,8 +175,8 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
     """
     from vsrtune.policy.matching import PLAIN_QEMU
 
-    asked = list(policies)
-    libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in asked)
+    wanted = list(policies)
+    libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in wanted)
     return tuple(
         ObserveError(
             f"guests that the policies name could not be looked at: {problem.what}",
@@ -182,7 +184,7 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
             hint="`vsrtune show` lists all that could not be read",
         )
         for problem in snapshot.problems
-        if asked
+        if wanted
         and (
             problem.reader == "proc"
             or problem.reader.startswith("guest ")
@@ -204,12 +206,12 @@ def check_written(path: Path, default: Path) -> None:
         )
 
 
-def curious_filter(policies: Iterable[Policy] = (), ours: Iterable[Entry] = ()) -> QemuFilter:
+def curious_filter(policies: Iterable[Policy] = (), entries: Iterable[Entry] = ()) -> QemuFilter:
     """What an operator who looks wants to see: all that the policies make guests, and root's
     QEMUs, also those that no policy names yet."""
     from vsrtune.policy.matching import qemu_filter
 
-    refs = {entry.target.guest for entry in ours}
+    refs = {entry.target.guest for entry in entries}
     return replace(qemu_filter(tuple(policies), refs), policies=None)
 
 
@@ -224,9 +226,9 @@ def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
         return ()
 
 
-def check_guests(snapshot: Snapshot, asked: Iterable[str]) -> None:
+def check_guests(snapshot: Snapshot, names: Iterable[str]) -> None:
     """Raises VsrtuneError when one of the guests that an operator names does not run."""
-    missing = set(asked) - {g.ref for g in snapshot.guests}
+    missing = set(names) - {g.ref for g in snapshot.guests}
     if missing:
         raise VsrtuneError(
             "no such guest is running", where=min(missing), hint="`vsrtune show` lists them"

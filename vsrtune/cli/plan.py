@@ -65,11 +65,11 @@ def plan(
     from vsrtune.plan.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
-    ours, steps = journalled(journal, root)
-    snapshot = observe(root, uri, trace_seconds, policies, ours)
+    entries, steps = journalled(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies, entries)
     # An operator who asks for a plan asks for the policies: pins set by hand since
     # the last apply are in it, as they are after `systemctl reload vsrtune`.
-    made = full_plan(snapshot, policies, ours, reassert=True, steps=steps)
+    made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
     if as_json:
         click.echo(plan_text(made, snapshot.host.boot_id))
         missing = _say_unread(snapshot, policies)
@@ -117,9 +117,9 @@ def verify(
     from vsrtune.policy.matching import assign, no_guest
 
     policies = load_policies(policy_dirs)
-    ours, steps = journalled(journal, root)
-    snapshot = observe(root, uri, trace_seconds, policies, ours)
-    made = full_plan(snapshot, policies, ours, steps=steps)
+    entries, steps = journalled(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies, entries)
+    made = full_plan(snapshot, policies, entries, steps=steps)
     lines = tables.drift_lines(made.actions, made.skipped)
     found = _attachments(policies, root, uri, attach_ledger, journal)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]
@@ -164,4 +164,4 @@ def _attachments(
 
     if not attachments.concerned(policies, ledger):
         return ()
-    return attachments.preview(attachments.asked(policies), uri, ledger, journal)
+    return attachments.preview(attachments.by_policies(policies), uri, ledger, journal)

@@ -115,8 +115,8 @@ def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> P
     from vsrtune.plan.full_plan import full_plan
 
     try:
-        ours, steps = journalled(journal, None)
-        return full_plan(snapshot, load_dirs(policy_dirs), ours, steps=steps)
+        entries, steps = journalled(journal, None)
+        return full_plan(snapshot, load_dirs(policy_dirs), entries, steps=steps)
     except VsrtuneError:
         return Plan()
 
@@ -148,8 +148,8 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
     """
     from vsrtune.observe.recording import record as save
 
-    seen = save(file, uri, trace_seconds=trace_seconds, note=note)
-    say(f"Recorded {len(seen.guests)} guests in {file}.")
+    snapshot = save(file, uri, trace_seconds=trace_seconds, note=note)
+    say(f"Recorded {len(snapshot.guests)} guests in {file}.")
 
 
 def measure(

@@ -45,7 +45,9 @@ class TopHost:
         else:
             recording = load(root)
             self._files = recording.root()
-            self._observer = Observer(self._files, recording.virt(), qemu_filter=lambda: qemu_filter)
+            self._observer = Observer(
+                self._files, recording.virt(), qemu_filter=lambda: qemu_filter
+            )
         self._planned: tuple[Plan | None, tuple[str, ...]] = (None, ())
         self._plan_after = 0
 

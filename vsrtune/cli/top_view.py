@@ -69,7 +69,7 @@ _SVG = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScreenTable:
     """One table of the screen. ``least``: rows that it has before others have more; ``noun``
     says what is left out; ``styles`` by row and head; ``order``: rows by what is to be seen
     first, where that is not their own order."""
@@ -97,19 +97,19 @@ class Part:
         """What else there is."""
         table = self.table
         text = f"{len(table.rows) - len(shown)} more {self.noun} do not fit here"
-        seen = {table.rows[n][0] for n in shown}
-        unseen = {row[0] for row in table.rows} - seen
+        shown_guests = {table.rows[n][0] for n in shown}
+        unseen = {row[0] for row in table.rows} - shown_guests
         if self.noun != "threads" or not unseen:
             return text
-        return f"{text}: {len(unseen)} of {len(seen | unseen)} guests are not shown"
+        return f"{text}: {len(unseen)} of {len(shown_guests | unseen)} guests are not shown"
 
 
 def view(frame: Frame, width: int, height: int) -> Layout:
     """The frame in so many columns and lines."""
-    threads = Part(top_tables.thread_table(frame), 7, "threads", _thread_styles(frame))
+    threads = ScreenTable(top_tables.thread_table(frame), 7, "threads", _thread_styles(frame))
     others = [
-        Part(top_tables.cpu_table(frame), 4, "CPUs", _cpu_styles(frame), _cpu_order(frame)),
-        Part(top_tables.drop_table(frame), 3, "places", _drop_styles(frame)),
+        ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", _cpu_styles(frame), _cpu_order(frame)),
+        ScreenTable(top_tables.drop_table(frame), 3, "places", _drop_styles(frame)),
         *_settings(frame),
     ]
     body = Layout(name="body")
@@ -131,7 +131,7 @@ def lines(frame: Frame) -> int:
     """Lines of a narrow terminal that show everything."""
     wanted = [top_tables.cpu_table, top_tables.thread_table, top_tables.drop_table]
     rows = sum(1 + len(make(frame).rows) for make in wanted)
-    return 1 + rows + sum(part.lines for part in _settings(frame))
+    return 1 + rows + sum(table_part.lines for table_part in _settings(frame))
 
 
 def picture(frame: Frame, title: str = "vsrtune top", name: str = "top") -> str:
@@ -162,24 +162,24 @@ def share_out(parts: Sequence[tuple[int, int]], room: int) -> list[int]:
     return given
 
 
-def _stack(into: Layout, parts: Sequence[Part], width: int, room: int) -> None:
+def _stack(into: Layout, parts: Sequence[ScreenTable], width: int, room: int) -> None:
     """Parts below each other, each as high as it may be, and empty lines below."""
     heights = share_out([(1 + p.least, p.lines) for p in parts], room)
     shown = [
-        Layout(_render(part, lines, width), name=f"{n}", size=lines)
-        for n, (part, lines) in enumerate(zip(parts, heights, strict=True))
+        Layout(_render(table_part, lines, width), name=f"{n}", size=lines)
+        for n, (table_part, lines) in enumerate(zip(parts, heights, strict=True))
         if lines > 0
     ]
     into.split_column(*shown, Layout(" ", name="rest"))
 
 
-def _settings(frame: Frame) -> list[Part]:
+def _settings(frame: Frame) -> list[ScreenTable]:
     found = (
         (top_tables.pending_table(frame), "changes"),
         (top_tables.drift_table(frame), "settings"),
         (top_tables.note_table(frame), "notes"),
     )
-    return [Part(table, 2, noun) for table, noun in found if table is not None]
+    return [ScreenTable(table, 2, noun) for table, noun in found if table is not None]
 
 
 def _head(frame: Frame, width: int) -> Text:
@@ -193,11 +193,11 @@ def _head(frame: Frame, width: int) -> Text:
     return text
 
 
-def _render(part: Part, height: int, width: int) -> RenderableType:
-    table, wide = part.table, width >= _ROOMY
+def _render(table_part: ScreenTable, height: int, width: int) -> RenderableType:
+    table, wide = table_part.table, width >= _ROOMY
     if not table.columns:
         return Text(table.title, style="reverse", no_wrap=True, overflow="ellipsis")
-    shown = part.rows(height)
+    shown = table_part.rows(height)
     rows = [table.rows[n] for n in shown]
     heads = [h for h in table.columns if wide or h != "tid"]
     places = [table.columns.index(h) for h in heads]
@@ -217,13 +217,13 @@ def _render(part: Part, height: int, width: int) -> RenderableType:
             width=None if head == greedy else size, ratio=1 if head == greedy else None,
         )  # fmt: skip
     for n, row in zip(shown, rows, strict=True):
-        styles = (part.styles.get((n, h), "") for h in heads)
+        styles = (table_part.styles.get((n, h), "") for h in heads)
         cells = zip((printable(row[p]) for p in places), styles, strict=True)
         grid.add_row(*(Text(cell, style=style) for cell, style in cells))
     if len(shown) == len(table.rows):
         return grid
     whole = Layout()
-    more = Text(part.left_out(shown), style="dim italic", no_wrap=True, overflow="ellipsis")
+    more = Text(table_part.left_out(shown), style="dim italic", no_wrap=True, overflow="ellipsis")
     whole.split_column(Layout(grid), Layout(more, size=1))
     return whole
 

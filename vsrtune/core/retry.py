@@ -46,7 +46,7 @@ class Backoff:
             delay = PERMANENT
         self._waits[guest] = _Wait(signature, delay, now + delay)
 
-    def looked(self, guests: Collection[str] | None, due: Collection[str]) -> None:
+    def refreshed(self, guests: Collection[str] | None, due: Collection[str]) -> None:
         """A pass over ``guests`` (None: all) has changes for ``due`` only. Nothing would be
         tried for the others when their wait ends, so it is kept without being waited for:
         the same changes may come back."""

@@ -68,16 +68,16 @@ class Fit:
     r_squared: float
 
 
-def paired_ratio(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> Ratio:
+def paired_ratio(values: Sequence[float], base: Sequence[float], level: float = LEVEL) -> Ratio:
     """The median of ``ours[i] / theirs[i]`` with its exact interval.
 
-    A pair in which ``theirs`` is nothing at all counts it as 1 (one packet), one in
+    A pair in which ``base`` is nothing at all counts it as 1 (one packet), one in
     which both are nothing as equal. Raises ValueError for series of unequal length or
     without any pair.
     """
-    if len(ours) != len(theirs) or not ours:
-        raise ValueError(f"need pairs, have {len(ours)} and {len(theirs)} values")
-    ratios = [_ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
+    if len(values) != len(base) or not values:
+        raise ValueError(f"need pairs, have {len(values)} and {len(base)} values")
+    ratios = [_ratio(a, b) for a, b in zip(values, base, strict=True)]
     low, high = median_interval(ratios, level)
     return Ratio(median(ratios), max(low, 0.0), high, len(ratios), signed_rank_test(ratios))
 

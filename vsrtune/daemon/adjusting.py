@@ -10,7 +10,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch
 from vsrtune.daemon.journald import LOGGER, fields
-from vsrtune.daemon.scope import Look
+from vsrtune.daemon.scope import Scope
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
@@ -64,26 +64,26 @@ class Adjusting:
             self.state = replace(self.state, snapshot=left)
         return len(result.done) == len(actions)
 
-    def _look_too(self, look: Look, settle: bool) -> Look:
-        """What a pass has to look at beside ``look``; one that settles begins anew."""
+    def _scope_too(self, scope: Scope, settle: bool) -> Scope:
+        """What a pass has to look at beside ``scope``; one that settles begins anew."""
         if settle:
             self._queues = {}
         if self._adjusted:
-            look = look.merge(self._by_name(self._adjusted))
+            scope = scope.merge(self._by_name(self._adjusted))
             self._adjusted = frozenset()
-        return look
+        return scope
 
-    def _ours(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
+    def _applied(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
         """What was written last, for all guests or for some."""
         queues = {t: v for t, v in self._queues.items() if guests is None or t.guest in guests}
-        return {**self._journal.ours(guests), **queues}
+        return {**self._journal.applied(guests), **queues}
 
     def _rewritten(self, done: Iterable[Action]) -> None:
         """A pass wrote these."""
         again = {a.target: a.after for a in done if a.target in self._queues}
         self._queues = {**self._queues, **again}
 
-    def _by_name(self, names: frozenset[str]) -> Look:
+    def _by_name(self, names: frozenset[str]) -> Scope:
         raise NotImplementedError
 
     def _log_result(self, result: Result, why: str) -> None:

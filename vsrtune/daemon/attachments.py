@@ -50,7 +50,7 @@ class AttachKeeper:
         # The same for guests that no policy asks for any more.
         self._returned: set[str] = set()
 
-    def look(self, policies: tuple[Policy, ...]) -> None:
+    def update(self, policies: tuple[Policy, ...]) -> None:
         """One look. Failures are logged, each once while it lasts, and never raised."""
         if policies is not self._policies:
             self._policies = policies
@@ -69,8 +69,8 @@ class AttachKeeper:
         try:
             # Without the lock first: on most hosts there is nothing to do, and a pass
             # costs nothing.
-            asked = any(p.attachment is not None for p in self._policies or ())
-            if not asked and not read_pending(self._path):
+            wanted = any(p.attachment is not None for p in self._policies or ())
+            if not wanted and not read_pending(self._path):
                 return
             try:
                 ledger = AttachLedger.open(self._path, wait=0)

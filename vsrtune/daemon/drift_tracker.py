@@ -69,7 +69,7 @@ class DriftWatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._expected = _ByGuest()
+        self._for_verify = _ByGuest()
         self._fights: dict[Target, _Fight] = {}
         # Pins that moved: when each was first found where it is.
         self._moved: dict[tuple[Target, str], float] = {}
@@ -85,7 +85,7 @@ class DriftWatch:
             for target, fight in self._fights.items()
             if now < fight.until
         }
-        return Memory(self._expected.of(guests), waits)
+        return Memory(self._for_verify.of(guests), waits)
 
     def unsure(self, plan: Plan, memory: Memory, guests: Guests = None) -> Memory | None:
         """With what to plan again, when the plan of a pass puts back pins of which it is too
@@ -109,9 +109,9 @@ class DriftWatch:
         for target, drift in drifting.items():
             if target in wrote and drift.rule is DriftRule.ENFORCE:
                 self._fought(drift, now)
-        expected = self._expected.of(guests).items()
-        kept = {t: v for t, v in expected if t in drifting and t not in wrote}
-        self._expected.replace(guests, {**plan.settled, **kept})
+        for_verify = self._for_verify.of(guests).items()
+        kept = {t: v for t, v in for_verify if t in drifting and t not in wrote}
+        self._for_verify.replace(guests, {**plan.for_verify, **kept})
         waiting = {t for t, d in drifting.items() if d.left and t in self._fights}
         if guests is not None:
             waiting |= {t for t in self._waiting if t.guest not in guests}
@@ -125,7 +125,7 @@ class DriftWatch:
 
     def expect(self, values: Mapping[Target, Value]) -> None:
         """What was written between two passes."""
-        self._expected.update(values)
+        self._for_verify.update(values)
 
     def next_try(self) -> float | None:
         """Seconds until something that was held back is due; None when nothing is."""
@@ -140,7 +140,7 @@ class DriftWatch:
 
     def clear(self) -> None:
         """Forget everything: a reload begins anew."""
-        self._expected.clear()
+        self._for_verify.clear()
         self._fights.clear()
         self._moved.clear()
         self._unsure = self._waiting = frozenset()

@@ -19,7 +19,7 @@ from vsrtune.policy.model import Policy
 class Measuring(Protocol):
     """What a pass needs of load_meter.LoadMeter."""
 
-    def look(self, snapshot: Snapshot) -> Snapshot: ...
+    def update(self, snapshot: Snapshot) -> Snapshot: ...
 
     @property
     def fresh(self) -> bool: ...
@@ -48,12 +48,12 @@ class LoadKeeper:
         if self._meter is None or not any(p.placement is not None for p in policies):
             self.due = False
             return snapshot
-        seen = self._meter.look(snapshot)
+        snapshot = self._meter.update(snapshot)
         self._fresh = self._fresh or self._meter.fresh
         self.due = self._fresh and now - self._planned >= WHOLE
         if self.due:
             self._fresh, self._planned = False, now
-        return seen
+        return snapshot
 
     def counted(
         self, snapshot: Snapshot, state: DaemonState, done: Sequence[Action]

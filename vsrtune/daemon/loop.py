@@ -20,7 +20,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Look
+from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Scope
 from vsrtune.daemon.systemd import Notifier
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.policy.matching import PLAIN_QEMU
@@ -89,7 +89,7 @@ class Daemon:
         self._reload_asked = False
         self._files_changed = False
         # Appended to by other threads, emptied by the loop: deque does both atomically.
-        self._dirty: deque[Look] = deque()
+        self._dirty: deque[Scope] = deque()
         # Guests that the guard wants stepped down, and why.
         self._steps: deque[tuple[str, str]] = deque()
         # Threads of others that starve, and those that were published.
@@ -106,7 +106,7 @@ class Daemon:
         """Something may have changed; callable from any thread. ``guest`` is the libvirt
         name of the guest it is about, None the host or something unknown."""
         LOGGER.debug("dirty: %s", reason)
-        self._dirty.append(Look.of(guest))
+        self._dirty.append(Scope.of(guest))
         self._wake.set()
 
     def step_down(self, guest: str, why: str) -> None:
@@ -164,7 +164,7 @@ class Daemon:
         self._notifier.ready()
         LOGGER.info("ready: %s", self._status())
         while not self._stop_asked:
-            look = self._sleep()
+            scope = self._sleep()
             if self._stop_asked:
                 break
             if self._reload_asked:
@@ -174,16 +174,16 @@ class Daemon:
             elif self._files_changed:
                 self._follow_files()
             else:
-                self._pass(look)
+                self._pass(scope)
         return self._end()
 
-    def _pass(self, look: Look, *, settle: bool = False, reassert: bool = False) -> None:
-        """One pass over ``look`` and over what events have made dirty."""
+    def _pass(self, scope: Scope, *, settle: bool = False, reassert: bool = False) -> None:
+        """One pass over ``scope`` and over what events have made dirty."""
         while self._dirty:
-            look = look.merge(self._dirty.popleft())
+            scope = scope.merge(self._dirty.popleft())
         self._prepare(self._reconciler.policies)
-        wrote = self._reconciler.run(look, settle=settle, reassert=reassert)
-        if look.host or look.turns:
+        wrote = self._reconciler.run(scope, settle=settle, reassert=reassert)
+        if scope.host or scope.turns:
             self._turn = self._clock() + self._timing.interval
         # One more look after a pass that wrote: the state then shows what is, not what
         # was. Not after that look, or two rivals would keep each other busy.
@@ -220,12 +220,12 @@ class Daemon:
         return tables.status_line(state.tuned, state.drift, extra)
 
     def _step_down(self) -> None:
-        look = NOTHING
+        scope = NOTHING
         while self._steps:
             guest, why = self._steps.popleft()
             self._reconciler.step_down(guest, why)
-            look = look.merge(FULL if guest.startswith(PLAIN_QEMU) else Look.of(guest))
-        self._pass(look)
+            scope = scope.merge(FULL if guest.startswith(PLAIN_QEMU) else Scope.of(guest))
+        self._pass(scope)
 
     def _reload(self) -> None:
         self._reload_asked = False
@@ -268,7 +268,7 @@ class Daemon:
         self._reload_success = True
         return policies
 
-    def _sleep(self) -> Look:
+    def _sleep(self) -> Scope:
         """Until a flag, the interval, or a retry; pings the watchdog meanwhile. What to look
         at beyond what events tell."""
         begin = self._clock()
@@ -287,8 +287,8 @@ class Daemon:
             now = self._clock()
             due = earliest if self._dirty else max(earliest, latest)
             if now >= due:
-                look = self._reconciler.again() if now >= latest else NOTHING
-                return look.merge(TURNS) if now >= self._turn else look
+                scope = self._reconciler.again() if now >= latest else NOTHING
+                return scope.merge(TURNS) if now >= self._turn else scope
             woken = self._wake.wait(min(due - now, slice_, self._meanwhile()))
             self._notifier.ping()
             if woken and self._dirty:

@@ -17,7 +17,7 @@ from vsrtune.policy.model import Policy
 
 
 def guest_states(
-    part: SnapshotSlice,
+    observed: SnapshotSlice,
     plan: Plan,
     policies: Sequence[Policy],
     unsettled: Mapping[str, int],
@@ -27,7 +27,7 @@ def guest_states(
     """The guests of a part after a pass over it. For each guest, ``unsettled`` counts the
     settings that could not be made or that wait, ``pending`` those that the kernel put off.
     ``steps`` tells which are stepped down."""
-    guests = part.guests
+    guests = observed.guests
     named = {g.ref: p for g, p in assign(guests, policies).pairs}
     stepped = Counter(s.guest for s in plan.skipped if s.stepped)
     unable = {r.guest for r in plan.refusals} | set(unsettled)
@@ -61,14 +61,14 @@ def _irq(policy: Policy | None) -> CpuSet:
 
 
 def merged(
-    before: tuple[GuestState, ...], part: SnapshotSlice, new: tuple[GuestState, ...]
+    before: tuple[GuestState, ...], observed: SnapshotSlice, new: tuple[GuestState, ...]
 ) -> tuple[GuestState, ...]:
     """The states of all guests in the snapshot's order: those of a part are ``new``, the
     others' as before."""
-    if part.names is None:
+    if observed.names is None:
         return new
-    placed = list(zip(part.places, new, strict=True))
-    same = len(before) == len(part.snapshot.guests)
+    placed = list(zip(observed.places, new, strict=True))
+    same = len(before) == len(observed.snapshot.guests)
     # As many as before, and these are where they were: then so are all others.
     if same and all(before[place].ref == state.ref for place, state in placed):
         found = list(before)
@@ -76,7 +76,7 @@ def merged(
             found[place] = state
         return tuple(found)
     states = {s.ref: s for s in (*before, *new)}
-    return tuple(states[g.ref] for g in part.snapshot.guests if g.ref in states)
+    return tuple(states[g.ref] for g in observed.snapshot.guests if g.ref in states)
 
 
 WAITING = "it failed before, and is tried again less and less often"
@@ -87,7 +87,7 @@ def unmade(plan: Plan, result: Result) -> tuple[Unmade, ...]:
     """Every action of the plan that the pass, with this result, has not done. Those of
     threads and devices that are gone are none."""
     done = {(a.target, a.after) for a in result.done}
-    gone = set(result.vanished)
+    vanished = set(result.vanished)
     told: dict[Target, str] = {a.target: WITH_ANOTHER for a in result.skipped}
     told |= {a.target: f"failed: {error}" for a, error in result.failed}
     told |= {a.target: f"pending: {error}" for a, error in result.pending}
@@ -97,7 +97,7 @@ def unmade(plan: Plan, result: Result) -> tuple[Unmade, ...]:
     left = []
     for action in plan.actions:
         target = action.target
-        if (target, action.after) in done or target in gone:
+        if (target, action.after) in done or target in vanished:
             continue
         why = WITH_ANOTHER if target.guest in failed else WAITING
         left.append(Unmade(action, told.get(target, why), target in fixed))

@@ -27,7 +27,7 @@ from vsrtune.model.load import QueueSample, window_between
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, TxQueueLen
-from vsrtune.observe.samples import SampledGuests, Sampler, watched
+from vsrtune.observe.samples import SampledGuests, Sampler, sampled_guest
 from vsrtune.plan import adaptive_queue
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, QueueBounds
@@ -106,7 +106,7 @@ class _Kept:
 
 
 class QueueKeeper:
-    """``look`` is to be called between passes."""
+    """``update`` is to be called between passes."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class QueueKeeper:
         # After a failure the next pass has to look at the host first.
         self._stuck = False
 
-    def look(self) -> float | None:
+    def update(self) -> float | None:
         """Do what is due; seconds until something is due again, None without adaptive
         queues."""
         state = self._reconciler.state
@@ -238,7 +238,7 @@ class QueueKeeper:
             shared = any(devices.count(index) > 1 for index in own)
             if not isinstance(bounds, QueueBounds) or guest.ref not in tuned or not own or shared:
                 continue
-            where = watched(guest)
+            where = sampled_guest(guest)
             old = known.get(guest.ref)
             same = (
                 old is not None

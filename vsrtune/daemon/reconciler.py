@@ -21,8 +21,8 @@ from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
 from vsrtune.daemon.pass_log import ResultLog, log_plan
 from vsrtune.daemon.pass_result import guest_states, merged, unmade
-from vsrtune.daemon.reload_backlog import Owed
-from vsrtune.daemon.scope import FULL, Look
+from vsrtune.daemon.reload_backlog import ReloadBacklog
+from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
@@ -101,7 +101,7 @@ class Reconciler(Adjusting, Stepping):
         self._backoff = Backoff()
         self._said = SaidOnce()
         self._drift = DriftWatch(clock)
-        self._owed = Owed(clock)
+        self._backlog = ReloadBacklog(clock)
         self._results = ResultLog(self._said)
         self._snapshot: Snapshot | None = None
         self._budgets = Budgets()
@@ -141,28 +141,28 @@ class Reconciler(Adjusting, Stepping):
         for guest, step in self._steps.items():
             LOGGER.warning("%s: still %s; %s", guest, step, UNTIL, extra=fields(guest=guest))
 
-    def run(self, look: Look = FULL, *, settle: bool = False, reassert: bool = False) -> bool:
+    def run(self, scope: Scope = FULL, *, settle: bool = False, reassert: bool = False) -> bool:
         """One pass; True when something was written.
 
-        ``look`` says what may have changed since the last pass. Guests that bring to the
+        ``scope`` says what may have changed since the last pass. Guests that bring to the
         plan what they brought before are planned alone, else all are.
         ``settle`` also takes back what the policies no longer ask for (at start and
         after a reload), ``reassert`` overrules pins set by hand. What fails of these
         two later passes do. Failures are logged and counted, never raised.
         """
         begin = self._clock()
-        LOGGER.debug("a pass over %s", look)
+        LOGGER.debug("a pass over %s", scope)
         if reassert:
             self._backoff.clear()
             self._results.clear()
             self._drift.clear()
         wrote, failure = False, ""
-        settle, overruled = self._owed.begin(settle, reassert)
+        settle, overruled = self._backlog.begin(settle, reassert)
         try:
-            wrote = self._run(FULL if settle or reassert else look, settle, overruled)
+            wrote = self._run(FULL if settle or reassert else scope, settle, overruled)
         except VsrtuneError as error:
             failure = str(error)
-            self._owed.broke_off()
+            self._backlog.broke_off()
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
@@ -177,8 +177,8 @@ class Reconciler(Adjusting, Stepping):
             LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
             return False
         try:
-            seen = self._observer.observe()
-            executor.adopt_brought(seen, seen.guests, self._journal)
+            snapshot = self._observer.observe()
+            executor.adopt_brought(snapshot, snapshot.guests, self._journal)
         except VsrtuneError as error:
             LOGGER.warning("guests that have just come are not looked at: %s", error)
         result = executor.undo(self._ops, self._journal)
@@ -189,143 +189,143 @@ class Reconciler(Adjusting, Stepping):
         """Seconds until a failed guest is due again, something that is changed again and
         again, or a thread that has to run first; None when none waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
-        due += [self._owed.next_try()]
+        due += [self._backlog.next_try()]
         if self._pending:
             due.append(PENDING)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
-    def again(self) -> Look:
+    def again(self) -> Scope:
         """What a pass has to look at that is due because of the last one: guests that it
         wrote to, and those of which something waits."""
         names = self._again | self._backoff.waiting() | self._drift.waiting()
         return self._by_name(names | self._pending)
 
-    def _by_name(self, names: frozenset[str]) -> Look:
+    def _by_name(self, names: frozenset[str]) -> Scope:
         # Only libvirt's guests can be looked at by name.
         plain = any(name == HOST_REF or name.startswith(PLAIN_QEMU) for name in names)
-        return FULL if plain or len(self.state.guests) <= one_pass.FEW else Look(names)
+        return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)
 
     def _plan_anew(self) -> None:
         self._whole = None
 
     # -- the stages of a pass
 
-    def _run(self, look: Look, settle: bool, reassert: Overruled) -> bool:
+    def _run(self, scope: Scope, settle: bool, reassert: Overruled) -> bool:
         self._guests = None
-        part = self._observe(self._look_too(look, settle))
-        forget(part, self._ops, self._journal)
-        given_back = self._give_back(part)
+        observed = self._observe(self._scope_too(scope, settle))
+        forget(observed, self._ops, self._journal)
+        given_back = self._give_back(observed)
         if given_back:
-            part = self._observe(FULL)
-        part = self._measured(part)
+            observed = self._observe(FULL)
+        observed = self._measured(observed)
         released: Result | None = None
-        overruled = any(overrules(reassert, name) for name in part.names or ())
-        plan = None if self._loads.due or overruled else self._plan_alone(part)
+        overruled = any(overrules(reassert, name) for name in observed.names or ())
+        plan = None if self._loads.due or overruled else self._plan_alone(observed)
         if plan is None:
             self._guests = None
-            part = SnapshotSlice(part.snapshot)
-            released = self._release(part.snapshot, settle)
+            observed = SnapshotSlice(observed.snapshot)
+            released = self._release(observed.snapshot, settle)
             if released is not None:
-                part = self._measured(self._observe(FULL))
-            plan = self._plan(part.snapshot, reassert, settle)
-        ours = self._ours(part.names)
+                observed = self._measured(self._observe(FULL))
+            plan = self._plan(observed.snapshot, reassert, settle)
+        applied = self._applied(observed.names)
         log_plan(plan, self._said)
         done, unsettled = self._apply(plan)
         for guest, count in waiting(plan).items():
             unsettled[guest] = unsettled.get(guest, 0) + count
-        self._drift.learn(plan, done, part.names)
+        self._drift.learn(plan, done, observed.names)
         self._rewritten(done)
-        again = sum(ours.get(a.target) == a.after for a in done) if not settle else 0
-        self._owe(part, released)
+        again = sum(applied.get(a.target) == a.after for a in done) if not settle else 0
+        self._note_backlog(observed, released)
         self._count(writes=len(done), corrections=again)
-        self._snapshot = part.snapshot
-        if part.names is None:
-            budgets = self._budgets.look(part.snapshot, self._clock())
+        self._snapshot = observed.snapshot
+        if observed.names is None:
+            budgets = self._budgets.update(observed.snapshot, self._clock())
             self.state = replace(self.state, budgets=budgets)
         # What is shown is the host as this pass leaves it. Guests that are planned alone are
         # all that such a pass writes to.
-        left = part.around(project_actions(part.alone(), done))
-        self._publish(replace(part, snapshot=left), plan, unsettled)
+        left = observed.around(project_actions(observed.alone(), done))
+        self._publish(replace(observed, snapshot=left), plan, unsettled)
         wrote_to = {a.target for a in done}
         drifts = tuple(d for d in plan.drift if d.left or d.target not in wrote_to)
         standing = PlanState.after(plan, self._unmade)
-        if part.names is not None:
-            drifts += tuple(d for d in self.state.drifts if d.target.guest not in part.names)
-            standing = self.state.plan.updated(standing, part.names)
+        if observed.names is not None:
+            drifts += tuple(d for d in self.state.drifts if d.target.guest not in observed.names)
+            standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
-        self.state = self._loads.counted(part.snapshot, self.state, done)
+        self.state = self._loads.counted(observed.snapshot, self.state, done)
         return given_back or released is not None or bool(done)
 
     def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
-        ours, memory = self._ours(), self._drift.memory()
+        applied, memory = self._applied(), self._drift.memory()
         plan, self._whole = planner.plan_whole(
-            snapshot, self.policies, ours, reassert, memory, self._steps
+            snapshot, self.policies, applied, reassert, memory, self._steps
         )
         unsure = None if settle or reassert is True else self._drift.unsure(plan, memory)
         if unsure is None:
             return plan
-        return planner.plan(snapshot, self.policies, ours, reassert, unsure, self._steps)
+        return planner.plan(snapshot, self.policies, applied, reassert, unsure, self._steps)
 
-    def _plan_alone(self, part: SnapshotSlice) -> Plan | None:
+    def _plan_alone(self, observed: SnapshotSlice) -> Plan | None:
         """The plan for the guests that were looked at; None when all have to be planned."""
-        whole, names = self._whole, part.names
+        whole, names = self._whole, observed.names
         if whole is None or names is None:
             return None
-        alone = part.alone()
+        alone = observed.alone()
         if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
             return None  # what the host got for a guest that is gone may be asked for no more
-        ours, memory = self._ours(names), self._drift.memory(names)
-        plan = plan_alone(whole, alone, self.policies, ours, memory, self._steps)
+        applied, memory = self._applied(names), self._drift.memory(names)
+        plan = plan_alone(whole, alone, self.policies, applied, memory, self._steps)
         unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
         if unsure is None:
             return plan
-        return plan_alone(whole, alone, self.policies, ours, unsure, self._steps)
+        return plan_alone(whole, alone, self.policies, applied, unsure, self._steps)
 
-    def _observe(self, look: Look) -> SnapshotSlice:
+    def _observe(self, scope: Scope) -> SnapshotSlice:
         """The host, and the part of it that was looked at."""
         known = self._snapshot
         # Everything costs little where guests are few, and leaves nothing to doubt.
-        if known is None or look.host or len(known.guests) <= one_pass.FEW:
-            part = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
-        elif look.turns:
-            part = self._observer.observe_turns(look.guests)
+        if known is None or scope.host or len(known.guests) <= one_pass.FEW:
+            observed = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
+        elif scope.turns:
+            observed = self._observer.observe_turns(scope.guests)
         else:
-            part = self._observer.observe_some(look.guests)
+            observed = self._observer.observe_some(scope.guests)
         if (
             known is not None
             and self._trace > 0
-            and self._tracing.worth(part.earlier(known), part.guests)
+            and self._tracing.worth(observed.earlier(known), observed.guests)
         ):
-            part = SnapshotSlice(self._observer.observe(self._trace))
-            self._tracing.traced(part.guests)
-        self._guests = part.names
+            observed = SnapshotSlice(self._observer.observe(self._trace))
+            self._tracing.traced(observed.guests)
+        self._guests = observed.names
         self._pulse()
-        for problem in part.snapshot.problems:
+        for problem in observed.snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
                 LOGGER.warning("%s: %s", problem.reader, problem.what)
-        return part
+        return observed
 
-    def _measured(self, part: SnapshotSlice) -> SnapshotSlice:
+    def _measured(self, observed: SnapshotSlice) -> SnapshotSlice:
         """With loads, while there are policies that place by them."""
-        seen = self._loads.measured(part.snapshot, self.policies, self._clock())
-        return replace(part, snapshot=seen)
+        snapshot = self._loads.measured(observed.snapshot, self.policies, self._clock())
+        return replace(observed, snapshot=snapshot)
 
-    def _owe(self, part: SnapshotSlice, released: Result | None) -> None:
+    def _note_backlog(self, observed: SnapshotSlice, released: Result | None) -> None:
         """Keep what a reload asked for and this pass could not do."""
-        if not self._owed.open:
+        if not self._backlog.open:
             return
-        guests = part.guests
+        guests = observed.guests
         busy = {g.ref for g in guests if g.waits}
-        ours = {entry.target.guest for entry in self._journal.entries(part.names)}
-        unread = ours - {g.ref for g in guests} - _HOST
+        managed = {entry.target.guest for entry in self._journal.entries(observed.names)}
+        unread = managed - {g.ref for g in guests} - _HOST
         left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
         failed = released is not None and bool(released.failed)
-        self._owed.end(frozenset(left), part.names, failed or bool(ours & busy or unread))
+        self._backlog.end(frozenset(left), observed.names, failed or bool(managed & busy or unread))
 
-    def _give_back(self, part: SnapshotSlice) -> bool:
+    def _give_back(self, observed: SnapshotSlice) -> bool:
         """Undo what guests have brought along; whether any had."""
-        brought = executor.adopt_brought(part.snapshot, part.guests, self._journal)
+        brought = executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
         if not brought:
             return False
         result = executor.undo(self._ops, self._journal, brought.__contains__)
@@ -338,13 +338,13 @@ class Reconciler(Adjusting, Stepping):
         Settings of a guest go with the guest, those of the host itself stay behind
         when the guest that needed them is gone: they are looked at in every pass.
         """
-        ours = self._journal.ours()
+        applied = self._journal.applied()
         undone = {ref for ref, step in self._steps.items() if step.level is StepLevel.UNDONE}
         if not settle and not any(
-            t.guest == HOST_REF or t.guest in undone or isinstance(t, Partition) for t in ours
+            t.guest == HOST_REF or t.guest in undone or isinstance(t, Partition) for t in applied
         ):
             return None
-        released = planner.released(snapshot, self.policies, ours, self._steps)
+        released = planner.released(snapshot, self.policies, applied, self._steps)
         if not settle:
             released = planner.pressing(released, snapshot, self._steps)
         if not released:
@@ -360,7 +360,7 @@ class Reconciler(Adjusting, Stepping):
         for action in plan.actions:
             wanted.setdefault(action.target.guest, set()).add((action.target, action.after))
         signatures = {guest: frozenset(changes) for guest, changes in wanted.items()}
-        self._backoff.looked(self._guests, signatures)
+        self._backoff.refreshed(self._guests, signatures)
         now = self._clock()
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
@@ -388,7 +388,7 @@ class Reconciler(Adjusting, Stepping):
         self._count(write_errors=len(result.failed))
         return result.done, pending
 
-    def _heal(self, part: SnapshotSlice, states: Iterable[GuestState]) -> None:
+    def _heal(self, observed: SnapshotSlice, states: Iterable[GuestState]) -> None:
         """Guests that have failed succeed without a write too: what is as asked by now, and
         guests that are gone. One that is refused, held, or busy is neither; one that is
         missing while something could not be read may still run."""
@@ -396,9 +396,9 @@ class Reconciler(Adjusting, Stepping):
         if not failing:
             return
         healed = {s.ref for s in states if s.tuned and not s.drift}
-        if not part.snapshot.problems:
-            looked = failing if part.names is None else failing & part.names
-            healed |= looked - {g.ref for g in part.guests} - _HOST
+        if not observed.snapshot.problems:
+            refreshed = failing if observed.names is None else failing & observed.names
+            healed |= refreshed - {g.ref for g in observed.guests} - _HOST
         for guest in failing & healed:
             self._succeeded(guest)
 
@@ -408,19 +408,19 @@ class Reconciler(Adjusting, Stepping):
 
     # -- counting and saying
 
-    def _publish(self, part: SnapshotSlice, plan: Plan, unsettled: Mapping[str, int]) -> None:
-        new = guest_states(part, plan, self.policies, unsettled, self._waiting, self._steps)
-        self._heal(part, new)
+    def _publish(self, observed: SnapshotSlice, plan: Plan, unsettled: Mapping[str, int]) -> None:
+        new = guest_states(observed, plan, self.policies, unsettled, self._waiting, self._steps)
+        self._heal(observed, new)
         # An event tells when libvirt is no longer busy, and the next look whether it answers.
-        busy = {g.ref for g in part.guests if g.waits}
+        busy = {g.ref for g in observed.guests if g.waits}
         pending = {s.ref for s in new if s.pending} - busy
-        if part.names is not None:
-            pending |= self._pending - part.names
+        if observed.names is not None:
+            pending |= self._pending - observed.names
         self._pending = frozenset(pending)
         self.state = replace(
             self.state,
-            snapshot=part.snapshot,
-            guests=merged(self.state.guests, part, new),
+            snapshot=observed.snapshot,
+            guests=merged(self.state.guests, observed, new),
             policies=len(self.policies),
         )
 
@@ -437,18 +437,18 @@ class Reconciler(Adjusting, Stepping):
         self._results.log(result, why)
 
 
-def forget(part: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
-    """Drop the entries of the guests of ``part`` that nothing is left of.
+def forget(observed: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
+    """Drop the entries of the guests of ``observed`` that nothing is left of.
 
     A guest missing from the snapshot is no proof, because its reader may have
     failed: the target itself is asked.
     """
-    guests = part.guests
+    guests = observed.guests
     alive = {t.key for g in guests for t in g.threads}
-    alive |= {t.key for n in part.snapshot.host.nics for t in n.napi}
-    below = nic_settings(part.snapshot.host)
+    alive |= {t.key for n in observed.snapshot.host.nics for t in n.napi}
+    below = nic_settings(observed.snapshot.host)
     devices = {i.ifindex for g in guests for i in g.interfaces}
-    for entry in journal.entries(part.names):
+    for entry in journal.entries(observed.names):
         target = entry.target
         if isinstance(target, NicTarget):
             if target in below:
@@ -461,11 +461,11 @@ def forget(part: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
         elif not isinstance(target, CgroupTarget) and target.thread in alive:
             continue
         try:
-            gone = ops.read(target) is False
+            vanished = ops.read(target) is False
         except VanishedError:
-            gone = True
+            vanished = True
         except VsrtuneError:
-            gone = False
-        if gone:
-            journal.drop(target, "gone")
+            vanished = False
+        if vanished:
+            journal.drop(target, "vanished")
             LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))

@@ -15,7 +15,7 @@ from vsrtune.plan.drift import Overruled
 LONGEST = 60.0
 
 
-class Owed:
+class ReloadBacklog:
     """One for the life of a daemon; told of every pass. Times are those of ``clock``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -28,7 +28,7 @@ class Owed:
 
     def begin(self, settle: bool, reassert: bool) -> tuple[bool, Overruled]:
         """Whether the pass that begins takes back what no policy asks for, and of which
-        guests it overrules what was set by hand: what is asked of it and what is owed."""
+        guests it overrules what was set by hand: what is asked of it now and the backlog."""
         if settle:
             self._settle, self._delay = True, 0.0
         self._settling = settle or (self._settle and self._clock() >= self._until)
@@ -41,20 +41,20 @@ class Owed:
         """Whether the pass under way has anything to do for a reload."""
         return self._settling or bool(self._guests)
 
-    def end(self, left: frozenset[str], looked: frozenset[str] | None, unsettled: bool) -> None:
-        """A pass over the guests ``looked`` (None: all) is over. ``left`` are those that are
+    def end(self, left: frozenset[str], refreshed: frozenset[str] | None, unsettled: bool) -> None:
+        """A pass over the guests ``refreshed`` (None: all) is over. ``left`` are those that are
         not yet as their policies say; ``unsettled``: not all could be taken back that no policy
         asks for."""
         if self._guests is True:
             self._guests = left
         elif self._guests:
-            self._guests &= left if looked is None else left | (self._guests - looked)
+            self._guests &= left if refreshed is None else left | (self._guests - refreshed)
         if self._settling:
             self._settle = unsettled
             self._wait()
 
     def broke_off(self) -> None:
-        """The pass ended with an error: all that it was asked for is owed."""
+        """The pass ended with an error: all that it was asked for stays in the backlog."""
         if self._settling:
             self._wait()
 

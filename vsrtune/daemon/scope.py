@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Scope:
     """``guests`` are libvirt domain names whose threads, devices or pins may have changed,
     or that came or went. ``host`` is True when something of the host or something unknown
     may have: then everything is to be looked at, whatever ``guests`` says. ``turns`` is
@@ -17,13 +17,13 @@ class Look:
     turns: bool = False
 
     @classmethod
-    def of(cls, guest: str | None) -> Look:
+    def of(cls, guest: str | None) -> Scope:
         """One guest; None is the host, or that nobody knows."""
         return FULL if guest is None else cls(frozenset([guest]))
 
-    def merge(self, other: Look) -> Look:
+    def merge(self, other: Scope) -> Scope:
         """What both ask for."""
-        return Look(self.guests | other.guests, self.host or other.host, self.turns or other.turns)
+        return Scope(self.guests | other.guests, self.host or other.host, self.turns or other.turns)
 
     def __str__(self) -> str:
         if self.host:
@@ -36,6 +36,6 @@ class Look:
         return self.host or self.turns or bool(self.guests)
 
 
-NOTHING = Look()
-FULL = Look(host=True)
-TURNS = Look(turns=True)
+NOTHING = Scope()
+FULL = Scope(host=True)
+TURNS = Scope(turns=True)

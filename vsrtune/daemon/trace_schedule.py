@@ -18,7 +18,7 @@ class Budgets:
         self._at = 0.0
         self._ran: dict[ThreadKey, int] | None = None
 
-    def look(self, snapshot: Snapshot, now: float) -> tuple[tuple[ThreadKey, float], ...]:
+    def update(self, snapshot: Snapshot, now: float) -> tuple[tuple[ThreadKey, float], ...]:
         """Shares since the last look; ``now`` in seconds of one clock."""
         elapsed, ran = round((now - self._at) * 1e9), self._ran
         threads = [

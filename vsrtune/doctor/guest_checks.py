@@ -92,18 +92,18 @@ def queues(case: Case) -> Iterable[Finding]:
             if not interface.kind.rings:
                 continue
             length = interface.txqueuelen
-            seen = f"{_NET}/{interface.target}/tx_queue_len: {length}"
+            evidence = f"{_NET}/{interface.target}/tx_queue_len: {length}"
             name = f"{guest.ref}: the ring of {interface.target}"
             default = f"ip link set {interface.target} txqueuelen 500"
             if length == 0:
-                yield Finding(Severity.ERROR, f"{name} drops every frame", default, seen)
+                yield Finding(Severity.ERROR, f"{name} drops every frame", default, evidence)
             elif length > _LONG:
                 yield Finding(
                     Severity.WARNING,
                     f"{name} holds up to {length} frames: in overload they wait for a tenth of "
                     "a second and more, and little more arrives",
                     default,
-                    seen,
+                    evidence,
                 )
             elif length < _BATCH:
                 yield Finding(
@@ -111,7 +111,7 @@ def queues(case: Case) -> Iterable[Finding]:
                     f"{name} is shorter than the {_BATCH} frames a worker takes at once: "
                     "measured, such queues forward less",
                     default,
-                    seen,
+                    evidence,
                 )
 
 
@@ -219,14 +219,16 @@ def realtime(case: Case) -> Iterable[Finding]:
     for guest in case.snapshot.guests:
         threads = [t for t in guest.threads if t.sched.cls in REALTIME]
         for thread in threads:
-            seen = f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
+            evidence = (
+                f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
+            )
             if thread.affinity & irq:
                 yield Finding(
                     Severity.ERROR,
                     f"{guest.ref}: {label(thread)} is realtime and may run on interrupt CPU "
                     f"{thread.affinity & irq}, where it starves packet reception",
                     "ask for its CPUs in the policy (cpus: auto)",
-                    seen,
+                    evidence,
                 )
             elif len(thread.affinity) > 1 and online - irq <= thread.affinity:
                 yield Finding(
@@ -234,7 +236,7 @@ def realtime(case: Case) -> Iterable[Finding]:
                     f"{guest.ref}: {label(thread)} is realtime on every CPU that serves no "
                     "interrupts: the kernel's own threads find no quiet CPU",
                     "pin it to one CPU",
-                    seen,
+                    evidence,
                 )
 
 

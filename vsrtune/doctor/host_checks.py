@@ -52,11 +52,11 @@ def kernel(case: Case) -> Iterable[Finding]:
     """A kernel that lacks what a setting needs: workers, partitions and lasting pins came
     with certain releases."""
     release = case.release
-    seen = f"{_SCHED}/osrelease: {case.snapshot.host.kernel}"
+    evidence = f"{_SCHED}/osrelease: {case.snapshot.host.kernel}"
     if release < OLDEST:
         yield Finding(
             Severity.WARNING, "this kernel is older than any that vsrtune is tested on",
-            "use 6.1 or later", seen,
+            "use 6.1 or later", evidence,
         )  # fmt: skip
         return
     if release < (6, 2):
@@ -65,7 +65,7 @@ def kernel(case: Case) -> Iterable[Finding]:
             "pins are lost when something writes the cgroup's CPUs (before 6.2); the daemon "
             "sets them again",
             "keep the daemon running, `vsrtune apply` alone does not last",
-            seen,
+            evidence,
         )
     if release < (6, 7):
         yield Finding(
@@ -73,28 +73,28 @@ def kernel(case: Case) -> Iterable[Finding]:
             "no exclusive CPUs for a cgroup below others (before 6.7): class deadline of vcpus "
             "makes all of machine.slice one partition",
             "docs/scheduling.md, budgets, mode loose",
-            seen,
+            evidence,
         )
     else:
-        yield Finding(Severity.OK, "every setting of a policy is possible on it", evidence=seen)
+        yield Finding(Severity.OK, "every setting of a policy is possible on it", evidence=evidence)
 
 
 def cpus(case: Case) -> Iterable[Finding]:
     """Too few CPUs: one for interrupts and the rest, one for a router are the least."""
     online = case.snapshot.host.online
-    seen = f"{_CPUS}/online: {online}"
+    evidence = f"{_CPUS}/online: {online}"
     if len(online) < 2:
         yield Finding(
             Severity.ERROR, "one CPU: no thread can be kept off the interrupts' CPU",
-            "give the host a second CPU", seen,
+            "give the host a second CPU", evidence,
         )  # fmt: skip
     elif len(online) == 2:
         yield Finding(
             Severity.INFO, "two CPUs: every thread of a router shares the one without interrupts",
-            "write one: vsrtune policy init GUEST", seen,
+            "write one: vsrtune policy init GUEST", evidence,
         )  # fmt: skip
     else:
-        yield Finding(Severity.OK, f"{len(online)} CPUs", evidence=seen)
+        yield Finding(Severity.OK, f"{len(online)} CPUs", evidence=evidence)
 
 
 def isolated(case: Case) -> Iterable[Finding]:
@@ -103,17 +103,17 @@ def isolated(case: Case) -> Iterable[Finding]:
     boot = case.facts.isolated
     if boot is None:
         return
-    seen = f"{_CPUS}/isolated: {boot or 'none'}"
+    evidence = f"{_CPUS}/isolated: {boot or 'none'}"
     if len(boot) > 1:
         yield Finding(
             Severity.INFO,
             f"CPUs {boot} are isolated at boot: good for pins, but class deadline is refused there",
             "for class deadline isolate one CPU at most (isolcpus=) and leave the rest to "
             "the partitions that vsrtune makes",
-            seen,
+            evidence,
         )
     else:
-        yield Finding(Severity.OK, "isolation at boot is in nobody's way", evidence=seen)
+        yield Finding(Severity.OK, "isolation at boot is in nobody's way", evidence=evidence)
 
 
 def interrupts(case: Case) -> Iterable[Finding]:
@@ -249,7 +249,7 @@ def throttling(case: Case) -> Iterable[Finding]:
     """sched_rt_runtime_us -1 switches off DEADLINE admission and the rest that a realtime
     thread must leave; 0 stops realtime threads."""
     host = case.snapshot.host
-    seen = f"{_SCHED}/sched_rt_runtime_us: {host.sched_rt_runtime_us}"
+    evidence = f"{_SCHED}/sched_rt_runtime_us: {host.sched_rt_runtime_us}"
     classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
     if host.sched_rt_runtime_us == -1:
         yield Finding(
@@ -258,15 +258,15 @@ def throttling(case: Case) -> Iterable[Finding]:
             "realtime thread that never sleeps keeps its CPU for good",
             "sysctl kernel.sched_rt_runtime_us=950000, and keep who set it (TuneD's realtime "
             "profile, stalld) from doing so again",
-            seen,
+            evidence,
         )
     elif host.sched_rt_runtime_us == 0 and host.sched_rt_period_us:
         yield Finding(
             Severity.ERROR, "0: realtime threads get no CPU time at all",
-            "sysctl kernel.sched_rt_runtime_us=950000", seen,
+            "sysctl kernel.sched_rt_runtime_us=950000", evidence,
         )  # fmt: skip
     else:
-        yield Finding(Severity.OK, "realtime threads leave something to others", evidence=seen)
+        yield Finding(Severity.OK, "realtime threads leave something to others", evidence=evidence)
 
 
 def rt_groups(case: Case) -> Iterable[Finding]:
@@ -300,7 +300,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
         )
     isolated = [c for c in host.cpusets if c.valid and c.partition == "isolated"]
     for group in host.cpusets:
-        seen = f"{_CGROUP}/{group.path}/cpuset.cpus.partition: {group.partition}"
+        evidence = f"{_CGROUP}/{group.path}/cpuset.cpus.partition: {group.partition}"
         if "invalid" in group.partition:
             yield Finding(
                 Severity.ERROR,
@@ -308,14 +308,14 @@ def cpusets(case: Case) -> Iterable[Finding]:
                 "start the daemon or run `vsrtune apply`, which makes it anew"
                 if is_partition(group.path) or "libvirt" in group.path
                 else "write member into it, or remove what stands in its way",
-                seen,
+                evidence,
             )
         elif group.valid and not _has_guest(case, group.path) and not is_partition(group.path):
             yield Finding(
                 Severity.INFO,
                 f"the partition {group.path} holds CPU {group.effective} for itself",
                 "guests get none of these CPUs while it stands",
-                seen,
+                evidence,
             )
     if len(isolated) > 1:
         yield Finding(
@@ -336,18 +336,18 @@ def bandwidth(case: Case) -> Iterable[Finding]:
     known = replace(snapshot, host=replace(snapshot.host, deadline=case.facts.books))
     clean = True
     for domain in domains(known):
-        ours = sum(
+        own = sum(
             booked_by(t.sched)
             for g in snapshot.guests
             for t in g.threads
             if t.sched.cls is SchedClass.DEADLINE and t.affinity & domain.cpus
         )
         # What the kernel books for itself may or may not be in its books.
-        if domain.booked - ours > domain.kernel + _ROUNDING:
+        if domain.booked - own > domain.kernel + _ROUNDING:
             clean = False
             yield Finding(
                 Severity.WARNING,
-                f"{percent(domain.booked - ours)} of a CPU is booked on CPU {domain.cpus} by no "
+                f"{percent(domain.booked - own)} of a CPU is booked on CPU {domain.cpus} by no "
                 "guest's thread: another program's, or left behind",
                 "ps -eLo tid,cls,comm | grep DLN names threads that have it; what is left behind "
                 "goes when a cpuset partition of these CPUs is made and removed",
@@ -366,14 +366,14 @@ def qdisc(case: Case) -> Iterable[Finding]:
     name = case.facts.default_qdisc
     if name is None:
         return
-    seen = f"/proc/sys/net/core/default_qdisc: {name}"
+    evidence = f"/proc/sys/net/core/default_qdisc: {name}"
     if name == "pfifo_fast":
         yield Finding(
             Severity.INFO, "queue.macvtap also shortens the queue for frames that guests send",
-            "sysctl net.core.default_qdisc=fq_codel, before the devices are made", seen,
+            "sysctl net.core.default_qdisc=fq_codel, before the devices are made", evidence,
         )  # fmt: skip
     else:
-        yield Finding(Severity.OK, "queue.macvtap governs the rings alone", evidence=seen)
+        yield Finding(Severity.OK, "queue.macvtap governs the rings alone", evidence=evidence)
 
 
 def workers(case: Case) -> Iterable[Finding]:

@@ -119,9 +119,11 @@ class Check(Generic[T]):
         return " ".join(text.split())
 
 
-def run(checks: Iterable[Check[T]], seen: T) -> tuple[Finding, ...]:
+def run(checks: Iterable[Check[T]], facts: T) -> tuple[Finding, ...]:
     """Every check's findings, in the order of ``checks``."""
-    return tuple(replace(found, check=check.name) for check in checks for found in check.find(seen))
+    return tuple(
+        replace(found, check=check.name) for check in checks for found in check.find(facts)
+    )
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

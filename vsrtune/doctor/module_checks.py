@@ -49,44 +49,45 @@ class ModuleFacts:
     boot_unit: bool | None = None
 
 
-def module(seen: ModuleFacts) -> Iterable[Finding]:
+def module(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether the module is loaded, or can be."""
-    if seen.loaded is not None:
+    if facts.loaded is not None:
         yield Finding(Severity.OK, f"{MODULE} is loaded", evidence=f"/sys/module/{MODULE}")
-    elif seen.file is not None:
+    elif facts.file is not None:
         yield Finding(Severity.OK, f"{MODULE} is not loaded; the first device loads it")
     else:
-        needed = bool(seen.devices)
+        needed = bool(facts.devices)
         yield Finding(
             Severity.ERROR if needed else Severity.INFO,
-            f"{MODULE} is not installed for kernel {seen.kernel}"
-            + (f", and guests' interfaces need it: {', '.join(seen.devices)}" if needed else ""),
+            f"{MODULE} is not installed for kernel {facts.kernel}"
+            + (f", and guests' interfaces need it: {', '.join(facts.devices)}" if needed else ""),
             "install the module (kmod/, with DKMS it follows every kernel); it is needed for "
             "attachment napi-macvlan only",
             f"modinfo {MODULE}: nothing",
         )
 
 
-def matches(seen: ModuleFacts) -> Iterable[Finding]:
+def matches(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether the installed module fits the running kernel, and is the loaded one."""
-    if seen.file is None:
+    if facts.file is None:
         return
-    built_for = seen.file.vermagic.partition(" ")[0]
-    if built_for != seen.kernel:
+    built_for = facts.file.vermagic.partition(" ")[0]
+    if built_for != facts.kernel:
         yield Finding(
             Severity.ERROR,
-            f"{seen.file.path} is built for kernel {built_for or 'unknown'}, this is {seen.kernel}",
+            f"{facts.file.path} is built for kernel {built_for or 'unknown'}, "
+            f"this is {facts.kernel}",
             "build it for this kernel: dkms autoinstall",
-            f"modinfo {MODULE}, vermagic: {seen.file.vermagic}",
+            f"modinfo {MODULE}, vermagic: {facts.file.vermagic}",
         )
-    elif seen.loaded is not None and "" not in (seen.loaded.srcversion, seen.file.srcversion):
-        if seen.loaded.srcversion == seen.file.srcversion:
+    elif facts.loaded is not None and "" not in (facts.loaded.srcversion, facts.file.srcversion):
+        if facts.loaded.srcversion == facts.file.srcversion:
             yield Finding(Severity.OK, f"the installed one is loaded, for {built_for}")
         else:
             yield Finding(
                 Severity.ERROR,
-                f"the loaded module (srcversion {seen.loaded.srcversion}) is not the installed "
-                f"one ({seen.file.srcversion})",
+                f"the loaded module (srcversion {facts.loaded.srcversion}) is not the installed "
+                f"one ({facts.file.srcversion})",
                 f"move its guests to macvtap, then rmmod {MODULE} and go back; or reboot",
                 f"/sys/module/{MODULE}/srcversion",
             )
@@ -94,64 +95,64 @@ def matches(seen: ModuleFacts) -> Iterable[Finding]:
         yield Finding(Severity.OK, f"the installed module is for this kernel, {built_for}")
 
 
-def signature(seen: ModuleFacts) -> Iterable[Finding]:
+def signature(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether the kernel takes the module where it wants signed ones."""
-    if seen.file is None:
+    if facts.file is None:
         return
     reasons = []
-    if seen.secure_boot:
+    if facts.secure_boot:
         reasons.append("Secure Boot is on")
-    if seen.lockdown not in (None, "none"):
-        reasons.append(f"the kernel is locked down ({seen.lockdown})")
-    if seen.sig_enforce:
+    if facts.lockdown not in (None, "none"):
+        reasons.append(f"the kernel is locked down ({facts.lockdown})")
+    if facts.sig_enforce:
         reasons.append("module.sig_enforce is set")
-    asked = " and ".join(reasons)
-    signer = seen.file.signer
+    why = " and ".join(reasons)
+    signer = facts.file.signer
     if signer:
-        text = f"{seen.file.path} is signed by {signer}"
+        text = f"{facts.file.path} is signed by {signer}"
         if not reasons:
             yield Finding(Severity.OK, f"{text}; this kernel asks for no signature")
-        elif seen.loaded is not None:
+        elif facts.loaded is not None:
             yield Finding(Severity.OK, f"{text}, and the kernel took it")
         else:
             yield Finding(
                 Severity.INFO,
-                f"{text}; {asked}, so its key must be one that the kernel trusts",
+                f"{text}; {why}, so its key must be one that the kernel trusts",
                 f"try: modprobe {MODULE}; enroll the key if it is refused: mokutil --import",
             )
     elif not reasons:
         yield Finding(Severity.OK, "not signed, and this kernel asks for no signature")
-    elif seen.sig_enforce or seen.lockdown not in (None, "none"):
+    elif facts.sig_enforce or facts.lockdown not in (None, "none"):
         yield Finding(
             Severity.ERROR,
-            f"{seen.file.path} is not signed, and {asked}: the kernel refuses it",
+            f"{facts.file.path} is not signed, and {why}: the kernel refuses it",
             "sign it with an enrolled key (DKMS: mok_signing_key in /etc/dkms/framework.conf)",
             "/sys/module/module/parameters/sig_enforce, /sys/kernel/security/lockdown",
         )
     else:
         yield Finding(
             Severity.INFO,
-            f"{seen.file.path} is not signed; {asked}, but this kernel does not enforce signatures",
+            f"{facts.file.path} is not signed; {why}, but this kernel does not enforce signatures",
         )
 
 
-def lowers(seen: ModuleFacts) -> Iterable[Finding]:
+def lowers(facts: ModuleFacts) -> Iterable[Finding]:
     """Which devices are held by what, so that napi devices can or cannot come up there."""
     on: dict[int, list[Link]] = {}
-    for link in seen.links:
+    for link in facts.links:
         if link.lower and link.kind in (*STACKED, *OURS):
             on.setdefault(link.lower, []).append(link)
-    by_index = {link.index: link for link in seen.links}
+    by_index = {link.index: link for link in facts.links}
     for index, stacked in sorted(on.items()):
         lower = by_index.get(index)
-        ours = [k.name for k in stacked if k.kind in OURS]
+        own = [k.name for k in stacked if k.kind in OURS]
         others = [f"{k.name} ({k.kind})" for k in stacked if k.kind not in OURS]
         where = lower.name if lower is not None else f"device {index}"
         down = [k.name for k in stacked if k.kind in OURS and not k.up]
-        if others and ours:
+        if others and own:
             yield Finding(
                 Severity.INFO,
-                f"{where} is held by {', '.join(others)}; {', '.join(down or ours)} can come up "
+                f"{where} is held by {', '.join(others)}; {', '.join(down or own)} can come up "
                 "when these are gone",
                 "`vsrtune attach --all-of-lower` moves them together",
             )
@@ -161,8 +162,8 @@ def lowers(seen: ModuleFacts) -> Iterable[Finding]:
             text = f"{', '.join(down)} on {where} is down: its guest gets no frames"
             yield Finding(Severity.ERROR, text, f"ip link set {down[0]} up", "`ip -d link`")
         else:
-            yield Finding(Severity.OK, f"{where} carries {', '.join(ours)}")
-    for link in seen.links:
+            yield Finding(Severity.OK, f"{where} carries {', '.join(own)}")
+    for link in facts.links:
         if link.master and (master := by_index.get(link.master)) is not None and not link.kind:
             yield Finding(
             Severity.INFO, f"{link.name} is a port of {master.name}, so it carries no "
@@ -170,24 +171,24 @@ def lowers(seen: ModuleFacts) -> Iterable[Finding]:
             )  # fmt: skip
 
 
-def switches(seen: ModuleFacts) -> Iterable[Finding]:
+def switches(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether a switch was interrupted, and whether the devices survive a reboot."""
-    if seen.unfinished:
+    if facts.unfinished:
         yield Finding(
             Severity.ERROR,
             "a switch of a guest's attachment was interrupted, or is under way",
             "`vsrtune attach --recover` takes it back, and so does the daemon",
             "the ledger of attachments (--attach-ledger)",
         )
-    if seen.devices and seen.boot_unit is False:
+    if facts.devices and facts.boot_unit is False:
         yield Finding(
             Severity.ERROR,
-            f"after a reboot nothing makes {', '.join(seen.devices)} before guests start",
+            f"after a reboot nothing makes {', '.join(facts.devices)} before guests start",
             "systemctl enable vsrtune-devices",
             "systemctl is-enabled vsrtune-devices.service",
         )
-    elif not seen.unfinished:
-        count = len(seen.devices)
+    elif not facts.unfinished:
+        count = len(facts.devices)
         yield Finding(Severity.OK, f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")
 
 

@@ -145,8 +145,8 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
         try:
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
-            expected = bool(done) or isinstance(target, CgroupDir)
-            if expected and exactly(action.after, now, ops):
+            changed = bool(done) or isinstance(target, CgroupDir)
+            if changed and exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
             if not same_setting(action.before, now):

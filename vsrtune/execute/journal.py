@@ -138,10 +138,10 @@ class Journal(Closing):
         """Those that have live entries."""
         return frozenset(guest for guest, entries in self._fold.by_guest.items() if entries)
 
-    def ours(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
+    def applied(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
         """What we last wrote and read back, by target, for all guests or for some."""
-        settled = (e if e.state == "done" else e.settled for e in self.entries(guests))
-        return {e.target: e.written for e in settled if e is not None}
+        committed = (e if e.state == "done" else e.committed for e in self.entries(guests))
+        return {e.target: e.written for e in committed if e is not None}
 
     def entry(self, target: Target) -> Entry | None:
         """The live entry of a target; None when it has none."""

@@ -94,10 +94,10 @@ class Ledger(Closing):
             entries, last = parse(path, whole)
             # With nothing owed a new one begins; the lock makes us its only user.
             os.ftruncate(file, len(whole) if entries else 0)
-            owed = b"".join(_line(_added(entry)) for entry in entries.values())
-            if len(whole) > max(_LARGE, 4 * len(owed)):
+            pending = b"".join(_line(_added(entry)) for entry in entries.values())
+            if len(whole) > max(_LARGE, 4 * len(pending)):
                 os.close(opened.pop())
-                replace_file(path, owed, 0o600)
+                replace_file(path, pending, 0o600)
                 file = open_private(path, os.O_RDWR | os.O_APPEND)
                 opened.append(file)
         except BaseException as error:

@@ -141,9 +141,9 @@ def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Sw
     origins = () if clones and name not in host.groups else of_group(name, host)
     ended = () if keep_clones else clones
     ending, notes = clone_plan.end(ended, host)
-    gone = {clone.uuid for clone in ended}
+    vanished = {clone.uuid for clone in ended}
     known = [(origin, host.by_uuid.get(origin.uuid)) for origin in origins]
-    moves = [back(o, guest) for o, guest in known if guest is not None and o.uuid not in gone]
+    moves = [back(o, guest) for o, guest in known if guest is not None and o.uuid not in vanished]
     free_again(name, origins, moves, host)
     devices = tuple(dict.fromkeys(o.device for o in origins))
     steps: list[Step] = []

@@ -197,9 +197,9 @@ class LiveRoot:
         from vsrtune.host.qmp import query_vcpus
 
         # The path is as QEMU sees it, which may be inside a container.
-        seen = f"root{socket}" if socket.startswith("/") else f"cwd/{socket}"
+        relative = f"root{socket}" if socket.startswith("/") else f"cwd/{socket}"
         try:
-            return query_vcpus(f"/proc/{pid}/{seen}", pid, timeout)
+            return query_vcpus(f"/proc/{pid}/{relative}", pid, timeout)
         except ObserveError as error:
             error.where = socket
             raise

@@ -155,8 +155,8 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
             busy=_busy(libvirt, domain),
         )
     except libvirt.libvirtError as error:
-        gone = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
-        if error.get_error_code() in gone:
+        vanished = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
+        if error.get_error_code() in vanished:
             # It ended between the listing and now.
             return None
         raise
@@ -218,13 +218,13 @@ class Patience:
         """The answer, or what the question raised. Raises TimeoutError without an answer."""
         if self.silent:
             raise TimeoutError("an earlier question was not answered yet")
-        asked: _Question[T] = _Question(question)
-        self._waiting = asked
-        asked.start()
-        asked.join(self._seconds)
-        if asked.is_alive():
+        pending: _Question[T] = _Question(question)
+        self._waiting = pending
+        pending.start()
+        pending.join(self._seconds)
+        if pending.is_alive():
             raise TimeoutError(f"no answer in {self._seconds:g} s")
         self._waiting = None
-        if asked.error is not None:
-            raise asked.error
-        return asked.answer  # type: ignore[return-value]
+        if pending.error is not None:
+            raise pending.error
+        return pending.answer  # type: ignore[return-value]

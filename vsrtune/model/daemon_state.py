@@ -52,13 +52,13 @@ class PlanState:
             found.setdefault(refusal.guest, _Left()).refusals.append(refusal)
         return cls(plan.warnings, found)
 
-    def updated(self, part: PlanState, guests: frozenset[str]) -> PlanState:
-        """With ``part``, which a pass over ``guests`` alone has left; what it does not look
+    def updated(self, observed: PlanState, guests: frozenset[str]) -> PlanState:
+        """With ``observed``, which a pass over ``guests`` alone has left; what it does not look
         at, other guests and the host as a whole, stands as it was."""
         found = dict(self._by_guest)
         for guest in guests:
             found.pop(guest, None)
-        found.update(part._by_guest)
+        found.update(observed._by_guest)
         return PlanState(self.warnings, found)
 
     @property

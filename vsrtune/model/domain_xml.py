@@ -245,10 +245,10 @@ Which = int | None
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``original``: the pin ahead of ours, None when there was none. ``ours``: our pins."""
+    """``original``: the pin ahead of ours, None when there was none. ``pinned``: our pins."""
 
     original: CpuSet | None
-    ours: tuple[CpuSet, ...]
+    pinned: tuple[CpuSet, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Cputune:
         found = []
         for which, note in self.notes.items():
             now = self.pins.get(which)
-            if now is not None and now in note.ours:
+            if now is not None and now in note.pinned:
                 original = self.general if note.original is None else note.original
                 found.append(CarriedPin(which, now, original))
         return tuple(found)
@@ -277,13 +277,13 @@ class Cputune:
         journal has it, empty for no pin; None: what the domain itself says."""
         notes, now = dict(self.notes), self.pins.get(which)
         known = notes.pop(which, None)
-        kept = now is not None and known is not None and now in known.ours
+        kept = now is not None and known is not None and now in known.pinned
         original = known.original if kept and known is not None else now
         if was is not None:
             original = was or None
-        ours = (now, cpus) if kept and now is not None and now != cpus else (cpus,)
+        pinned = (now, cpus) if kept and now is not None and now != cpus else (cpus,)
         if kept or original != cpus:
-            notes[which] = Note(original, ours)
+            notes[which] = Note(original, pinned)
         return notes
 
 
@@ -323,10 +323,10 @@ def ours_in(tree: ET.Element) -> list[ET.Element]:
 def _notes(tree: ET.Element) -> dict[Which, Note]:
     found: dict[Which, Note] = {}
     space = f"{{{NAMESPACE}}}"
-    ours = ours_in(tree)
-    if any(e.tag != f"{space}originals" for e in ours):
+    elements = ours_in(tree)
+    if any(e.tag != f"{space}originals" for e in elements):
         raise ValueError("they are not <originals>")
-    for element in (child for parent in ours for child in parent):
+    for element in (child for parent in elements for child in parent):
         kind = element.tag.rpartition("}")[2]
         if kind not in ("vcpu", "emulator"):
             raise ValueError(f"<{kind[:30]}> is not known")
@@ -348,7 +348,7 @@ def notes_xml(notes: Mapping[Which, Note]) -> str:
             element.set("id", str(which))
         if note.original is not None:
             element.set("original", str(note.original))
-        element.set("ours", " ".join(map(str, note.ours)))
+        element.set("ours", " ".join(map(str, note.pinned)))
     return ET.tostring(root, encoding="unicode")
 
 

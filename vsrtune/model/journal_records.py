@@ -63,7 +63,7 @@ class Entry:
     """What we have done to a target.
 
     ``original`` is what undo restores, ``written`` what we wrote last. In state
-    ``intent`` a write from ``before`` to ``written`` is unfinished, and ``settled`` is
+    ``intent`` a write from ``before`` to ``written`` is unfinished, and ``committed`` is
     the entry as it was ahead of it (None when this is the target's first write).
     """
 
@@ -72,7 +72,7 @@ class Entry:
     written: Value
     state: Literal["intent", "done"]
     before: Value | None = None
-    settled: Entry | None = None
+    committed: Entry | None = None
     reason: str = ""
 
     @property
@@ -195,7 +195,7 @@ class Fold:
                 action.after,
                 "intent",
                 before=action.before,
-                settled=known,
+                committed=known,
                 reason=action.reason,
             )
         )
@@ -207,17 +207,17 @@ class Fold:
         if entry.written == entry.original:
             self._take(target)
         else:
-            self.put(replace(entry, state="done", before=None, settled=None))
+            self.put(replace(entry, state="done", before=None, committed=None))
 
     def revert(self, target: Target) -> None:
         """The unfinished write was taken back."""
         entry = self._unfinished(target)
-        settled = entry.settled
-        if settled is None or settled.original != entry.original:
+        committed = entry.committed
+        if committed is None or committed.original != entry.original:
             # Taken back to what somebody else had set: nothing of ours is left.
             self._take(target)
         else:
-            self.put(settled)
+            self.put(committed)
 
     def drop(self, target: Target) -> None:
         """Not ours any more."""
@@ -333,9 +333,9 @@ def compacted(fold: Fold) -> list[dict[str, Any]]:
     if fold.live and fold.lag:
         records.append({"r": "lag", "seconds": fold.lag})
     for entry in fold.live.values():
-        settled = entry if entry.state == "done" else entry.settled
-        if settled is not None:
-            records.append(entry_record(settled))
+        committed = entry if entry.state == "done" else entry.committed
+        if committed is not None:
+            records.append(entry_record(committed))
         if entry.state == "intent":
             action = Action(entry.target, entry.before_value, entry.written, entry.reason)
             records.append(intent_record(action, entry.original))

@@ -44,15 +44,15 @@ class Windows:
     begin: Reading
     load: tuple[float, ...] = ()
 
-    def look(self, now: Reading, least_ns: int = LEAST_NS) -> Windows:
+    def update(self, now: Reading, least_ns: int = LEAST_NS) -> Windows:
         """With one window more, when it is long enough by now."""
         if now.at_ns - self.begin.at_ns < least_ns:
             return self
-        load = asked(self.begin, now)
+        load = demand(self.begin, now)
         return Windows(now, (*self.load, load)[-WINDOWS:])
 
 
-def asked(before: Reading, now: Reading) -> float:
+def demand(before: Reading, now: Reading) -> float:
     """The share of a CPU that was asked for in between, 0 to 1, in thousandths."""
     elapsed = now.at_ns - before.at_ns
     ran = max(now.run_ns - before.run_ns, 0)

@@ -91,7 +91,7 @@ class Drift:
     target: Target
     setting: str
     rule: DriftRule
-    wished: str
+    desired: str
     found: str
     by: str
     left: str
@@ -99,7 +99,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What ``plan`` prints and ``apply`` executes, in order. ``settled``: what is as
+    """What ``plan`` prints and ``apply`` executes, in order. ``for_verify``: what is as
     asked already, for those who remember it. ``accepted``: guests whose
     policies accept a standstill. ``heeded``: the guests whose interrupt CPUs no
     vcpu, vhost or NAPI thread is put on, each with the CPUs that its policy names by hand, None
@@ -111,7 +111,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     drift: tuple[Drift, ...] = ()
-    settled: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
+    for_verify: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
     heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
     accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -124,9 +124,9 @@ def plan_text(plan: Plan, boot_id: str) -> str:
     data = {
         "version": PLAN_VERSION,
         "boot_id": boot_id,
-        **encode(replace(plan, settled={}, heeded={}, accepted=frozenset())),
+        **encode(replace(plan, for_verify={}, heeded={}, accepted=frozenset())),
     }
-    del data["settled"], data["heeded"], data["accepted"]
+    del data["for_verify"], data["heeded"], data["accepted"]
     data["actions"] = [a.to_data() for a in plan.actions]
     return json.dumps(data, indent=2, ensure_ascii=False)
 

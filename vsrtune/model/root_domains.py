@@ -66,13 +66,13 @@ def books(snapshot: Snapshot) -> list[DomainBooks]:
 def _domain(snapshot: Snapshot, cpus: CpuSet, made_by: str) -> DomainBooks:
     host = snapshot.host
     kernel = served_by_kernel(host, cpus)
-    ours = sum(bandwidth(t.sched) for t in _deadline_threads(snapshot, cpus))
+    own = sum(bandwidth(t.sched) for t in _deadline_threads(snapshot, cpus))
     told = next((c.booked for c in host.deadline if c.cpu in cpus), None)
-    known = ours if told is None else told
+    known = own if told is None else told
     # The kernel's own share is in its books only since it last rebuilt this root domain,
     # and not always then (6.12), so what is beyond the guests' threads may be that share.
-    others = known - ours
-    booked = ours if others <= kernel else known - kernel
+    others = known - own
+    booked = own if others <= kernel else known - kernel
     return DomainBooks(cpus, made_by, booked, kernel, limit(host, cpus))
 
 

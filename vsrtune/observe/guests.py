@@ -75,7 +75,7 @@ class VcpuFinder:
         # When to ask again, the pause before that, and what was wrong.
         self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
 
-    def look(self, qemu_filter: QemuFilter) -> None:
+    def update(self, qemu_filter: QemuFilter) -> None:
         """A new look begins."""
         self.qemu_filter = qemu_filter
         self._left = MONITORS_SECONDS
@@ -125,7 +125,7 @@ class VcpuFinder:
 @dataclass(frozen=True, slots=True)
 class GuestReader:
     """Reads guests in one pass. ``workers`` are the vhost kernel threads by owner,
-    ``seen`` tells on which (device, ifindex) a worker was seen transmitting; ``napi``
+    ``traced`` tells on which (device, ifindex) a worker was seen transmitting; ``napi``
     are the NAPI kernel threads by the device in their name."""
 
     root: HostRoot
@@ -133,7 +133,7 @@ class GuestReader:
     cpusets: CpusetReader
     online: CpuSet
     workers: Mapping[int, Sequence[int]]
-    seen: Callable[[ThreadKey], tuple[str, int] | None]
+    traced: Callable[[ThreadKey], tuple[str, int] | None]
     vcpus: VcpuFinder
     napi: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -273,7 +273,7 @@ class GuestReader:
     def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, KnownQueue]:
         found = {}
         for thread in threads:
-            device = self.seen(thread.key)
+            device = self.traced(thread.key)
             if device is not None:
                 found[thread.key] = KnownQueue(*device)
         return found

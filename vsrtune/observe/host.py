@@ -22,21 +22,21 @@ from vsrtune.model.host import IRQBALANCE, Competitor, Cpu, DeadlineCpu, Host, N
 from vsrtune.model.snapshot import Problem
 from vsrtune.observe.qemu_processes import Processes
 from vsrtune.observe.tap_backends import read_nic_threads
-from vsrtune.observe.tracing import SeenMemory
+from vsrtune.observe.tracing import TraceMemory
 
 _KERNEL = "/proc/sys/kernel"
 
 
 class HostReader:
-    """Reads the host in one pass; ``attempts`` keeps what could not be read."""
+    """Reads the host in one pass; ``problem_log`` keeps what could not be read."""
 
     def __init__(
-        self, root: HostRoot, net: NetReader, memory: SeenMemory, attempts: Attempts
+        self, root: HostRoot, net: NetReader, memory: TraceMemory, problem_log: ProblemLog
     ) -> None:
         self._root = root
         self._net = net
         self._memory = memory
-        self._try = attempts.attempt
+        self._try = problem_log.attempt
         self._irq_names: Mapping[int, str] | None = None
 
     def boot_id(self) -> str:
@@ -103,7 +103,7 @@ class HostReader:
         nic = self._net.nic(name, self._names_of_irqs, self._memory.rx_cpus)
         if nic is not None and nic.threaded_napi:
             nic = replace(nic, napi=read_nic_threads(self._root, threads))
-        if nic is not None and self._memory.seen.irqs:
+        if nic is not None and self._memory.results.irqs:
             fixed = self._memory.fixed
             irqs = tuple(replace(i, managed=fixed(i.number, i.name)) for i in nic.irqs)
             nic = replace(nic, irqs=irqs)
@@ -214,7 +214,7 @@ def _read(root: HostRoot, path: str) -> str:
 T = TypeVar("T")
 
 
-class Attempts:
+class ProblemLog:
     """The problems of some readers, in the order in which they were met."""
 
     def __init__(self) -> None:

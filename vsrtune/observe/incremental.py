@@ -38,7 +38,7 @@ class ObservationCache:
     pid, in pid order; ``places`` says where in the snapshot the guest of a pid stands,
     ``parents`` how many of them have their cgroup in which; ``devices`` are the lower
     devices; ``partitioned`` whether there are partitions or cgroups with exclusive CPUs.
-    ``looked`` are the guests that were looked at, with those that are gone; None: all."""
+    ``refreshed`` are the guests that were looked at, with those that are gone; None: all."""
 
     snapshot: Snapshot
     processes: Processes
@@ -50,7 +50,7 @@ class ObservationCache:
     parents: Counter[str]
     devices: dict[str, Device]
     partitioned: bool
-    looked: SnapshotSlice
+    refreshed: SnapshotSlice
 
     @property
     def napi(self) -> bool:
@@ -67,12 +67,12 @@ def relisted(
     known: ObservationCache,
     held: dict[int, CachedQemu],
     fresh: list[CachedQemu],
-    gone: list[CachedQemu],
+    vanished: list[CachedQemu],
 ) -> tuple[tuple[Guest, ...], dict[int, int], tuple[int, ...] | None]:
     """The guests in their order, where each stands, and where the new ones do. Where all are
     who they were, only these are put in the places of the old; else their places are None."""
     guests = list(known.snapshot.guests)
-    same = not gone and not known.napi
+    same = not vanished and not known.napi
     for one in fresh:
         place = known.places.get(one.process.pid)
         new = one.guest

@@ -127,7 +127,7 @@ class LoadMeter:
         self._known: dict[ThreadKey, _Known] | None = None
         self._changed = False
 
-    def look(self, snapshot: Snapshot) -> Snapshot:
+    def update(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the load of every thread that is known by now."""
         threads = data_plane(snapshot)
         if self._known is None:
@@ -184,7 +184,7 @@ class LoadMeter:
         if one.windows is None:
             one.windows = Windows(reading, one.load)
             return
-        one.windows = one.windows.look(reading, self._least)
+        one.windows = one.windows.update(reading, self._least)
         self._changed = self._changed or one.load != one.windows.load
         one.load = one.windows.load
 

@@ -18,11 +18,11 @@ from vsrtune.observe.incremental import ObservationCache
 from vsrtune.observe.one_pass import LookPass, NotAlone, Rounds
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
-    SEEN_PATH,
-    SeenMemory,
+    RESULTS_PATH,
     SeenNic,
     SeenWorker,
     TracedDevices,
+    TraceMemory,
     Tracer,
     rx_cpus,
     sender_device,
@@ -35,16 +35,16 @@ class Observer:
     """Observes one host as often as asked.
 
     ``virt`` None means a host without libvirt. Without ``memory`` what the host
-    itself remembers (/run/vsrtune/seen.json) is used and never written. Without
-    ``tracer`` a trace that is asked for is a recorded Problem. ``qemu_filter`` says at each look whose
-    plain QEMUs may be guests. ``pulse`` is called within a look, to show that it moves on.
+    itself remembers (/run/vsrtune/trace-results.json) is used and never written. Without
+    ``tracer`` a trace that is asked for is a recorded Problem. ``qemu_filter`` says at each pass
+    whose plain QEMUs may be guests. ``pulse`` is called within a pass, to show progress.
     """
 
     def __init__(
         self,
         root: HostRoot,
         virt: VirtSource | None,
-        memory: SeenMemory | None = None,
+        memory: TraceMemory | None = None,
         tracer: Tracer | None = None,
         qemu_filter: Callable[[], QemuFilter] = QemuFilter,
         pulse: Callable[[], None] = lambda: None,
@@ -53,7 +53,7 @@ class Observer:
         self._virt = virt
         self._memory = memory if memory is not None else _memory_of(root)
         self._tracer = tracer
-        self._scope = qemu_filter
+        self._qemu_filter = qemu_filter
         self._pulse = pulse
         self._vcpus = VcpuFinder()
         # What libvirt said last of the domains that it confirmed.
@@ -114,10 +114,10 @@ class Observer:
         except (NotAlone, ObserveError, OSError):
             # A look at everything writes down what cannot be read, and goes on.
             return self._all()
-        return self._known.looked
+        return self._known.refreshed
 
     def _pass(self, known: ObservationCache | None = None) -> LookPass:
-        self._vcpus.look(self._scope())
+        self._vcpus.update(self._qemu_filter())
         return LookPass(
             self._root,
             self._virt,
@@ -131,7 +131,7 @@ class Observer:
         )
 
     def _judge(self) -> Judge:
-        return Judge(self._root, self._scope().users, self._believed)
+        return Judge(self._root, self._qemu_filter().users, self._believed)
 
     def _trace(self, snapshot: Snapshot, seconds: float) -> tuple[Problem, ...]:
         if self._tracer is None:
@@ -163,14 +163,14 @@ def live_observer(
 ) -> Observer:
     """Observer of this host. That libvirt is missing or does not run is a recorded
     Problem; plain QEMU is found all the same."""
-    return Observer(LiveRoot(), LibvirtSource(uri), SeenMemory(), Tracer(), qemu_filter, pulse)
+    return Observer(LiveRoot(), LibvirtSource(uri), TraceMemory(), Tracer(), qemu_filter, pulse)
 
 
-def _memory_of(root: HostRoot) -> SeenMemory:
+def _memory_of(root: HostRoot) -> TraceMemory:
     try:
-        return SeenMemory(None, root.read(str(SEEN_PATH)))
+        return TraceMemory(None, root.read(str(RESULTS_PATH)))
     except OSError:
-        return SeenMemory(None)
+        return TraceMemory(None)
 
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
-from vsrtune.observe.host import Attempts, HostReader, lower_devices
+from vsrtune.observe.host import HostReader, ProblemLog, lower_devices
 from vsrtune.observe.incremental import CachedQemu, ObservationCache, listed, places, relisted
 from vsrtune.observe.qemu_processes import (
     NO_PROCESS,
@@ -30,7 +30,7 @@ from vsrtune.observe.qemu_processes import (
     ProcessTable,
     QemuProcess,
 )
-from vsrtune.observe.tracing import SeenMemory
+from vsrtune.observe.tracing import TraceMemory
 from vsrtune.observe.trust import Judge, Standing
 
 _LIBVIRT = re.compile(r"(.+)/libvirt/\w+", re.ASCII)
@@ -54,7 +54,7 @@ class LookPass:
         self,
         root: HostRoot,
         virt: VirtSource | None,
-        memory: SeenMemory,
+        memory: TraceMemory,
         vcpus: VcpuFinder,
         table: ProcessTable,
         judge: Judge,
@@ -81,29 +81,29 @@ class LookPass:
 
     def whole(self) -> ObservationCache:
         """Look at everything."""
-        attempts = Attempts()
-        host = HostReader(self._root, self._net, self._memory, attempts)
+        problem_log = ProblemLog()
+        host = HostReader(self._root, self._net, self._memory, problem_log)
         boot_id = host.boot_id()
         self._memory.load(boot_id)
         cpus = host.cpus()
         online = CpuSet(c.id for c in cpus if c.online)
-        domains = self._domains(attempts)
+        domains = self._domains(problem_log)
         self._pulse()
         empty = Processes((), {}, ())
-        processes = attempts.attempt(
+        processes = problem_log.attempt(
             "proc", lambda: self._table.scan(self._root, self._judge), empty
         )
-        qemus, owned = self._join(processes, domains, attempts)
+        qemus, owned = self._join(processes, domains, problem_log)
         self._pulse()
-        before = len(attempts.problems)
+        before = len(problem_log.problems)
         held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
         self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
-        seen = host.host(boot_id, cpus, processes, guests, self._tree(guests))
-        problems = (tuple(attempts.problems[:before]), tuple(attempts.problems[before:]))
+        host_read = host.host(boot_id, cpus, processes, guests, self._tree(guests))
+        problems = (tuple(problem_log.problems[:before]), tuple(problem_log.problems[before:]))
         own = (p for h in held.values() for p in h.problems)
         snapshot = Snapshot(
-            seen, guests, (*problems[0], *own, *problems[1]), strangers=_strangers(processes)
+            host_read, guests, (*problems[0], *own, *problems[1]), strangers=_strangers(processes)
         )
         return ObservationCache(
             snapshot,
@@ -113,21 +113,21 @@ class LookPass:
             *problems,
             places(guests),
             Counter(h.parent for h in held.values()),
-            self._net.known([n.name for n in seen.nics]),
-            any(c.special for c in seen.cpusets),
+            self._net.known([n.name for n in host_read.nics]),
+            any(c.special for c in host_read.cpusets),
             SnapshotSlice(snapshot),
         )
 
-    def _domains(self, attempts: Attempts) -> tuple[DomainText, ...] | None:
+    def _domains(self, problem_log: ProblemLog) -> tuple[DomainText, ...] | None:
         """Those that run; None when libvirt does not answer, or there is none."""
         virt = self._virt
-        return attempts.attempt("libvirt", virt.domains, None) if virt is not None else None
+        return problem_log.attempt("libvirt", virt.domains, None) if virt is not None else None
 
     def _join(
         self,
         processes: Processes,
         domains: tuple[DomainText, ...] | None,
-        attempts: Attempts,
+        problem_log: ProblemLog,
     ) -> tuple[tuple[QemuProcess, ...], dict[int, DomainText]]:
         """The processes as they stand, and pid to libvirt domain."""
         silent = False
@@ -136,9 +136,9 @@ class LookPass:
             nonlocal silent
             if silent or self._virt is None:
                 return None
-            problems = len(attempts.problems)
-            found = attempts.attempt("libvirt", partial(self._virt.domain, name), None)
-            silent = len(attempts.problems) > problems
+            problems = len(problem_log.problems)
+            found = problem_log.attempt("libvirt", partial(self._virt.domain, name), None)
+            silent = len(problem_log.problems) > problems
             return found
 
         joined = self._joiner.join(processes, domains, ask)
@@ -147,11 +147,11 @@ class LookPass:
             joined = self._joiner.join(processes, None, ask)
         elif joined.missing:
             # Most likely it ended after libvirt was asked.
-            still = {d.uuid for d in self._domains(attempts) or ()}
+            still = {d.uuid for d in self._domains(problem_log) or ()}
             for domain, why in joined.missing:
                 if domain.uuid in still:
                     what = f"{domain.name} runs according to libvirt, but {why}"
-                    attempts.problems.append(Problem("libvirt", what))
+                    problem_log.problems.append(Problem("libvirt", what))
         fresh = {
             (p.pid, p.start_time): joined.owned[p.pid]
             for p in joined.qemus
@@ -174,11 +174,11 @@ class LookPass:
             cpusets=self._cpusets,
             online=online,
             workers=processes.workers,
-            seen=self._memory.worker,
+            traced=self._memory.worker,
             vcpus=self._vcpus,
             napi=processes.napi,
         )
-        attempts = Attempts()
+        problem_log = ProblemLog()
         name = f"guest {process.args.name or process.pid}"
         # Counted first: a thread that comes meanwhile makes a difference next time.
         threads = thread_links(self._root, process.pid)
@@ -187,13 +187,13 @@ class LookPass:
             self._foreign_threads -= threads
         if self._foreign_threads < 0:
             what = f"more than {FOREIGN_THREADS} threads of other libvirts' guests: not read"
-            attempts.problems.append(Problem(name, what))
+            problem_log.problems.append(Problem(name, what))
             guest = None
         else:
-            guest = attempts.attempt(name, partial(reader.read, process, domain), None)
+            guest = problem_log.attempt(name, partial(reader.read, process, domain), None)
         named = domain.name if domain is not None else None
         home = _home(guest) if guest is not None else ""
-        return CachedQemu(process, named, guest, tuple(attempts.problems), threads, home)
+        return CachedQemu(process, named, guest, tuple(problem_log.problems), threads, home)
 
     # -- some guests
 
@@ -216,12 +216,12 @@ class LookPass:
                 plain.append(pid)
         domains = {n: virt.domain(n) for n in wanted} if virt is not None else {}
         processes = self._processes(known, domains, plain)
-        due, gone = self._due(known, processes, domains, plain)
+        due, vanished = self._due(known, processes, domains, plain)
         for process, domain in due:
             if domain is not None:
                 self._texts[process.pid, process.start_time] = domain
         fresh = [self._read(p, d, processes, known.snapshot.host.online) for p, d in due]
-        return self._joined(known, processes, fresh, gone, names)
+        return self._joined(known, processes, fresh, vanished, names)
 
     def _due(
         self,
@@ -232,7 +232,7 @@ class LookPass:
     ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[CachedQemu]]:
         """The processes to be read, each with its domain, and those that are gone. Raises
         NotAlone when other processes came or went."""
-        gone: dict[int, CachedQemu] = {}
+        vanished: dict[int, CachedQemu] = {}
         due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
         by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
         for name, domain in domains.items():
@@ -245,61 +245,61 @@ class LookPass:
                 if process is None and why != NO_PROCESS:
                     raise NotAlone
             if old is not None and (process is None or process.pid != old):
-                gone[old] = known.held[old]
+                vanished[old] = known.held[old]
             if process is not None:
                 due[process.pid] = process, domain
         for pid in plain:
             process = by_pid.get(pid)
             if process is None and pid in known.held:
-                gone[pid] = known.held[pid]
+                vanished[pid] = known.held[pid]
             elif process is not None:
                 if process.args.libvirt or process.decision.standing is not Standing.PLAIN:
                     raise NotAlone
                 due[pid] = process, None
-        if by_pid and by_pid.keys() != (known.held.keys() - gone.keys()) | due.keys():
+        if by_pid and by_pid.keys() != (known.held.keys() - vanished.keys()) | due.keys():
             raise NotAlone
-        return list(due.values()), list(gone.values())
+        return list(due.values()), list(vanished.values())
 
     def _joined(
         self,
         known: ObservationCache,
         processes: Processes,
         fresh: list[CachedQemu],
-        gone: list[CachedQemu],
+        vanished: list[CachedQemu],
         names: frozenset[str],
     ) -> ObservationCache:
         """What was known, with guests that were read anew and without those that are gone."""
         held, by_name, parents = dict(known.held), dict(known.names), Counter(known.parents)
-        before = [held[h.process.pid] for h in fresh if h.process.pid in held] + gone
+        before = [held[h.process.pid] for h in fresh if h.process.pid in held] + vanished
         for old in before:
             parents[old.parent] -= 1
             by_name.pop(old.domain or "", None)
-        for old in gone:
+        for old in vanished:
             del held[old.process.pid]
         for new in fresh:
             parents[new.parent] += 1
             held[new.process.pid] = new
             if new.domain is not None:
                 by_name[new.domain] = new.process.pid
-        if len(before) != len(fresh) or gone:
+        if len(before) != len(fresh) or vanished:
             held = dict(sorted(held.items()))
         last = known.snapshot
-        guests, places, spots = relisted(known, held, fresh, gone)
-        attempts = Attempts()
-        attempts.problems += known.after
-        host, partitioned = self._around(known, guests, before, fresh, parents, attempts)
-        if len(attempts.problems) != len(known.after):
+        guests, places, spots = relisted(known, held, fresh, vanished)
+        problem_log = ProblemLog()
+        problem_log.problems += known.after
+        host, partitioned = self._around(known, guests, before, fresh, parents, problem_log)
+        if len(problem_log.problems) != len(known.after):
             raise NotAlone
         problems = last.problems
         if [h.problems for h in before if h.problems] != [h.problems for h in fresh if h.problems]:
             own = (p for h in held.values() for p in h.problems)
             problems = (*known.before, *own, *known.after)
         guests_of = (h.guest for h in (*before, *fresh))
-        looked = names.union(g.ref for g in guests_of if g is not None)
+        refreshed = names.union(g.ref for g in guests_of if g is not None)
         snapshot = Snapshot(host, guests, problems, strangers=_strangers(processes))
-        part = SnapshotSlice(snapshot, looked, spots or ())
-        if spots is None or looked != {g.ref for g in part.guests}:
-            part = SnapshotSlice.of(snapshot, looked)
+        observed = SnapshotSlice(snapshot, refreshed, spots or ())
+        if spots is None or refreshed != {g.ref for g in observed.guests}:
+            observed = SnapshotSlice.of(snapshot, refreshed)
         return replace(
             known,
             snapshot=snapshot,
@@ -309,7 +309,7 @@ class LookPass:
             places=places,
             parents=parents,
             partitioned=partitioned,
-            looked=part,
+            refreshed=observed,
         )
 
     def _processes(
@@ -347,12 +347,12 @@ class LookPass:
         before: list[CachedQemu],
         fresh: list[CachedQemu],
         parents: Counter[str],
-        attempts: Attempts,
+        problem_log: ProblemLog,
     ) -> tuple[Host, bool]:
         """The host, with what depends on the guests that were looked at, and whether it has
         partitions."""
         host, partitioned = known.snapshot.host, known.partitioned
-        reader = HostReader(self._root, self._net, self._memory, attempts)
+        reader = HostReader(self._root, self._net, self._memory, problem_log)
         cpusets = self._beside(known, before, fresh, parents)
         if cpusets is None:
             cpusets = self._tree(guests)

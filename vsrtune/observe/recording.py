@@ -43,7 +43,7 @@ from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer, live_observer
 from vsrtune.observe.tap_backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
-from vsrtune.observe.tracing import SEEN_PATH, SeenMemory
+from vsrtune.observe.tracing import RESULTS_PATH, TraceMemory
 from vsrtune.policy.matching import QemuFilter
 
 T = TypeVar("T")
@@ -191,11 +191,11 @@ def record(
         live_observer(uri).observe(trace_seconds)
     root = RecordingRoot(LiveRoot())
     virt = RecordingVirt(LibvirtSource(uri))
-    memory = SeenMemory()
+    memory = TraceMemory()
     # Processes that are not believed have no part in anything, and none in a recording.
     live = replace(Observer(root, virt, memory).observe(), strangers=())
     redact = Redactor(os.urandom(16))
-    root.answers.texts[str(SEEN_PATH)] = json.dumps(encode(memory.seen))
+    root.answers.texts[str(RESULTS_PATH)] = json.dumps(encode(memory.results))
     prune(root.answers)
     recording = Recording(
         _note(live, note),
@@ -215,13 +215,15 @@ def record(
 
 
 def replay(file: Path, qemu_filter: QemuFilter | None = None) -> Snapshot:
-    """Observe a recorded host. ``qemu_filter`` says whose plain QEMUs may be guests: root's without.
-    Raises ObserveError when the file holds no recording."""
+    """Observe a recorded host. ``qemu_filter`` says whose plain QEMUs may be guests; without
+    it, root's.     Raises ObserveError when the file holds no recording."""
     return _observe(load(file), qemu_filter)
 
 
 def _observe(recording: Recording, qemu_filter: QemuFilter | None = None) -> Snapshot:
-    observer = Observer(recording.root(), recording.virt(), qemu_filter=lambda: qemu_filter or QemuFilter())
+    observer = Observer(
+        recording.root(), recording.virt(), qemu_filter=lambda: qemu_filter or QemuFilter()
+    )
     return observer.observe()
 
 
@@ -311,8 +313,8 @@ def _processes_used(answers: Answers) -> set[str]:
         comm = parse_stat(text).comm
         read = f"/proc/{match[1]}/cmdline" in answers.texts
         close = f"/proc/{match[1]}/task/{match[1]}/stat" in answers.texts
-        ours = napi_device(comm) in answers.ethtool
-        if read or close or ours or comm in DAEMONS:
+        known = napi_device(comm) in answers.ethtool
+        if read or close or known or comm in DAEMONS:
             used.add(match[1])
     return used
 

@@ -141,7 +141,7 @@ class SampledGuests:
     crews: tuple[Crew, ...]
 
 
-def watched(guest: Guest) -> SampledGuests:
+def sampled_guest(guest: Guest) -> SampledGuests:
     """What is to be looked at for a guest."""
     threads = [t for role in DATA_PLANE for t in guest.by_role(role)]
     return SampledGuests(

@@ -185,8 +185,8 @@ def read_napi_threads(
         if thread is not None and thread.kthread and napi_device(thread.name) is not None:
             found.append(NapiThread(thread, interface.target, confidence))
         else:
-            gone = f"thread {tid} is no NAPI thread now"
-            problems.append(f"{interface.target}: its NAPI is threaded, but {problem or gone}")
+            vanished = f"thread {tid} is no NAPI thread now"
+            problems.append(f"{interface.target}: its NAPI is threaded, but {problem or vanished}")
     return found, problems
 
 

@@ -146,8 +146,8 @@ class Tracer:
         there is no tracefs."""
         for name in os.listdir(self._instances):
             pid = name.removeprefix(PREFIX)
-            ours = name.startswith(PREFIX) and pid.isdecimal()
-            if ours and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
+            known = name.startswith(PREFIX) and pid.isdecimal()
+            if known and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
                 _remove(f"{self._instances}/{name}")
 
     def _count(self, instance: str, devices: TracedDevices, seconds: float) -> Traced:
@@ -224,7 +224,7 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-SEEN_PATH = Path("/run/vsrtune/seen.json")
+RESULTS_PATH = Path("/run/vsrtune/trace-results.json")
 
 _VERSION = 1
 # Characters; what is cut off there counts as damaged.
@@ -275,13 +275,13 @@ def parse(text: str, boot_id: str) -> TraceResults:
     return kept(TraceResults(boot_id), text)
 
 
-class SeenMemory:
+class TraceMemory:
     """Observations that outlive a trace. With ``path`` None they are kept in memory,
     beginning with ``text``."""
 
-    def __init__(self, path: Path | None = SEEN_PATH, text: str = "") -> None:
+    def __init__(self, path: Path | None = RESULTS_PATH, text: str = "") -> None:
         self.path = path
-        self.seen = TraceResults("")
+        self.results = TraceResults("")
         self._text = text
         # What the file held when it was last read, and for which boot.
         self._read: tuple[str, str] | None = None
@@ -294,36 +294,38 @@ class SeenMemory:
                 with self.path.open(encoding="utf-8", errors="replace") as file:
                     text = file.read(_MOST)
             except OSError:
-                self.seen = TraceResults(boot_id)
+                self.results = TraceResults(boot_id)
                 self._read = None
                 return
             if self._read != (text, boot_id):
-                self.seen = parse(text, boot_id)
+                self.results = parse(text, boot_id)
                 self._read = (text, boot_id)
-        elif self.seen.boot_id != boot_id:
-            self.seen = parse(self._text, boot_id)
+        elif self.results.boot_id != boot_id:
+            self.results = parse(self._text, boot_id)
 
     def worker(self, key: ThreadKey) -> tuple[str, int] | None:
         """(device, ifindex) on which the worker was last seen; None when never."""
-        if self._by_key is None or self._by_key[0] is not self.seen:
-            self._by_key = self.seen, {w.key: w for w in self.seen.workers}
+        if self._by_key is None or self._by_key[0] is not self.results:
+            self._by_key = self.results, {w.key: w for w in self.results.workers}
         found = self._by_key[1].get(key)
         return (found.device, found.ifindex) if found is not None else None
 
     def rx_cpus(self, nic: str, ifindex: int) -> CpuSet | None:
         """CPUs on which the device was last seen receiving; None when never."""
-        found = (n for n in self.seen.nics if (n.nic, n.ifindex) == (nic, ifindex))
+        found = (n for n in self.results.nics if (n.nic, n.ifindex) == (nic, ifindex))
         return next((n.cpus for n in found), None)
 
     def fixed(self, number: int, name: str) -> bool:
         """Whether the kernel has refused to move that interrupt."""
-        return FixedIrq(number, name) in self.seen.irqs
+        return FixedIrq(number, name) in self.results.irqs
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Add interrupts that the kernel refused to move, by number and name. Raises
         ObserveError when the file cannot be replaced; memory is updated anyway."""
         added = (FixedIrq(number, name) for number, name in irqs)
-        self.seen = replace(self.seen, irqs=tuple(dict.fromkeys((*self.seen.irqs, *added))))
+        self.results = replace(
+            self.results, irqs=tuple(dict.fromkeys((*self.results.irqs, *added)))
+        )
         self._save()
 
     def remember(
@@ -335,12 +337,12 @@ class SeenMemory:
         """Merge, newest winning, and forget workers that are not ``alive``. Raises
         ObserveError when the file cannot be replaced; memory is updated anyway."""
         living = set(alive)
-        by_key = {w.key: w for w in self.seen.workers if w.key in living}
+        by_key = {w.key: w for w in self.results.workers if w.key in living}
         by_key.update((w.key, w) for w in workers)
-        by_nic = {(n.nic, n.ifindex): n for n in self.seen.nics}
+        by_nic = {(n.nic, n.ifindex): n for n in self.results.nics}
         by_nic.update(((n.nic, n.ifindex), n) for n in nics)
-        self.seen = replace(
-            self.seen,
+        self.results = replace(
+            self.results,
             workers=tuple(w for _, w in sorted(by_key.items())),
             nics=tuple(n for _, n in sorted(by_nic.items())),
         )
@@ -350,7 +352,7 @@ class SeenMemory:
         self._read = None
         if self.path is not None:
             try:
-                text = json.dumps(encode(self.seen), ensure_ascii=False)
+                text = json.dumps(encode(self.results), ensure_ascii=False)
                 replace_volatile(self.path, text.encode(), 0o600)
             except OSError as error:
                 raise ObserveError(

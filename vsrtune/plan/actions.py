@@ -92,7 +92,7 @@ class Phases:
 
 def build(
     context: Context,
-    all_wishes: Sequence[Requirements],
+    per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
     phases: Phases,
@@ -100,17 +100,17 @@ def build(
     """Fill ``phases`` with everything asked of the guests that are not refused, but for
     the root domains themselves (domain_build)."""
     claimed: dict[int, str] = {}
-    for wish in all_wishes:
-        phases.skipped += wish.skipped
-        _moves(context, wish, phases)
-        for pin in wish.pins:
+    for requirements in per_guest:
+        phases.skipped += requirements.skipped
+        _moves(context, requirements, phases)
+        for pin in requirements.pins:
             into = phases.vcpu_pins if pin.thread.role is Role.VCPU else phases.vhost_pins
-            _pin(context, wish, pin, chosen, into, phases)
-        if wish.emulator is not None:
-            _pin(context, wish, wish.emulator, chosen, phases.emulator_pins, phases)
+            _pin(context, requirements, pin, chosen, into, phases)
+        if requirements.emulator is not None:
+            _pin(context, requirements, requirements.emulator, chosen, phases.emulator_pins, phases)
         for role in DATA_PLANE:
-            _scheduling(context, wish, role, chosen, found, phases)
-        _queues(context, wish, claimed, phases)
+            _scheduling(context, requirements, role, chosen, found, phases)
+        _queues(context, requirements, claimed, phases)
 
 
 def level(sched: Sched) -> int:
@@ -118,18 +118,18 @@ def level(sched: Sched) -> int:
     return sched.priority if sched.cls in REALTIME else 0
 
 
-def _moves(context: Context, wish: Requirements, phases: Phases) -> None:
-    ref = wish.guest.ref
-    existing = {t.cgroup for t in wish.guest.threads}
-    for path in dict.fromkeys(wish.moves.values()):
+def _moves(context: Context, requirements: Requirements, phases: Phases) -> None:
+    ref = requirements.guest.ref
+    existing = {t.cgroup for t in requirements.guest.threads}
+    for path in dict.fromkeys(requirements.moves.values()):
         target = CgroupDir(ref, path)
-        wish.asked.add(target)
-        if path not in existing and context.ours.get(target) is not True:
+        requirements.desired.add(target)
+        if path not in existing and context.applied.get(target) is not True:
             reason = "room for the vhost workers, out of reach of emulatorpin"
             phases.dirs.append(Action(target, False, True, reason))
-    for thread, path in wish.moves.items():
+    for thread, path in requirements.moves.items():
         move = ThreadCgroup(ref, thread.key, label(thread))
-        wish.asked.add(move)
+        requirements.desired.add(move)
         if thread.cgroup == path:
             phases.skip(ref, f"{label(thread)} cgroup", "already out of the emulator cgroup")
             continue
@@ -147,7 +147,7 @@ def pin_values(thread: Thread, target: Target, cpus: CpuSet) -> tuple[Value, Val
 
 def _pin(
     context: Context,
-    wish: Requirements,
+    requirements: Requirements,
     pin: PinRequest,
     chosen: Mapping[ThreadKey, Chosen],
     into: list[Action],
@@ -156,46 +156,46 @@ def _pin(
     subject = f"{label(pin.thread)} CPUs"
     pick = chosen.get(pin.thread.key)
     if pick is None:
-        phases.skip(wish.guest.ref, subject, "its cgroup allows no housekeeping CPU")
+        phases.skip(requirements.guest.ref, subject, "its cgroup allows no housekeeping CPU")
         return
     if pin.thread.affinity == pick.cpus:
-        why = f" ({pick.why})" if wish.policy.placement is not None and pick.why else ""
-        phases.skip(wish.guest.ref, subject, f"already as asked: CPUs {pick.cpus}{why}")
-        context.settled[pin.target] = pick.cpus
+        why = f" ({pick.why})" if requirements.policy.placement is not None and pick.why else ""
+        phases.skip(requirements.guest.ref, subject, f"already as asked: CPUs {pick.cpus}{why}")
+        context.for_verify[pin.target] = pick.cpus
         return
     auto = f" auto, {pick.why}" if pick.why else f" {pick.cpus}"
-    reason = f"{dotted(pin.keys)}:{auto} ({wish.policy.at(*pin.keys)})"
+    reason = f"{dotted(pin.keys)}:{auto} ({requirements.policy.at(*pin.keys)})"
     before, after = pin_values(pin.thread, pin.target, pick.cpus)
     into.append(Action(pin.target, before, after, reason))
 
 
 def _scheduling(
     context: Context,
-    wish: Requirements,
+    requirements: Requirements,
     role: Role,
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
     phases: Phases,
 ) -> None:
-    ref = wish.guest.ref
-    rule = rule_for(wish.policy, role)
-    threads = wish.threads(role)
+    ref = requirements.guest.ref
+    rule = rule_for(requirements.policy, role)
+    threads = requirements.threads(role)
     if rule is None:
         for thread in threads:
             phases.skip(ref, f"{label(thread)} scheduling", "not asked by the policy")
         return
-    down = ", stepped down" if wish.policy.lowered else ""
-    reason = f"scheduler.{role.value}{down} ({wish.policy.at('scheduler', role.value)})"
+    down = ", stepped down" if requirements.policy.lowered else ""
+    reason = f"scheduler.{role.value}{down} ({requirements.policy.at('scheduler', role.value)})"
     for thread in threads:
         name = label(thread)
         target = ThreadSched(ref, thread.key, name)
-        wish.asked.add(target)
+        requirements.desired.add(target)
         if thread.sched == rule.sched:
-            context.settled[target] = rule.sched
+            context.for_verify[target] = rule.sched
         elif (drift := context.leave(target)) is not None:
             phases.leave(ref, f"{name} scheduling", drift)
             continue
-        why_not = _why_not(context, wish, thread, rule, chosen)
+        why_not = _why_not(context, requirements, thread, rule, chosen)
         if why_not is None and rule.deadline:
             why_not = _no_budget(found, thread)
         waits = _waits(context, found, thread) if why_not is None and rule.deadline else None
@@ -207,7 +207,7 @@ def _scheduling(
         action = Action(target, thread.sched, rule.sched, reason)
         if level(rule.sched) < level(thread.sched) and not rule.deadline:
             into = phases.vcpu_lowered if role is Role.VCPU else phases.vhost_lowered
-            if wish.policy.lowered and role is Role.VCPU:
+            if requirements.policy.lowered and role is Role.VCPU:
                 into = phases.stepped_down
         else:
             into = phases.vcpu_raised if role is Role.VCPU else phases.vhost_raised
@@ -238,7 +238,7 @@ def _waits(context: Context, found: RootDomains, thread: Thread) -> str | None:
 
 def _why_not(
     context: Context,
-    wish: Requirements,
+    requirements: Requirements,
     thread: Thread,
     rule: SchedRule,
     chosen: Mapping[ThreadKey, Chosen],
@@ -246,7 +246,7 @@ def _why_not(
     """The reason why a thread's scheduling is left alone, None when it is not."""
     if thread.sched == rule.sched:
         return f"already as asked: {rule.sched}"
-    if foreign_deadline(context, wish.guest, thread):
+    if foreign_deadline(context, requirements.guest, thread):
         return "someone else gave the thread class deadline; it is left alone"
     pick = chosen.get(thread.key)
     cpus = pick.cpus if pick is not None else thread.affinity
@@ -255,15 +255,17 @@ def _why_not(
     return None
 
 
-def _queues(context: Context, wish: Requirements, claimed: dict[int, str], phases: Phases) -> None:
-    ref = wish.guest.ref
-    asked = wish.policy.macvtap_queue
-    if asked is None:
+def _queues(
+    context: Context, requirements: Requirements, claimed: dict[int, str], phases: Phases
+) -> None:
+    ref = requirements.guest.ref
+    desired = requirements.policy.macvtap_queue
+    if desired is None:
         phases.skip(ref, "macvtap queue", "not asked by the policy")
         return
-    if not any(i.kind.rings for i in wish.guest.interfaces):
+    if not any(i.kind.rings for i in requirements.guest.interfaces):
         phases.skip(ref, "macvtap queue", "the guest has no macvtap interface")
-    for interface in wish.guest.interfaces:
+    for interface in requirements.guest.interfaces:
         subject = f"{interface.target} queue"
         target = TxQueueLen(ref, interface.target, interface.ifindex)
         if not interface.kind.rings:
@@ -273,26 +275,28 @@ def _queues(context: Context, wish: Requirements, claimed: dict[int, str], phase
                 "no macvtap: in front of a tap's ring stands a qdisc that txqueuelen changes too",
             )
             continue
-        wish.asked.add(target)
+        requirements.desired.add(target)
         other = claimed.setdefault(interface.ifindex, ref)
         if other != ref:
             phases.skip(ref, subject, f"the device is shared, its queue goes with {other}")
             continue
-        length = asked if isinstance(asked, int) else _present(asked, context.ours.get(target))
-        said = str(length) if isinstance(asked, int) else f"{length} ({asked})"
+        length = (
+            desired if isinstance(desired, int) else _present(desired, context.applied.get(target))
+        )
+        said = str(length) if isinstance(desired, int) else f"{length} ({desired})"
         if interface.txqueuelen == length:
             phases.skip(ref, subject, f"already as asked: {said}")
-            context.settled[target] = length
+            context.for_verify[target] = length
         elif (drift := context.leave(target)) is not None:
             phases.leave(ref, subject, drift)
         else:
-            what = "queue.macvtap" if isinstance(asked, int) else f"queue.macvtap: {asked}"
-            reason = f"{what} ({wish.policy.at('queue', 'macvtap')})"
+            what = "queue.macvtap" if isinstance(desired, int) else f"queue.macvtap: {desired}"
+            reason = f"{what} ({requirements.policy.at('queue', 'macvtap')})"
             phases.queues.append(Action(target, interface.txqueuelen, length, reason))
 
 
-def _present(asked: QueueBounds, ours: Value | None) -> int:
+def _present(desired: QueueBounds, applied: Value | None) -> int:
     """Where an adaptive queue stands: what its keeper wrote last, else long."""
-    if isinstance(ours, int) and asked.low <= ours <= asked.high:
-        return ours
-    return asked.high
+    if isinstance(applied, int) and desired.low <= applied <= desired.high:
+        return applied
+    return desired.high

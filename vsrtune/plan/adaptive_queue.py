@@ -333,7 +333,7 @@ def _mean(pairs: tuple[float, ...]) -> tuple[float, float]:
 
 def _stays(state: QueueRuleState, now: float) -> QueueRuleState:
     mean, error = _mean(state.pairs)
-    looked = state.tried == state.held
+    refreshed = state.tried == state.held
     best = state.tried if mean - 2 * error > log(BETTER) else state.best
     why = f"overload, {state.tried} forwards {exp(mean):.2f} of {state.against}"
     return replace(
@@ -344,17 +344,17 @@ def _stays(state: QueueRuleState, now: float) -> QueueRuleState:
         best=best,
         pairs=(),
         why=why,
-        try_at=max(now + DWELL, state.try_at) if looked else now + DWELL,
+        try_at=max(now + DWELL, state.try_at) if refreshed else now + DWELL,
         look_at=now + state.look_pause,
-        look_pause=min(2 * state.look_pause, MOST_PAUSE) if looked else PAUSE,
+        look_pause=min(2 * state.look_pause, MOST_PAUSE) if refreshed else PAUSE,
     )
 
 
 def _fails(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleState:
     """Back at once. A length that had stayed and fails now is forgotten."""
-    looked = state.tried == state.held
-    held = state.against if looked else state.held
-    best = state.against if looked else state.best
+    refreshed = state.tried == state.held
+    held = state.against if refreshed else state.held
+    best = state.against if refreshed else state.best
     failed = replace(
         state,
         held=held,

@@ -25,18 +25,18 @@ REASON = "the guest has brought it along"
 def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) -> tuple[Entry, ...]:
     """What guests have brought, as the journal would have it; none of guests with which
     libvirt is busy. ``journalled`` are the journal's entries."""
-    ours = {_thread(entry.target) for entry in journalled}
+    tuned_here = {_thread(entry.target) for entry in journalled}
     return tuple(
         entry
         for guest in guests
-        if guest.carried and not guest.busy and not _tuned_here(guest, ours)
+        if guest.carried and not guest.busy and not _tuned_here(guest, tuned_here)
         for pin in guest.carried
         for entry in _entry(guest, host, pin)
     )
 
 
-def _tuned_here(guest: Guest, ours: Collection[ThreadKey | None]) -> bool:
-    return any(t.key in ours for t in guest.threads if t.role is not Role.NAPI)
+def _tuned_here(guest: Guest, tuned_here: Collection[ThreadKey | None]) -> bool:
+    return any(t.key in tuned_here for t in guest.threads if t.role is not Role.NAPI)
 
 
 def _thread(target: Target) -> ThreadKey | None:

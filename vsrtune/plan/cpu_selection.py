@@ -12,37 +12,44 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
 from vsrtune.plan.placement.by_load import balance
 from vsrtune.plan.placement.ranked import Chosen, Occupant, Seat, place
-from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, pinned_cpus, settled
+from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, pinned_cpus, staying
 from vsrtune.policy.model import AUTO, cpus_for, rule_for
 
 
 def choose(
-    context: Context, snapshot: Snapshot, asked: Sequence[Requirements]
+    context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
 ) -> dict[ThreadKey, Chosen]:
     """CPUs for every wish: lists as written, auto by placement, then emulators."""
     chosen: dict[ThreadKey, Chosen] = {}
-    occupants = _occupants(context, snapshot, asked)
+    occupants = _occupants(context, snapshot, per_guest)
     seats: list[Seat] = []
     by_hand = CpuSet()
-    links = {wish.guest.ref: inner_links(context.host, wish.guest) for wish in asked}
-    for wish in asked:
-        for pin in wish.pins:
+    links = {
+        requirements.guest.ref: inner_links(context.host, requirements.guest)
+        for requirements in per_guest
+    }
+    for requirements in per_guest:
+        for pin in requirements.pins:
             if pin.cpus is not None:
                 chosen[pin.thread.key] = Chosen(pin.cpus)
                 by_hand |= pin.cpus
                 # One of auto that floats in its root domain reserves none of it: the threads
                 # beside it would leave, and the domain grow after them, plan by plan.
-                floats = cpus_for(wish.policy, pin.thread.role) is AUTO
-                linked = links[wish.guest.ref]
-                occupants.append(_fixed(wish, pin, pin.cpus, linked, reserves=not floats))
+                floats = cpus_for(requirements.policy, pin.thread.role) is AUTO
+                linked = links[requirements.guest.ref]
+                occupants.append(_fixed(requirements, pin, pin.cpus, linked, reserves=not floats))
     spare = _spare(context, by_hand, occupants)
     by_load: list[Seat] = []
-    for wish in asked:
-        into = seats if wish.policy.placement is None else by_load
-        nodes = frozenset(n.node for n in lower_nics(context.host, wish.guest) if n.node >= 0)
-        linked = links[wish.guest.ref]
+    for requirements in per_guest:
+        into = seats if requirements.policy.placement is None else by_load
+        nodes = frozenset(
+            n.node for n in lower_nics(context.host, requirements.guest) if n.node >= 0
+        )
+        linked = links[requirements.guest.ref]
         into += [
-            _seat(context, wish, pin, spare, nodes, linked) for pin in wish.pins if pin.cpus is None
+            _seat(context, requirements, pin, spare, nodes, linked)
+            for pin in requirements.pins
+            if pin.cpus is None
         ]
     cpus = {c.id: c for c in context.host.cpus}
     placed = place(seats, occupants, cpus)
@@ -63,22 +70,22 @@ def choose(
     pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
     pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
     roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned
-    for wish in asked:
-        if wish.emulator is not None:
-            pick = _housekeepers(context, wish.emulator, pinned, roaming)
+    for requirements in per_guest:
+        if requirements.emulator is not None:
+            pick = _housekeepers(context, requirements.emulator, pinned, roaming)
             if pick is not None:
-                chosen[wish.emulator.thread.key] = pick
+                chosen[requirements.emulator.thread.key] = pick
     return chosen
 
 
 def _occupants(
-    context: Context, snapshot: Snapshot, asked: Sequence[Requirements]
+    context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
 ) -> list[Occupant]:
-    planned = {(w.guest.pid, w.guest.start_time) for w in asked}
-    out = [o for w in asked for o in w.occupants]
+    planned = {(w.guest.pid, w.guest.start_time) for w in per_guest}
+    out = [o for w in per_guest for o in w.occupants]
     for guest in snapshot.guests:
         if (guest.pid, guest.start_time) not in planned:
-            out += settled(context.host, guest, guest.threads, context.online)
+            out += staying(context.host, guest, guest.threads, context.online)
     return out
 
 
@@ -96,7 +103,7 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
 
 def _seat(
     context: Context,
-    wish: Requirements,
+    requirements: Requirements,
     pin: PinRequest,
     spare: CpuSet,
     nodes: frozenset[int],
@@ -104,41 +111,46 @@ def _seat(
 ) -> Seat:
     allowed = pin.allowed - spare or pin.allowed
     previous: int | None = None
-    for cpus in (pinned_cpus(context.ours.get(pin.target)), pin.thread.affinity):
+    for cpus in (pinned_cpus(context.applied.get(pin.target)), pin.thread.affinity):
         if cpus is not None and len(cpus) == 1 and cpus <= allowed:
             previous = cpus.first()
             break
     return Seat(
         pin.thread.key,
-        wish.guest.ref,
+        requirements.guest.ref,
         pin.thread.role,
         pin.number,
         allowed,
         previous,
         nodes,
-        f"{wish.guest.ref} {label(pin.thread)}",
+        f"{requirements.guest.ref} {label(pin.thread)}",
         pin.thread.load,
-        _booked(wish, pin),
+        _booked(requirements, pin),
         links,
     )
 
 
 def _fixed(
-    wish: Requirements, pin: PinRequest, cpus: CpuSet, links: frozenset[str], *, reserves: bool
+    requirements: Requirements,
+    pin: PinRequest,
+    cpus: CpuSet,
+    links: frozenset[str],
+    *,
+    reserves: bool,
 ) -> Occupant:
     return Occupant(
-        wish.guest.ref,
+        requirements.guest.ref,
         pin.thread.role,
         cpus,
         reserves,
         pin.thread.load,
-        _booked(wish, pin),
+        _booked(requirements, pin),
         links,
     )
 
 
-def _booked(wish: Requirements, pin: PinRequest) -> int:
-    rule = rule_for(wish.policy, pin.thread.role)
+def _booked(requirements: Requirements, pin: PinRequest) -> int:
+    rule = rule_for(requirements.policy, pin.thread.role)
     return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
 

@@ -57,9 +57,9 @@ _STRICTEST = (DriftRule.ENFORCE, DriftRule.REPORT, DriftRule.ADOPT)
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What earlier passes know beyond the journal: values that were found as asked and were
-    never written (``expected``), and why a setting is not put back yet (``waits``)."""
+    never written (``for_verify``), and why a setting is not put back yet (``waits``)."""
 
-    expected: Mapping[Target, Value] = field(default_factory=dict)
+    for_verify: Mapping[Target, Value] = field(default_factory=dict)
     waits: Mapping[Target, str] = field(default_factory=dict)
 
 
@@ -73,8 +73,8 @@ def put_back(plan: Plan) -> dict[Target, Drift]:
     return {d.target: d for d in enforced if d.target in planned}
 
 
-def enforcing(plan: Plan, ours: Mapping[Target, Value]) -> Plan:
-    """``plan``, with its actions that put a setting back marked as ``enforced``. ``ours`` are
+def enforcing(plan: Plan, applied: Mapping[Target, Value]) -> Plan:
+    """``plan``, with its actions that put a setting back marked as ``enforced``. ``applied`` are
     the values in the journal. A boost by stalld lasts a moment: undo must not restore it.
 
     An action is not marked when the journal does not know its target and the policy asks for
@@ -86,7 +86,7 @@ def enforcing(plan: Plan, ours: Mapping[Target, Value]) -> Plan:
         drift = drifted.get(action.target)
         if drift is None:
             return action
-        found_so = action.target in ours or drift.wished == _text(action.after)
+        found_so = action.target in applied or drift.desired == _text(action.after)
         return replace(action, enforced=found_so)
 
     return replace(plan, actions=tuple(map(marked, plan.actions)))
@@ -98,80 +98,80 @@ def overrules(reassert: Overruled, guest: str) -> bool:
 
 
 def drifts(
-    snapshot: Snapshot, pairs: Pairs, ours: Mapping[Target, Value], memory: Memory = NO_MEMORY
+    snapshot: Snapshot, pairs: Pairs, applied: Mapping[Target, Value], memory: Memory = NO_MEMORY
 ) -> dict[Target, Drift]:
-    """Every setting that differs from ``ours`` (the journal) or from the memory, with what
+    """Every setting that differs from ``applied`` (the journal) or from the memory, with what
     its policy says of that. Also one whose policy asks for what is found: the planner knows
     what is asked, and leaves those out."""
-    expected = {**ours, **memory.expected}
+    for_verify = {**applied, **memory.for_verify}
     by_guest: dict[str, list[tuple[Target, Value]]] = {}
-    for target, value in expected.items():
+    for target, value in for_verify.items():
         by_guest.setdefault(target.guest, []).append((target, value))
     found: dict[Target, Drift] = {}
     policies: list[Policy] = []
     for guest, policy in pairs:
         policies.append(policy)
-        for target, wished, now, thread in _changed(guest, by_guest.get(guest.ref, ())):
+        for target, desired, now, thread in _changed(guest, by_guest.get(guest.ref, ())):
             setting = _setting(target, thread)
             rule = rule_of(policy.drift, setting)
-            by = _by(snapshot.host, setting, wished, thread)
-            found[target] = _judge(target, setting, rule, wished, now, by, memory)
+            by = _by(snapshot.host, setting, desired, thread)
+            found[target] = _judge(target, setting, rule, desired, now, by, memory)
     rule = _strictest((p.drift for p in policies if p.moves_irqs is not None), _IRQ)
     settings = nic_settings(snapshot.host)
-    for target, wished in by_guest.get(HOST_REF, ()):
+    for target, desired in by_guest.get(HOST_REF, ()):
         now_cpus = settings.get(target)
-        if now_cpus is not None and now_cpus != wished:
+        if now_cpus is not None and now_cpus != desired:
             interrupt = isinstance(target, IrqAffinity)
-            by = _by(snapshot.host, _IRQ, wished, None) if interrupt else ""
-            found[target] = _judge(target, _IRQ, rule, wished, now_cpus, by, memory)
+            by = _by(snapshot.host, _IRQ, desired, None) if interrupt else ""
+            found[target] = _judge(target, _IRQ, rule, desired, now_cpus, by, memory)
     rule = _strictest((p.drift for p in policies if slice_of(p)), _SLICE)
     slice_target = RrTimeslice(HOST_REF)
-    wished_slice, now_ms = expected.get(slice_target), snapshot.host.rr_timeslice_ms
-    if isinstance(wished_slice, TimeSlice) and now_ms is not None:
+    desired_slice, now_ms = for_verify.get(slice_target), snapshot.host.rr_timeslice_ms
+    if isinstance(desired_slice, TimeSlice) and now_ms is not None:
         now_slice = TimeSlice(now_ms)
-        if not wished_slice.reached_by(now_slice):
+        if not desired_slice.reached_by(now_slice):
             found[slice_target] = _judge(
-                slice_target, _SLICE, rule, wished_slice, now_slice, "", memory
+                slice_target, _SLICE, rule, desired_slice, now_slice, "", memory
             )
     softirq = (p.drift for p in policies if p.softirq_sched is not None)
     rule = _strictest(softirq, "scheduler.softirq")
     threads = {t.key: t.sched for t in snapshot.host.softirq}
-    for target, wished in by_guest.get(HOST_REF, ()):
+    for target, desired in by_guest.get(HOST_REF, ()):
         if isinstance(target, ThreadSched):
             now_sched = threads.get(target.thread)
-            if now_sched is not None and now_sched != wished:
+            if now_sched is not None and now_sched != desired:
                 setting = "scheduler.softirq"
-                by = _by(snapshot.host, setting, wished, None)
-                found[target] = _judge(target, setting, rule, wished, now_sched, by, memory)
+                by = _by(snapshot.host, setting, desired, None)
+                found[target] = _judge(target, setting, rule, desired, now_sched, by, memory)
     return found
 
 
 def _changed(
-    guest: Guest, expected: Iterable[tuple[Target, Value]]
+    guest: Guest, for_verify: Iterable[tuple[Target, Value]]
 ) -> Iterator[tuple[Target, Value, Value, Thread | None]]:
     """Target, expected value, value found and thread of what differs."""
     threads = {t.key: t for t in guest.threads}
     interfaces = {i.ifindex: i for i in guest.interfaces}
-    for target, wished in expected:
+    for target, desired in for_verify:
         match target:
             case VcpuPin() | EmulatorPin() | ThreadAffinity():
                 thread = threads.get(target.thread)
-                cpus = wished.cpus if isinstance(wished, Pin) else wished
+                cpus = desired.cpus if isinstance(desired, Pin) else desired
                 if thread is not None and thread.affinity != cpus:
                     yield target, cpus, thread.affinity, thread
             case ThreadSched():
                 thread = threads.get(target.thread)
-                if thread is not None and thread.sched != wished:
-                    yield target, wished, thread.sched, thread
+                if thread is not None and thread.sched != desired:
+                    yield target, desired, thread.sched, thread
             case TxQueueLen():
                 interface = interfaces.get(target.ifindex)
-                if interface is not None and interface.txqueuelen != wished:
-                    yield target, wished, interface.txqueuelen, None
+                if interface is not None and interface.txqueuelen != desired:
+                    yield target, desired, interface.txqueuelen, None
             case NapiThreaded():
                 interface = interfaces.get(target.ifindex)
                 now = None if interface is None else interface.threaded
-                if now is not None and now != wished:
-                    yield target, wished, now, None
+                if now is not None and now != desired:
+                    yield target, desired, now, None
 
 
 def _setting(target: Target, thread: Thread | None) -> str:
@@ -186,13 +186,13 @@ def _setting(target: Target, thread: Thread | None) -> str:
     return f"cpus.{role}"
 
 
-def _by(host: Host, setting: str, wished: Value, thread: Thread | None) -> str:
+def _by(host: Host, setting: str, desired: Value, thread: Thread | None) -> str:
     section = setting.partition(".")[0]
     if thread is not None and section == "cpus":
         if thread.pin is not None and thread.pin == thread.affinity:
             return "libvirt"
         effective = thread.cpuset_effective
-        if effective is not None and isinstance(wished, CpuSet) and not wished <= effective:
+        if effective is not None and isinstance(desired, CpuSet) and not desired <= effective:
             return "a writer of its cgroup"
     running = [n.name for n in host.neighbours if n.pid is not None and n.detail != "no profile"]
     return next((name for name in running if section in _HABITS.get(name, ())), "")
@@ -210,7 +210,7 @@ def _judge(
     target: Target,
     setting: str,
     rule: DriftRule | None,
-    wished: Value,
+    desired: Value,
     now: Value,
     by: str,
     memory: Memory,
@@ -222,16 +222,18 @@ def _judge(
         held = False
     left = ""
     if rule is DriftRule.ADOPT:
-        left = f"adopted as found: {_text(now)}, we had set {_text(wished)}; a reload takes it back"
+        left = (
+            f"adopted as found: {_text(now)}, we had set {_text(desired)}; a reload takes it back"
+        )
     elif rule is DriftRule.REPORT and held:
-        left = f"held by the operator on CPUs {now}, we had set {wished}; a reload takes it back"
+        left = f"held by the operator on CPUs {now}, we had set {desired}; a reload takes it back"
     elif rule is DriftRule.REPORT:
         who = by or "something"
-        left = f"reported: {who} changed it to {_text(now)}, we had set {_text(wished)}"
+        left = f"reported: {who} changed it to {_text(now)}, we had set {_text(desired)}"
         left += "; a reload takes it back"
     else:
         left = memory.waits.get(target, "")
-    return Drift(target, setting, rule, _text(wished), _text(now), by, left)
+    return Drift(target, setting, rule, _text(desired), _text(now), by, left)
 
 
 def _text(value: Value) -> str:

@@ -46,10 +46,10 @@ def full_plan(
     journal's. What guests have brought along is put back as well, whoever asks for it."""
     entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
     came = {e.target for e in entries if e.reason == brought_pins.REASON}
-    ours: Mapping[Target, Value] = {e.target: e.written for e in entries}
-    released = planner.released(snapshot, policies, ours, steps) | came
+    applied: Mapping[Target, Value] = {e.target: e.written for e in entries}
+    released = planner.released(snapshot, policies, applied, steps) | came
     if not released:
-        return planner.plan(snapshot, policies, ours, reassert, steps=steps)
+        return planner.plan(snapshot, policies, applied, reassert, steps=steps)
     back: list[Action] = []
     foreign: list[Skipped] = []
     for entry in undo_order(entries):
@@ -63,7 +63,7 @@ def full_plan(
         else:
             subject = str(target).removeprefix(f"{target.guest}: ")
             foreign.append(Skipped(target.guest, subject, FOREIGN))
-    kept = {target: value for target, value in ours.items() if target not in released}
+    kept = {target: value for target, value in applied.items() if target not in released}
     left = project_actions(snapshot, back)
     made = planner.plan(left, policies, kept, reassert, steps=steps)
     return replace(made, actions=(*back, *made.actions), skipped=(*foreign, *made.skipped))

@@ -27,7 +27,7 @@ from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.requirements import Context, PinRequest, Requirements, wishes
+from vsrtune.plan.requirements import Context, PinRequest, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
@@ -52,7 +52,7 @@ class Whole:
 def remember(
     context: Context,
     policies: Sequence[Policy],
-    asked: Sequence[Requirements],
+    per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
     heeded: Mapping[str, CpuSet | None],
@@ -63,12 +63,15 @@ def remember(
         return None
     shapes: dict[str, Hashable] = {}
     devices: dict[int, str] = {}
-    for wish in asked:
-        if wish.guest.ref in shapes:
+    for requirements in per_guest:
+        if requirements.guest.ref in shapes:
             return None
-        shapes[wish.guest.ref] = _shape(context.host, wish)
-        for interface in wish.guest.interfaces:
-            if devices.setdefault(interface.ifindex, wish.guest.ref) != wish.guest.ref:
+        shapes[requirements.guest.ref] = _shape(context.host, requirements)
+        for interface in requirements.guest.interfaces:
+            if (
+                devices.setdefault(interface.ifindex, requirements.guest.ref)
+                != requirements.guest.ref
+            ):
                 return None
     by_hand = CpuSet(c for cpus in heeded.values() if cpus is not None for c in cpus)
     return Whole(
@@ -80,11 +83,11 @@ def plan_alone(
     whole: Whole,
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    ours: Mapping[Target, Value],
+    applied: Mapping[Target, Value],
     memory: Memory,
     steps: Steps = NO_STEPS,
 ) -> Plan | None:
-    """The plan for the guests of ``snapshot``, which has no others (part.Part.alone); ``ours``
+    """The plan for the guests of ``snapshot``, which has no others (part.Part.alone); ``applied``
     and ``memory`` need to know of them only. None when the whole has to be planned."""
     host = snapshot.host
     if whole.policies != tuple(policies):
@@ -95,67 +98,70 @@ def plan_alone(
     assigned = assign(guests, policies, steps)
     if assigned.refusals or len({g.ref for g in guests}) != len(guests):
         return None
-    context = Context(host, whole.irq, ours, drifts(snapshot, assigned.pairs, ours, memory))
-    asked = [wishes(context, guest, policy) for guest, policy in assigned.pairs]
+    context = Context(host, whole.irq, applied, drifts(snapshot, assigned.pairs, applied, memory))
+    per_guest = [requirements_of(context, guest, policy) for guest, policy in assigned.pairs]
     chosen: dict[ThreadKey, Chosen] = {}
-    for wish in asked:
-        if not _as_before(whole, host, wish):
+    for requirements in per_guest:
+        if not _as_before(whole, host, requirements):
             return None
-        for pin in _pins(wish):
+        for pin in _pins(requirements):
             pick = whole.chosen.get(pin.thread.key) if pin.cpus is None else Chosen(pin.cpus)
             if pick is not None:
                 chosen[pin.thread.key] = pick
-            elif pin is not wish.emulator:
+            elif pin is not requirements.emulator:
                 return None
     phases = Phases(skipped=assigned.skipped)
-    build(context, asked, chosen, RootDomains(), phases)
-    kernel_threads.build_napi(context, asked, phases)
+    build(context, per_guest, chosen, RootDomains(), phases)
+    kernel_threads.build_napi(context, per_guest, phases)
     # What the others' policies name by hand counts; of where they are served, nothing changed.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
     made = Plan(
         phases.actions(),
         tuple(phases.skipped),
-        settled=context.settled,
+        for_verify=context.for_verify,
         heeded={HOST_REF: whole.by_hand, **heeded},
-        accepted=frozenset(w.guest.ref for w in asked if w.policy.accept_standstill),
+        accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
-    invariants.check(snapshot, made, ours)
+    invariants.check(snapshot, made, applied)
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
-    return enforcing(replace(made, drift=drift), ours)
+    return enforcing(replace(made, drift=drift), applied)
 
 
-def _as_before(whole: Whole, host: Host, wish: Requirements) -> bool:
-    ref = wish.guest.ref
-    if wish.refusals or whole.shapes.get(ref) != _shape(host, wish):
+def _as_before(whole: Whole, host: Host, requirements: Requirements) -> bool:
+    ref = requirements.guest.ref
+    if requirements.refusals or whole.shapes.get(ref) != _shape(host, requirements):
         return False
-    return all(whole.devices.get(i.ifindex, ref) == ref for i in wish.guest.interfaces)
+    return all(whole.devices.get(i.ifindex, ref) == ref for i in requirements.guest.interfaces)
 
 
-def _pins(wish: Requirements) -> list[PinRequest]:
-    return [*wish.pins, *([wish.emulator] if wish.emulator is not None else [])]
+def _pins(requirements: Requirements) -> list[PinRequest]:
+    return [
+        *requirements.pins,
+        *([requirements.emulator] if requirements.emulator is not None else []),
+    ]
 
 
-def _shape(host: Host, wish: Requirements) -> Hashable:
+def _shape(host: Host, requirements: Requirements) -> Hashable:
     """Everything of a guest that plans of others depend on, and what was chosen for it."""
     return (
-        wish.policy.path,
-        _moved(wish),
-        _interrupts(host, wish.guest, wish.policy),
-        tuple(wish.occupants),
+        requirements.policy.path,
+        _moved(requirements),
+        _interrupts(host, requirements.guest, requirements.policy),
+        tuple(requirements.occupants),
         tuple(
             # Where CPUs are chosen, they are for this very thread.
             (p.thread.role, p.number, p.cpus, p.allowed, p.thread.key if p.cpus is None else None)
-            for p in _pins(wish)
+            for p in _pins(requirements)
         ),
     )
 
 
-def _moved(wish: Requirements) -> frozenset[str]:
+def _moved(requirements: Requirements) -> frozenset[str]:
     """The lower devices whose interrupts are moved for the guest, by the whole plan only."""
-    if wish.policy.moves_irqs is None:
+    if requirements.policy.moves_irqs is None:
         return frozenset()
-    return frozenset(name for i in wish.guest.interfaces for name in i.lower)
+    return frozenset(name for i in requirements.guest.interfaces for name in i.lower)
 
 
 def _interrupts(host: Host, guest: Guest, policy: Policy) -> CpuSet:

@@ -128,7 +128,7 @@ def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
         return rps | napi, f"it has no interrupts{also}"
     if rps:
         return rps, f"it has no interrupts, its RPS CPUs{threaded}"
-    seen = (nic.rx_cpus or CpuSet()) & online
-    if seen:
-        return seen, f"it has no interrupts, where its receive SoftIRQ was seen{threaded}"
+    found = (nic.rx_cpus or CpuSet()) & online
+    if found:
+        return found, f"it has no interrupts, where its receive SoftIRQ was seen{threaded}"
     return fallback, f"it has no interrupts, the first online CPU is taken{threaded}"

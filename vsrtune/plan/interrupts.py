@@ -62,11 +62,11 @@ def without_quarrels(
     first: dict[str, tuple[Guest, Policy]] = {}
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in pairs:
-        wish = Requirements(guest, policy)
+        requirements = Requirements(guest, policy)
         for nic in lower_nics(host, guest) if policy.moves_irqs is not None else ():
             other, theirs = first.setdefault(nic.name, (guest, policy))
             if theirs.moves_irqs != policy.moves_irqs:
-                wish.refuse(
+                requirements.refuse(
                     policy.irq_keys,
                     f"{nic.name} is below {other.ref} too, for which "
                     f"{theirs.at(*theirs.irq_keys)} moves its interrupts to CPUs "
@@ -74,42 +74,42 @@ def without_quarrels(
                     "ask the same for both guests",
                 )
                 break
-        refusals += wish.refusals
-        if not wish.refusals:
+        refusals += requirements.refusals
+        if not requirements.refusals:
             kept.append((guest, policy))
     return kept
 
 
-def build(context: Context, asked: Sequence[Requirements], phases: Phases) -> frozenset[Target]:
+def build(context: Context, per_guest: Sequence[Requirements], phases: Phases) -> frozenset[Target]:
     """Add what the policies ask of lower devices; returns the targets asked for."""
     host = context.host
     targets: set[Target] = set()
     done: set[str] = set()
-    for wish in asked:
-        cpus = wish.policy.moves_irqs
+    for requirements in per_guest:
+        cpus = requirements.policy.moves_irqs
         if cpus is None:
             continue
-        nics = lower_nics(host, wish.guest)
+        nics = lower_nics(host, requirements.guest)
         if not nics:
-            phases.skip(wish.guest.ref, "interrupts", "the guest has no lower device")
-        steered = _steered(host, wish.guest)
+            phases.skip(requirements.guest.ref, "interrupts", "the guest has no lower device")
+        steered = _steered(host, requirements.guest)
         for nic in nics:
             if nic.name not in done:
                 done.add(nic.name)
-                device = _Device(context, nic, wish.policy, nic.name in steered, phases)
+                device = _Device(context, nic, requirements.policy, nic.name in steered, phases)
                 device.build()
                 targets |= device.targets
     return frozenset(targets)
 
 
-def warnings(result: Snapshot, asked: Sequence[Requirements]) -> list[str]:
+def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
     """What an operator should know of ``result``, the snapshot as the plan leaves it."""
     nics: dict[str, tuple[Nic, CpuSet]] = {}
-    for wish in asked:
-        cpus = wish.policy.moves_irqs
+    for requirements in per_guest:
+        cpus = requirements.policy.moves_irqs
         if cpus is not None:
-            nics |= {nic.name: (nic, cpus) for nic in lower_nics(result.host, wish.guest)}
-    managed = {w.guest.ref for w in asked}
+            nics |= {nic.name: (nic, cpus) for nic in lower_nics(result.host, requirements.guest)}
+    managed = {w.guest.ref for w in per_guest}
     guests = [g for g in result.guests if g.ref in managed]
     out = [text for nic, cpus in nics.values() for text in _staying(nic, cpus, guests)]
     return out + _irqbalance(result.host, [nic for nic, _ in nics.values()])
@@ -209,7 +209,7 @@ class _Device:
         """Ask for a setting; True when it is as asked already."""
         self.targets.add(target)
         if before == self.cpus:
-            self._context.settled[target] = before
+            self._context.for_verify[target] = before
             return True
         drift = self._context.leave(target)
         if drift is not None:

@@ -58,48 +58,54 @@ def build(
     is never touched: there the SoftIRQ competes with no realtime guest thread.
     """
     rules: dict[int, tuple[SchedRule, Requirements]] = {}
-    for wish in all_wishes:
-        rule = wish.policy.softirq_sched
+    for requirements in all_wishes:
+        rule = requirements.policy.softirq_sched
         if rule is None:
-            phases.skip(wish.guest.ref, "softirq scheduling", "not asked by the policy")
+            phases.skip(requirements.guest.ref, "softirq scheduling", "not asked by the policy")
             continue
-        cpus = _busy(wish, chosen) - context.irq
+        cpus = _busy(requirements, chosen) - context.irq
         if not cpus:
             reason = "no realtime thread of the guest is pinned"
-            phases.skip(wish.guest.ref, "softirq scheduling", reason)
+            phases.skip(requirements.guest.ref, "softirq scheduling", reason)
         for cpu in cpus:
             known = rules.get(cpu)
             if known is None or level(rule.sched) > level(known[0].sched):
-                rules[cpu] = (rule, wish)
+                rules[cpu] = (rule, requirements)
     asked: set[Target] = set()
     threads = {t.cpu: t for t in context.host.softirq}
-    for cpu, (rule, wish) in sorted(rules.items()):
+    for cpu, (rule, requirements) in sorted(rules.items()):
         thread = threads.get(cpu)
         if thread is None:
-            phases.skip(wish.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found")
+            phases.skip(
+                requirements.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found"
+            )
             continue
         asked.add(target(thread))
-        _one(context, thread, rule, wish, phases)
+        _one(context, thread, rule, requirements, phases)
     return frozenset(asked)
 
 
-def _busy(wish: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
+def _busy(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
     """CPUs to which realtime threads of the guest that handle frames are pinned."""
     cpus = CpuSet()
-    for pin in wish.pins:
-        rule = rule_for(wish.policy, pin.thread.role)
+    for pin in requirements.pins:
+        rule = rule_for(requirements.policy, pin.thread.role)
         if rule is not None and rule.realtime and pin.thread.key in chosen:
             cpus |= chosen[pin.thread.key].cpus
     return cpus
 
 
 def _one(
-    context: Context, thread: SoftirqThread, rule: SchedRule, wish: Requirements, phases: Phases
+    context: Context,
+    thread: SoftirqThread,
+    rule: SchedRule,
+    requirements: Requirements,
+    phases: Phases,
 ) -> None:
     name = f"ksoftirqd/{thread.cpu} scheduling"
     if thread.sched == rule.sched:
         phases.skipped.append(Skipped(HOST_REF, name, f"already as asked: {rule.sched}"))
-        context.settled[target(thread)] = rule.sched
+        context.for_verify[target(thread)] = rule.sched
         return
     drift = context.leave(target(thread))
     if drift is not None:
@@ -110,8 +116,8 @@ def _one(
         phases.skipped.append(Skipped(HOST_REF, name, reason))
         return
     reason = (
-        f"scheduler.softirq ({wish.policy.at('scheduler', 'softirq')}): it runs beside "
-        f"realtime threads of {wish.guest.ref}"
+        f"scheduler.softirq ({requirements.policy.at('scheduler', 'softirq')}): it runs beside "
+        f"realtime threads of {requirements.guest.ref}"
     )
     lower = level(rule.sched) < level(thread.sched)
     into = phases.softirq_lowered if lower else phases.softirq_raised
@@ -145,19 +151,19 @@ _KEYS = ("napi", "threaded")
 def build_napi(context: Context, all_wishes: Sequence[Requirements], phases: Phases) -> None:
     """Add what the policies ask of ``threaded``, and say which threads are missing."""
     claimed: dict[int, str] = {}
-    for wish in all_wishes:
-        devices = [i for i in wish.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
-        asked = _asked(wish)
+    for requirements in all_wishes:
+        devices = [i for i in requirements.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
+        asked = _asked(requirements)
         if asked and not devices:
             what = ", ".join(map(dotted, asked))
-            phases.skip(wish.guest.ref, what, "the guest has no napi_macvtap interface")
+            phases.skip(requirements.guest.ref, what, "the guest has no napi_macvtap interface")
         for device in devices:
-            _threaded(context, wish, device, claimed, phases)
-            _missing(wish, device, claimed, phases)
+            _threaded(context, requirements, device, claimed, phases)
+            _missing(requirements, device, claimed, phases)
 
 
-def _asked(wish: Requirements) -> list[tuple[str, ...]]:
-    policy = wish.policy
+def _asked(requirements: Requirements) -> list[tuple[str, ...]]:
+    policy = requirements.policy
     settings = (
         (("cpus", "napi"), policy.napi),
         (("scheduler", "napi"), policy.napi_sched),
@@ -167,36 +173,40 @@ def _asked(wish: Requirements) -> list[tuple[str, ...]]:
 
 
 def _threaded(
-    context: Context, wish: Requirements, device: Interface, claimed: dict[int, str], phases: Phases
+    context: Context,
+    requirements: Requirements,
+    device: Interface,
+    claimed: dict[int, str],
+    phases: Phases,
 ) -> None:
-    ref, wanted = wish.guest.ref, wish.policy.napi_threaded
+    ref, wanted = requirements.guest.ref, requirements.policy.napi_threaded
     target = NapiThreaded(ref, device.target, device.ifindex)
     subject = f"{device.target} threaded NAPI"
     other = claimed.setdefault(device.ifindex, ref)
     if wanted is None:
         phases.skip(ref, subject, "not asked by the policy")
         return
-    wish.asked.add(target)
+    requirements.desired.add(target)
     if device.threaded is None:
         phases.skip(ref, subject, "the device has no such attribute")
     elif other != ref:
         phases.skip(ref, subject, f"the device is shared, the setting goes with {other}")
     elif bool(device.threaded) == wanted:
         phases.skip(ref, subject, f"already as asked: {device.threaded}")
-        context.settled[target] = device.threaded
+        context.for_verify[target] = device.threaded
     elif (drift := context.leave(target)) is not None:
         phases.leave(ref, subject, drift)
     else:
-        reason = f"{dotted(_KEYS)} ({wish.policy.at(*_KEYS)})"
+        reason = f"{dotted(_KEYS)} ({requirements.policy.at(*_KEYS)})"
         phases.threaded.append(Action(target, device.threaded, int(wanted), reason))
 
 
 def _missing(
-    wish: Requirements, device: Interface, claimed: dict[int, str], phases: Phases
+    requirements: Requirements, device: Interface, claimed: dict[int, str], phases: Phases
 ) -> None:
     """Say why CPUs or a class asked for NAPI threads cannot be given to this device's."""
-    ref, policy = wish.guest.ref, wish.policy
-    if any(t.interface == device.target for t in wish.threads(Role.NAPI)):
+    ref, policy = requirements.guest.ref, requirements.policy
+    if any(t.interface == device.target for t in requirements.threads(Role.NAPI)):
         return
     cpus, rule = cpus_for(policy, Role.NAPI), rule_for(policy, Role.NAPI)
     if isinstance(cpus, tuple):
@@ -208,8 +218,8 @@ def _missing(
     elif policy.napi_threaded is False:
         reason = "there is no thread with napi.threaded: false"
     elif device.threaded:
-        seen = "; ".join(p for p in wish.guest.problems if p.startswith(device.target))
-        reason = f"its thread was not found ({seen or 'no reason was reported'})"
+        found = "; ".join(p for p in requirements.guest.problems if p.startswith(device.target))
+        reason = f"its thread was not found ({found or 'no reason was reported'})"
     elif policy.napi_threaded:
         pending = device.threaded is not None
         reason = "the thread is made by threaded NAPI, and can be tuned once it is there"
@@ -228,11 +238,11 @@ def build_timeslice(
     context: Context, asked: Sequence[Requirements], phases: Phases
 ) -> frozenset[Target]:
     """Add the shortest slice that the policies ask for; returns the targets asked for."""
-    wishes = [wish for wish in asked if slice_of(wish.policy)]
-    if not wishes:
+    with_slice = [requirements for requirements in asked if slice_of(requirements.policy)]
+    if not with_slice:
         return frozenset()
     target = RrTimeslice(HOST_REF)
-    shortest = min(wishes, key=lambda wish: slice_of(wish.policy))
+    shortest = min(with_slice, key=lambda requirements: slice_of(requirements.policy))
     wanted = TimeSlice(slice_of(shortest.policy))
     if context.host.rr_timeslice_ms is None:
         phases.skipped.append(Skipped(HOST_REF, _SUBJECT, "the host's was not read"))
@@ -240,7 +250,7 @@ def build_timeslice(
     now = TimeSlice(context.host.rr_timeslice_ms)
     if wanted.reached_by(now):
         phases.skipped.append(Skipped(HOST_REF, _SUBJECT, f"already as asked: {now}"))
-        context.settled[target] = wanted
+        context.for_verify[target] = wanted
     elif (drift := context.leave(target)) is not None:
         phases.leave(HOST_REF, _SUBJECT, drift)
     else:

@@ -54,7 +54,13 @@ from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.projection import project
-from vsrtune.plan.requirements import Context, Requirements, check_online, wishes, without_quarrels
+from vsrtune.plan.requirements import (
+    Context,
+    Requirements,
+    check_online,
+    requirements_of,
+    without_quarrels,
+)
 from vsrtune.plan.safety import invariants, standstill
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, asks_of_host
@@ -63,7 +69,7 @@ from vsrtune.policy.model import Policy, asks_of_host
 def plan(
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    ours: Mapping[Target, Value] | None = None,
+    applied: Mapping[Target, Value] | None = None,
     reassert: Overruled = False,
     memory: Memory = NO_MEMORY,
     steps: Steps = NO_STEPS,
@@ -71,35 +77,35 @@ def plan(
     """What to change so that the host is as the policies ask, but for what guests are
     stepped down by (``steps``).
 
-    ``ours`` is what was last written (from the journal): it keeps placements
+    ``applied`` is what was last written (from the journal): it keeps placements
     stable and tells what somebody has changed since, of which ``memory`` knows more.
     What a policy wants left alone then is left alone (plan/drift.py), unless ``reassert``: of all
     guests, or of these.
     Raises PlanError when the result breaks an invariant.
     """
-    return _make(snapshot, policies, ours, reassert, memory, steps).plan
+    return _make(snapshot, policies, applied, reassert, memory, steps).plan
 
 
 def plan_whole(
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    ours: Mapping[Target, Value],
+    applied: Mapping[Target, Value],
     reassert: Overruled,
     memory: Memory,
     steps: Steps = NO_STEPS,
 ) -> tuple[Plan, Whole | None]:
     """As ``plan``, with what lets guests be planned alone afterwards (plan_alone)."""
-    made = _make(snapshot, policies, ours, reassert, memory, steps)
+    made = _make(snapshot, policies, applied, reassert, memory, steps)
     return made.plan, made.whole
 
 
 def released(
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    ours: Mapping[Target, Value],
+    applied: Mapping[Target, Value],
     steps: Steps = NO_STEPS,
 ) -> frozenset[Target]:
-    """Targets of ``ours`` that no policy asks for any more, on guests that run.
+    """Targets of ``applied`` that no policy asks for any more, on guests that run.
 
     The caller undoes these after a reload. Targets of refused guests are not
     among them: a mistake in a policy must not untune its guest. Nor are those of guests
@@ -107,31 +113,31 @@ def released(
     the host stays as well.
     """
     # What has to go first may stand in the way of what is planned: not to be checked yet.
-    made = _make(snapshot, policies, ours, False, NO_MEMORY, steps, checked=False)
+    made = _make(snapshot, policies, applied, False, NO_MEMORY, steps, checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in made.plan.refusals}
     refused |= {g.ref for g in snapshot.guests if g.waits}
     # Entries of dead threads are dropped before: a guest that is missing and has budgets
     # could not be read.
-    budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in ours.items())
+    budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in applied.items())
     spared = (g for g in snapshot.guests if g.ref in refused)
     if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
         running.add(HOST_REF)
-    gone = {t for t in ours if t.guest in running - refused and t not in made.asked}
-    gone |= {
+    vanished = {t for t in applied if t.guest in running - refused and t not in made.desired}
+    vanished |= {
         t
-        for t in ours
+        for t in applied
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
-    changing = {t.guest for t in gone if isinstance(t, Partition)}
+    changing = {t.guest for t in vanished if isinstance(t, Partition)}
     # What is in a partition that goes leaves it; where to then is planned from there.
-    gone |= {t for t in ours if t.guest in changing and isinstance(t, ThreadCgroup)}
-    changing |= _broken(snapshot, ours)
+    vanished |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
+    changing |= _broken(snapshot, applied)
     if HOST_REF in changing:
         changing = running - refused
     # A thread leaves class deadline before its root domain is taken away or built anew.
-    gone |= {t for t, v in ours.items() if t.guest in changing and _is_deadline(v)}
-    return frozenset(gone)
+    vanished |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
+    return frozenset(vanished)
 
 
 def pressing(
@@ -146,11 +152,11 @@ def pressing(
     return frozenset(t for t in released if t.guest not in running or t.guest in anew)
 
 
-def _broken(snapshot: Snapshot, ours: Mapping[Target, Value]) -> set[str]:
+def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
     """Guests (or the host) of partitions of ours that something made invalid. What the
     kernel has booked is not to be relied on then, until the root domain is built anew."""
     paths = {c.path for c in snapshot.host.cpusets if not c.valid}
-    return {t.guest for t in ours if isinstance(t, Partition) and t.path in paths}
+    return {t.guest for t in applied if isinstance(t, Partition) and t.path in paths}
 
 
 def _is_deadline(written: Value) -> bool:
@@ -169,7 +175,7 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
 @dataclass(slots=True)
 class _Made:
     plan: Plan
-    asked: set[Target]
+    per_guest: set[Target]
     whole: Whole | None
     movers: frozenset[str]
     # Guests whose plans would let threads stand still: all is planned again without them.
@@ -191,7 +197,7 @@ class _State:
 def _make(
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    ours: Mapping[Target, Value] | None,
+    applied: Mapping[Target, Value] | None,
     reassert: Overruled,
     memory: Memory,
     steps: Steps,
@@ -203,7 +209,7 @@ def _make(
     for that has everything planned again without it, from where its interrupts are now."""
     unable: dict[str, tuple[Refusal, ...]] = {}
     while True:
-        made = _attempt(snapshot, policies, ours or {}, reassert, memory, steps, unable)
+        made = _attempt(snapshot, policies, applied or {}, reassert, memory, steps, unable)
         refused = {r.guest for r in made.plan.refusals} & made.movers
         refused |= {r.guest for r in made.still}
         if not refused:
@@ -212,14 +218,14 @@ def _make(
             why = [*made.plan.refusals, *made.still]
             unable[ref] = tuple(r for r in why if r.guest == ref)
     if checked:
-        invariants.check(snapshot, made.plan, ours or {})
+        invariants.check(snapshot, made.plan, applied or {})
     return made
 
 
 def _attempt(
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    ours: Mapping[Target, Value],
+    applied: Mapping[Target, Value],
     reassert: Overruled,
     memory: Memory,
     steps: Steps,
@@ -229,7 +235,7 @@ def _attempt(
     assigned = assign(snapshot.guests, policies, steps)
     state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
     state.pairs = interrupts.without_quarrels(snapshot.host, state.pairs, state.refusals)
-    changed = drifts(snapshot, state.pairs, ours, memory)
+    changed = drifts(snapshot, state.pairs, applied, memory)
     changed = {
         target: replace(drift, left="") if overrules(reassert, target.guest) else drift
         for target, drift in changed.items()
@@ -239,20 +245,20 @@ def _attempt(
     state.refusals += [r for guest in out for r in unable[guest.ref]]
     movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None]
     left = [target for target, drift in changed.items() if drift.left]
-    seen = interrupts.moved(snapshot.host, movers, left)
-    _heed_refused(seen, out, state)
-    _choose_interrupts(seen, state)
-    context = Context(snapshot.host, state.irq, ours, changed)
-    asked = _wishes(context, state)
-    asked = without_quarrels(asked, state.refusals)
-    asked = _with_housekeeping(context, asked, state)
-    asked, chosen, found = _with_domains(context, snapshot, asked, state)
+    then = interrupts.moved(snapshot.host, movers, left)
+    _heed_refused(then, out, state)
+    _choose_interrupts(then, state)
+    context = Context(snapshot.host, state.irq, applied, changed)
+    per_guest = _wishes(context, state)
+    per_guest = without_quarrels(per_guest, state.refusals)
+    per_guest = _with_housekeeping(context, per_guest, state)
+    per_guest, chosen, found = _with_domains(context, snapshot, per_guest, state)
     phases = Phases(skipped=state.skipped)
-    build(context, asked, chosen, found, phases)
-    kernel_threads.build_napi(context, asked, phases)
-    host_asked = interrupts.build(context, asked, phases)
-    host_asked |= kernel_threads.build(context, asked, chosen, phases)
-    host_asked |= kernel_threads.build_timeslice(context, asked, phases)
+    build(context, per_guest, chosen, found, phases)
+    kernel_threads.build_napi(context, per_guest, phases)
+    host_asked = interrupts.build(context, per_guest, phases)
+    host_asked |= kernel_threads.build(context, per_guest, chosen, phases)
+    host_asked |= kernel_threads.build_timeslice(context, per_guest, phases)
     host_asked |= partitions.build(context, snapshot, found, phases)
     state.notes += partitions.notes(snapshot, found)
     made = Plan(
@@ -261,26 +267,28 @@ def _attempt(
         tuple(state.refusals),
         (),
         tuple(state.notes),
-        settled=context.settled,
+        for_verify=context.for_verify,
         heeded=state.heeded,
-        accepted=frozenset(w.guest.ref for w in asked if w.policy.accept_standstill),
+        accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
     result = project(snapshot, made)
-    managed = {w.guest.ref for w in asked}
+    managed = {w.guest.ref for w in per_guest}
     movers_refs = frozenset(g.ref for g, _ in movers)
-    still_now = standstill.refusals(result, asked)
+    still_now = standstill.refusals(result, per_guest)
     if still_now:
         return _Made(made, set(), None, movers_refs, still_now)
     told = plan_warnings.warnings(result, managed, state.irq)
     told += tuple(kernel_threads.warnings(result, managed))
-    told += tuple(interrupts.warnings(result, asked))
+    told += tuple(interrupts.warnings(result, per_guest))
     concerned = context.left | {a.target for a in made.actions}
     drift = tuple(d for target, d in changed.items() if target in concerned)
-    final = enforcing(replace(made, warnings=told, drift=drift), ours)
+    final = enforcing(replace(made, warnings=told, drift=drift), applied)
     whole = (
-        None if state.refusals else remember(context, policies, asked, chosen, found, state.heeded)
+        None
+        if state.refusals
+        else remember(context, policies, per_guest, chosen, found, state.heeded)
     )
-    every = set(host_asked).union(*(w.asked for w in asked))
+    every = set(host_asked).union(*(w.desired for w in per_guest))
     return _Made(final, every, whole, movers_refs)
 
 
@@ -337,65 +345,67 @@ def _choose_interrupts(host: Host, state: _State) -> None:
 def _wishes(context: Context, state: _State) -> list[Requirements]:
     kept: list[Requirements] = []
     for guest, policy in state.pairs:
-        wish = wishes(context, guest, policy)
-        state.refusals += wish.refusals
-        if not wish.refusals:
-            kept.append(wish)
+        requirements = requirements_of(context, guest, policy)
+        state.refusals += requirements.refusals
+        if not requirements.refusals:
+            kept.append(requirements)
     return kept
 
 
 def _with_housekeeping(
-    context: Context, asked: list[Requirements], state: _State
+    context: Context, per_guest: list[Requirements], state: _State
 ) -> list[Requirements]:
     """Refuse the guest whose lists take the last CPU without pinned threads."""
     taken = CpuSet()
     kept: list[Requirements] = []
-    for wish in asked:
-        by_hand = CpuSet(c for p in wish.pins if p.cpus is not None for c in p.cpus)
+    for requirements in per_guest:
+        by_hand = CpuSet(c for p in requirements.pins if p.cpus is not None for c in p.cpus)
         if by_hand and context.online <= taken | by_hand:
-            _refuse_all_pinned(context, wish, state)
+            _refuse_all_pinned(context, requirements, state)
         else:
             taken |= by_hand
-            kept.append(wish)
+            kept.append(requirements)
     return kept
 
 
 def _with_domains(
-    context: Context, snapshot: Snapshot, asked: list[Requirements], state: _State
+    context: Context, snapshot: Snapshot, per_guest: list[Requirements], state: _State
 ) -> tuple[list[Requirements], dict[ThreadKey, Chosen], RootDomains]:
     """CPUs, and the root domains of DEADLINE threads; guests for whom there is none are
     refused, and the rest is chosen again."""
     while True:
-        asked, chosen = _choose_or_refuse(context, snapshot, asked, state)
-        found = root_domains.find(context, snapshot, asked, chosen)
+        per_guest, chosen = _choose_or_refuse(context, snapshot, per_guest, state)
+        found = root_domains.find(context, snapshot, per_guest, chosen)
         if not found.refused:
-            return asked, chosen, found
-        for wish in found.refused:
-            state.refusals += wish.refusals
-        asked = [w for w in asked if not w.refusals]
+            return per_guest, chosen, found
+        for requirements in found.refused:
+            state.refusals += requirements.refusals
+        per_guest = [w for w in per_guest if not w.refusals]
 
 
 def _choose_or_refuse(
-    context: Context, snapshot: Snapshot, asked: list[Requirements], state: _State
+    context: Context, snapshot: Snapshot, per_guest: list[Requirements], state: _State
 ) -> tuple[list[Requirements], dict[ThreadKey, Chosen]]:
     """CPUs for every wish. Narrow cgroups can force auto onto the last free CPU too;
     then the last guest that pins is refused and the rest is chosen again."""
     while True:
-        chosen = choose(context, snapshot, asked)
-        pinned = CpuSet(c for w in asked for p in w.pins for c in chosen[p.thread.key].cpus)
+        chosen = choose(context, snapshot, per_guest)
+        pinned = CpuSet(c for w in per_guest for p in w.pins for c in chosen[p.thread.key].cpus)
         if not pinned or not context.online <= pinned:
-            return asked, chosen
-        last = [w for w in asked if w.pins][-1]
+            return per_guest, chosen
+        last = [w for w in per_guest if w.pins][-1]
         _refuse_all_pinned(context, last, state)
-        asked = [w for w in asked if w is not last]
+        per_guest = [w for w in per_guest if w is not last]
 
 
-def _refuse_all_pinned(context: Context, wish: Requirements, state: _State) -> None:
-    keys = next((p.keys for p in wish.pins if p.cpus is not None), wish.pins[0].keys)
-    wish.refuse(
+def _refuse_all_pinned(context: Context, requirements: Requirements, state: _State) -> None:
+    keys = next(
+        (p.keys for p in requirements.pins if p.cpus is not None), requirements.pins[0].keys
+    )
+    requirements.refuse(
         keys,
         f"CPUs {context.online} would all carry pinned threads and no housekeeping "
         "CPU would be left",
         "leave one CPU to everything else",
     )
-    state.refusals += wish.refusals
+    state.refusals += requirements.refusals

@@ -51,12 +51,12 @@ class Context:
 
     host: Host
     irq: CpuSet
-    ours: Mapping[Target, Value]
+    applied: Mapping[Target, Value]
     # What somebody has changed, and what is done about it.
     drifts: Mapping[Target, Drift] = field(default_factory=dict)
     # Filled on the way: what is left alone because of that, and what is as asked.
     left: set[Target] = field(default_factory=set)
-    settled: dict[Target, Value] = field(default_factory=dict)
+    staying: dict[Target, Value] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:
@@ -73,8 +73,8 @@ class Context:
 
     @cached_property
     def lists(self) -> dict[Target, Value]:
-        """The partitions of ``ours`` and their CPU lists."""
-        return {t: v for t, v in self.ours.items() if isinstance(t, CpusetFile | Partition)}
+        """The partitions of ``applied`` and their CPU lists."""
+        return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Requirements:
     emulator: PinRequest | None = None
     moves: dict[Thread, str] = field(default_factory=dict)
     occupants: list[Occupant] = field(default_factory=list)
-    asked: set[Target] = field(default_factory=set)
+    per_guest: set[Target] = field(default_factory=set)
     skipped: list[Skipped] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -158,8 +158,8 @@ def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
     """True for a DEADLINE thread that we did not make one."""
     if thread.sched.cls is not SchedClass.DEADLINE:
         return False
-    ours = context.ours.get(ThreadSched(guest.ref, thread.key, ""))
-    return not (isinstance(ours, Sched) and ours.cls is SchedClass.DEADLINE)
+    applied = context.applied.get(ThreadSched(guest.ref, thread.key, ""))
+    return not (isinstance(applied, Sched) and applied.cls is SchedClass.DEADLINE)
 
 
 def main_thread(guest: Guest) -> Thread | None:
@@ -168,7 +168,7 @@ def main_thread(guest: Guest) -> Thread | None:
     return next((t for t in found if t.key.tid == guest.pid), found[0] if found else None)
 
 
-def settled(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet) -> list[Occupant]:
+def staying(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet) -> list[Occupant]:
     """Occupants for threads that stay where they are; one that may run everywhere
     occupies nothing."""
     links = inner_links(host, guest)
@@ -186,7 +186,7 @@ def settled(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet)
     ]
 
 
-def wishes(context: Context, guest: Guest, policy: Policy) -> Requirements:
+def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requirements:
     """Everything ``policy`` asks of ``guest``'s threads."""
     out = Requirements(guest, policy)
     _check_threads_known(out)
@@ -207,10 +207,10 @@ def wishes(context: Context, guest: Guest, policy: Policy) -> Requirements:
 def _check_threads_known(out: Requirements) -> None:
     wants = out.policy.pins or out.policy.vcpu_sched or out.policy.vhost_sched
     if wants and not out.guest.by_role(Role.VCPU):
-        seen = "; ".join(out.guest.problems) or "no reason was reported"
+        found = "; ".join(out.guest.problems) or "no reason was reported"
         out.refuse(
             (),
-            f"no vcpu thread of this guest was found ({seen})",
+            f"no vcpu thread of this guest was found ({found})",
             "`vsrtune show` lists what could not be read",
         )
 
@@ -330,11 +330,11 @@ def _thread(
 ) -> None:
     subject = f"{label(thread)} CPUs"
     choice, keys = _asked(out.policy, thread, named)
-    wish = _wish(context, out, thread, choice, keys, number, subject)
-    if wish is None:
-        out.occupants += settled(context.host, out.guest, [thread], context.online)
+    requirements = _wish(context, out, thread, choice, keys, number, subject)
+    if requirements is None:
+        out.occupants += staying(context.host, out.guest, [thread], context.online)
     else:
-        out.pins.append(wish)
+        out.pins.append(requirements)
 
 
 def _wish(
@@ -350,13 +350,13 @@ def _wish(
     if choice is None:
         if thread.role is Role.VHOST and not mapped(thread) and isinstance(out.policy.vhost, tuple):
             # What an earlier, surer mapping wrote stays asked for.
-            out.asked.add(target)
+            out.desired.add(target)
             sure = thread.confidence.value if thread.confidence is not None else "none"
             out.skip(subject, f"which interface it serves is not known (confidence {sure})")
         else:
             out.skip(subject, "not asked by the policy")
         return None
-    out.asked.add(target)
+    out.desired.add(target)
     if foreign_deadline(context, out.guest, thread):
         out.skip(subject, "someone else gave the thread class deadline; it is left alone")
         return None
@@ -406,7 +406,7 @@ def _emulator(context: Context, out: Requirements) -> None:
         if t.cgroup == thread.cgroup and t.cpuset_cpus is not None and t not in out.moves
     ]
     if staying and out.guest.source == "libvirt":
-        out.asked.add(pin_target(out.guest, thread))
+        out.desired.add(pin_target(out.guest, thread))
         names = ", ".join(label(t) for t in staying)
         out.skip(subject, f"{names} cannot be moved out of its cgroup and would be narrowed too")
         return
@@ -464,25 +464,25 @@ def _check_deadline(out: Requirements) -> None:
             )
 
 
-def without_quarrels(asked: list[Requirements], refusals: list[Refusal]) -> list[Requirements]:
+def without_quarrels(per_guest: list[Requirements], refusals: list[Refusal]) -> list[Requirements]:
     """Two guests may share one macvtap; then they must ask the same of it."""
     first: dict[tuple[KeyPath, int], Requirements] = {}
     kept: list[Requirements] = []
-    for wish in asked:
-        for interface in wish.guest.interfaces:
-            for keys, value in _of_device(wish.policy, interface):
-                other = first.setdefault((keys, interface.ifindex), wish)
+    for requirements in per_guest:
+        for interface in requirements.guest.interfaces:
+            for keys, value in _of_device(requirements.policy, interface):
+                other = first.setdefault((keys, interface.ifindex), requirements)
                 theirs = dict(_of_device(other.policy, interface))[keys]
                 if theirs != value:
-                    wish.refuse(
+                    requirements.refuse(
                         keys,
                         f"{interface.target} is shared with {other.guest.ref}, for which "
                         f"{other.policy.at(*keys)} asks {shown(theirs)}",
                         "ask the same for both guests",
                     )
-        refusals += wish.refusals
-        if not wish.refusals:
-            kept.append(wish)
+        refusals += requirements.refusals
+        if not requirements.refusals:
+            kept.append(requirements)
     return kept
 
 
@@ -497,7 +497,7 @@ def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int 
 
 
 def allowed_cpus(
-    host: Host, ours: Mapping[Target, Value], guest: Guest, thread: Thread, *, moves: bool
+    host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, *, moves: bool
 ) -> CpuSet:
     """CPUs that the thread's cgroup lets it have once the plan has run.
 
@@ -512,19 +512,19 @@ def allowed_cpus(
         return host.online if limit is None else host.online & limit
     rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
     rewritten = rewritten and thread.cpuset_cpus is not None
-    if guest.source == "libvirt" and any(isinstance(t, Partition) for t in ours):
-        return _by_lists(host, ours, guest, thread, rewritten)
+    if guest.source == "libvirt" and any(isinstance(t, Partition) for t in applied):
+        return _by_lists(host, applied, guest, thread, rewritten)
     limit = scope_limit(guest, thread) if rewritten else thread.cpuset_effective
     return host.online if limit is None else host.online & limit
 
 
 def _by_lists(
-    host: Host, ours: Mapping[Target, Value], guest: Guest, thread: Thread, rewritten: bool
+    host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, rewritten: bool
 ) -> CpuSet:
     """What the lists of the cgroups leave that we have not written, but for CPUs that
     partitions of others hold."""
-    partitions = {t.path for t in ours if isinstance(t, Partition)}
-    lists = {t.path for t in ours if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
+    partitions = {t.path for t in applied if isinstance(t, Partition)}
+    lists = {t.path for t in applied if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
     written = partitions | lists
     main = next(iter(guest.by_role(Role.EMULATOR)), thread)
     inside = thread.cgroup in partitions

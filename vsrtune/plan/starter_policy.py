@@ -62,14 +62,14 @@ class _Case:
     guest: Guest
     name: str
     others: Sequence[Policy]
-    ours: Mapping[Target, Value]
+    applied: Mapping[Target, Value]
 
     def plan(self, text: str) -> tuple[Plan, str]:
         """The plan with a policy of this text, and why the host refuses it ("": it does
         not)."""
         try:
             policies = [parse(text, _NAME), *self.others]
-            made = plan(self.snapshot, policies, self.ours, reassert=True)
+            made = plan(self.snapshot, policies, self.applied, reassert=True)
         except VsrtuneError as error:
             return Plan(), error.what
         refused = (f"{r.reason}; {r.hint}" for r in made.refusals if r.guest == self.guest.ref)
@@ -80,18 +80,18 @@ def start(
     snapshot: Snapshot,
     guest: Guest,
     others: Sequence[Policy] = (),
-    ours: Mapping[Target, Value] | None = None,
+    applied: Mapping[Target, Value] | None = None,
     no_realtime: str = "",
 ) -> Start:
     """A starting policy for ``guest``.
 
     ``others`` are the policies that are there already (one that names this very guest is left
-    out), ``ours`` what is written on the host. ``no_realtime`` says why the kernel would
+    out), ``applied`` what is written on the host. ``no_realtime`` says why the kernel would
     refuse classes fifo and rr, "" when it does not. Raises VsrtuneError for a guest that no
     policy can name.
     """
     others = [p for p in others if match(p, guest) is not Match.EXACT]
-    case = _Case(snapshot, guest, policy_name(guest), others, {} if ours is None else ours)
+    case = _Case(snapshot, guest, policy_name(guest), others, {} if applied is None else applied)
     tried: list[tuple[str, str]] = []
     if no_realtime:
         tried.append(("realtime classes", no_realtime))

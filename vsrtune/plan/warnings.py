@@ -143,8 +143,8 @@ def _overcommitted(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
                 on.setdefault(thread.affinity.first(), []).append((guest.ref, thread))
     out: list[str] = []
     for cpu, here in sorted(on.items()):
-        asked = [sum(t.load[-n] for _, t in here) for n in range(1, WINDOWS + 1)]
-        if min(asked) > OVERCOMMITTED and any(ref in managed for ref, _ in here):
+        loads = [sum(t.load[-n] for _, t in here) for n in range(1, WINDOWS + 1)]
+        if min(loads) > OVERCOMMITTED and any(ref in managed for ref, _ in here):
             names = ", ".join(f"{ref} {label(t)}" for ref, t in here)
             out.append(
                 f"CPU {cpu} is overcommitted: {names} together ask for more than it has; "

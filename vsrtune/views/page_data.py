@@ -321,7 +321,7 @@ def _drift(drift: Drift) -> DriftView:
     return DriftView(
         guest=_text(guest),
         setting=_text(setting),
-        was_set_to=_text(drift.wished),
+        was_set_to=_text(drift.desired),
         found=_text(drift.found),
         by=_text(drift.by),
         key=drift.setting,

@@ -346,7 +346,7 @@ def step_tables(skipped: Iterable[Skipped]) -> list[Table]:
 def drift_tables(drifts: Iterable[Drift]) -> list[Table]:
     """What somebody has changed, who it was, and what the policy says of that."""
     rows: list[tuple[str, ...]] = [
-        (*split_target(d.target), d.wished, d.found, d.by or "unknown", d.setting, d.rule.value)
+        (*split_target(d.target), d.desired, d.found, d.by or "unknown", d.setting, d.rule.value)
         for d in drifts
     ]
     heads = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")

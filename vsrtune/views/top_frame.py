@@ -264,7 +264,7 @@ def _drift(plan: Plan, only: frozenset[str]) -> Iterable[DriftRow]:
         guest, setting = split_target(drift.target)
         if _wanted(guest, only):
             by, rule = drift.by or "unknown", drift.rule.value
-            yield DriftRow(guest, setting, drift.wished, drift.found, by, drift.setting, rule)
+            yield DriftRow(guest, setting, drift.desired, drift.found, by, drift.setting, rule)
 
 
 def _wanted(guest: str, only: frozenset[str]) -> bool:

@@ -89,7 +89,7 @@ class DriftRow:
 
     guest: str
     setting: str
-    wished: str
+    desired: str
     found: str
     by: str
     key: str

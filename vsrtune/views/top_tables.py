@@ -64,7 +64,7 @@ def pending_table(frame: Frame) -> Table | None:
 def drift_table(frame: Frame) -> Table | None:
     """What somebody has changed; None when that is nothing."""
     rows: list[tuple[str, ...]] = [
-        (d.guest, d.setting, d.wished, d.found, d.by, d.key, d.rule) for d in frame.drift
+        (d.guest, d.setting, d.desired, d.found, d.by, d.key, d.rule) for d in frame.drift
     ]
     return Table("Drift", DRIFT_HEADS, rows, "warn") if rows else None
 

@@ -32,7 +32,7 @@ class GuestNics:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SwitchRequest:
     """What the operator asks: these guests (names), of them the interfaces that
     ``interface`` names by MAC, host device or lower device ("": all), in the running
     guests, in their persistent definitions, or both; ``all_of_lower`` takes along every
@@ -122,7 +122,7 @@ class AttachHostState:
         found = (o for origins in self.groups.values() for o in origins)
         return next((o for o in found if o.device.name == device), None)
 
-    def ours(self, found: DomainNic) -> bool:
+    def on_napi(self, found: DomainNic) -> bool:
         """Whether the interface stands on a device that vsrtune made, or could have."""
         link = self.links.get(found.device)
         made = found.device in self.origins or self.group(found.device) is not None
@@ -132,7 +132,7 @@ class AttachHostState:
         """The lower device of a macvtap interface, or of one of ours; "" for others."""
         if found.kind == "direct":
             return found.lower
-        if not self.ours(found):
+        if not self.on_napi(found):
             return ""
         origin = self.origins.get(found.device) or self.group(found.device)
         if origin is not None:
@@ -143,4 +143,4 @@ class AttachHostState:
 
 def movable(found: DomainNic, host: AttachHostState) -> bool:
     """Whether it stands on a macvtap, or on a device of ours."""
-    return host.lower(found) != "" and (found.kind == "direct" or host.ours(found))
+    return host.lower(found) != "" and (found.kind == "direct" or host.on_napi(found))

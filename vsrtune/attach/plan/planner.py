@@ -16,11 +16,11 @@ from collections.abc import Collection, Mapping
 from vsrtune.attach.plan.model import (
     OURS,
     STACKED,
-    Asked,
     AttachHostState,
     GuestNics,
     Move,
     Switch,
+    SwitchRequest,
     movable,
 )
 from vsrtune.attach.plan.steps import (
@@ -42,25 +42,25 @@ from vsrtune.model.guest import Attachment
 from vsrtune.model.host import MODES, Link, mode_name
 
 
-def plan(asked: Asked, host: AttachHostState) -> Switch:
+def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
     """The switch that was asked for. Raises VsrtuneError with what is in its way."""
-    guests = [host.guest(name) for name in asked.guests]
-    wanted = {g.uuid: _selected(g, asked, host) for g in guests}
+    guests = [host.guest(name) for name in request.guests]
+    wanted = {g.uuid: _selected(g, request, host) for g in guests}
     lowers = {
         host.lower(n) for g in guests for n in _both(g) if n.mac in wanted[g.uuid]
     } - {""}  # fmt: skip
     notes: list[str] = []
-    if asked.live:
-        _take_along(asked, host, wanted, lowers, notes)
-        no_others(host, lowers, forth=asked.to is Attachment.NAPI_MACVLAN)
-    _no_members(asked, host, wanted)
+    if request.live:
+        _take_along(request, host, wanted, lowers, notes)
+        no_others(host, lowers, forth=request.to is Attachment.NAPI_MACVLAN)
+    _no_members(request, host, wanted)
     moves = [
         move
         for guest in host.guests
         for mac in sorted(wanted.get(guest.uuid, ()))
-        if (move := _move(asked, host, guest, mac, notes)) is not None
+        if (move := _move(request, host, guest, mac, notes)) is not None
     ]
-    return _switch(asked, host, tuple(moves), notes)
+    return _switch(request, host, tuple(moves), notes)
 
 
 def _both(guest: GuestNics) -> tuple[DomainNic, ...]:
@@ -71,24 +71,24 @@ def _named(found: DomainNic, name: str, host: AttachHostState) -> bool:
     return not name or name.lower() == found.mac or name in (found.device, host.lower(found))
 
 
-def _selected(guest: GuestNics, asked: Asked, host: AttachHostState) -> set[str]:
+def _selected(guest: GuestNics, request: SwitchRequest, host: AttachHostState) -> set[str]:
     """MACs of the interfaces that are asked for."""
-    if guest.live is None and not asked.config:
+    if guest.live is None and not request.config:
         raise VsrtuneError(
             "the guest does not run", where=guest.name, hint="start it, or use --config"
         )
-    if guest.config is None and not asked.live:
+    if guest.config is None and not request.live:
         raise VsrtuneError(
             "the guest has no persistent definition", where=guest.name, hint="use --live"
         )
     found = {
         n.mac
         for n in _both(guest)
-        if _named(n, asked.interface, host) and (asked.interface or movable(n, host))
+        if _named(n, request.interface, host) and (request.interface or movable(n, host))
     }
     if not found:
         known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in _both(guest)})) or "none"
-        which = asked.interface or "on macvtap or NAPI-macvlan"
+        which = request.interface or "on macvtap or NAPI-macvlan"
         raise VsrtuneError(
             f"it has no interface {which}", where=guest.name, hint=f"its interfaces: {known}"
         )
@@ -96,7 +96,7 @@ def _selected(guest: GuestNics, asked: Asked, host: AttachHostState) -> set[str]
 
 
 def _take_along(
-    asked: Asked,
+    request: SwitchRequest,
     host: AttachHostState,
     wanted: dict[str, set[str]],
     lowers: set[str],
@@ -106,7 +106,7 @@ def _take_along(
     that does not run holds one by our device, which stays up for it; its macvtap is made
     when it starts."""
     others: list[str] = []
-    back = asked.to is Attachment.MACVTAP
+    back = request.to is Attachment.MACVTAP
     for guest in host.guests:
         running = guest.live is not None
         for found in (guest.live if running else guest.config) or ():
@@ -114,11 +114,11 @@ def _take_along(
             if (
                 lower not in lowers
                 or found.mac in wanted.get(guest.uuid, ())
-                or _there(asked, found, host)
+                or _there(request, found, host)
             ):
                 continue
             text = f"{guest.name} {found.mac} on {lower}"
-            if asked.all_of_lower and (running or asked.config):
+            if request.all_of_lower and (running or request.config):
                 wanted.setdefault(guest.uuid, set()).add(found.mac)
             elif running or back:
                 others.append(text)
@@ -133,16 +133,18 @@ def _take_along(
         )
 
 
-def _there(asked: Asked, found: DomainNic, host: AttachHostState) -> bool:
+def _there(request: SwitchRequest, found: DomainNic, host: AttachHostState) -> bool:
     """Whether the interface stands on what is asked for already."""
-    if asked.to is Attachment.NAPI_MACVLAN:
-        return host.ours(found)
+    if request.to is Attachment.NAPI_MACVLAN:
+        return host.on_napi(found)
     return found.kind == "direct"
 
 
-def _no_members(asked: Asked, host: AttachHostState, wanted: Mapping[str, set[str]]) -> None:
+def _no_members(
+    request: SwitchRequest, host: AttachHostState, wanted: Mapping[str, set[str]]
+) -> None:
     """Refuse to take members of a group away from their device one by one."""
-    if asked.to is Attachment.NAPI_MACVLAN:
+    if request.to is Attachment.NAPI_MACVLAN:
         return
     for guest in host.guests:
         for found in _both(guest):
@@ -186,20 +188,20 @@ def no_others(
 
 
 def _move(
-    asked: Asked, host: AttachHostState, guest: GuestNics, mac: str, notes: list[str]
+    request: SwitchRequest, host: AttachHostState, guest: GuestNics, mac: str, notes: list[str]
 ) -> Move | None:
     """How one interface moves; None when it stands where it shall."""
-    live = _of(guest.live, mac) if asked.live else None
-    config = _of(guest.config, mac) if asked.config else None
-    if live is not None and _there(asked, live, host):
-        notes.append(f"{guest.name} {mac}: the running guest has it on {asked.to} already")
+    live = _of(guest.live, mac) if request.live else None
+    config = _of(guest.config, mac) if request.config else None
+    if live is not None and _there(request, live, host):
+        notes.append(f"{guest.name} {mac}: the running guest has it on {request.to} already")
         live = None
-    if config is not None and _there(asked, config, host):
-        notes.append(f"{guest.name} {mac}: its definition has it on {asked.to} already")
+    if config is not None and _there(request, config, host):
+        notes.append(f"{guest.name} {mac}: its definition has it on {request.to} already")
         config = None
     if live is None and config is None:
         return None
-    if asked.to is Attachment.NAPI_MACVLAN:
+    if request.to is Attachment.NAPI_MACVLAN:
         return _forth(host, guest, mac, live, config, notes)
     return _back(host, guest, mac, live, config)
 
@@ -300,7 +302,7 @@ def _back(
 ) -> Move:
     source = live or config
     assert source is not None
-    if not host.ours(source):
+    if not host.on_napi(source):
         raise VsrtuneError(
             f"its type is {source.kind}, and its device none of vsrtune's",
             where=f"{guest.name}: interface {mac}",
@@ -338,12 +340,12 @@ def _back(
 
 
 def _switch(
-    asked: Asked, host: AttachHostState, moves: tuple[Move, ...], notes: list[str]
+    request: SwitchRequest, host: AttachHostState, moves: tuple[Move, ...], notes: list[str]
 ) -> Switch:
     old = tuple(Card(m.guest, m.uuid, m.mac, m.live[0], m.queue) for m in moves if m.live[0])
     new = tuple(Card(m.guest, m.uuid, m.mac, m.live[1], m.queue) for m in moves if m.live[0])
     defines = tuple(Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0])
-    forth = asked.to is Attachment.NAPI_MACVLAN
+    forth = request.to is Attachment.NAPI_MACVLAN
     # Back, those of guests that do not run give way too.
     devices = tuple(m.device for m in moves if m.live[0] or not forth)
     steps: list[Step] = []
@@ -357,13 +359,13 @@ def _switch(
     if forth:
         known = set(host.origins)
         origins = tuple(
-            Origin(m.device, m.guest, m.uuid, m.live[0], m.config[0], asked.by_policy)
+            Origin(m.device, m.guest, m.uuid, m.live[0], m.config[0], request.by_policy)
             for m in moves
             if m.device.name not in known
         )
         _warn(host, moves, notes)
-        return Switch(asked.to, moves, tuple(steps), origins, (), tuple(notes))
-    return Switch(asked.to, moves, tuple(steps), (), _unused(host, moves), tuple(notes))
+        return Switch(request.to, moves, tuple(steps), origins, (), tuple(notes))
+    return Switch(request.to, moves, tuple(steps), (), _unused(host, moves), tuple(notes))
 
 
 def _unused(host: AttachHostState, moves: tuple[Move, ...]) -> tuple[MadeDevice, ...]:
@@ -373,8 +375,8 @@ def _unused(host: AttachHostState, moves: tuple[Move, ...]) -> tuple[MadeDevice,
         now = host.by_uuid[move.uuid]
         live = _of(now.live, move.mac)
         config = _of(now.config, move.mac)
-        stays = (live is not None and host.ours(live) and not move.live[0]) or (
-            config is not None and host.ours(config) and not move.config[0]
+        stays = (live is not None and host.on_napi(live) and not move.live[0]) or (
+            config is not None and host.on_napi(config) and not move.config[0]
         )
         if not stays:
             leaves.append(move.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import Asked, AttachHostState, GuestNics, Switch, movable
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Switch, SwitchRequest, movable
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
@@ -47,11 +47,11 @@ def _guest(found: GuestNics) -> Guest:
 
 def batches(host: AttachHostState, policies: Sequence[Policy]) -> tuple[Batch, ...]:
     """What is to be done for the policies."""
-    asked = wanted(host, policies)
+    by_guest = wanted(host, policies)
     by_target: dict[Attachment, list[str]] = {}
-    for name, (to, _) in asked.items():
+    for name, (to, _) in by_guest.items():
         by_target.setdefault(to, []).append(name)
-    reasons = {name: where for name, (_, where) in asked.items()}
+    reasons = {name: where for name, (_, where) in by_guest.items()}
     return tuple(
         batch for to, names in by_target.items() for batch in _batches(host, names, to, reasons)
     )
@@ -83,9 +83,9 @@ def _batches(
         known = [host.guest(name) for name in group]
         live = any(g.live is not None for g in known)
         config = any(g.config is not None for g in known)
-        asked = Asked(to, group, live=live, config=config, by_policy=True)
+        request = SwitchRequest(to, group, live=live, config=config, by_policy=True)
         try:
-            switch = plan(asked, host)
+            switch = plan(request, host)
         except VsrtuneError as error:
             found.append(Batch(group, to, reason, None, error))
             continue

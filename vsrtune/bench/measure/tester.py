@@ -234,14 +234,14 @@ class Tester(Closing):
 
     def _counts(self, where: counters.Places) -> Counts:
         total = counters.read_losses(self._root, where)
-        (refused, backlog, seen) = (total.refused, total.backlog, {boot_id(self._root)})
+        (refused, backlog, boots) = (total.refused, total.backlog, {boot_id(self._root)})
         frames: dict[tuple[str, int | None], int] = {}
         for place, agent in self._agents.items():
             answer = agent.call("counters")
             refused += answer["refused"]
             # Every kernel's backlogs once, however many namespaces take part.
-            if self._boots[place] not in seen:
-                seen.add(self._boots[place])
+            if self._boots[place] not in boots:
+                boots.add(self._boots[place])
                 backlog += answer["backlog"]
             for key, flow, count in answer["counted"]:
                 frames[key, flow] = frames.get((key, flow), 0) + count

@@ -33,7 +33,7 @@ from typing import Any
 from vsrtune.bench.methods import methods
 from vsrtune.bench.methods.aggregate import MethodRun, point
 from vsrtune.bench.methods.methods import SEARCHES, Estimate
-from vsrtune.bench.methods.schedule import rounds
+from vsrtune.bench.methods.schedule import trial_rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
 from vsrtune.core import stats
 from vsrtune.core.errors import VsrtuneError
@@ -65,7 +65,7 @@ def _loads(
     """Every load of every configuration in each round."""
     loads = sorted(methods.loads(spec), key=lambda load: load.total)
     made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
-    for turn in rounds(_groups(configurations), len(loads), pairs, seed):
+    for turn in trial_rounds(_groups(configurations), len(loads), pairs, seed):
         for index in turn.configurations:
             for at in turn.loads:
                 made[at][index].append((yield index, loads[at]))
@@ -134,7 +134,7 @@ def _searches(
 ) -> CompareRun:
     """One whole search of each configuration in each round."""
     values: Values = [[[] for _ in configurations]]
-    for turn in rounds(_groups(configurations), 1, pairs, seed):
+    for turn in trial_rounds(_groups(configurations), 1, pairs, seed):
         for index in turn.configurations:
             found = yield from _tagged(index, methods.start(spec, seed))
             answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]
@@ -158,7 +158,7 @@ def _summary(
 ) -> dict[str, Any]:
     pairs = len(values[0][0])
     what = "frames" if spec.method.kind == "back-to-back" else "pps"
-    ratios = [[stats.paired_ratio(ours, at[0]) for ours in at[1:]] for at in values]
+    ratios = [[stats.paired_ratio(later, at[0]) for later in at[1:]] for at in values]
     # Every later configuration is a comparison of its own with the baseline.
     claimed = [
         stats.holm([at[index].p for at in ratios]) for index in range(len(configurations) - 1)
@@ -199,7 +199,7 @@ def _summary(
     }
 
 
-def verdict(ratio: stats.Ratio, claimed: bool, ours: str, theirs: str, what: str) -> dict[str, Any]:
+def verdict(ratio: stats.Ratio, claimed: bool, name: str, base: str, what: str) -> dict[str, Any]:
     """A ratio as data, with what it shows. ``claimed`` is False when the other load points
     make a chance result of this size likely."""
     # A tiny difference can be a sure one: then two decimals would contradict the verdict.
@@ -208,18 +208,18 @@ def verdict(ratio: stats.Ratio, claimed: bool, ours: str, theirs: str, what: str
     values = f"{middle}, 95 % {low}..{high}, {ratio.pairs} pairs"
     if not ratio.bounded:
         word = "too few pairs"
-        text = f"{ours}: {ratio.median:.2f} of {theirs}, {ratio.pairs} pairs are too few to tell"
+        text = f"{name}: {ratio.median:.2f} of {base}, {ratio.pairs} pairs are too few to tell"
     elif not ratio.shown:
-        word, text = "none", f"{ours}: no difference shown from {theirs} ({values})"
+        word, text = "none", f"{name}: no difference shown from {base} ({values})"
     elif not claimed:
         word = "none"
         text = (
-            f"{ours}: no difference shown from {theirs} ({values}; of so many load points "
+            f"{name}: no difference shown from {base} ({values}; of so many load points "
             "one is likely to be so by chance)"
         )
     else:
         word = "higher" if ratio.low > 1.0 else "lower"
-        text = f"{ours}: {word} {what} than {theirs} (ratio {values})"
+        text = f"{name}: {word} {what} than {base} (ratio {values})"
     return {
         "median": ratio.median,
         "low": ratio.low if ratio.bounded else None,

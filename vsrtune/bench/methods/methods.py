@@ -76,7 +76,7 @@ def estimate(spec: Spec) -> Estimate:
     """How many trials ``start(spec)`` is about to ask for."""
     method = spec.method
     if method.kind in SEARCHES:
-        trials, seconds = rate_search.expected(spec)
+        trials, seconds = rate_search.estimate(spec)
         return Estimate(trials, seconds, exact=False)
     count = len(loads(spec)) * method.repeats
     if method.kind == "soak":

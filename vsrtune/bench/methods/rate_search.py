@@ -32,7 +32,7 @@ _COARSE_TRIALS = 6
 _FINE_TRIALS = 3
 
 
-def expected(spec: Spec) -> tuple[int, float]:
+def estimate(spec: Spec) -> tuple[int, float]:
     """How many trials a search is likely to take, and their seconds."""
     method = spec.method
     if method.kind == "back-to-back":

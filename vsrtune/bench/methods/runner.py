@@ -19,11 +19,11 @@ Order = TypeVar("Order")
 @dataclass(frozen=True, slots=True)
 class Progress(Generic[Order]):
     """Told before each trial (``order`` is the next) and once at the end (``order``
-    None). ``done`` of ``expected`` trials are made; ``last`` is the newest.
+    None). ``done`` of ``total`` trials are made; ``last`` is the newest.
     ``seconds_left`` is None until it can be told; of a search it is a guess."""
 
     done: int
-    expected: int
+    total: int
     order: Order | None
     last: Trial | None
     seconds_left: float | None
@@ -75,11 +75,11 @@ class _Watch:
     def progress(self, order: Order, trials: list[Trial]) -> Progress[Order]:
         done = len(trials)
         # A search that takes longer than guessed has at least one trial left.
-        expected = max(self.estimate.trials if self.estimate else 0, done + 1)
+        total = max(self.estimate.trials if self.estimate else 0, done + 1)
         last = trials[-1] if trials else None
-        return Progress(done, expected, order, last, self.left(trials, expected))
+        return Progress(done, total, order, last, self.left(trials, total))
 
-    def left(self, trials: list[Trial], expected: int) -> float | None:
+    def left(self, trials: list[Trial], total: int) -> float | None:
         """The work left in seconds of load, times what a second of load has cost: warm-up,
         drain and switching are part of the pace."""
         estimate = self.estimate
@@ -87,7 +87,7 @@ class _Watch:
             return None
         loaded = sum(trial.load.seconds for trial in trials)
         mean = estimate.seconds / estimate.trials
-        left = max(estimate.seconds - loaded, mean * (expected - len(trials)) * 0.5)
+        left = max(estimate.seconds - loaded, mean * (total - len(trials)) * 0.5)
         if self.clock is None or loaded <= 0:
             return left
         return left * (self.clock() - self.began) / loaded

@@ -18,7 +18,7 @@ class Round:
     loads: tuple[int, ...]
 
 
-def rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> list[Round]:
+def trial_rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> list[Round]:
     """``count`` rounds of as many configurations as ``groups`` has entries. Equal arguments
     give equal rounds.
 

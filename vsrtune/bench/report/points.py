@@ -117,5 +117,5 @@ def by_configuration(outcome: Outcome) -> Mapping[str, list[Point]]:
 
 def used(points_: Iterable[Point], values: tuple[str, ...], attribute: str) -> tuple[str, ...]:
     """Those of ``values`` that any trial has something of in its mapping ``attribute``."""
-    seen = [getattr(t, attribute) for p in points_ for t in p.trials]
-    return tuple(v for v in values if any(m.get(v) for m in seen))
+    present = [getattr(t, attribute) for p in points_ for t in p.trials]
+    return tuple(v for v in values if any(m.get(v) for m in present))

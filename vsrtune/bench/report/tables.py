@@ -96,8 +96,8 @@ def method_text(outcome: Outcome) -> str:
             text = f"{m.kind}, {length}, {m.repeats} times"
     if outcome.method == "compare":
         count = outcome.summary.get("pairs")
-        rounds = f"{count} rounds" if count else "rounds"
-        return f"comparison of interleaved {rounds} in shuffled order, {length}"
+        many = f"{count} rounds" if count else "rounds"
+        return f"comparison of interleaved {many} in shuffled order, {length}"
     return text
 
 

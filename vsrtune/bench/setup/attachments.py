@@ -184,11 +184,11 @@ class Attachments:
         self._texts(wanted)
         if wanted.attachment not in _BRIDGED:
             return
-        ours = {n.device for d in domains for n in d.nics}
-        obstacles = [bridges.obstacle(lower, ours) for lower in self._lowers()]
+        own = {n.device for d in domains for n in d.nics}
+        conflicts = [bridges.obstacle(lower, own) for lower in self._lowers()]
         if wanted.attachment is BenchAttachment.OPENVSWITCH:
-            obstacles.insert(0, bridges.ovs_obstacle())
-        for what, hint in filter(None, obstacles):
+            conflicts.insert(0, bridges.ovs_obstacle())
+        for what, hint in filter(None, conflicts):
             raise VsrtuneError(what, where=f"attachment {wanted.attachment}", hint=hint)
 
     def differ(self, wanted: Wanted) -> bool:

@@ -35,13 +35,13 @@ def name_for(attachment: BenchAttachment, lower: str) -> str:
     return f"{prefix}{_ifindex(lower)}" if prefix else ""
 
 
-def obstacle(lower: str, ours: Collection[str]) -> tuple[str, str] | None:
-    """Why ``lower`` cannot be a bridge's port, and what to do; ``ours`` are devices on
+def obstacle(lower: str, own: Collection[str]) -> tuple[str, str] | None:
+    """Why ``lower`` cannot be a bridge's port, and what to do; ``own`` are devices on
     it that will be gone by then."""
     links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "-details", "link", "show"]))
     for link in links:
         kind = link.get("linkinfo", {}).get("info_kind", "")
-        if link.get("link") == lower and kind in _STACKED and link["ifname"] not in ours:
+        if link.get("link") == lower and kind in _STACKED and link["ifname"] not in own:
             return (
                 f"the {kind} {link['ifname']} is on {lower}, which cannot be a bridge's port too",
                 "add its guest to the routers, or stop it",

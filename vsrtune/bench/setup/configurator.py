@@ -161,9 +161,9 @@ class Configurator(Closing):
         self._ledger.done(self._attached)
         self._attached = None
 
-    def _scale(self, asked: Mapping[str, int]) -> None:
+    def _scale(self, counts: Mapping[str, int]) -> None:
         """Groups that this configuration does not name are as they were on entry."""
-        wanted = {**self._before, **asked}
+        wanted = {**self._before, **counts}
         if wanted == self._members:
             return
         if self._scaled is None:

@@ -139,9 +139,9 @@ class Tuner:
 
     def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
         for attempt in range(1, _TRIES + 1):
-            seen = live_observer(self._uri).observe(0.0)
-            executor.adopt_brought(seen, seen.guests, self._journal)
-            plan = make(seen)
+            snapshot = live_observer(self._uri).observe(0.0)
+            executor.adopt_brought(snapshot, snapshot.guests, self._journal)
+            plan = make(snapshot)
             for refusal in plan.refusals:
                 where = f"{refusal.policy}: {refusal.guest}"
                 raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)

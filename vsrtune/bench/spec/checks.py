@@ -92,12 +92,12 @@ class Checker:
         for key, value in stated.items():
             if key in ("name", "configuration"):
                 continue
-            ours, theirs = getattr(spec, key), getattr(base, key)
-            if ours == theirs:
+            written, default = getattr(spec, key), getattr(base, key)
+            if written == default:
                 continue
             keys: KeyPath = (key,)
             if isinstance(value, dict):
-                below = (b for b in value if getattr(ours, b) != getattr(theirs, b))
+                below = (b for b in value if getattr(written, b) != getattr(default, b))
                 keys = (key, *list(below)[:1])
             self.fail(
                 keys,

@@ -172,9 +172,9 @@ def _counts(rates: Sequence[float], load: Load) -> list[int]:
         return [0] * len(rates)
     seconds = load.seconds if load.frames is None else load.frames / total
     found = []
-    owed = given = 0.0
+    due = given = 0.0
     for rate in rates:
-        owed += rate * seconds
-        found.append(round(owed - given))
+        due += rate * seconds
+        found.append(round(due - given))
         given += found[-1]
     return found

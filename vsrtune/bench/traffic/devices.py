@@ -27,9 +27,9 @@ def check(devices: Iterable[str], ssh_connection: str = "") -> None:
         for family in ("-4", "-6")
         for route in json.loads(_ip("-j", family, "route", "show", "default") or "[]")
     ]
-    ours = own_addresses(_run("ss", "-Htn", "state", "established"), ssh_connection)
+    own = own_addresses(_run("ss", "-Htn", "state", "established"), ssh_connection)
     for device in devices:
-        what = refusal(device, links, routes, ours)
+        what = refusal(device, links, routes, own)
         if what is not None:
             raise VsrtuneError(f"refused: {what}", where=device)
 

@@ -183,18 +183,18 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
             hint="`vsrtune show` lists the guests; a policy file ends in .yaml",
         )
     others = load_dirs(dirs)
-    ours = policies_of(found[0], others)
-    if len(ours) > 1:
-        places = " and ".join(p.at("guest") for p in ours)
+    own = policies_of(found[0], others)
+    if len(own) > 1:
+        places = " and ".join(p.at("guest") for p in own)
         raise VsrtuneError(
             "several policies name this guest equally well",
             where=places,
             hint="name the file to try",
         )
     name = policy_name(found[0])
-    if ours:
+    if own:
         # It may name other guests as well, which nobody asked to try it on.
-        return replace(ours[0], guest=parse(f"guest: {name}\n", subject).guest), enable
+        return replace(own[0], guest=parse(f"guest: {name}\n", subject).guest), enable
     text = start(snapshot, found[0], others).text
     file = shlex.quote(f"{dirs[-1]}/{found[0].name}.yaml")
     init = f"vsrtune policy init {shlex.quote(subject)} -o {file}"

@@ -181,12 +181,12 @@ def judge(turns: Sequence[TrialTurn], name: str) -> TrialVerdict:
         return TrialVerdict(None, (*told, few), len(pairs), left_out=left_out)
     # As frames of an equal load, of which none at all counts as one.
     share = stats.paired_ratio(
-        [ours.share * theirs.arrived for ours, theirs in pairs],
-        [float(theirs.forwarded) for _, theirs in pairs],
+        [tuned.share * untuned.arrived for tuned, untuned in pairs],
+        [float(untuned.forwarded) for _, untuned in pairs],
     )
     rate = stats.paired_ratio(
-        [ours.rate * theirs.seconds for ours, theirs in pairs],
-        [float(theirs.forwarded) for _, theirs in pairs],
+        [tuned.rate * untuned.seconds for tuned, untuned in pairs],
+        [float(untuned.forwarded) for _, untuned in pairs],
     )
     shown = compare.verdict(share, True, name, "untuned", "forwarded share")
     also = compare.verdict(rate, True, name, "untuned", "forwarded rate")
@@ -217,7 +217,7 @@ def line(made: TrialTurn) -> str:
 def table(turns: Sequence[TrialTurn]) -> Table:
     """Medians over the pairs that count."""
     pairs = _pairs(turns)
-    sides = [[theirs for _, theirs in pairs], [ours for ours, _ in pairs]]
+    sides = [[untuned for _, untuned in pairs], [tuned for tuned, _ in pairs]]
     rows = [
         _row("forwarded/s", [[t.rate for t in side] for side in sides]),
         _row("arrived/s", [[t.arrived / t.seconds for t in side] for side in sides]),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from vsrtune.bench.methods.schedule import rounds
+from vsrtune.bench.methods.schedule import trial_rounds
 from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.cli.trial import rule
 from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
@@ -35,11 +35,11 @@ class Ground(Protocol):
         """Carry out what waited for its thread to run; whether all is as the policy says."""
         ...
 
-    def look(self) -> Snapshot:
+    def update(self) -> Snapshot:
         """The guests and their settings now."""
         ...
 
-    def count(self, seen: Snapshot) -> TrialCounts:
+    def count(self, snapshot: Snapshot) -> TrialCounts:
         """The counters of these guests now."""
         ...
 
@@ -69,13 +69,13 @@ class HostGround:
             self._tuner.again()
         return not self._tuner.waits
 
-    def look(self) -> Snapshot:
-        seen = self._observer.observe()
-        return replace(seen, guests=tuple(g for g in seen.guests if g.ref in self._refs))
+    def update(self) -> Snapshot:
+        snapshot = self._observer.observe()
+        return replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in self._refs))
 
-    def count(self, seen: Snapshot) -> TrialCounts:
-        sample = samples.take(self._root, seen)
-        return rule.counts(sample, samples.frames(self._root, seen))
+    def count(self, snapshot: Snapshot) -> TrialCounts:
+        sample = samples.take(self._root, snapshot)
+        return rule.counts(sample, samples.frames(self._root, snapshot))
 
 
 def run(
@@ -85,7 +85,7 @@ def run(
     after. ``wait`` takes seconds. Within a pair the order is drawn, so that each comes first
     equally often and what changes with time favours neither. Raises VsrtuneError."""
     present = False
-    for number, pair in enumerate(rounds([0, 1], 1, pairs, seed), 1):
+    for number, pair in enumerate(trial_rounds([0, 1], 1, pairs, seed), 1):
         for index in pair.configurations:
             tuned = index == 1
             if tuned is not present:
@@ -93,10 +93,10 @@ def run(
                 present = tuned
             wait(SETTLE_SECONDS)
             left_out = "" if ground.settle() else "a setting still waits for its thread to run"
-            seen = ground.look()
-            before = ground.count(seen)
+            snapshot = ground.update()
+            before = ground.count(snapshot)
             wait(COUNT_SECONDS)
-            after = ground.count(seen)
-            if rule.settings(ground.look()) != rule.settings(seen):
+            after = ground.count(snapshot)
+            if rule.settings(ground.update()) != rule.settings(snapshot):
                 left_out = "a setting changed"
             yield rule.turn(before, after, number, tuned, left_out)

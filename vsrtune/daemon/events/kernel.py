@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from vsrtune.daemon.events.libvirt import Dirty
 from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.journald import LOGGER
-from vsrtune.daemon.scope import FULL, NOTHING, Look
+from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.host import netlink
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.guest import Guest, NicKind
@@ -146,11 +146,11 @@ class LinkEvents(Background):
             self._known = snapshot, devices(snapshot)
         return self._known[1]
 
-    def _tell(self, reason: str, look: Look) -> None:
-        if look.host:
+    def _tell(self, reason: str, scope: Scope) -> None:
+        if scope.host:
             self._dirty(reason)
         else:
-            for guest in look.guests:
+            for guest in scope.guests:
                 self._dirty(reason, guest)
 
 
@@ -163,7 +163,7 @@ class LinkInterest:
     """``owners``: index of a guest's device to whom to look at; ``lowers``: names of what
     these stand on, and of the hardware."""
 
-    owners: dict[int, Look]
+    owners: dict[int, Scope]
     lowers: frozenset[str]
 
 
@@ -171,7 +171,7 @@ def devices(snapshot: Snapshot | None) -> LinkInterest:
     """The devices of a snapshot; none before the first."""
     if snapshot is None:
         return LinkInterest({}, frozenset())
-    owners: dict[int, Look] = {}
+    owners: dict[int, Scope] = {}
     lowers = {nic.name for nic in snapshot.host.nics}
     for guest in snapshot.guests:
         for interface in guest.interfaces:
@@ -180,21 +180,21 @@ def devices(snapshot: Snapshot | None) -> LinkInterest:
     return LinkInterest(owners, frozenset(lowers))
 
 
-def whose(guest: Guest) -> Look:
+def whose(guest: Guest) -> Scope:
     """How to look at a guest again; plain QEMU is found by looking at everything."""
-    return Look.of(guest.name) if guest.source == "libvirt" else FULL
+    return Scope.of(guest.name) if guest.source == "libvirt" else FULL
 
 
-def concerned(known: LinkInterest, old: Link | None, new: Link | None) -> Look:
+def concerned(known: LinkInterest, old: Link | None, new: Link | None) -> Scope:
     """Whom the change of a device from ``old`` to ``new`` concerns; None is a device that
     does not exist. A device that has only now appeared is nobody's (see ``unclaimed``)."""
-    look = NOTHING
+    scope = NOTHING
     for link in (old, new):
         if link is not None:
             if link.name in known.lowers:
                 return FULL
-            look = look.merge(known.owners.get(link.index, NOTHING))
-    return look if old != new else NOTHING
+            scope = scope.merge(known.owners.get(link.index, NOTHING))
+    return scope if old != new else NOTHING
 
 
 def unclaimed(known: LinkInterest, link: Link) -> bool:

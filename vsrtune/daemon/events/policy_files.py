@@ -76,7 +76,7 @@ class PolicyWatch(Background):
         self._dirs = [path.absolute() for path in dirs]
         self._changed = changed
         self._watches: dict[int, Path] = {}
-        self.watching = threading.Event()
+        self.started = threading.Event()
 
     def run(self) -> None:
         """Watch; where the kernel refuses, only a reload reads the policies again."""
@@ -87,7 +87,7 @@ class PolicyWatch(Background):
             return
         try:
             self._arm(files)
-            self.watching.set()
+            self.started.set()
             while not self._stopping.is_set():
                 ready, _, _ = select.select([files.fd], [], [], _TURN)
                 if ready:

@@ -69,7 +69,7 @@ class StandstillGuard(Background):
         """One look after the other."""
         while not self._stopping.wait(self._pause()):
             try:
-                self.look()
+                self.update()
             except Exception:
                 # Whoever watches must not end by what it sees; the next look may go well.
                 LOGGER.exception("the guard's look failed")
@@ -78,16 +78,16 @@ class StandstillGuard(Background):
         threads = sum(len(s.threads) for s in self._subjects)
         return EVERY * max(1.0, threads / MANY)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Look once at everything that is due."""
         state, now = self._state(), self._clock()
         if state is not self._seen:
             self._choose(state)
             self._seen = state
         self._asked = {ref: until for ref, until in self._asked.items() if now < until}
-        for sign in self._rule.look(now, self._sampler.sights(self._subjects)):
+        for sign in self._rule.update(now, self._sampler.sights(self._subjects)):
             self._ask(sign.guest, sign.why, now)
-        for starved in self._others.look(now, state.snapshot, self._subjects):
+        for starved in self._others.update(now, state.snapshot, self._subjects):
             self._ask(starved.guest, str(starved), now)
 
     def _ask(self, guest: str, why: str, now: float) -> None:
@@ -130,7 +130,7 @@ class StandstillGuard(Background):
                 if known is None or known[0] is not guest or known[1] != shared:
                     known = guest, shared, subject(guest, shared)
                 self._known[guest.ref] = known
-        self._subjects = tuple(seen for _, _, seen in self._known.values())
+        self._subjects = tuple(subject for _, _, subject in self._known.values())
 
 
 class _Others:
@@ -154,7 +154,7 @@ class _Others:
         self._suspects: dict[ThreadKey, tuple[str, bool]] = {}
         self._told: tuple[Starved, ...] = ()
 
-    def look(
+    def update(
         self, now: float, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> list[Starved]:
         """Those vital to the host whose CPU a guest holds."""
@@ -163,8 +163,8 @@ class _Others:
             self._full = self._full_cpus(snapshot, subjects)
         found: list[Starved] = []
         if self._full:
-            ours = {t.key for s in subjects for t in s.threads}
-            self._follow(ours)
+            tuned = {t.key for s in subjects for t in s.threads}
+            self._follow(tuned)
             found = self._starved(now)
         else:
             self._walk, self._suspects = None, {}
@@ -175,9 +175,9 @@ class _Others:
     def _full_cpus(
         self, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> frozenset[int]:
-        watched = {s.ref for s in subjects}
+        guarded = {s.ref for s in subjects}
         guests = snapshot.guests if snapshot is not None else ()
-        cpus = real_time_cpus(g for g in guests if g.ref in watched)
+        cpus = real_time_cpus(g for g in guests if g.ref in guarded)
         before, self._idle = self._idle, {}
         if not cpus:
             return frozenset()
@@ -187,7 +187,7 @@ class _Others:
             return frozenset()
         return frozenset(c for c in cpus if c in before and self._idle.get(c) == before[c])
 
-    def _follow(self, ours: set[ThreadKey]) -> None:
+    def _follow(self, tuned: set[ThreadKey]) -> None:
         """One step of the walk."""
         if self._walk is None:
             self._walk = self._sampler.walk(self._full)
@@ -196,7 +196,7 @@ class _Others:
             self._walk = None
             return
         for key, what in found.items():
-            if key not in ours and len(self._suspects) < MOST:
+            if key not in tuned and len(self._suspects) < MOST:
                 self._suspects[key] = what
 
     def _starved(self, now: float) -> list[Starved]:
@@ -207,7 +207,7 @@ class _Others:
                 del self._suspects[key]
             else:
                 samples[key] = sample
-        waits = self._waiting.look(now, samples)
+        waits = self._waiting.update(now, samples)
         found = []
         for key, seconds in sorted(waits.items()):
             if seconds >= STARVED:

@@ -60,9 +60,9 @@ class Stepping:
         if snapshot is None:
             return
         alone = SnapshotSlice.of(snapshot, frozenset([guest]))
-        ours = self._ours(alone.names)
+        applied = self._applied(alone.names)
         try:
-            plan = planner.plan(alone.alone(), self.policies, ours, steps=self._steps)
+            plan = planner.plan(alone.alone(), self.policies, applied, steps=self._steps)
             classes = tuple(
                 a
                 for a in plan.actions
@@ -111,7 +111,7 @@ class Stepping:
     def _plan_anew(self) -> None:
         raise NotImplementedError
 
-    def _ours(self, guests: frozenset[str] | None = None) -> Mapping[Target, Value]:
+    def _applied(self, guests: frozenset[str] | None = None) -> Mapping[Target, Value]:
         raise NotImplementedError
 
     def _log_result(self, result: Result, why: str) -> None:

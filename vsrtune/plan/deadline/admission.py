@@ -38,13 +38,13 @@ def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
 
 
 def evict(
-    snapshot: Snapshot, asked: Sequence[Requirements], domain: RootDomain, found: RootDomains
+    snapshot: Snapshot, per_guest: Sequence[Requirements], domain: RootDomain, found: RootDomains
 ) -> None:
     """A partition would push threads that somebody bound to its CPUs off them."""
     if domain.mode is DomainMode.ISOLATED:
         return
     inside = {m.thread.key for m in domain.members}
-    managed = {w.guest.ref for w in asked}
+    managed = {w.guest.ref for w in per_guest}
     for guest in snapshot.guests:
         for thread in guest.threads:
             bound = bool(thread.affinity) and thread.affinity <= domain.cpus
@@ -83,11 +83,11 @@ def keep_out(
 
 
 def emulators(
-    asked: Sequence[Requirements], chosen: dict[ThreadKey, Chosen], found: RootDomains
+    per_guest: Sequence[Requirements], chosen: dict[ThreadKey, Chosen], found: RootDomains
 ) -> None:
     """Emulators stay off partitions; only in a loose one they have to live inside it."""
-    for wish in asked:
-        pin = wish.emulator
+    for requirements in per_guest:
+        pin = requirements.emulator
         if pin is None or pin.thread.key not in chosen:
             continue
         for domain in found.domains:
@@ -98,19 +98,19 @@ def emulators(
                 if pin.cpus is None:
                     chosen[pin.thread.key] = Chosen(domain.cpus, f"confined to {domain.path}")
                     continue
-                wish.refuse(
+                requirements.refuse(
                     pin.keys,
                     f"the emulator lives in {domain.path}, which becomes the partition of CPUs "
                     f"{domain.cpus}: CPUs {pick - domain.cpus} are outside",
                     "write emulator: auto, or CPUs within the partition",
                 )
             elif not inside and domain.mode is not DomainMode.ISOLATED and pick & domain.cpus:
-                wish.refuse(
+                requirements.refuse(
                     pin.keys,
                     f"CPU {pick & domain.cpus} belongs to a partition for class deadline",
                     "write emulator: auto, or CPUs outside the partition",
                 )
-            if wish.refusals:
-                if not any(w is wish for w in found.refused):
-                    found.refused.append(wish)
+            if requirements.refusals:
+                if not any(w is requirements for w in found.refused):
+                    found.refused.append(requirements)
                 break

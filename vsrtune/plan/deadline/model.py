@@ -26,7 +26,7 @@ class DomainMode(Enum):
 class Member:
     """A thread that runs in a root domain, DEADLINE or beside such threads."""
 
-    wish: Requirements
+    requirements: Requirements
     pin: PinRequest
 
     @property
@@ -37,19 +37,19 @@ class Member:
     @property
     def booked(self) -> int:
         """Its bandwidth; 0 when it is not to be DEADLINE."""
-        rule = rule_for(self.wish.policy, self.thread.role)
+        rule = rule_for(self.requirements.policy, self.thread.role)
         return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
     @property
     def slice(self) -> str:
         """The topmost cgroup of its guest, wherever the thread itself is now."""
-        found = [self.thread, *self.wish.guest.by_role(Role.EMULATOR)]
+        found = [self.thread, *self.requirements.guest.by_role(Role.EMULATOR)]
         return next((t.cgroup for t in found if "/" in t.cgroup), "").partition("/")[0]
 
     @property
     def name(self) -> str:
         """The guest and the thread."""
-        return f"{self.wish.guest.ref} {label(self.thread)}"
+        return f"{self.requirements.guest.ref} {label(self.thread)}"
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class RootDomain:
     @property
     def guests(self) -> list[str]:
         """The guests with threads in it."""
-        return list(dict.fromkeys(m.wish.guest.ref for m in self.members))
+        return list(dict.fromkeys(m.requirements.guest.ref for m in self.members))
 
     def holds(self, host: Host, cgroup: str) -> bool:
         """Whether a thread in ``cgroup`` is in this root domain as the host is now."""
@@ -101,7 +101,7 @@ class RootDomains:
 
     def refuse(self, member: Member, reason: str, hint: str) -> None:
         """Refuse the guest of a member, once."""
-        if not any(w is member.wish for w in self.refused):
+        if not any(w is member.requirements for w in self.refused):
             keys = ("scheduler", member.thread.role.value) if member.booked else member.pin.keys
-            member.wish.refuse(keys, reason, hint)
-            self.refused.append(member.wish)
+            member.requirements.refuse(keys, reason, hint)
+            self.refused.append(member.requirements)

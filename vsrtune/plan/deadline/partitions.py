@@ -114,24 +114,24 @@ class _Maker:
 
     def _set(
         self,
-        wish: Requirements | None,
+        requirements: Requirements | None,
         path: str,
         file: str,
         text: str,
         into: list[Action],
         why: str,
     ) -> None:
-        ref = HOST_REF if wish is None else wish.guest.ref
+        ref = HOST_REF if requirements is None else requirements.guest.ref
         target = CpusetFile(ref, path, file)
-        (self.host_asked if wish is None else wish.asked).add(target)
+        (self.host_asked if requirements is None else requirements.desired).add(target)
         now = self._text(path, file)
         if now != text:
             into.append(Action(target, CpusetList(now), CpusetList(text), why))
 
-    def _partition(self, wish: Requirements | None, domain: RootDomain) -> None:
-        ref = HOST_REF if wish is None else wish.guest.ref
+    def _partition(self, requirements: Requirements | None, domain: RootDomain) -> None:
+        ref = HOST_REF if requirements is None else requirements.guest.ref
         target = Partition(ref, domain.path)
-        (self.host_asked if wish is None else wish.asked).add(target)
+        (self.host_asked if requirements is None else requirements.desired).add(target)
         group = self._host.cpuset(domain.path)
         now = PartitionState(group.partition) if group is not None else MEMBER
         if now == ROOT:
@@ -147,22 +147,22 @@ class _Maker:
     def threads_cgroup(self, domain: RootDomain) -> None:
         """The cgroup of the partition with the domain's threads: libvirt's of a vcpu, or
         one of our own."""
-        wish = domain.members[0].wish
-        ref, path = wish.guest.ref, domain.path
+        requirements = domain.members[0].requirements
+        ref, path = requirements.guest.ref, domain.path
         # What earlier plans made for workers may hold them until they move.
-        wish.asked |= {
+        requirements.desired |= {
             t
-            for t in self._context.ours
+            for t in self._context.applied
             if isinstance(t, CgroupDir) and t.guest == ref and not is_partition(t.path)
         }
         if is_partition(path):
-            self._own_cgroup(wish, domain)
+            self._own_cgroup(requirements, domain)
         for member in domain.members:
             thread = member.thread
             move = ThreadCgroup(ref, thread.key, label(thread))
-            if thread.cgroup == path and move not in self._context.ours:
+            if thread.cgroup == path and move not in self._context.applied:
                 continue
-            wish.asked.add(move)
+            requirements.desired.add(move)
             if thread.cgroup == path:
                 self._phases.skip(ref, f"{label(thread)} cgroup", "already in its partition")
                 continue
@@ -170,20 +170,20 @@ class _Maker:
             self._phases.domain_moves.append(Action(move, thread.cgroup, path, why))
         if domain.mode is DomainMode.TIGHT:
             own = self._phases.exclusives
-            self._set(wish, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
-            self._shield(wish, domain.path.rpartition("/")[0])
-        self._partition(wish, domain)
+            self._set(requirements, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
+            self._shield(requirements, domain.path.rpartition("/")[0])
+        self._partition(requirements, domain)
 
-    def _own_cgroup(self, wish: Requirements, domain: RootDomain) -> None:
-        target = CgroupDir(wish.guest.ref, domain.path)
-        wish.asked.add(target)
-        if self._host.cpuset(domain.path) is None and self._context.ours.get(target) is not True:
+    def _own_cgroup(self, requirements: Requirements, domain: RootDomain) -> None:
+        target = CgroupDir(requirements.guest.ref, domain.path)
+        requirements.desired.add(target)
+        if self._host.cpuset(domain.path) is None and self._context.applied.get(target) is not True:
             why = f"room for the threads of the root domain of CPUs {domain.cpus}"
             self._phases.domain_dirs.append(Action(target, False, True, why))
         why = f"the CPUs of the root domain ({domain.mode.value})"
-        self._set(wish, domain.path, CPUS, str(domain.cpus), self._phases.domain_dirs, why)
+        self._set(requirements, domain.path, CPUS, str(domain.cpus), self._phases.domain_dirs, why)
 
-    def _shield(self, wish: Requirements, parent: str) -> None:
+    def _shield(self, requirements: Requirements, parent: str) -> None:
         """Keep the lists of libvirt's other cgroups from breaking the partitions.
 
         A partition needs CPUs that no cgroup beside it has in its list, else it is invalid
@@ -199,7 +199,7 @@ class _Maker:
         own = {d.path for d in self._found.domains}
         taken = CpuSet(c for d in self._found.domains for c in d.cpus)
         spare = [c for c in self._host.online if c not in taken]
-        lists = {g.path: self._after_pins(wish, g.path, g.cpus) for g in self._host.cpusets}
+        lists = {g.path: self._after_pins(requirements, g.path, g.cpus) for g in self._host.cpusets}
         beside = [
             g
             for g in self._host.cpusets
@@ -218,26 +218,30 @@ class _Maker:
             if known:
                 spare = [c for c in spare if c not in known]
                 why = "so that its list of CPUs cannot make the partition beside it invalid"
-                self._set(wish, group.path, EXCLUSIVE, str(known), self._shields, why)
+                self._set(requirements, group.path, EXCLUSIVE, str(known), self._shields, why)
             else:
-                self._make_room(wish, group, taken)
+                self._make_room(requirements, group, taken)
 
-    def _make_room(self, wish: Requirements, group: CpusetGroup, taken: CpuSet) -> None:
-        target = CpusetFile(wish.guest.ref, group.path, CPUS)
-        now = self._after_pins(wish, group.path, group.cpus)
-        if target in self._context.ours:
-            wish.asked.add(target)
+    def _make_room(self, requirements: Requirements, group: CpusetGroup, taken: CpuSet) -> None:
+        target = CpusetFile(requirements.guest.ref, group.path, CPUS)
+        now = self._after_pins(requirements, group.path, group.cpus)
+        if target in self._context.applied:
+            requirements.desired.add(target)
         if CpuSet.parse(now) & taken:
-            wish.asked.add(target)
+            requirements.desired.add(target)
             rest = CpusetList(str(CpuSet.parse(now) - taken))
             why = f"CPUs {taken} are to be exclusive"
             self._shields.append(Action(target, CpusetList(now), rest, why))
 
-    def _after_pins(self, wish: Requirements, path: str, text: str) -> str:
+    def _after_pins(self, requirements: Requirements, path: str, text: str) -> str:
         """``cpuset.cpus`` of a cgroup of libvirt's once the plan's pins are made."""
         for action in (*self._phases.vcpu_pins, *self._phases.emulator_pins):
             target, pin = action.target, action.after
-            if target.guest != wish.guest.ref or not isinstance(pin, Pin) or pin.cpuset is None:
+            if (
+                target.guest != requirements.guest.ref
+                or not isinstance(pin, Pin)
+                or pin.cpuset is None
+            ):
                 continue
             name = f"vcpu{target.vcpu}" if isinstance(target, VcpuPin) else EMULATOR_CGROUP
             if path.rpartition("/")[2] == name:
@@ -267,19 +271,19 @@ class _Maker:
             above = domain.path.rpartition("/")[0]
             while above:
                 needed[above] = needed.get(above, CpuSet()) | domain.cpus
-                owner[above] = domain.members[0].wish
+                owner[above] = domain.members[0].requirements
                 above = above.rpartition("/")[0]
         why = "CPUs that partitions below may take"
         chain: list[Action] = []
         for path, cpus in sorted(needed.items()):
-            wish = owner[path] if path.count("/") >= 1 else None
+            requirements = owner[path] if path.count("/") >= 1 else None
             wanted = cpus | self._strangers(path)
-            ref = HOST_REF if wish is None else wish.guest.ref
+            ref = HOST_REF if requirements is None else requirements.guest.ref
             now = CpuSet.parse(self._text(path, EXCLUSIVE))
-            foreign = CpusetFile(ref, path, EXCLUSIVE) not in self._context.ours
+            foreign = CpusetFile(ref, path, EXCLUSIVE) not in self._context.applied
             if foreign and wanted <= now:
                 continue
-            self._set(wish, path, EXCLUSIVE, str(wanted), chain, why)
+            self._set(requirements, path, EXCLUSIVE, str(wanted), chain, why)
         self._phases.exclusives[:0] = [*chain, *self._shields]
         loose = {d.path for d in self._found.domains if d.mode is DomainMode.LOOSE}
         top = CpuSet(
@@ -297,7 +301,7 @@ class _Maker:
     def _strangers(self, path: str) -> CpuSet:
         """What cgroups below ``path`` that are not of these domains have exclusively."""
         own = {d.path for d in self._found.domains}
-        mine = {t.path for t in self._context.ours if isinstance(t, CpusetFile)}
+        mine = {t.path for t in self._context.applied if isinstance(t, CpusetFile)}
         cpus = CpuSet()
         for group in self._host.cpusets:
             beneath = group.path.rpartition("/")[0] == path

@@ -34,13 +34,13 @@ from vsrtune.plan.requirements import Context, Requirements, label
 def find(
     context: Context,
     snapshot: Snapshot,
-    asked: Sequence[Requirements],
+    per_guest: Sequence[Requirements],
     chosen: dict[ThreadKey, Chosen],
 ) -> RootDomains:
     """The root domains that the wishes need. In loose ones ``chosen`` is widened to all
     of their CPUs. When something is refused, choose again without the refused guests."""
     found = RootDomains()
-    pins = [Member(wish, pin) for wish in asked for pin in wish.pins]
+    pins = [Member(requirements, pin) for requirements in per_guest for pin in requirements.pins]
     members = [m for m in pins if m.thread.role is not Role.NAPI]
     if not any(m.booked for m in members):
         return found
@@ -60,12 +60,12 @@ def find(
         if domain.mode is DomainMode.LOOSE:
             loose.setdefault(domain.slice, []).append(domain)
     for slice_ in loose:
-        _merge(context, snapshot, slice_, asked, chosen, found)
+        _merge(context, snapshot, slice_, per_guest, chosen, found)
     for domain in found.domains:
         admit(context.host, domain, found)
-        evict(snapshot, asked, domain, found)
+        evict(snapshot, per_guest, domain, found)
         keep_out([m for m in pins if m.thread.role is Role.NAPI], chosen, domain, found)
-    emulators(asked, chosen, found)
+    emulators(per_guest, chosen, found)
     if not found.refused:
         _settle_moves(found)
     return found
@@ -83,13 +83,13 @@ def _settle_moves(found: RootDomains) -> None:
             found.later.append(domain)
             continue
         for member in domain.members:
-            member.wish.moves.pop(member.thread, None)
+            member.requirements.moves.pop(member.thread, None)
 
 
 def _confined(member: Member, cpus: CpuSet) -> bool:
     thread = member.thread
     limit = thread.cpuset_effective
-    leaving = member.wish.moves.get(thread) not in (None, thread.cgroup)
+    leaving = member.requirements.moves.get(thread) not in (None, thread.cgroup)
     return leaving and thread.affinity != cpus and limit is not None and not cpus <= limit
 
 
@@ -129,7 +129,7 @@ def _floats(context: Context, group: Sequence[Member]) -> bool:
     if not all(_libvirt(m) for m in group) or len(slices) > 1:
         return False
     top = context.host.cpuset(next(iter(slices)))
-    shared = len({m.wish.guest.ref for m in group}) > 1
+    shared = len({m.requirements.guest.ref for m in group}) > 1
     return shared or top is None or top.exclusive is None
 
 
@@ -170,7 +170,7 @@ def _domain(host: Host, cpus: CpuSet, group: list[Member], found: RootDomains) -
         _no_cpusets(without, found)
         return None
     parents = {m.thread.cgroup.rpartition("/")[0] for m in group}
-    guests = {m.wish.guest.ref for m in group}
+    guests = {m.requirements.guest.ref for m in group}
     slices = {m.slice for m in group}
     top = host.cpuset(next(iter(slices)))
     single = len(guests) == 1
@@ -181,7 +181,7 @@ def _domain(host: Host, cpus: CpuSet, group: list[Member], found: RootDomains) -
             DomainMode.TIGHT, cpus, path, group, "a partition of its own, below the guest"
         )
     if single and all(m.thread.worker is WorkerKind.KTHREAD for m in group):
-        path = f"{PARTITION_CGROUP}{cpus}.{first.wish.guest.pid}"
+        path = f"{PARTITION_CGROUP}{cpus}.{first.requirements.guest.pid}"
         why = "its vhost workers are kernel threads, which may leave the guest's cgroup"
         return RootDomain(DomainMode.KTHREADS, cpus, path, group, why)
     stranger = next((m for m in group if not _libvirt(m)), None)
@@ -214,7 +214,9 @@ def _tight_name(cpus: CpuSet, group: Sequence[Member]) -> str:
 
 def _libvirt(member: Member) -> bool:
     path = member.thread.cgroup
-    return member.wish.guest.source == "libvirt" and (path.count("/") >= 2 or is_partition(path))
+    return member.requirements.guest.source == "libvirt" and (
+        path.count("/") >= 2 or is_partition(path)
+    )
 
 
 def _at_home(group: Sequence[Member]) -> bool:
@@ -226,17 +228,17 @@ def _merge(
     context: Context,
     snapshot: Snapshot,
     slice_: str,
-    asked: Sequence[Requirements],
+    per_guest: Sequence[Requirements],
     chosen: dict[ThreadKey, Chosen],
     found: RootDomains,
 ) -> None:
     """One loose domain for everything of ours in a slice: a partition cannot hold
     another guest's remote one, and threads of guests cannot leave the slice."""
     inside = [
-        Member(wish, pin)
-        for wish in asked
-        for pin in wish.pins
-        if Member(wish, pin).slice == slice_
+        Member(requirements, pin)
+        for requirements in per_guest
+        for pin in requirements.pins
+        if Member(requirements, pin).slice == slice_
     ]
     for domain in found.domains:
         for member in domain.members if domain.mode is DomainMode.ISOLATED else ():
@@ -268,7 +270,7 @@ def _merge(
             )
         elif member.booked and chosen[member.thread.key].cpus != cpus:
             chosen[member.thread.key] = Chosen(cpus, f"floats in the partition {slice_}")
-    managed = {w.guest.ref for w in asked}
+    managed = {w.guest.ref for w in per_guest}
     for guest in snapshot.guests:
         if guest.ref in managed:
             continue

@@ -77,12 +77,12 @@ class PlanError(VsrtuneError):
 def check(
     snapshot: Snapshot,
     plan: Plan,
-    ours: Mapping[Target, Value],
+    applied: Mapping[Target, Value],
 ) -> None:
     """Raise PlanError when ``plan`` breaks an invariant of the planner.
 
     Judges by the snapshot and the plan alone, not by what the planner has made of them.
-    ``ours`` is the journal, which knows cgroups that no thread shows.
+    ``applied`` is the journal, which knows cgroups that no thread shows.
     """
     _order(plan)
     pinned = _pinned(snapshot, plan)
@@ -97,13 +97,13 @@ def check(
     if not plan.actions:
         return
     refused = {r.guest for r in plan.refusals}
-    seen: set[Target] = set()
-    dirs = _Dirs(snapshot, ours)
+    found: set[Target] = set()
+    dirs = _Dirs(snapshot, applied)
     state = Projection(snapshot)
     for action in plan.actions:
-        if action.target in seen:
+        if action.target in found:
             raise _broken(action, "the plan has a second action for this target")
-        seen.add(action.target)
+        found.add(action.target)
         if action.target.guest in refused:
             raise _broken(action, "the guest is refused and yet gets an action")
         if action.before == action.after:
@@ -119,9 +119,9 @@ def check(
 class _Dirs:
     """The cgroups that there are while a plan is carried out; ``made`` are those it makes."""
 
-    def __init__(self, snapshot: Snapshot, ours: Mapping[Target, Value]) -> None:
+    def __init__(self, snapshot: Snapshot, applied: Mapping[Target, Value]) -> None:
         self._snapshot = snapshot
-        self._ours = ours
+        self._ours = applied
         self.made: set[str] = set()
 
     def __contains__(self, path: object) -> bool:
@@ -186,7 +186,7 @@ def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
 def _pinned(snapshot: Snapshot, plan: Plan) -> dict[ThreadKey, CpuSet]:
     """The CPUs that the plan gives, or finds given, to threads that handle frames."""
     roles = {t.key: t.role for g in snapshot.guests for t in g.threads}
-    values = [*plan.settled.items(), *((a.target, a.after) for a in plan.actions)]
+    values = [*plan.for_verify.items(), *((a.target, a.after) for a in plan.actions)]
     found: dict[ThreadKey, CpuSet] = {}
     for target, value in values:
         if isinstance(target, ThreadAffinity | VcpuPin) and target.guest != HOST_REF:

@@ -65,40 +65,42 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
         if not beside or len(beside) < len(mask) or not mask <= covered:
             continue
         for owner, vcpu in beside.values():
-            ours = [ref for ref in (guest.ref, owner.ref) if ref in managed]
-            if ours:
-                refused = max(ours, key=order.__getitem__)
+            managed_here = [ref for ref in (guest.ref, owner.ref) if ref in managed]
+            if managed_here:
+                refused = max(managed_here, key=order.__getitem__)
                 both = mask & vcpu.affinity
                 yield Standstill(refused, owner.ref, vcpu, guest.ref, thread, both)
                 break
 
 
-def refusals(result: Snapshot, asked: Sequence[Requirements]) -> list[Refusal]:
+def refusals(result: Snapshot, per_guest: Sequence[Requirements]) -> list[Refusal]:
     """Refusals of guests whose plans would let a thread stand still. Guests whose policy says
     ``standstill: accept`` are not refused, nor is one that is in nobody's way once those
     before it are refused: what is left has to be planned and judged again."""
-    wishes = {wish.guest.ref: wish for wish in asked}
-    judged = {ref for ref, wish in wishes.items() if not wish.policy.accept_standstill}
+    by_guest = {requirements.guest.ref: requirements for requirements in per_guest}
+    judged = {
+        ref for ref, requirements in by_guest.items() if not requirements.policy.accept_standstill
+    }
     found: dict[str, list[Standstill]] = {}
     for case in standstills(result, judged):
         found.setdefault(case.guest, []).append(case)
     out: dict[str, Refusal] = {}
-    for ref, wish in wishes.items():
+    for ref, requirements in by_guest.items():
         for case in found.get(ref, ()):
             if {case.vcpu_guest, case.starved_guest}.isdisjoint(out):
-                out[ref] = _refuse(wish, case)
+                out[ref] = _refuse(requirements, case)
                 break
     return list(out.values())
 
 
-def _refuse(wish: Requirements, case: Standstill) -> Refusal:
-    ref = wish.guest.ref
+def _refuse(requirements: Requirements, case: Standstill) -> Refusal:
+    ref = requirements.guest.ref
     starved, vcpu = label(case.starved), label(case.vcpu)
     if case.starved_guest != ref:
         starved = f"{starved} of {case.starved_guest}"
     if case.vcpu_guest != ref:
         vcpu = f"{vcpu} of {case.vcpu_guest}"
-    wish.refuse(
+    requirements.refuse(
         ("scheduler", "vcpu"),
         f"{vcpu}, {case.vcpu.sched}, would share CPU {case.cpus} with {starved}, "
         f"{case.starved.sched}, and keep it from running for as long as the guest is busy: "
@@ -106,7 +108,7 @@ def _refuse(wish: Requirements, case: Standstill) -> Refusal:
         "write class: rr with one priority for vcpu and vhost, which take turns, or give "
         "each vcpu a CPU of its own; standstill: accept carries it out all the same",
     )
-    return wish.refusals[-1]
+    return requirements.refusals[-1]
 
 
 def without_idle(guest: Guest) -> Guest:

@@ -157,7 +157,9 @@ class Waiting:
     def __init__(self) -> None:
         self._marks: dict[ThreadKey, _Mark] = {}
 
-    def look(self, at: float, samples: Mapping[ThreadKey, ThreadSample]) -> dict[ThreadKey, float]:
+    def update(
+        self, at: float, samples: Mapping[ThreadKey, ThreadSample]
+    ) -> dict[ThreadKey, float]:
         """Seconds by thread, of those seen waiting LOOKS times or more. ``at`` is a steady
         clock's time."""
         marks: dict[ThreadKey, _Mark] = {}
@@ -188,7 +190,7 @@ class _Flow:
     looks: int = 0
     peaks: dict[int, float] = field(default_factory=dict)
 
-    def look(self, at: float, sight: Sight) -> float:
+    def update(self, at: float, sight: Sight) -> float:
         """For how long it has stood still by now, seconds."""
         before, passed = self.before, at - self.at
         began = self.at
@@ -268,15 +270,15 @@ class Rule:
         # CPU time of tuned real-time threads in the last interval: by CPU, by guest, ns.
         self._held: dict[int, dict[str, int]] = {}
 
-    def look(self, at: float, sights: Iterable[Sight]) -> list[Sign]:
+    def update(self, at: float, sights: Iterable[Sight]) -> list[Sign]:
         """Which guests are to be stepped down now; ``at`` is a steady clock's time."""
-        seen = list(sights)
-        samples = {key: sample for s in seen for key, sample in s.threads.items()}
-        self._hold(seen)
+        found = list(sights)
+        samples = {key: sample for s in found for key, sample in s.threads.items()}
+        self._hold(found)
         self._before = samples
-        waits = self._waiting.look(at, samples)
+        waits = self._waiting.update(at, samples)
         signs: dict[str, Sign] = {}
-        for sight in seen:
+        for sight in found:
             ref = sight.subject.ref
             for thread in sight.subject.threads:
                 waited = waits.get(thread.key, 0.0)
@@ -286,11 +288,11 @@ class Rule:
                     whose = thread.label if guest == ref else f"{thread.label} of {ref}"
                     why = f"{whose} (tid {thread.key.tid}) has waited {waited:.1f} s for CPU {cpu}"
                     signs.setdefault(guest, Sign(guest, why))
-        flows = {s.subject.ref: self._flows.get(s.subject.ref) or _Flow() for s in seen}
+        flows = {s.subject.ref: self._flows.get(s.subject.ref) or _Flow() for s in found}
         self._flows = flows
-        for sight in seen:
+        for sight in found:
             ref = sight.subject.ref
-            still = flows[ref].look(at, sight)
+            still = flows[ref].update(at, sight)
             if still >= SURE:
                 why = f"frames arrive, and none was taken or sent for {still:.1f} s"
                 signs.setdefault(ref, Sign(ref, why))
