@@ -148,7 +148,7 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
 
     recorded = Recorded(str(place))
     snapshot = Observer(recorded, TreeVirt(host, recorded)).observe()
-    ours = journal.ours()
+    ours = journal.applied()
 
     def both() -> None:
         planner.plan(Observer(root, virt).observe(), policies, ours)

@@ -230,7 +230,7 @@ class TestRunner:
             estimate=methods.estimate(self.of), clock=lambda: float(next(now)),
         )  # fmt: skip
         assert [p.done for p in told] == [0, 1, 2, 3, 4]
-        assert [p.expected for p in told] == [4] * 5
+        assert [p.total for p in told] == [4] * 5
         assert [p.last for p in told] == [None, *trials]
         assert [p.order is None for p in told] == [False] * 4 + [True]
         # Each trial of 2 s costs the 10 s that the clock is asked apart.
@@ -240,7 +240,7 @@ class TestRunner:
         told: list[Progress[Load]] = []
         guess = methods.Estimate(2, 4.0, exact=False)
         run(methods.start(self.of), FakeRouter(1500).trial, told.append, estimate=guess)
-        assert [p.expected for p in told] == [2, 2, 3, 4, 4]
+        assert [p.total for p in told] == [2, 2, 3, 4, 4]
         assert all(p.seconds_left is not None and p.seconds_left > 0 for p in told[:-1])
 
     def test_a_failing_trial_closes_the_method(self) -> None:

@@ -147,7 +147,7 @@ def test_what_is_left_after_churn_is_what_the_policies_say_and_then_what_was(
                 passes.run()
         passes.policies = parsed(EDGE, CORE)
         passes.run(settle=True, reassert=True)
-        plan = planner.plan(host.snapshot, passes.policies, journal.ours())
+        plan = planner.plan(host.snapshot, passes.policies, journal.applied())
         assert (plan.actions, plan.refusals) == ((), ())
         assert all(g.tuned for g in passes.state.guests if not g.ref.startswith("other"))
         assert passes.state.totals.write_errors == 0

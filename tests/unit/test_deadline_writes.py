@@ -272,7 +272,7 @@ def test_a_sleeping_thread_is_pending_and_the_rest_is_done(
             "(last on CPU 0), and the kernel takes class deadline only then; tried again when it "
             "has run"
         )
-        assert action.target not in journal.ours()
+        assert action.target not in journal.applied()
         assert undo(host.ops(), journal).failed == ()
 
 

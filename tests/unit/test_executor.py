@@ -319,7 +319,7 @@ def test_a_rolled_back_change_of_policy_is_still_ours(host: FakeKernel, journal:
     fifo = Sched(SchedClass.FIFO, 1)
     second = Plan((Action(length, 100, 50, "second"), Action(sched, Sched(), fifo, "second")))
     assert apply(second, host.ops(), journal).rolled_back
-    assert journal.ours() == {length: 100}
+    assert journal.applied() == {length: 100}
     host.ahead = lambda _what: None
     undo(host.ops(), journal)
     assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 500

@@ -61,7 +61,7 @@ def test_entries_survive_in_order_of_first_write(path: Path) -> None:
     assert folded(path) == [(500, 50, "done"), (CpuSet([0, 1]), CpuSet([1]), "done")]
     with Journal.open(path, BOOT) as journal:
         assert journal.entries() == entries
-        assert journal.ours() == {QUEUE: 50, MASK: CpuSet([1])}
+        assert journal.applied() == {QUEUE: 50, MASK: CpuSet([1])}
         assert journal.discarded == 0
 
 
@@ -128,7 +128,7 @@ def test_unfinished_writes(path: Path) -> None:
         write(journal, queue(500, 100))
         journal.intent(queue(100, 50))
         journal.intent(Action(MASK, CpuSet([0]), CpuSet([1]), "policy"))
-        assert journal.ours() == {QUEUE: 100}
+        assert journal.applied() == {QUEUE: 100}
     with Journal.open(path, BOOT) as journal:
         first, second = journal.entries()
         assert (first.state, first.before, first.original) == ("intent", 100, 500)
@@ -348,7 +348,7 @@ def test_a_record_that_does_not_fit_is_taken_out_again(
         assert caught.value.lasting is Lasting.TRANSIENT
         assert "free space" in caught.value.hint
         assert path.stat().st_size == size
-        assert journal.ours() == {QUEUE: 100}
+        assert journal.applied() == {QUEUE: 100}
         write(journal, queue(100, 50))
     assert folded(path) == [(500, 50, "done")]
 
@@ -402,7 +402,7 @@ def test_a_full_disk_shows_before_the_first_write(small_disk: Path) -> None:
             write(journal, queue(500, 100))
             with pytest.raises(JournalError, match="No space"):
                 journal.reserve([queue(500, 100)] * 500)
-            assert journal.ours() == {QUEUE: 100}
+            assert journal.applied() == {QUEUE: 100}
     finally:
         subprocess.run(["umount", str(small_disk)], check=True)
 

@@ -1,4 +1,4 @@
-"""owed.py: when what a reload could not have is tried again."""
+"""reload_backlog.py: when what a reload could not have is tried again."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ class Clock:
         return self.now
 
 
-def failed(owed: ReloadBacklog, settle: bool = False) -> None:
+def failed(backlog: ReloadBacklog, settle: bool = False) -> None:
     """A pass that breaks off."""
-    owed.begin(settle, reassert=settle)
-    owed.broke_off()
+    backlog.begin(settle, reassert=settle)
+    backlog.broke_off()
 
 
 def test_each_try_that_breaks_off_doubles_the_wait() -> None:
     clock = Clock()
-    owed = ReloadBacklog(clock)
-    failed(owed, settle=True)
+    backlog = ReloadBacklog(clock)
+    failed(backlog, settle=True)
     waits = []
     for _ in range(8):
-        wait = owed.next_try()
+        wait = backlog.next_try()
         assert wait is not None
         waits.append(wait)
         clock.now += wait
-        failed(owed)
+        failed(backlog)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST, LONGEST]
 
 
 def test_a_pass_that_breaks_off_without_having_tried_changes_no_wait() -> None:
     clock = Clock()
-    owed = ReloadBacklog(clock)
-    failed(owed, settle=True)
+    backlog = ReloadBacklog(clock)
+    failed(backlog, settle=True)
     for _ in range(4):
         clock.now += 0.125
-        failed(owed)
-    assert owed.next_try() == 0.5
+        failed(backlog)
+    assert backlog.next_try() == 0.5
 
 
 def test_nothing_waits_once_all_is_taken_back() -> None:
     clock = Clock()
-    owed = ReloadBacklog(clock)
-    failed(owed, settle=True)
+    backlog = ReloadBacklog(clock)
+    failed(backlog, settle=True)
     clock.now += 1.0
-    assert owed.begin(settle=False, reassert=False) == (True, True)
-    owed.end(frozenset(), None, unsettled=False)
-    assert owed.next_try() is None
-    assert owed.begin(settle=False, reassert=False) == (False, frozenset())
+    assert backlog.begin(settle=False, reassert=False) == (True, True)
+    backlog.end(frozenset(), None, unsettled=False)
+    assert backlog.next_try() is None
+    assert backlog.begin(settle=False, reassert=False) == (False, frozenset())

@@ -186,7 +186,7 @@ def test_an_original_that_is_one_of_the_lengths_is_no_reason_to_begin_anew(
     setting.run(90)
     assert setting.length == 20
     target = TxQueueLen(guest.ref, tap.target, tap.ifindex)
-    assert target not in setting.journal.ours()
+    assert target not in setting.journal.applied()
     assert not setting.passes.run()
     assert setting.length == 20
 

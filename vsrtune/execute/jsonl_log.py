@@ -1,4 +1,4 @@
-"""A ledger: what is owed to this host, on disk before it is done to the host.
+"""A ledger: what has to be taken back on this host, on disk before it is done.
 
 Append-only JSON lines. An entry is added before the host is changed and marked done
 after it was put back, or needs no putting back any more; what is left over tells the
@@ -92,7 +92,7 @@ class Ledger(Closing):
             text = read_file(path)
             whole = text[: text.rfind(b"\n") + 1]
             entries, last = parse(path, whole)
-            # With nothing owed a new one begins; the lock makes us its only user.
+            # With nothing pending a new one begins; the lock makes us its only user.
             os.ftruncate(file, len(whole) if entries else 0)
             pending = b"".join(_line(_added(entry)) for entry in entries.values())
             if len(whole) > max(_LARGE, 4 * len(pending)):
@@ -127,7 +127,7 @@ class Ledger(Closing):
                 del self._entries[entry]
 
     def pending(self) -> list[LedgerEntry]:
-        """What is owed, oldest first."""
+        """What is pending, oldest first."""
         return [self._entries[number] for number in sorted(self._entries)]
 
     def resolve(self, cleaners: Mapping[str, Cleaner]) -> list[Failure]:
@@ -197,7 +197,7 @@ class Ledger(Closing):
 
 
 def read_pending(path: Path) -> list[LedgerEntry]:
-    """What is owed, oldest first, without the lock: for those who only look. A missing
+    """What is pending, oldest first, without the lock: for readers. A missing
     file owes nothing. Raises VsrtuneError when it cannot be read."""
     try:
         text = read_file(path)

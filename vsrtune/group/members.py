@@ -97,7 +97,7 @@ def on_lower(
     """The one interface of a guest on a lower device, if it can be moved."""
     nic = one_on(group, guest, lower, host)
     where = f"{guest.name}: {lower}"
-    if host.ours(nic):
+    if host.on_napi(nic):
         raise VsrtuneError(
             "the interface is on NAPI-macvlan already, by itself", where=where,
             hint=f"vsrtune attach --to macvtap {guest.name}",
@@ -169,7 +169,7 @@ def free_again(
             lower, link = host.lower(nic), host.links.get(nic.device)
             # The device of a guest that does not run is there for its start.
             holds = guest.live is not None or (link is not None and link.up)
-            if holds and host.ours(nic) and lower in lowers and nic.device not in own:
+            if holds and host.on_napi(nic) and lower in lowers and nic.device not in own:
                 first = f"virsh shutdown {guest.name}, then: " if guest.live is not None else ""
                 raise VsrtuneError(
                     f"{guest.name} has {nic.device} on it, and the macvtaps of {name} cannot "

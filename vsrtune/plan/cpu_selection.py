@@ -19,7 +19,7 @@ from vsrtune.policy.model import AUTO, cpus_for, rule_for
 def choose(
     context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
 ) -> dict[ThreadKey, Chosen]:
-    """CPUs for every wish: lists as written, auto by placement, then emulators."""
+    """CPUs for every request: lists as written, auto by placement, then emulators."""
     chosen: dict[ThreadKey, Chosen] = {}
     occupants = _occupants(context, snapshot, per_guest)
     seats: list[Seat] = []

@@ -386,7 +386,7 @@ def _with_domains(
 def _choose_or_refuse(
     context: Context, snapshot: Snapshot, per_guest: list[Requirements], state: _State
 ) -> tuple[list[Requirements], dict[ThreadKey, Chosen]]:
-    """CPUs for every wish. Narrow cgroups can force auto onto the last free CPU too;
+    """CPUs for every request. Narrow cgroups can force auto onto the last free CPU too;
     then the last guest that pins is refused and the rest is chosen again."""
     while True:
         chosen = choose(context, snapshot, per_guest)

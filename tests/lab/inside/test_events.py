@@ -83,7 +83,7 @@ def looked_at(tid: int, event: str, say: Say) -> Iterator[None]:
     begin = time.time()
     labhelp.sh("systemctl", "reload", "vsrtune")
     labhelp.wait_for(
-        lambda: labhelp.last_pass() > begin, "the daemon has looked at its policies' wishes"
+        lambda: labhelp.last_pass() > begin, "the daemon has looked at its policies"
     )
     idle()
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))

@@ -62,7 +62,7 @@ def taken_back(
 ) -> tuple[Batch, ...]:
     """The switches back of guests whom a policy had switched (Origin.by_policy) and for
     whom no policy asks that any more. That a guest is shut down, or that two policies name
-    it, is no wish to have it back."""
+    it, is no request to have it back."""
     guests = [_guest(g) for g in host.guests]
     found = assign(guests, policies)
     held = {guest.name for guest, policy in found.pairs if policy.attachment is not None}

@@ -85,7 +85,7 @@ class RootDomain:
 
 @dataclass(slots=True)
 class RootDomains:
-    """What a look for root domains gave; refusals stand in the wishes. ``later``: root
+    """The root domains of a plan; refusals stand in the requirements. ``later``: root
     domains that can be made once the threads are out of cgroups that stand in the way."""
 
     domains: list[RootDomain] = field(default_factory=list)

@@ -37,7 +37,7 @@ def find(
     per_guest: Sequence[Requirements],
     chosen: dict[ThreadKey, Chosen],
 ) -> RootDomains:
-    """The root domains that the wishes need. In loose ones ``chosen`` is widened to all
+    """The root domains that the requirements need. In loose ones ``chosen`` is widened to all
     of their CPUs. When something is refused, choose again without the refused guests."""
     found = RootDomains()
     pins = [Member(requirements, pin) for requirements in per_guest for pin in requirements.pins]
