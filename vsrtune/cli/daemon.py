@@ -173,11 +173,9 @@ def daemon(
             reconciler,
             tidy(lambda: load_dirs(policy_dirs)),
             notifier,
+            attachments=keeper,
+            queues=queues,
             publish=publish,
-            prepare=keeper.update,
-            finish=keeper.stop,
-            leave=queues.leave,
-            between=queues.update,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",
         )

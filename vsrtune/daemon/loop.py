@@ -18,7 +18,9 @@ from types import FrameType
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.journald import LOGGER, fields
+from vsrtune.daemon.queue_controller import QueueKeeper
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Scope
 from vsrtune.daemon.systemd import Notifier
@@ -49,12 +51,10 @@ class Timing:
 class Daemon:
     """Runs passes until told to stop.
 
-    ``load`` reads the policies afresh and raises PolicyError; ``publish`` receives
-    the state after every pass; ``prepare`` is called before each, with the policies,
-    and ``finish`` before everything is undone, True when it could do its part; ``leave``
-    instead when the host stays tuned.
-    ``between`` is called while the loop waits for the next pass; it returns after how
-    many seconds it wants to be called again, None for not before that pass.
+    ``load`` reads the policies afresh and raises PolicyError. ``attachments`` switches
+    attachments ahead of each pass, and back before everything is undone. ``queues`` sets
+    adaptive queues while the loop waits for the next pass. ``publish`` receives the state
+    after every pass.
     """
 
     def __init__(
@@ -63,11 +63,9 @@ class Daemon:
         load: Callable[[], tuple[Policy, ...]],
         notifier: Notifier,
         *,
+        attachments: AttachKeeper | None = None,
+        queues: QueueKeeper | None = None,
         publish: Callable[[DaemonState], None] = lambda _state: None,
-        prepare: Callable[[tuple[Policy, ...]], None] = lambda _policies: None,
-        finish: Callable[[], bool] = lambda: True,
-        leave: Callable[[], None] = lambda: None,
-        between: Callable[[], float | None] = lambda: None,
         timing: Timing | None = None,
         keep: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -75,11 +73,9 @@ class Daemon:
         self._reconciler = reconciler
         self._load = load
         self._notifier = notifier
+        self._attachments = attachments
+        self._queues = queues
         self._publish = publish
-        self._prepare = prepare
-        self._finish = finish
-        self._leave = leave
-        self._between = between
         self._timing = timing or Timing()
         self._keep = keep
         self._clock = clock
@@ -181,7 +177,8 @@ class Daemon:
         """One pass over ``scope`` and over what events have made dirty."""
         while self._dirty:
             scope = scope.merge(self._dirty.popleft())
-        self._prepare(self._reconciler.policies)
+        if self._attachments is not None:
+            self._attachments.update(self._reconciler.policies)
         wrote = self._reconciler.run(scope, settle=settle, reassert=reassert)
         if scope.host or scope.turns:
             self._turn = self._clock() + self._timing.interval
@@ -200,7 +197,7 @@ class Daemon:
     def _meanwhile(self) -> float:
         """What is done between passes; seconds until it is due again, maybe endless."""
         before = self._reconciler.state
-        pause = self._between()
+        pause = self._queues.update() if self._queues is not None else None
         if self._reconciler.state is not before or self._starved is not self._told:
             self._tell()
         return float("inf") if pause is None else pause
@@ -312,20 +309,24 @@ class Daemon:
         self._notifier.stopping()
         if self._handover:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
-            self._leave()
+            self._leave_queues()
             return ExitCode.HANDED_OVER
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
-            self._leave()
+            self._leave_queues()
             # Starting again is the operator's word.
             self._reconciler.forget_steps()
             return ExitCode.DONE
         LOGGER.info("stopping: putting the host back")
-        clean = self._finish()
+        clean = self._attachments.stop() if self._attachments is not None else True
         clean = self._reconciler.stop() and clean
         if not clean:
             LOGGER.error("not everything could be put back; `vsrtune undo` tries again")
         return ExitCode.DONE if clean else ExitCode.FAILED
+
+    def _leave_queues(self) -> None:
+        if self._queues is not None:
+            self._queues.leave()
 
 
 class Wakeup:

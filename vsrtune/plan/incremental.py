@@ -22,10 +22,11 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import HOST_REF, Target, Value
 from vsrtune.plan import kernel_threads
-from vsrtune.plan.actions import Phases, build
+from vsrtune.plan.actions import build
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
@@ -110,20 +111,20 @@ def plan_alone(
                 chosen[pin.thread.key] = pick
             elif pin is not requirements.emulator:
                 return None
-    phases = Phases(skipped=assigned.skipped)
-    build(context, per_guest, chosen, RootDomains(), phases)
-    kernel_threads.build_napi(context, per_guest, phases)
+    draft = Draft(skipped=list(assigned.skipped))
+    build(context, per_guest, chosen, RootDomains(), draft)
+    kernel_threads.build_napi(context, per_guest, draft)
     # What the others' policies name by hand counts; of where they are served, nothing changed.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
     made = Plan(
-        phases.actions(),
-        tuple(phases.skipped),
-        for_verify=context.for_verify,
+        draft.actions(),
+        tuple(draft.skipped),
+        for_verify=draft.for_verify,
         heeded={HOST_REF: whole.by_hand, **heeded},
         accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
     invariants.check(snapshot, made, applied)
-    concerned = context.left | {a.target for a in made.actions}
+    concerned = draft.left.union({a.target for a in made.actions}, *(r.left for r in per_guest))
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
     return enforcing(replace(made, drift=drift), applied)
 

@@ -24,9 +24,9 @@ from vsrtune.model.nic_settings import changed, irq_target, queue_target, thread
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Target, queue_file
-from vsrtune.plan.actions import Phases
 from vsrtune.plan.interrupt_cpus import MANAGED_HINT, lower_nics, napi_threads, queue_irqs
-from vsrtune.plan.requirements import Context, Requirements
+from vsrtune.plan.phases import Draft, Phase
+from vsrtune.plan.requirements import Context, Requirements, refusal
 from vsrtune.policy.model import Policy
 from vsrtune.policy.yaml_reader import dotted
 
@@ -55,35 +55,28 @@ def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Ta
     return replace(host, nics=tuple(nics.values()))
 
 
-def without_quarrels(
-    host: Host, pairs: Iterable[tuple[Guest, Policy]], refusals: list[Refusal]
-) -> list[tuple[Guest, Policy]]:
-    """Guests on one lower device must move it to the same CPUs."""
+def conflicts(host: Host, pairs: Sequence[tuple[Guest, Policy]]) -> list[Refusal]:
+    """Refusals of guests that move a lower device to other CPUs than an earlier guest."""
     first: dict[str, tuple[Guest, Policy]] = {}
-    kept: list[tuple[Guest, Policy]] = []
+    out: list[Refusal] = []
     for guest, policy in pairs:
-        requirements = Requirements(guest, policy)
         for nic in lower_nics(host, guest) if policy.moves_irqs is not None else ():
             other, theirs = first.setdefault(nic.name, (guest, policy))
             if theirs.moves_irqs != policy.moves_irqs:
-                requirements.refuse(
-                    policy.irq_keys,
+                reason = (
                     f"{nic.name} is below {other.ref} too, for which "
                     f"{theirs.at(*theirs.irq_keys)} moves its interrupts to CPUs "
-                    f"{theirs.moves_irqs}",
-                    "ask the same for both guests",
+                    f"{theirs.moves_irqs}"
                 )
+                hint = "ask the same for both guests"
+                out.append(refusal(guest, policy, policy.irq_keys, reason, hint))
                 break
-        refusals += requirements.refusals
-        if not requirements.refusals:
-            kept.append((guest, policy))
-    return kept
+    return out
 
 
-def build(context: Context, per_guest: Sequence[Requirements], phases: Phases) -> frozenset[Target]:
-    """Add what the policies ask of lower devices; returns the targets asked for."""
+def build(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
+    """Add what the policies ask of lower devices."""
     host = context.host
-    targets: set[Target] = set()
     done: set[str] = set()
     for requirements in per_guest:
         cpus = requirements.policy.moves_irqs
@@ -91,15 +84,13 @@ def build(context: Context, per_guest: Sequence[Requirements], phases: Phases) -
             continue
         nics = lower_nics(host, requirements.guest)
         if not nics:
-            phases.skip(requirements.guest.ref, "interrupts", "the guest has no lower device")
+            draft.skip(requirements.guest.ref, "interrupts", "the guest has no lower device")
         steered = _steered(host, requirements.guest)
         for nic in nics:
             if nic.name not in done:
                 done.add(nic.name)
-                device = _Device(context, nic, requirements.policy, nic.name in steered, phases)
+                device = _Device(context, nic, requirements.policy, nic.name in steered, draft)
                 device.build()
-                targets |= device.targets
-    return frozenset(targets)
 
 
 def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
@@ -182,14 +173,13 @@ class _Device:
     """The plan for one lower device."""
 
     def __init__(
-        self, context: Context, nic: Nic, policy: Policy, steered: bool, phases: Phases
+        self, context: Context, nic: Nic, policy: Policy, steered: bool, draft: Draft
     ) -> None:
         self.nic = nic
         self.cpus = policy.moves_irqs or CpuSet()
         self.steered = steered
-        self.targets: set[Target] = set()
         self._context = context
-        self._phases = phases
+        self._draft = draft
         self._reason = f"irq.set: {dotted(policy.irq_keys)} {self.cpus} ({policy.at('irq', 'set')})"
 
     def build(self) -> None:
@@ -203,20 +193,20 @@ class _Device:
         self._threads()
 
     def _skip(self, what: str, why: str) -> None:
-        self._phases.skip(HOST_REF, f"{self.nic.name} {what}", why)
+        self._draft.skip(HOST_REF, f"{self.nic.name} {what}", why)
 
-    def _wish(self, target: Target, before: CpuSet) -> bool:
+    def _desire(self, target: Target, before: CpuSet) -> bool:
         """Ask for a setting; True when it is as asked already."""
-        self.targets.add(target)
+        self._draft.desired.add(target)
         if before == self.cpus:
-            self._context.for_verify[target] = before
+            self._draft.for_verify[target] = before
             return True
-        drift = self._context.leave(target)
+        drift = self._context.left_alone(target)
         if drift is not None:
             subject = str(target).removeprefix(f"{HOST_REF}: ")
-            self._phases.leave(HOST_REF, subject, drift)
+            self._draft.leave(HOST_REF, subject, drift)
         else:
-            self._phases.interrupts.append(Action(target, before, self.cpus, self._reason))
+            self._draft.add(Phase.INTERRUPTS, Action(target, before, self.cpus, self._reason))
         return False
 
     def _irq(self, irq: Irq) -> None:
@@ -231,7 +221,7 @@ class _Device:
         if irq.shared:
             self._skip(what, "other devices share it; give the device MSI interrupts")
             return
-        if self._wish(irq_target(irq), irq.affinity):
+        if self._desire(irq_target(irq), irq.affinity):
             waits = f", served on CPU {irq.effective} until it fires next"
             here = irq.effective <= self.cpus
             self._skip(what, f"already as asked: CPUs {self.cpus}{'' if here else waits}")
@@ -243,7 +233,7 @@ class _Device:
         for queue in queues:
             if queue.cpus is None or not (queue.cpus or self._switches_on(queue)):
                 continue
-            if self._wish(queue_target(self.nic, queue), queue.cpus):
+            if self._desire(queue_target(self.nic, queue), queue.cpus):
                 same.append(queue)
         if without:
             self._skip(f"{name} of {_names(without)}", "the kernel has none for this device")
@@ -270,7 +260,7 @@ class _Device:
             )
             return
         for thread in nic.napi:
-            if self._wish(thread_target(thread), thread.affinity):
+            if self._desire(thread_target(thread), thread.affinity):
                 self._skip(f"{thread.name} affinity", f"already as asked: CPUs {self.cpus}")
 
 

@@ -30,11 +30,10 @@ from vsrtune.model.targets import (
     HOST_REF,
     NapiThreaded,
     RrTimeslice,
-    Target,
     ThreadSched,
     TimeSlice,
 )
-from vsrtune.plan.actions import Phases, level
+from vsrtune.plan.phases import Draft, Phase, level
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
@@ -48,41 +47,39 @@ def target(thread: SoftirqThread) -> ThreadSched:
 
 def build(
     context: Context,
-    all_wishes: Sequence[Requirements],
+    per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
-    phases: Phases,
-) -> frozenset[Target]:
-    """Add what the policies ask of ksoftirqd threads; returns the targets asked for.
+    draft: Draft,
+) -> None:
+    """Add what the policies ask of ksoftirqd threads.
 
     The most urgent rule wins where guests share a CPU. An interrupt CPU's thread
     is never touched: there the SoftIRQ competes with no realtime guest thread.
     """
     rules: dict[int, tuple[SchedRule, Requirements]] = {}
-    for requirements in all_wishes:
+    for requirements in per_guest:
         rule = requirements.policy.softirq_sched
         if rule is None:
-            phases.skip(requirements.guest.ref, "softirq scheduling", "not asked by the policy")
+            draft.skip(requirements.guest.ref, "softirq scheduling", "not asked by the policy")
             continue
         cpus = _busy(requirements, chosen) - context.irq
         if not cpus:
             reason = "no realtime thread of the guest is pinned"
-            phases.skip(requirements.guest.ref, "softirq scheduling", reason)
+            draft.skip(requirements.guest.ref, "softirq scheduling", reason)
         for cpu in cpus:
             known = rules.get(cpu)
             if known is None or level(rule.sched) > level(known[0].sched):
                 rules[cpu] = (rule, requirements)
-    asked: set[Target] = set()
     threads = {t.cpu: t for t in context.host.softirq}
     for cpu, (rule, requirements) in sorted(rules.items()):
         thread = threads.get(cpu)
         if thread is None:
-            phases.skip(
+            draft.skip(
                 requirements.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found"
             )
             continue
-        asked.add(target(thread))
-        _one(context, thread, rule, requirements, phases)
-    return frozenset(asked)
+        draft.desired.add(target(thread))
+        _one(context, thread, rule, requirements, draft)
 
 
 def _busy(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
@@ -100,28 +97,28 @@ def _one(
     thread: SoftirqThread,
     rule: SchedRule,
     requirements: Requirements,
-    phases: Phases,
+    draft: Draft,
 ) -> None:
     name = f"ksoftirqd/{thread.cpu} scheduling"
     if thread.sched == rule.sched:
-        phases.skipped.append(Skipped(HOST_REF, name, f"already as asked: {rule.sched}"))
-        context.for_verify[target(thread)] = rule.sched
+        draft.skipped.append(Skipped(HOST_REF, name, f"already as asked: {rule.sched}"))
+        draft.for_verify[target(thread)] = rule.sched
         return
-    drift = context.leave(target(thread))
+    drift = context.left_alone(target(thread))
     if drift is not None:
-        phases.leave(HOST_REF, name, drift)
+        draft.leave(HOST_REF, name, drift)
         return
     if thread.sched.cls is SchedClass.DEADLINE:
         reason = "someone else gave the thread class deadline; it is left alone"
-        phases.skipped.append(Skipped(HOST_REF, name, reason))
+        draft.skipped.append(Skipped(HOST_REF, name, reason))
         return
     reason = (
         f"scheduler.softirq ({requirements.policy.at('scheduler', 'softirq')}): it runs beside "
         f"realtime threads of {requirements.guest.ref}"
     )
     lower = level(rule.sched) < level(thread.sched)
-    into = phases.softirq_lowered if lower else phases.softirq_raised
-    into.append(Action(target(thread), thread.sched, rule.sched, reason))
+    phase = Phase.LOWER_SOFTIRQ if lower else Phase.RAISE_SOFTIRQ
+    draft.add(phase, Action(target(thread), thread.sched, rule.sched, reason))
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
@@ -148,28 +145,28 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
 _KEYS = ("napi", "threaded")
 
 
-def build_napi(context: Context, all_wishes: Sequence[Requirements], phases: Phases) -> None:
+def build_napi(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
     """Add what the policies ask of ``threaded``, and say which threads are missing."""
     claimed: dict[int, str] = {}
-    for requirements in all_wishes:
+    for requirements in per_guest:
         devices = [i for i in requirements.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
-        asked = _asked(requirements)
-        if asked and not devices:
-            what = ", ".join(map(dotted, asked))
-            phases.skip(requirements.guest.ref, what, "the guest has no napi_macvtap interface")
+        settings = _settings(requirements)
+        if settings and not devices:
+            what = ", ".join(map(dotted, settings))
+            draft.skip(requirements.guest.ref, what, "the guest has no napi_macvtap interface")
         for device in devices:
-            _threaded(context, requirements, device, claimed, phases)
-            _missing(requirements, device, claimed, phases)
+            _threaded(context, requirements, device, claimed, draft)
+            _missing(requirements, device, claimed, draft)
 
 
-def _asked(requirements: Requirements) -> list[tuple[str, ...]]:
+def _settings(requirements: Requirements) -> list[tuple[str, ...]]:
     policy = requirements.policy
-    settings = (
+    keys_of = (
         (("cpus", "napi"), policy.napi),
         (("scheduler", "napi"), policy.napi_sched),
         (_KEYS, policy.napi_threaded),
     )
-    return [keys for keys, value in settings if value is not None]
+    return [keys for keys, value in keys_of if value is not None]
 
 
 def _threaded(
@@ -177,32 +174,32 @@ def _threaded(
     requirements: Requirements,
     device: Interface,
     claimed: dict[int, str],
-    phases: Phases,
+    draft: Draft,
 ) -> None:
     ref, wanted = requirements.guest.ref, requirements.policy.napi_threaded
     target = NapiThreaded(ref, device.target, device.ifindex)
     subject = f"{device.target} threaded NAPI"
     other = claimed.setdefault(device.ifindex, ref)
     if wanted is None:
-        phases.skip(ref, subject, "not asked by the policy")
+        draft.skip(ref, subject, "not asked by the policy")
         return
-    requirements.desired.add(target)
+    draft.desired.add(target)
     if device.threaded is None:
-        phases.skip(ref, subject, "the device has no such attribute")
+        draft.skip(ref, subject, "the device has no such attribute")
     elif other != ref:
-        phases.skip(ref, subject, f"the device is shared, the setting goes with {other}")
+        draft.skip(ref, subject, f"the device is shared, the setting goes with {other}")
     elif bool(device.threaded) == wanted:
-        phases.skip(ref, subject, f"already as asked: {device.threaded}")
-        context.for_verify[target] = device.threaded
-    elif (drift := context.leave(target)) is not None:
-        phases.leave(ref, subject, drift)
+        draft.skip(ref, subject, f"already as asked: {device.threaded}")
+        draft.for_verify[target] = device.threaded
+    elif (drift := context.left_alone(target)) is not None:
+        draft.leave(ref, subject, drift)
     else:
         reason = f"{dotted(_KEYS)} ({requirements.policy.at(*_KEYS)})"
-        phases.threaded.append(Action(target, device.threaded, int(wanted), reason))
+        draft.add(Phase.THREADED_NAPI, Action(target, device.threaded, int(wanted), reason))
 
 
 def _missing(
-    requirements: Requirements, device: Interface, claimed: dict[int, str], phases: Phases
+    requirements: Requirements, device: Interface, claimed: dict[int, str], draft: Draft
 ) -> None:
     """Say why CPUs or a class asked for NAPI threads cannot be given to this device's."""
     ref, policy = requirements.guest.ref, requirements.policy
@@ -228,32 +225,30 @@ def _missing(
     for what, value in (("CPUs", cpus), ("scheduling", rule)):
         if value is not None:
             told = f"pending: {reason}" if pending else reason
-            phases.skip(ref, f"napi {device.target} {what}", told, pending=pending)
+            draft.skip(ref, f"napi {device.target} {what}", told, pending=pending)
 
 
 _SUBJECT = "time slice of class rr"
 
 
-def build_timeslice(
-    context: Context, asked: Sequence[Requirements], phases: Phases
-) -> frozenset[Target]:
-    """Add the shortest slice that the policies ask for; returns the targets asked for."""
-    with_slice = [requirements for requirements in asked if slice_of(requirements.policy)]
+def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
+    """Add the shortest slice that the policies ask for."""
+    with_slice = [requirements for requirements in per_guest if slice_of(requirements.policy)]
     if not with_slice:
-        return frozenset()
+        return
     target = RrTimeslice(HOST_REF)
+    draft.desired.add(target)
     shortest = min(with_slice, key=lambda requirements: slice_of(requirements.policy))
     wanted = TimeSlice(slice_of(shortest.policy))
     if context.host.rr_timeslice_ms is None:
-        phases.skipped.append(Skipped(HOST_REF, _SUBJECT, "the host's was not read"))
-        return frozenset([target])
+        draft.skipped.append(Skipped(HOST_REF, _SUBJECT, "the host's was not read"))
+        return
     now = TimeSlice(context.host.rr_timeslice_ms)
     if wanted.reached_by(now):
-        phases.skipped.append(Skipped(HOST_REF, _SUBJECT, f"already as asked: {now}"))
-        context.for_verify[target] = wanted
-    elif (drift := context.leave(target)) is not None:
-        phases.leave(HOST_REF, _SUBJECT, drift)
+        draft.skipped.append(Skipped(HOST_REF, _SUBJECT, f"already as asked: {now}"))
+        draft.for_verify[target] = wanted
+    elif (drift := context.left_alone(target)) is not None:
+        draft.leave(HOST_REF, _SUBJECT, drift)
     else:
         reason = f"scheduler ({shortest.policy.at('scheduler')}): equals take turns of {wanted}"
-        phases.timeslice.append(Action(target, now, wanted, reason))
-    return frozenset([target])
+        draft.add(Phase.TIME_SLICE, Action(target, now, wanted, reason))

@@ -1,6 +1,11 @@
 """Snapshot and policies to a Plan, without touching the host.
 
-Invariants (checked by plan_checks on every plan, before it is returned):
+The pipeline is ``_pipeline``, read downwards: each stage takes the value of the one before it and
+returns its own, frozen. Guests are refused on the way; where a refusal changes what the others
+get (it leaves interrupts where they are, or would have let a thread stand still), ``_make`` runs
+the pipeline again without these guests.
+
+Invariants (safety/invariants.py checks them on every plan, before it is returned):
 
 - No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest, nor of a
   refused one whose policy would have moved its interrupts away.
@@ -10,28 +15,19 @@ Invariants (checked by plan_checks on every plan, before it is returned):
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
 - A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only when
   the kernel's limit admits its budget; the domain has no interrupt CPU.
-- No realtime vcpu can keep another thread of a router from running (plan/safety/standstill.py).
+- No realtime vcpu can keep another thread of a router from running (safety/standstill.py).
 - A refused guest gets no action; no target gets two.
-
-Actions come in this order, and in reverse they undo the plan: interrupts, RPS, XPS and
-NAPI threads of lower devices, our cgroups, moves into them, scheduling that is lowered
-(vhost, vcpu; of a guest that is stepped down vcpu, vhost), CPUs (vhost, vcpu, emulator),
-root domains (moves, CPU lists, partitions), scheduling that is raised (ksoftirqd, vcpu,
-vhost), queue lengths, threaded NAPI. So on the
-way, there and back, no thread is realtime on a CPU where it is not so at either end, no
-worker stands above its vcpu that does not at either end (stepped down: its vcpus starve it),
-and no thread is DEADLINE while its root domain is made or taken away.
+- Actions come in the order of the phases (phases.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
-from vsrtune.model.host import Host
-from vsrtune.model.plan import Plan, Refusal, Skipped
+from vsrtune.model.plan import Drift, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, StepLevel, Steps
 from vsrtune.model.targets import (
@@ -44,26 +40,30 @@ from vsrtune.model.targets import (
     Value,
 )
 from vsrtune.plan import interrupts, kernel_threads
-from vsrtune.plan import warnings as plan_warnings
-from vsrtune.plan.actions import Phases, build
+from vsrtune.plan.actions import build
 from vsrtune.plan.cpu_selection import choose
 from vsrtune.plan.deadline import partitions, root_domains
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
 from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.projection import project
 from vsrtune.plan.requirements import (
     Context,
     Requirements,
-    check_online,
+    conflicts,
+    not_online,
+    refusal,
     requirements_of,
-    without_quarrels,
 )
 from vsrtune.plan.safety import invariants, standstill
+from vsrtune.plan.warnings import warnings
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, asks_of_host
+
+Pairs = tuple[tuple[Guest, Policy], ...]
 
 
 def plan(
@@ -83,7 +83,7 @@ def plan(
     guests, or of these.
     Raises PlanError when the result breaks an invariant.
     """
-    return _make(snapshot, policies, applied, reassert, memory, steps).plan
+    return _make(Inputs(snapshot, policies, applied or {}, reassert, memory, steps)).plan
 
 
 def plan_whole(
@@ -95,8 +95,8 @@ def plan_whole(
     steps: Steps = NO_STEPS,
 ) -> tuple[Plan, Whole | None]:
     """As ``plan``, with what lets guests be planned alone afterwards (plan_alone)."""
-    made = _make(snapshot, policies, applied, reassert, memory, steps)
-    return made.plan, made.whole
+    judged = _make(Inputs(snapshot, policies, applied, reassert, memory, steps))
+    return judged.plan, judged.whole
 
 
 def released(
@@ -113,9 +113,9 @@ def released(
     the host stays as well.
     """
     # What has to go first may stand in the way of what is planned: not to be checked yet.
-    made = _make(snapshot, policies, applied, False, NO_MEMORY, steps, checked=False)
+    judged = _make(Inputs(snapshot, policies, applied, steps=steps), checked=False)
     running = {g.ref for g in snapshot.guests}
-    refused = {r.guest for r in made.plan.refusals}
+    refused = {r.guest for r in judged.plan.refusals}
     refused |= {g.ref for g in snapshot.guests if g.waits}
     # Entries of dead threads are dropped before: a guest that is missing and has budgets
     # could not be read.
@@ -123,21 +123,21 @@ def released(
     spared = (g for g in snapshot.guests if g.ref in refused)
     if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
         running.add(HOST_REF)
-    vanished = {t for t in applied if t.guest in running - refused and t not in made.desired}
-    vanished |= {
+    out = {t for t in applied if t.guest in running - refused and t not in judged.desired}
+    out |= {
         t
         for t in applied
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
-    changing = {t.guest for t in vanished if isinstance(t, Partition)}
+    changing = {t.guest for t in out if isinstance(t, Partition)}
     # What is in a partition that goes leaves it; where to then is planned from there.
-    vanished |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
+    out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
     changing |= _broken(snapshot, applied)
     if HOST_REF in changing:
         changing = running - refused
     # A thread leaves class deadline before its root domain is taken away or built anew.
-    vanished |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
-    return frozenset(vanished)
+    out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
+    return frozenset(out)
 
 
 def pressing(
@@ -172,240 +172,324 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
     return group is not None and not group.populated
 
 
-@dataclass(slots=True)
-class _Made:
+# -- the pipeline: its values
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a plan is made of. ``unable``: guests that are refused from the start, and why."""
+
+    snapshot: Snapshot
+    policies: Sequence[Policy]
+    applied: Mapping[Target, Value]
+    reassert: Overruled = False
+    memory: Memory = NO_MEMORY
+    steps: Steps = field(default_factory=lambda: NO_STEPS)
+    unable: Mapping[str, tuple[Refusal, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a plan says beside its actions."""
+
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+    def plus(self, refusals: Iterable[Refusal] = (), notes: Iterable[str] = ()) -> Report:
+        """This, and what a stage adds."""
+        return Report((*self.refusals, *refusals), (*self.notes, *notes), self.skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Guests with their policies. ``out`` are those of ``Inputs.unable``; ``drifts``: what
+    somebody has changed, and what is done about it."""
+
+    inputs: Inputs
+    pairs: Pairs
+    out: tuple[Guest, ...]
+    drifts: Mapping[Target, Drift]
+    report: Report
+
+    @property
+    def movers(self) -> Pairs:
+        """Those whose policies move interrupts."""
+        return tuple((g, p) for g, p in self.pairs if p.moves_irqs is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """``irq`` are the interrupt CPUs of all managed guests; ``heeded`` is Plan.heeded."""
+
+    matched: Matched
+    pairs: Pairs
+    irq: CpuSet
+    heeded: Mapping[str, CpuSet | None]
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """What each guest needs, before CPUs are chosen. ``left``: what is left alone because
+    somebody changed it, of refused guests as well."""
+
+    located: Located
+    context: Context
+    per_guest: tuple[Requirements, ...]
+    left: frozenset[Target]
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """CPUs and root domains. ``per_guest`` are the guests that are not refused."""
+
+    required: Required
+    per_guest: tuple[Requirements, ...]
+    chosen: Mapping[ThreadKey, Chosen]
+    domains: RootDomains
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The actions. ``desired``: the targets for which policies have a value."""
+
+    placed: Placed
     plan: Plan
-    per_guest: set[Target]
+    desired: frozenset[Target]
+    left: frozenset[Target]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The plan as it is returned. ``standstills``: refusals of guests that it would let stand
+    still; then it is not to be used."""
+
+    plan: Plan
+    desired: frozenset[Target]
     whole: Whole | None
     movers: frozenset[str]
-    # Guests whose plans would let threads stand still: all is planned again without them.
-    still: Sequence[Refusal] = ()
+    standstills: tuple[Refusal, ...] = ()
 
 
-@dataclass(slots=True)
-class _State:
-    """Guests that are still to be planned for, and what is said on the way."""
-
-    pairs: list[tuple[Guest, Policy]]
-    refusals: list[Refusal]
-    notes: list[str]
-    skipped: list[Skipped]
-    irq: CpuSet = field(default_factory=CpuSet)
-    heeded: dict[str, CpuSet | None] = field(default_factory=dict)
+# -- the pipeline: its stages
 
 
-def _make(
-    snapshot: Snapshot,
-    policies: Sequence[Policy],
-    applied: Mapping[Target, Value] | None,
-    reassert: Overruled,
-    memory: Memory,
-    steps: Steps,
-    *,
-    checked: bool = True,
-) -> _Made:
+def _make(inputs: Inputs, *, checked: bool = True) -> Judged:
     """The plan. Where interrupts will be is known only once nobody who moves them is
     refused, and that nobody could stand still only once all is planned: whoever is refused
     for that has everything planned again without it, from where its interrupts are now."""
     unable: dict[str, tuple[Refusal, ...]] = {}
     while True:
-        made = _attempt(snapshot, policies, applied or {}, reassert, memory, steps, unable)
-        refused = {r.guest for r in made.plan.refusals} & made.movers
-        refused |= {r.guest for r in made.still}
+        judged = _pipeline(replace(inputs, unable=unable))
+        why = (*judged.plan.refusals, *judged.standstills)
+        refused = {r.guest for r in judged.plan.refusals} & judged.movers
+        refused |= {r.guest for r in judged.standstills}
         if not refused:
             break
-        for ref in refused:
-            why = [*made.plan.refusals, *made.still]
-            unable[ref] = tuple(r for r in why if r.guest == ref)
+        unable |= {ref: tuple(r for r in why if r.guest == ref) for ref in refused}
     if checked:
-        invariants.check(snapshot, made.plan, applied or {})
-    return made
+        invariants.check(inputs.snapshot, judged.plan, inputs.applied)
+    return judged
 
 
-def _attempt(
-    snapshot: Snapshot,
-    policies: Sequence[Policy],
-    applied: Mapping[Target, Value],
-    reassert: Overruled,
-    memory: Memory,
-    steps: Steps,
-    unable: Mapping[str, tuple[Refusal, ...]],
-) -> _Made:
-    """A plan in which the guests in ``unable`` are refused, for these reasons."""
-    assigned = assign(snapshot.guests, policies, steps)
-    state = _State(assigned.pairs, assigned.refusals, assigned.notes, assigned.skipped)
-    state.pairs = interrupts.without_quarrels(snapshot.host, state.pairs, state.refusals)
-    changed = drifts(snapshot, state.pairs, applied, memory)
+def _pipeline(inputs: Inputs) -> Judged:
+    matched = _match(inputs)
+    located = _locate(matched)
+    required = _require(located)
+    placed = _place(required)
+    ordered = _order(placed)
+    return _judge(ordered)
+
+
+def _match(inputs: Inputs) -> Matched:
+    """Which policy each guest gets."""
+    snapshot, unable = inputs.snapshot, inputs.unable or {}
+    assigned = assign(snapshot.guests, inputs.policies, inputs.steps)
+    quarrels = interrupts.conflicts(snapshot.host, assigned.pairs)
+    refused = {r.guest for r in quarrels}
+    pairs = [(g, p) for g, p in assigned.pairs if g.ref not in refused]
     changed = {
-        target: replace(drift, left="") if overrules(reassert, target.guest) else drift
-        for target, drift in changed.items()
+        target: replace(drift, left="") if overrules(inputs.reassert, target.guest) else drift
+        for target, drift in drifts(snapshot, pairs, inputs.applied, inputs.memory).items()
     }
-    out = [guest for guest, _ in state.pairs if guest.ref in unable]
-    state.pairs = [(g, p) for g, p in state.pairs if g.ref not in unable]
-    state.refusals += [r for guest in out for r in unable[guest.ref]]
-    movers = [(g, p) for g, p in state.pairs if p.moves_irqs is not None]
-    left = [target for target, drift in changed.items() if drift.left]
-    then = interrupts.moved(snapshot.host, movers, left)
-    _heed_refused(then, out, state)
-    _choose_interrupts(then, state)
-    context = Context(snapshot.host, state.irq, applied, changed)
-    per_guest = _wishes(context, state)
-    per_guest = without_quarrels(per_guest, state.refusals)
-    per_guest = _with_housekeeping(context, per_guest, state)
-    per_guest, chosen, found = _with_domains(context, snapshot, per_guest, state)
-    phases = Phases(skipped=state.skipped)
-    build(context, per_guest, chosen, found, phases)
-    kernel_threads.build_napi(context, per_guest, phases)
-    host_asked = interrupts.build(context, per_guest, phases)
-    host_asked |= kernel_threads.build(context, per_guest, chosen, phases)
-    host_asked |= kernel_threads.build_timeslice(context, per_guest, phases)
-    host_asked |= partitions.build(context, snapshot, found, phases)
-    state.notes += partitions.notes(snapshot, found)
-    made = Plan(
-        phases.actions(),
-        tuple(phases.skipped),
-        tuple(state.refusals),
-        (),
-        tuple(state.notes),
-        for_verify=context.for_verify,
-        heeded=state.heeded,
-        accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
-    )
-    result = project(snapshot, made)
-    managed = {w.guest.ref for w in per_guest}
-    movers_refs = frozenset(g.ref for g, _ in movers)
-    still_now = standstill.refusals(result, per_guest)
-    if still_now:
-        return _Made(made, set(), None, movers_refs, still_now)
-    told = plan_warnings.warnings(result, managed, state.irq)
-    told += tuple(kernel_threads.warnings(result, managed))
-    told += tuple(interrupts.warnings(result, per_guest))
-    concerned = context.left | {a.target for a in made.actions}
-    drift = tuple(d for target, d in changed.items() if target in concerned)
-    final = enforcing(replace(made, warnings=told, drift=drift), applied)
-    whole = (
-        None
-        if state.refusals
-        else remember(context, policies, per_guest, chosen, found, state.heeded)
-    )
-    every = set(host_asked).union(*(w.desired for w in per_guest))
-    return _Made(final, every, whole, movers_refs)
+    out = tuple(guest for guest, _ in pairs if guest.ref in unable)
+    report = Report(tuple(assigned.refusals), tuple(assigned.notes), tuple(assigned.skipped))
+    report = report.plus([*quarrels, *(r for guest in out for r in unable[guest.ref])])
+    kept = tuple((g, p) for g, p in pairs if g.ref not in unable)
+    return Matched(inputs, kept, out, changed, report)
 
 
-def _heed_refused(host: Host, refused: Sequence[Guest], state: _State) -> None:
-    """Keep off the CPUs that serve the NICs of guests whose policies would have moved the
-    interrupts, unless these are all that there are."""
-    for guest in refused:
-        choice = interrupt_cpus(host, guest)
-        together = (state.irq | choice.cpus) & host.online
-        if not host.online <= together:
-            state.irq = together
-            state.heeded[guest.ref] = None
-            state.notes += [f"{note}; it is refused, so they stay there" for note in choice.notes]
-
-
-def _choose_interrupts(host: Host, state: _State) -> None:
+def _locate(matched: Matched) -> Located:
     """The interrupt CPUs of all managed guests, guest by guest; one whose NICs are
-    served by the last CPUs that are free of interrupts is refused. ``host`` is as it will
-    be once interrupts are moved."""
+    served by the last CPUs that are free of interrupts is refused."""
+    left = [target for target, drift in matched.drifts.items() if drift.left]
+    # The host as it will be once interrupts are moved.
+    host = interrupts.moved(matched.inputs.snapshot.host, matched.movers, left)
+    irq = CpuSet()
+    heeded: dict[str, CpuSet | None] = {}
+    notes: list[str] = []
+    refusals: list[Refusal] = []
+    for guest in matched.out:
+        # Its interrupts stay where they are, unless that is everywhere.
+        choice = interrupt_cpus(host, guest)
+        together = (irq | choice.cpus) & host.online
+        if not host.online <= together:
+            irq = together
+            heeded[guest.ref] = None
+            notes += [f"{note}; it is refused, so they stay there" for note in choice.notes]
     kept: list[tuple[Guest, Policy]] = []
-    for guest, policy in state.pairs:
+    for guest, policy in matched.pairs:
         needs = policy.pins or policy.realtime or policy.emulator is not None
-        out = Requirements(guest, policy)
-        if isinstance(policy.irq, CpuSet):
-            cpus = policy.irq
-            check_online(host, out, policy.irq_keys, cpus)
-            state.notes.append(
-                f"{guest.ref}: interrupt CPUs {cpus} from {policy.at(*policy.irq_keys)}"
-            )
+        why: list[Refusal] = []
+        by_hand = policy.irq if isinstance(policy.irq, CpuSet) else None
+        if by_hand is not None:
+            cpus = by_hand
+            why += not_online(host, guest, policy, policy.irq_keys, cpus)
+            notes.append(f"{guest.ref}: interrupt CPUs {cpus} from {policy.at(*policy.irq_keys)}")
         else:
             choice = interrupt_cpus(host, guest)
             cpus = choice.cpus
-            state.notes += choice.notes
-        together = (state.irq | cpus) & host.online
+            notes += choice.notes
+        together = (irq | cpus) & host.online
         full = bool(host.online) and host.online <= together
         if full and (needs or policy.irq is not None):
             others = "" if host.online <= cpus else " together with the other guests' NICs"
-            out.refuse(
-                policy.irq_keys,
+            reason = (
                 f"the interrupts of its NICs are served on every online CPU{others}, "
-                "so no CPU is left for its threads",
-                "move the interrupts to fewer CPUs (irq: {cpus: 0, set: true}), or name cpus.irq "
-                "by hand",
+                "so no CPU is left for its threads"
             )
-        state.refusals += out.refusals
-        if not out.refusals:
+            hint = (
+                "move the interrupts to fewer CPUs (irq: {cpus: 0, set: true}), or name cpus.irq "
+                "by hand"
+            )
+            why.append(refusal(guest, policy, policy.irq_keys, reason, hint))
+        refusals += why
+        if not why:
             kept.append((guest, policy))
             if not full:
-                state.irq = together
-                state.heeded[guest.ref] = policy.irq if isinstance(policy.irq, CpuSet) else None
-    state.pairs = kept
+                irq = together
+                heeded[guest.ref] = by_hand
+    return Located(matched, tuple(kept), irq, heeded, matched.report.plus(refusals, notes))
 
 
-def _wishes(context: Context, state: _State) -> list[Requirements]:
-    kept: list[Requirements] = []
-    for guest, policy in state.pairs:
-        requirements = requirements_of(context, guest, policy)
-        state.refusals += requirements.refusals
-        if not requirements.refusals:
-            kept.append(requirements)
-    return kept
-
-
-def _with_housekeeping(
-    context: Context, per_guest: list[Requirements], state: _State
-) -> list[Requirements]:
-    """Refuse the guest whose lists take the last CPU without pinned threads."""
-    taken = CpuSet()
-    kept: list[Requirements] = []
-    for requirements in per_guest:
+def _require(located: Located) -> Required:
+    """What each policy asks of its guest, judged by everything but the choice of CPUs."""
+    inputs, drifts = located.matched.inputs, located.matched.drifts
+    context = Context(inputs.snapshot.host, located.irq, inputs.applied, drifts)
+    every = [requirements_of(context, guest, policy) for guest, policy in located.pairs]
+    refusals = [r for requirements in every for r in requirements.refusals]
+    kept = _without(every, refusals)
+    quarrels = conflicts(kept)
+    kept = _without(kept, quarrels)
+    pinned = CpuSet()
+    full: list[Refusal] = []
+    for requirements in kept:
+        # The guest whose lists take the last CPU without pinned threads is refused.
         by_hand = CpuSet(c for p in requirements.pins if p.cpus is not None for c in p.cpus)
-        if by_hand and context.online <= taken | by_hand:
-            _refuse_all_pinned(context, requirements, state)
+        if by_hand and context.online <= pinned | by_hand:
+            full.append(_no_housekeeping(context, requirements))
         else:
-            taken |= by_hand
-            kept.append(requirements)
-    return kept
+            pinned |= by_hand
+    left = frozenset(target for requirements in every for target in requirements.left)
+    report = located.report.plus([*refusals, *quarrels, *full])
+    return Required(located, context, _without(kept, full), left, report)
 
 
-def _with_domains(
-    context: Context, snapshot: Snapshot, per_guest: list[Requirements], state: _State
-) -> tuple[list[Requirements], dict[ThreadKey, Chosen], RootDomains]:
-    """CPUs, and the root domains of DEADLINE threads; guests for whom there is none are
-    refused, and the rest is chosen again."""
+def _place(required: Required) -> Placed:
+    """CPUs for every thread, and the root domains of DEADLINE threads. Guests for whom there
+    is none are refused, and it is chosen again for the rest; so is the last guest that pins
+    where narrow cgroups force auto onto the last free CPU."""
+    context, snapshot = required.context, required.located.matched.inputs.snapshot
+    per_guest, refusals = required.per_guest, []
     while True:
-        per_guest, chosen = _choose_or_refuse(context, snapshot, per_guest, state)
-        found = root_domains.find(context, snapshot, per_guest, chosen)
-        if not found.refused:
-            return per_guest, chosen, found
-        for requirements in found.refused:
-            state.refusals += requirements.refusals
-        per_guest = [w for w in per_guest if not w.refusals]
-
-
-def _choose_or_refuse(
-    context: Context, snapshot: Snapshot, per_guest: list[Requirements], state: _State
-) -> tuple[list[Requirements], dict[ThreadKey, Chosen]]:
-    """CPUs for every request. Narrow cgroups can force auto onto the last free CPU too;
-    then the last guest that pins is refused and the rest is chosen again."""
-    while True:
-        chosen = choose(context, snapshot, per_guest)
+        chosen: Mapping[ThreadKey, Chosen] = choose(context, snapshot, per_guest)
         pinned = CpuSet(c for w in per_guest for p in w.pins for c in chosen[p.thread.key].cpus)
-        if not pinned or not context.online <= pinned:
-            return per_guest, chosen
-        last = [w for w in per_guest if w.pins][-1]
-        _refuse_all_pinned(context, last, state)
-        per_guest = [w for w in per_guest if w is not last]
+        if pinned and context.online <= pinned:
+            last = [w for w in per_guest if w.pins][-1]
+            why = [_no_housekeeping(context, last)]
+        else:
+            chosen, domains = root_domains.find(context, snapshot, per_guest, chosen)
+            why = list(domains.refusals)
+        if not why:
+            return Placed(required, per_guest, chosen, domains, required.report.plus(refusals))
+        refusals += why
+        per_guest = _without(per_guest, why)
 
 
-def _refuse_all_pinned(context: Context, requirements: Requirements, state: _State) -> None:
-    keys = next(
-        (p.keys for p in requirements.pins if p.cpus is not None), requirements.pins[0].keys
+def _order(placed: Placed) -> Ordered:
+    """The actions of all guests in the order of the phases."""
+    required, per_guest = placed.required, placed.per_guest
+    context, snapshot = required.context, required.located.matched.inputs.snapshot
+    draft = Draft(skipped=list(placed.report.skipped))
+    build(context, per_guest, placed.chosen, placed.domains, draft)
+    kernel_threads.build_napi(context, per_guest, draft)
+    interrupts.build(context, per_guest, draft)
+    kernel_threads.build(context, per_guest, placed.chosen, draft)
+    kernel_threads.build_timeslice(context, per_guest, draft)
+    partitions.build(context, snapshot, placed.domains, draft)
+    made = Plan(
+        draft.actions(),
+        tuple(draft.skipped),
+        placed.report.refusals,
+        (),
+        (*placed.report.notes, *partitions.notes(snapshot, placed.domains)),
+        for_verify=draft.for_verify,
+        heeded=required.located.heeded,
+        accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
-    requirements.refuse(
+    desired = frozenset(draft.desired).union(*(w.desired for w in per_guest))
+    return Ordered(placed, made, desired, required.left | draft.left)
+
+
+def _judge(ordered: Ordered) -> Judged:
+    """The plan with its warnings, and whether a guest could stand still under it."""
+    placed, made = ordered.placed, ordered.plan
+    located = placed.required.located
+    matched, per_guest = located.matched, placed.per_guest
+    inputs = matched.inputs
+    movers = frozenset(guest.ref for guest, _ in matched.movers)
+    result = project(inputs.snapshot, made)
+    still = tuple(standstill.refusals(result, per_guest))
+    if still:
+        return Judged(made, ordered.desired, None, movers, still)
+    managed = {w.guest.ref for w in per_guest}
+    told = (
+        *warnings(result, managed, located.irq),
+        *kernel_threads.warnings(result, managed),
+        *interrupts.warnings(result, per_guest),
+    )
+    concerned = ordered.left | {a.target for a in made.actions}
+    drift = tuple(d for target, d in matched.drifts.items() if target in concerned)
+    whole = None
+    if not made.refusals:
+        whole = remember(
+            placed.required.context,
+            inputs.policies,
+            per_guest,
+            placed.chosen,
+            placed.domains,
+            located.heeded,
+        )
+    final = enforcing(replace(made, warnings=told, drift=drift), inputs.applied)
+    return Judged(final, ordered.desired, whole, movers)
+
+
+def _without(
+    per_guest: Iterable[Requirements], refusals: Iterable[Refusal]
+) -> tuple[Requirements, ...]:
+    refused = {r.guest for r in refusals}
+    return tuple(w for w in per_guest if w.guest.ref not in refused)
+
+
+def _no_housekeeping(context: Context, requirements: Requirements) -> Refusal:
+    pins = requirements.pins
+    keys = next((p.keys for p in pins if p.cpus is not None), pins[0].keys)
+    return requirements.refusal(
         keys,
         f"CPUs {context.online} would all carry pinned threads and no housekeeping "
         "CPU would be left",
         "leave one CPU to everything else",
     )
-    state.refusals += requirements.refusals

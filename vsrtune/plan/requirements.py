@@ -6,7 +6,7 @@ vcpus and interfaces the guest has, threads that are held or must be left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,13 +36,13 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan.interrupt_cpus import inner_links
+from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.ranked import Occupant
 from vsrtune.plan.projection import scope_limit
 from vsrtune.policy.model import AUTO, Auto, Policy, QueueBounds, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted, shown
 
 EMULATOR_CGROUP = "emulator"
-OWN_CGROUP = "vsrtune"
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,16 @@ class Context:
     applied: Mapping[Target, Value]
     # What somebody has changed, and what is done about it.
     drifts: Mapping[Target, Drift] = field(default_factory=dict)
-    # Filled on the way: what is left alone because of that, and what is as asked.
-    left: set[Target] = field(default_factory=set)
-    staying: dict[Target, Value] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:
         """CPUs that are online."""
         return self.host.online
 
-    def leave(self, target: Target) -> Drift | None:
+    def left_alone(self, target: Target) -> Drift | None:
         """The drift because of which a setting is left alone, None when it is not."""
         drift = self.drifts.get(target)
-        if drift is None or not drift.left:
-            return None
-        self.left.add(target)
-        return drift
+        return drift if drift is not None and drift.left else None
 
     @cached_property
     def lists(self) -> dict[Target, Value]:
@@ -90,9 +84,48 @@ class PinRequest:
     number: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Requirements:
-    """Everything asked of one guest, and what will not be done."""
+    """Everything that a policy asks of one guest. ``moves``: the cgroup to which a worker
+    moves. ``occupants``: threads that stay where they are. ``desired``: the targets for which
+    the policy has a value. ``left``: those that are left alone because somebody changed them."""
+
+    guest: Guest
+    policy: Policy
+    pins: tuple[PinRequest, ...] = ()
+    emulator: PinRequest | None = None
+    moves: Mapping[Thread, str] = field(default_factory=dict)
+    occupants: tuple[Occupant, ...] = ()
+    desired: frozenset[Target] = frozenset()
+    left: frozenset[Target] = frozenset()
+    skipped: tuple[Skipped, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    def threads(self, role: Role) -> tuple[Thread, ...]:
+        """The guest's threads of a role, without NAPI threads that are about to go."""
+        return threads(self.guest, self.policy, role)
+
+    def refusal(self, keys: KeyPath, reason: str, hint: str) -> Refusal:
+        """Why the guest gets no action; ``keys`` is the place in its policy."""
+        return refusal(self.guest, self.policy, keys, reason, hint)
+
+
+def threads(guest: Guest, policy: Policy, role: Role) -> tuple[Thread, ...]:
+    """The guest's threads of a role, without NAPI threads that are about to go."""
+    if role is Role.NAPI and policy.napi_threaded is False:
+        return ()
+    return guest.by_role(role)
+
+
+def refusal(guest: Guest, policy: Policy, keys: KeyPath, reason: str, hint: str) -> Refusal:
+    """Why the guest gets no action; ``keys`` is the place in its policy, () for all of it."""
+    text = f"{dotted(keys)}: {reason}" if keys else reason
+    return Refusal(guest.ref, policy.at(*keys), text, hint)
+
+
+@dataclass(slots=True)
+class _Judgement:
+    """Requirements under way."""
 
     guest: Guest
     policy: Policy
@@ -100,24 +133,33 @@ class Requirements:
     emulator: PinRequest | None = None
     moves: dict[Thread, str] = field(default_factory=dict)
     occupants: list[Occupant] = field(default_factory=list)
-    per_guest: set[Target] = field(default_factory=set)
+    desired: set[Target] = field(default_factory=set)
+    left: set[Target] = field(default_factory=set)
     skipped: list[Skipped] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
     def threads(self, role: Role) -> tuple[Thread, ...]:
-        """The guest's threads of a role, but NAPI threads that are about to go."""
-        if role is Role.NAPI and self.policy.napi_threaded is False:
-            return ()
-        return self.guest.by_role(role)
+        return threads(self.guest, self.policy, role)
 
     def skip(self, subject: str, reason: str, held: bool = False) -> None:
-        """Record a setting that is left as it is."""
         self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
 
     def refuse(self, keys: KeyPath, reason: str, hint: str) -> None:
-        """Record something that cannot be done; the guest gets no action."""
-        text = f"{dotted(keys)}: {reason}" if keys else reason
-        self.refusals.append(Refusal(self.guest.ref, self.policy.at(*keys), text, hint))
+        self.refusals.append(refusal(self.guest, self.policy, keys, reason, hint))
+
+    def requirements(self) -> Requirements:
+        return Requirements(
+            self.guest,
+            self.policy,
+            tuple(self.pins),
+            self.emulator,
+            self.moves,
+            tuple(self.occupants),
+            frozenset(self.desired),
+            frozenset(self.left),
+            tuple(self.skipped),
+            tuple(self.refusals),
+        )
 
 
 def label(thread: Thread) -> str:
@@ -188,7 +230,7 @@ def staying(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet)
 
 def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requirements:
     """Everything ``policy`` asks of ``guest``'s threads."""
-    out = Requirements(guest, policy)
+    out = _Judgement(guest, policy)
     _check_threads_known(out)
     _check_lists(context, out)
     _check_vcpu_numbers(out)
@@ -201,10 +243,10 @@ def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requireme
     _emulator(context, out)
     _check_realtime(context, out)
     _check_deadline(out)
-    return out
+    return out.requirements()
 
 
-def _check_threads_known(out: Requirements) -> None:
+def _check_threads_known(out: _Judgement) -> None:
     wants = out.policy.pins or out.policy.vcpu_sched or out.policy.vhost_sched
     if wants and not out.guest.by_role(Role.VCPU):
         found = "; ".join(out.guest.problems) or "no reason was reported"
@@ -215,7 +257,7 @@ def _check_threads_known(out: Requirements) -> None:
         )
 
 
-def _check_lists(context: Context, out: Requirements) -> None:
+def _check_lists(context: Context, out: _Judgement) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
@@ -232,22 +274,26 @@ def _check_lists(context: Context, out: Requirements) -> None:
     if isinstance(out.policy.emulator, CpuSet):
         lists.append((("cpus", "emulator"), out.policy.emulator))
     for keys, cpus in lists:
-        check_online(context.host, out, keys, cpus)
+        out.refusals += not_online(context.host, out.guest, out.policy, keys, cpus)
 
 
-def check_online(host: Host, out: Requirements, keys: KeyPath, cpus: CpuSet) -> bool:
-    """Refuse CPUs that do not exist or are offline; True when all are online."""
+def not_online(
+    host: Host, guest: Guest, policy: Policy, keys: KeyPath, cpus: CpuSet
+) -> list[Refusal]:
+    """Refusals for CPUs of a list that do not exist or are offline."""
     present = CpuSet(c.id for c in host.cpus)
     hint = f"choose from the online CPUs {host.online}"
-    if cpus - present:
-        out.refuse(keys, f"CPU {cpus - present} does not exist on this host", hint)
-    offline = (cpus & present) - host.online
+    missing, offline = cpus - present, (cpus & present) - host.online
+    out = []
+    if missing:
+        reason = f"CPU {missing} does not exist on this host"
+        out.append(refusal(guest, policy, keys, reason, hint))
     if offline:
-        out.refuse(keys, f"CPU {offline} is offline", hint)
-    return cpus <= host.online
+        out.append(refusal(guest, policy, keys, f"CPU {offline} is offline", hint))
+    return out
 
 
-def _check_vcpu_numbers(out: Requirements) -> None:
+def _check_vcpu_numbers(out: _Judgement) -> None:
     if not isinstance(out.policy.vcpu, tuple):
         return
     have = {t.index for t in out.guest.by_role(Role.VCPU)}
@@ -261,7 +307,7 @@ def _check_vcpu_numbers(out: Requirements) -> None:
             )
 
 
-def _device_keys(out: Requirements, role: Role) -> dict[str, tuple[str, CpuSet]]:
+def _device_keys(out: _Judgement, role: Role) -> dict[str, tuple[str, CpuSet]]:
     """Interface -> (key, CPUs) of a mapping of vhost or NAPI threads."""
     named: dict[str, tuple[str, CpuSet]] = {}
     choice = cpus_for(out.policy, role)
@@ -290,14 +336,14 @@ def _interface(guest: Guest, key: str) -> Interface | None:
     return next((i for i in guest.interfaces if key in (i.target, i.mac.lower())), None)
 
 
-def _moves(context: Context, out: Requirements, named: Mapping[str, tuple[str, CpuSet]]) -> None:
+def _moves(context: Context, out: _Judgement, named: Mapping[str, tuple[str, CpuSet]]) -> None:
     """vhost workers leave libvirt's emulator cgroup as soon as CPUs are asked for
     them or for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
         return
     for thread in out.guest.by_role(Role.VHOST):
         parent, _, name = thread.cgroup.rpartition("/")
-        if out.policy.emulator is None and _asked(out.policy, thread, named)[0] is None:
+        if out.policy.emulator is None and _choice(out.policy, thread, named)[0] is None:
             continue
         if thread.cpuset_cpus is None or name not in (EMULATOR_CGROUP, OWN_CGROUP):
             continue
@@ -305,7 +351,7 @@ def _moves(context: Context, out: Requirements, named: Mapping[str, tuple[str, C
             out.moves[thread] = f"{parent}/{OWN_CGROUP}"
 
 
-def _asked(
+def _choice(
     policy: Policy, thread: Thread, named: Mapping[str, tuple[str, CpuSet]]
 ) -> tuple[CpuSet | Auto | None, KeyPath]:
     choice = cpus_for(policy, thread.role)
@@ -323,23 +369,23 @@ def _asked(
 
 def _thread(
     context: Context,
-    out: Requirements,
+    out: _Judgement,
     thread: Thread,
     number: int,
     named: Mapping[str, tuple[str, CpuSet]],
 ) -> None:
     subject = f"{label(thread)} CPUs"
-    choice, keys = _asked(out.policy, thread, named)
-    requirements = _wish(context, out, thread, choice, keys, number, subject)
-    if requirements is None:
+    choice, keys = _choice(out.policy, thread, named)
+    request = _request(context, out, thread, choice, keys, number, subject)
+    if request is None:
         out.occupants += staying(context.host, out.guest, [thread], context.online)
     else:
-        out.pins.append(requirements)
+        out.pins.append(request)
 
 
-def _wish(
+def _request(
     context: Context,
-    out: Requirements,
+    out: _Judgement,
     thread: Thread,
     choice: CpuSet | Auto | None,
     keys: KeyPath,
@@ -362,8 +408,9 @@ def _wish(
         return None
     drift = None
     if choice is AUTO or choice != thread.affinity:
-        drift = context.leave(target)
+        drift = context.left_alone(target)
     if drift is not None:
+        out.left.add(target)
         out.skip(subject, drift.left, held=drift.rule is DriftRule.REPORT)
         return None
     moves = thread in out.moves
@@ -390,7 +437,7 @@ def _wish(
     return PinRequest(thread, target, cpus, keys, usable if cpus is None else allowed, number)
 
 
-def _emulator(context: Context, out: Requirements) -> None:
+def _emulator(context: Context, out: _Judgement) -> None:
     subject = "emulator CPUs"
     choice = out.policy.emulator
     if choice is None:
@@ -410,10 +457,10 @@ def _emulator(context: Context, out: Requirements) -> None:
         names = ", ".join(label(t) for t in staying)
         out.skip(subject, f"{names} cannot be moved out of its cgroup and would be narrowed too")
         return
-    out.emulator = _wish(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
+    out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
 
 
-def _check_crowded(out: Requirements) -> None:
+def _check_crowded(out: _Judgement) -> None:
     """vcpus of one guest that share a CPU lose what they would have done at once. Measured:
     the medians of such guests went down to 0.85 of untuned ones
     (docs/results/no-harm.md). Budgets divide a CPU on purpose."""
@@ -431,7 +478,7 @@ def _check_crowded(out: Requirements) -> None:
     )
 
 
-def _check_realtime(context: Context, out: Requirements) -> None:
+def _check_realtime(context: Context, out: _Judgement) -> None:
     """A realtime thread on an interrupt CPU starves the SoftIRQ that feeds it; a
     policy that leaves its threads where they are must not make them realtime there."""
     for role in DATA_PLANE:
@@ -451,7 +498,7 @@ def _check_realtime(context: Context, out: Requirements) -> None:
                 break
 
 
-def _check_deadline(out: Requirements) -> None:
+def _check_deadline(out: _Judgement) -> None:
     """Class deadline needs CPUs that are a root domain."""
     for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
@@ -464,26 +511,23 @@ def _check_deadline(out: Requirements) -> None:
             )
 
 
-def without_quarrels(per_guest: list[Requirements], refusals: list[Refusal]) -> list[Requirements]:
-    """Two guests may share one macvtap; then they must ask the same of it."""
+def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
+    """Refusals of guests that ask for another value of a shared device than an earlier guest:
+    two guests may share one macvtap."""
     first: dict[tuple[KeyPath, int], Requirements] = {}
-    kept: list[Requirements] = []
+    out: list[Refusal] = []
     for requirements in per_guest:
         for interface in requirements.guest.interfaces:
             for keys, value in _of_device(requirements.policy, interface):
                 other = first.setdefault((keys, interface.ifindex), requirements)
                 theirs = dict(_of_device(other.policy, interface))[keys]
                 if theirs != value:
-                    requirements.refuse(
-                        keys,
+                    reason = (
                         f"{interface.target} is shared with {other.guest.ref}, for which "
-                        f"{other.policy.at(*keys)} asks {shown(theirs)}",
-                        "ask the same for both guests",
+                        f"{other.policy.at(*keys)} asks {shown(theirs)}"
                     )
-        refusals += requirements.refusals
-        if not requirements.refusals:
-            kept.append(requirements)
-    return kept
+                    out.append(requirements.refusal(keys, reason, "ask the same for both guests"))
+    return out
 
 
 def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int | QueueBounds]]:

@@ -10,7 +10,7 @@ from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedC
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.actions import level
+from vsrtune.plan.phases import level
 from vsrtune.plan.requirements import label, main_thread
 from vsrtune.plan.safety.standstill import standstills, without_idle
 

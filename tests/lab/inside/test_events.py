@@ -82,9 +82,7 @@ def looked_at(tid: int, event: str, say: Say) -> Iterator[None]:
     # What is changed again and again it puts back less and less often, until a reload.
     begin = time.time()
     labhelp.sh("systemctl", "reload", "vsrtune")
-    labhelp.wait_for(
-        lambda: labhelp.last_pass() > begin, "the daemon has looked at its policies"
-    )
+    labhelp.wait_for(lambda: labhelp.last_pass() > begin, "the daemon has looked at its policies")
     idle()
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))
     when = time.time()

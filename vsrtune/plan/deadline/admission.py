@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from vsrtune.model.deadline import limit, limit_text, percent
-from vsrtune.model.guest import DATA_PLANE, ThreadKey
+from vsrtune.model.guest import DATA_PLANE
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains
+from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, Search
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.requirements import Requirements, label
 
 
-def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
+def admit(host: Host, domain: RootDomain, search: Search) -> None:
     """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts."""
     most = limit(host, domain.cpus)
     if most is None:
@@ -24,7 +24,7 @@ def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
         want = member.booked
         if used + want > most:
             others = f" beside {', '.join(beside)}" if beside else ""
-            found.refuse(
+            search.refuse(
                 member,
                 f"{label(member.thread)} asks {percent(want)} of CPU {domain.cpus}, of which "
                 f"{percent(max(0, most - used))} remains{others}; the kernel admits "
@@ -38,7 +38,7 @@ def admit(host: Host, domain: RootDomain, found: RootDomains) -> None:
 
 
 def evict(
-    snapshot: Snapshot, per_guest: Sequence[Requirements], domain: RootDomain, found: RootDomains
+    snapshot: Snapshot, per_guest: Sequence[Requirements], domain: RootDomain, search: Search
 ) -> None:
     """A partition would push threads that somebody bound to its CPUs off them."""
     if domain.mode is DomainMode.ISOLATED:
@@ -53,7 +53,7 @@ def evict(
             if not bound or not work or thread.key in inside or below or guest.ref in managed:
                 continue
             first = next(m for m in domain.members if m.booked)
-            found.refuse(
+            search.refuse(
                 first,
                 f"the partition of CPUs {domain.cpus} would push {guest.ref} {label(thread)}, "
                 f"which no policy names and which is bound to CPUs {thread.affinity}, off them",
@@ -64,17 +64,16 @@ def evict(
 
 def keep_out(
     threads: Sequence[Member],
-    chosen: Mapping[ThreadKey, Chosen],
     domain: RootDomain,
-    found: RootDomains,
+    search: Search,
 ) -> None:
     """NAPI threads live in the root cgroup, and have no CPU of a partition there."""
     if domain.mode is DomainMode.ISOLATED:
         return
     for member in threads:
-        both = chosen[member.thread.key].cpus & domain.cpus
+        both = search.chosen[member.thread.key].cpus & domain.cpus
         if both:
-            found.refuse(
+            search.refuse(
                 member,
                 f"{label(member.thread)} would get CPU {both} of the partition of CPUs "
                 f"{domain.cpus}, which is for threads of class deadline",
@@ -82,15 +81,14 @@ def keep_out(
             )
 
 
-def emulators(
-    per_guest: Sequence[Requirements], chosen: dict[ThreadKey, Chosen], found: RootDomains
-) -> None:
+def emulators(per_guest: Sequence[Requirements], search: Search) -> None:
     """Emulators stay off partitions; only in a loose one they have to live inside it."""
+    chosen = search.chosen
     for requirements in per_guest:
         pin = requirements.emulator
         if pin is None or pin.thread.key not in chosen:
             continue
-        for domain in found.domains:
+        for domain in search.domains:
             loose = domain.mode is DomainMode.LOOSE
             inside = loose and pin.thread.cgroup.startswith(f"{domain.path}/")
             pick = chosen[pin.thread.key].cpus
@@ -98,19 +96,15 @@ def emulators(
                 if pin.cpus is None:
                     chosen[pin.thread.key] = Chosen(domain.cpus, f"confined to {domain.path}")
                     continue
-                requirements.refuse(
-                    pin.keys,
+                reason = (
                     f"the emulator lives in {domain.path}, which becomes the partition of CPUs "
-                    f"{domain.cpus}: CPUs {pick - domain.cpus} are outside",
-                    "write emulator: auto, or CPUs within the partition",
+                    f"{domain.cpus}: CPUs {pick - domain.cpus} are outside"
                 )
+                hint = "write emulator: auto, or CPUs within the partition"
             elif not inside and domain.mode is not DomainMode.ISOLATED and pick & domain.cpus:
-                requirements.refuse(
-                    pin.keys,
-                    f"CPU {pick & domain.cpus} belongs to a partition for class deadline",
-                    "write emulator: auto, or CPUs outside the partition",
-                )
-            if requirements.refusals:
-                if not any(w is requirements for w in found.refused):
-                    found.refused.append(requirements)
-                break
+                reason = f"CPU {pick & domain.cpus} belongs to a partition for class deadline"
+                hint = "write emulator: auto, or CPUs outside the partition"
+            else:
+                continue
+            search.refusals.append(requirements.refusal(pin.keys, reason, hint))
+            break

@@ -9,6 +9,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
+from vsrtune.model.plan import Refusal
+from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.requirements import PinRequest, Requirements, label
 from vsrtune.policy.model import rule_for
 
@@ -52,14 +54,14 @@ class Member:
         return f"{self.requirements.guest.ref} {label(self.thread)}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RootDomain:
     """One root domain. ``path`` is the cgroup of the partition, "" when isolated."""
 
     mode: DomainMode
     cpus: CpuSet
     path: str
-    members: list[Member]
+    members: tuple[Member, ...]
     why: str
 
     @property
@@ -83,14 +85,17 @@ class RootDomain:
         return self.members[0].slice
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RootDomains:
-    """The root domains of a plan; refusals stand in the requirements. ``later``: root
-    domains that can be made once the threads are out of cgroups that stand in the way."""
+    """The root domains of a plan. ``later``: root domains that can be made once the threads
+    are out of cgroups that stand in the way. ``straight``: workers that go into their
+    partition without a stop in the cgroup for workers. ``refusals``: of guests for which there
+    is no root domain; then nothing else counts."""
 
-    domains: list[RootDomain] = field(default_factory=list)
-    later: list[RootDomain] = field(default_factory=list)
-    refused: list[Requirements] = field(default_factory=list)
+    domains: tuple[RootDomain, ...] = ()
+    later: tuple[RootDomain, ...] = ()
+    straight: frozenset[ThreadKey] = frozenset()
+    refusals: tuple[Refusal, ...] = ()
 
     def of(self, key: ThreadKey) -> RootDomain | None:
         """The root domain of a thread."""
@@ -99,9 +104,18 @@ class RootDomains:
                 return domain
         return None
 
+
+@dataclass(slots=True)
+class Search:
+    """Root domains under way. ``chosen`` are the CPUs of each thread, widened where threads
+    float."""
+
+    chosen: dict[ThreadKey, Chosen]
+    domains: list[RootDomain] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
     def refuse(self, member: Member, reason: str, hint: str) -> None:
         """Refuse the guest of a member, once."""
-        if not any(w is member.requirements for w in self.refused):
+        if member.requirements.guest.ref not in {r.guest for r in self.refusals}:
             keys = ("scheduler", member.thread.role.value) if member.booked else member.pin.keys
-            member.requirements.refuse(keys, reason, hint)
-            self.refused.append(member.requirements)
+            self.refusals.append(member.requirements.refusal(keys, reason, hint))

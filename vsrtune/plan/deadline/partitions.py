@@ -1,9 +1,8 @@
 """Turns root domains into actions: cgroups, CPU lists, partitions, and moves into them.
 
-The order within a plan (see planner): our cgroup and its CPU list while it is empty; CPUs
-of its threads; the moves; the lists above it and the partition; class deadline last. So a
-thread's mask never changes with a move or a partition, on the way there and back, and no
-thread is moved, or loses its partition, while it is DEADLINE.
+In the order of the phases (plan/phases.py) a thread's mask never changes with a move or a
+partition, on the way there and back, and no thread is moved, or loses its partition, while it
+is DEADLINE.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from vsrtune.model.targets import (
     Partition,
     PartitionState,
     Pin,
-    Target,
     ThreadCgroup,
     VcpuPin,
 )
-from vsrtune.plan.actions import Phases
 from vsrtune.plan.deadline.model import DomainMode, RootDomain, RootDomains
+from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Requirements, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")
@@ -37,11 +35,9 @@ CPUS, EXCLUSIVE = "cpuset.cpus", "cpuset.cpus.exclusive"
 MEMBER, ROOT = PartitionState("member"), PartitionState("root")
 
 
-def build(
-    context: Context, snapshot: Snapshot, found: RootDomains, phases: Phases
-) -> frozenset[Target]:
-    """Add what the root domains need; returns the host's targets that are asked for."""
-    maker = _Maker(context, snapshot, found, phases)
+def build(context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft) -> None:
+    """Add what the root domains need."""
+    maker = _Maker(context, snapshot, found, draft)
     for domain in found.domains:
         match domain.mode:
             case DomainMode.TIGHT | DomainMode.KTHREADS:
@@ -51,7 +47,6 @@ def build(
             case DomainMode.ISOLATED:
                 pass
     maker.slices_above()
-    return frozenset(maker.host_asked)
 
 
 def notes(snapshot: Snapshot, found: RootDomains) -> list[str]:
@@ -94,15 +89,13 @@ class _Maker:
     """Actions of all root domains of one plan."""
 
     def __init__(
-        self, context: Context, snapshot: Snapshot, found: RootDomains, phases: Phases
+        self, context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft
     ) -> None:
         self._context = context
         self._host: Host = snapshot.host
         self._found = found
-        self._phases = phases
-        self.host_asked: set[Target] = set()
+        self._draft = draft
         self._shielded: set[str] = set()
-        self._shields: list[Action] = []
 
     # -- one target each
 
@@ -118,29 +111,29 @@ class _Maker:
         path: str,
         file: str,
         text: str,
-        into: list[Action],
+        phase: Phase,
         why: str,
     ) -> None:
         ref = HOST_REF if requirements is None else requirements.guest.ref
         target = CpusetFile(ref, path, file)
-        (self.host_asked if requirements is None else requirements.desired).add(target)
+        self._draft.desired.add(target)
         now = self._text(path, file)
         if now != text:
-            into.append(Action(target, CpusetList(now), CpusetList(text), why))
+            self._draft.add(phase, Action(target, CpusetList(now), CpusetList(text), why))
 
     def _partition(self, requirements: Requirements | None, domain: RootDomain) -> None:
         ref = HOST_REF if requirements is None else requirements.guest.ref
         target = Partition(ref, domain.path)
-        (self.host_asked if requirements is None else requirements.desired).add(target)
+        self._draft.desired.add(target)
         group = self._host.cpuset(domain.path)
         now = PartitionState(group.partition) if group is not None else MEMBER
         if now == ROOT:
-            self._phases.skip(ref, f"partition {domain.path}", "already as asked: root")
+            self._draft.skip(ref, f"partition {domain.path}", "already as asked: root")
             return
         why = f"a root domain of CPUs {domain.cpus} for class deadline: {domain.why}"
         if now.wanted == "root":
             why = f"something else made it useless ({now}); written again"
-        self._phases.partitions.append(Action(target, now, ROOT, why))
+        self._draft.add(Phase.PARTITIONS, Action(target, now, ROOT, why))
 
     # -- tight, and kernel threads
 
@@ -150,7 +143,7 @@ class _Maker:
         requirements = domain.members[0].requirements
         ref, path = requirements.guest.ref, domain.path
         # What earlier plans made for workers may hold them until they move.
-        requirements.desired |= {
+        self._draft.desired |= {
             t
             for t in self._context.applied
             if isinstance(t, CgroupDir) and t.guest == ref and not is_partition(t.path)
@@ -162,26 +155,26 @@ class _Maker:
             move = ThreadCgroup(ref, thread.key, label(thread))
             if thread.cgroup == path and move not in self._context.applied:
                 continue
-            requirements.desired.add(move)
+            self._draft.desired.add(move)
             if thread.cgroup == path:
-                self._phases.skip(ref, f"{label(thread)} cgroup", "already in its partition")
+                self._draft.skip(ref, f"{label(thread)} cgroup", "already in its partition")
                 continue
             why = f"into the root domain of CPUs {domain.cpus}"
-            self._phases.domain_moves.append(Action(move, thread.cgroup, path, why))
+            self._draft.add(Phase.PARTITION_MOVES, Action(move, thread.cgroup, path, why))
         if domain.mode is DomainMode.TIGHT:
-            own = self._phases.exclusives
+            own = Phase.PARTITION_LISTS
             self._set(requirements, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
             self._shield(requirements, domain.path.rpartition("/")[0])
         self._partition(requirements, domain)
 
     def _own_cgroup(self, requirements: Requirements, domain: RootDomain) -> None:
         target = CgroupDir(requirements.guest.ref, domain.path)
-        requirements.desired.add(target)
+        self._draft.desired.add(target)
         if self._host.cpuset(domain.path) is None and self._context.applied.get(target) is not True:
             why = f"room for the threads of the root domain of CPUs {domain.cpus}"
-            self._phases.domain_dirs.append(Action(target, False, True, why))
+            self._draft.add(Phase.PARTITION_CGROUPS, Action(target, False, True, why))
         why = f"the CPUs of the root domain ({domain.mode.value})"
-        self._set(requirements, domain.path, CPUS, str(domain.cpus), self._phases.domain_dirs, why)
+        self._set(requirements, domain.path, CPUS, str(domain.cpus), Phase.PARTITION_CGROUPS, why)
 
     def _shield(self, requirements: Requirements, parent: str) -> None:
         """Keep the lists of libvirt's other cgroups from breaking the partitions.
@@ -218,7 +211,7 @@ class _Maker:
             if known:
                 spare = [c for c in spare if c not in known]
                 why = "so that its list of CPUs cannot make the partition beside it invalid"
-                self._set(requirements, group.path, EXCLUSIVE, str(known), self._shields, why)
+                self._set(requirements, group.path, EXCLUSIVE, str(known), Phase.LISTS_BESIDE, why)
             else:
                 self._make_room(requirements, group, taken)
 
@@ -226,16 +219,16 @@ class _Maker:
         target = CpusetFile(requirements.guest.ref, group.path, CPUS)
         now = self._after_pins(requirements, group.path, group.cpus)
         if target in self._context.applied:
-            requirements.desired.add(target)
+            self._draft.desired.add(target)
         if CpuSet.parse(now) & taken:
-            requirements.desired.add(target)
+            self._draft.desired.add(target)
             rest = CpusetList(str(CpuSet.parse(now) - taken))
             why = f"CPUs {taken} are to be exclusive"
-            self._shields.append(Action(target, CpusetList(now), rest, why))
+            self._draft.add(Phase.LISTS_BESIDE, Action(target, CpusetList(now), rest, why))
 
     def _after_pins(self, requirements: Requirements, path: str, text: str) -> str:
         """``cpuset.cpus`` of a cgroup of libvirt's once the plan's pins are made."""
-        for action in (*self._phases.vcpu_pins, *self._phases.emulator_pins):
+        for action in self._draft.of(Phase.PIN_VCPUS, Phase.PIN_EMULATORS):
             target, pin = action.target, action.after
             if (
                 target.guest != requirements.guest.ref
@@ -255,7 +248,7 @@ class _Maker:
         group = self._host.cpuset(domain.path)
         file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
         why = f"the CPUs of the root domain: {domain.why}"
-        self._set(None, domain.path, file, str(domain.cpus), self._phases.exclusives, why)
+        self._set(None, domain.path, file, str(domain.cpus), Phase.PARTITION_LISTS, why)
         self._partition(None, domain)
 
     # -- lists above the partitions
@@ -274,7 +267,6 @@ class _Maker:
                 owner[above] = domain.members[0].requirements
                 above = above.rpartition("/")[0]
         why = "CPUs that partitions below may take"
-        chain: list[Action] = []
         for path, cpus in sorted(needed.items()):
             requirements = owner[path] if path.count("/") >= 1 else None
             wanted = cpus | self._strangers(path)
@@ -283,8 +275,7 @@ class _Maker:
             foreign = CpusetFile(ref, path, EXCLUSIVE) not in self._context.applied
             if foreign and wanted <= now:
                 continue
-            self._set(requirements, path, EXCLUSIVE, str(wanted), chain, why)
-        self._phases.exclusives[:0] = [*chain, *self._shields]
+            self._set(requirements, path, EXCLUSIVE, str(wanted), Phase.LISTS_ABOVE, why)
         loose = {d.path for d in self._found.domains if d.mode is DomainMode.LOOSE}
         top = CpuSet(
             c for d in self._found.domains if d.mode is DomainMode.KTHREADS for c in d.cpus
@@ -296,7 +287,7 @@ class _Maker:
             if group.path in {d.path for d in self._found.domains}:
                 continue
             why = f"CPUs {lists & top} become a partition beside it"
-            self._set(None, group.path, CPUS, str(lists - top), self._phases.exclusives, why)
+            self._set(None, group.path, CPUS, str(lists - top), Phase.PARTITION_LISTS, why)
 
     def _strangers(self, path: str) -> CpuSet:
         """What cgroups below ``path`` that are not of these domains have exclusively."""

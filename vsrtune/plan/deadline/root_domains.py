@@ -26,7 +26,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_alone
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.admission import admit, emulators, evict, keep_out
-from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains
+from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains, Search
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.requirements import Context, Requirements, label
 
@@ -35,55 +35,64 @@ def find(
     context: Context,
     snapshot: Snapshot,
     per_guest: Sequence[Requirements],
-    chosen: dict[ThreadKey, Chosen],
-) -> RootDomains:
-    """The root domains that the requirements need. In loose ones ``chosen`` is widened to all
-    of their CPUs. When something is refused, choose again without the refused guests."""
-    found = RootDomains()
+    chosen: Mapping[ThreadKey, Chosen],
+) -> tuple[Mapping[ThreadKey, Chosen], RootDomains]:
+    """The root domains that the requirements need, and the CPUs of each thread: in loose root
+    domains ``chosen`` is widened to all of theirs. Where guests are refused, choose again
+    without them."""
+    search = Search(dict(chosen))
     pins = [Member(requirements, pin) for requirements in per_guest for pin in requirements.pins]
     members = [m for m in pins if m.thread.role is not Role.NAPI]
-    if not any(m.booked for m in members):
-        return found
-    sets = _sets(context, members, chosen, found)
-    if found.refused or not sets:
-        return found
+    if any(m.booked for m in members):
+        _search(context, snapshot, per_guest, pins, search)
+    if search.refusals:
+        return search.chosen, RootDomains(refusals=tuple(search.refusals))
+    return search.chosen, _straight(search.domains)
+
+
+def _search(
+    context: Context,
+    snapshot: Snapshot,
+    per_guest: Sequence[Requirements],
+    pins: Sequence[Member],
+    search: Search,
+) -> None:
+    members = [m for m in pins if m.thread.role is not Role.NAPI]
+    sets = _sets(context, members, search)
+    if search.refusals or not sets:
+        return
     if not context.host.cpusets and any(not isolated_alone(context.host, cpus) for cpus in sets):
         for group in sets.values():
-            _no_cpusets([m for m in group if m.booked], found)
-        return found
+            _no_cpusets([m for m in group if m.booked], search)
+        return
     loose: dict[str, list[RootDomain]] = {}
     for cpus, group in sets.items():
-        domain = _domain(context.host, cpus, group, found)
+        domain = _domain(context.host, cpus, tuple(group), search)
         if domain is None:
             continue
-        found.domains.append(domain)
+        search.domains.append(domain)
         if domain.mode is DomainMode.LOOSE:
             loose.setdefault(domain.slice, []).append(domain)
     for slice_ in loose:
-        _merge(context, snapshot, slice_, per_guest, chosen, found)
-    for domain in found.domains:
-        admit(context.host, domain, found)
-        evict(snapshot, per_guest, domain, found)
-        keep_out([m for m in pins if m.thread.role is Role.NAPI], chosen, domain, found)
-    emulators(per_guest, chosen, found)
-    if not found.refused:
-        _settle_moves(found)
-    return found
+        _merge(context, snapshot, slice_, per_guest, search)
+    for domain in search.domains:
+        admit(context.host, domain, search)
+        evict(snapshot, per_guest, domain, search)
+        keep_out([m for m in pins if m.thread.role is Role.NAPI], domain, search)
+    emulators(per_guest, search)
 
 
-def _settle_moves(found: RootDomains) -> None:
+def _straight(domains: Sequence[RootDomain]) -> RootDomains:
     """Workers go straight into their partition, but where the list of libvirt's emulator
     cgroup, which they are born in, has not all of their CPUs: from there they first go to
     the cgroup beside it, and the root domain is made by the next plan."""
-    for domain in list(found.domains):
-        if domain.mode not in (DomainMode.TIGHT, DomainMode.KTHREADS):
-            continue
-        if any(_confined(m, domain.cpus) for m in domain.members):
-            found.domains.remove(domain)
-            found.later.append(domain)
-            continue
-        for member in domain.members:
-            member.requirements.moves.pop(member.thread, None)
+    partitions = (DomainMode.TIGHT, DomainMode.KTHREADS)
+    later = [
+        d for d in domains if d.mode in partitions and any(_confined(m, d.cpus) for m in d.members)
+    ]
+    now = [d for d in domains if d not in later]
+    straight = {m.thread.key for d in now if d.mode in partitions for m in d.members}
+    return RootDomains(tuple(now), tuple(later), frozenset(straight))
 
 
 def _confined(member: Member, cpus: CpuSet) -> bool:
@@ -96,14 +105,13 @@ def _confined(member: Member, cpus: CpuSet) -> bool:
 def _sets(
     context: Context,
     members: Sequence[Member],
-    chosen: Mapping[ThreadKey, Chosen],
-    found: RootDomains,
+    search: Search,
 ) -> dict[CpuSet, list[Member]]:
     """The CPU sets of DEADLINE threads, each with every thread that has CPUs of it. Sets
     that overlap are one, where the threads would have to float all the same."""
     sets: dict[CpuSet, list[Member]] = {}
     for member in sorted(members, key=lambda m: m.booked == 0):
-        cpus = chosen[member.thread.key].cpus
+        cpus = search.chosen[member.thread.key].cpus
         touched = [s for s in sets if s & cpus]
         if not member.booked and not touched:
             continue
@@ -112,14 +120,14 @@ def _sets(
         sets[whole] = [*group, member]
     for cpus, group in sets.items():
         group.sort(key=members.index)
-        odd = [m for m in group if chosen[m.thread.key].cpus != cpus]
+        odd = [m for m in group if search.chosen[m.thread.key].cpus != cpus]
         if odd and not _floats(context, group):
             first = next(m for m in group if m.booked)
-            other = chosen[first.thread.key].cpus
+            other = search.chosen[first.thread.key].cpus
             for member in group:
-                mine = chosen[member.thread.key].cpus
+                mine = search.chosen[member.thread.key].cpus
                 if mine != other:
-                    _overlap(member, mine, other, found)
+                    _overlap(member, mine, other, search)
     return sets
 
 
@@ -133,8 +141,8 @@ def _floats(context: Context, group: Sequence[Member]) -> bool:
     return shared or top is None or top.exclusive is None
 
 
-def _overlap(member: Member, cpus: CpuSet, other: CpuSet, found: RootDomains) -> None:
-    found.refuse(
+def _overlap(member: Member, cpus: CpuSet, other: CpuSet, search: Search) -> None:
+    search.refuse(
         member,
         f"{label(member.thread)} would get CPUs {cpus}, and others CPUs {other} for a root domain: "
         "a thread is in one root domain with all its CPUs",
@@ -142,9 +150,9 @@ def _overlap(member: Member, cpus: CpuSet, other: CpuSet, found: RootDomains) ->
     )
 
 
-def _no_cpusets(group: Sequence[Member], found: RootDomains) -> None:
+def _no_cpusets(group: Sequence[Member], search: Search) -> None:
     for member in group:
-        found.refuse(
+        search.refuse(
             member,
             f"{label(member.thread)} needs a root domain of its own for class deadline, and "
             "this host has no cpuset controller of cgroup v2 to make one",
@@ -152,13 +160,15 @@ def _no_cpusets(group: Sequence[Member], found: RootDomains) -> None:
         )
 
 
-def _domain(host: Host, cpus: CpuSet, group: list[Member], found: RootDomains) -> RootDomain | None:
+def _domain(
+    host: Host, cpus: CpuSet, group: tuple[Member, ...], search: Search
+) -> RootDomain | None:
     first = next(m for m in group if m.booked)
     isolated = CpuSet(c.id for c in host.cpus if c.isolated)
     if isolated_alone(host, cpus):
         return RootDomain(DomainMode.ISOLATED, cpus, "", group, "the only CPU isolated at boot")
     if cpus & isolated:
-        found.refuse(
+        search.refuse(
             first,
             f"CPU {cpus & isolated} is isolated at boot; all isolated CPUs ({isolated}) are one "
             "root domain, which no partition can take them from",
@@ -167,7 +177,7 @@ def _domain(host: Host, cpus: CpuSet, group: list[Member], found: RootDomains) -
         return None
     without = [m for m in group if m.thread.cpuset_cpus is None]
     if without:
-        _no_cpusets(without, found)
+        _no_cpusets(without, search)
         return None
     parents = {m.thread.cgroup.rpartition("/")[0] for m in group}
     guests = {m.requirements.guest.ref for m in group}
@@ -186,7 +196,7 @@ def _domain(host: Host, cpus: CpuSet, group: list[Member], found: RootDomains) -
         return RootDomain(DomainMode.KTHREADS, cpus, path, group, why)
     stranger = next((m for m in group if not _libvirt(m)), None)
     if stranger is not None:
-        found.refuse(
+        search.refuse(
             stranger,
             f"{label(stranger.thread)} is in cgroup {stranger.thread.cgroup or '/'} together "
             "with all of its QEMU, and only guests whose cgroups libvirt made threaded can have "
@@ -229,8 +239,7 @@ def _merge(
     snapshot: Snapshot,
     slice_: str,
     per_guest: Sequence[Requirements],
-    chosen: dict[ThreadKey, Chosen],
-    found: RootDomains,
+    search: Search,
 ) -> None:
     """One loose domain for everything of ours in a slice: a partition cannot hold
     another guest's remote one, and threads of guests cannot leave the slice."""
@@ -240,36 +249,36 @@ def _merge(
         for pin in requirements.pins
         if Member(requirements, pin).slice == slice_
     ]
-    for domain in found.domains:
+    for domain in search.domains:
         for member in domain.members if domain.mode is DomainMode.ISOLATED else ():
             if member.slice == slice_:
-                found.refuse(
+                search.refuse(
                     member,
                     f"{slice_} has to become a partition, which cannot have the isolated CPU "
                     f"{domain.cpus} that {label(member.thread)} is to run on",
                     "give the guests' threads CPUs that are not isolated",
                 )
     apart = (DomainMode.KTHREADS, DomainMode.ISOLATED)
-    away = {m.thread.key for d in found.domains if d.mode in apart for m in d.members}
+    away = {m.thread.key for d in search.domains if d.mode in apart for m in d.members}
     inside = [m for m in inside if m.thread.key not in away]
     old = [
         d
-        for d in found.domains
+        for d in search.domains
         if d.mode in (DomainMode.LOOSE, DomainMode.TIGHT) and d.slice == slice_
     ]
-    cpus = CpuSet(c for m in inside for c in chosen[m.thread.key].cpus)
-    merged = RootDomain(DomainMode.LOOSE, cpus, slice_, inside, next(d.why for d in old))
-    found.domains = [d for d in found.domains if d not in old] + [merged]
+    cpus = CpuSet(c for m in inside for c in search.chosen[m.thread.key].cpus)
+    merged = RootDomain(DomainMode.LOOSE, cpus, slice_, tuple(inside), next(d.why for d in old))
+    search.domains = [d for d in search.domains if d not in old] + [merged]
     for member in inside:
         if member.booked and not cpus <= member.pin.allowed | context.irq:
-            found.refuse(
+            search.refuse(
                 member,
                 f"{label(member.thread)} would float in the partition {slice_} of CPUs {cpus}, and "
                 f"its cgroup allows CPUs {member.pin.allowed} only",
                 "widen the cgroup above the guest, or give its neighbours other CPUs",
             )
-        elif member.booked and chosen[member.thread.key].cpus != cpus:
-            chosen[member.thread.key] = Chosen(cpus, f"floats in the partition {slice_}")
+        elif member.booked and search.chosen[member.thread.key].cpus != cpus:
+            search.chosen[member.thread.key] = Chosen(cpus, f"floats in the partition {slice_}")
     managed = {w.guest.ref for w in per_guest}
     for guest in snapshot.guests:
         if guest.ref in managed:
@@ -279,7 +288,7 @@ def _merge(
             below = thread.cgroup.startswith(f"{slice_}/")
             if below and thread.role in DATA_PLANE and not bound & cpus:
                 first = next(m for m in inside if m.booked)
-                found.refuse(
+                search.refuse(
                     first,
                     f"{merged.why}; the whole of {slice_} would become the partition of CPUs "
                     f"{cpus}, and {guest.ref} {label(thread)}, which no policy names, is bound "

@@ -24,7 +24,7 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.root_domains import is_partition, root_domain
+from vsrtune.model.root_domains import root_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -32,42 +32,19 @@ from vsrtune.model.targets import (
     CpusetFile,
     DeviceTarget,
     EmulatorPin,
-    IrqAffinity,
-    NapiThreaded,
-    NicTarget,
     Partition,
-    QueueCpus,
     RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
-    TxQueueLen,
     Value,
     VcpuPin,
 )
-from vsrtune.plan.actions import level
 from vsrtune.plan.interrupt_cpus import queue_irqs
+from vsrtune.plan.phases import on_lower_device, out_of_order
 from vsrtune.plan.projection import Projection, scope_limit
-from vsrtune.plan.requirements import OWN_CGROUP, pinned_cpus
-
-_LOWER_DEVICES = -1
-_PHASE = {
-    CgroupDir.kind: 0,
-    ThreadCgroup.kind: 1,
-    CpusetFile.kind: 3.2,
-    Partition.kind: 3.3,
-    ThreadAffinity.kind: 3,
-    VcpuPin.kind: 3,
-    EmulatorPin.kind: 3,
-    RrTimeslice.kind: 3.5,
-    ThreadSched.kind: 4,
-    TxQueueLen.kind: 5,
-    NapiThreaded.kind: 6,
-    IrqAffinity.kind: _LOWER_DEVICES,
-    QueueCpus.kind: _LOWER_DEVICES,
-}
-_LOWERING = 2
+from vsrtune.plan.requirements import pinned_cpus
 
 
 class PlanError(VsrtuneError):
@@ -89,7 +66,7 @@ def check(
     state = Projection(snapshot)
     for action in plan.actions:
         # These stand first: what follows is judged by where interrupts are served then.
-        if _on_lower_device(action):
+        if on_lower_device(action):
             state.apply(action)
     irq = interrupts(state.host, snapshot.guests, plan.heeded)
     _threads_off_interrupts(snapshot, irq, pinned)
@@ -221,37 +198,14 @@ def _housekeeping(snapshot: Snapshot, pinned: Mapping[ThreadKey, CpuSet]) -> Non
 
 
 def _order(plan: Plan) -> None:
-    phases = [_phase(a) for a in plan.actions]
-    if phases != sorted(phases):
-        raise _broken(None, "its actions are out of order")
-
-
-def _phase(action: Action) -> float:
-    before, wanted = action.before, action.after
-    if isinstance(action.target, CpusetFile) and is_partition(action.target.path):
-        return 0 if action.target.file == "cpuset.cpus" else _PHASE[CpusetFile.kind]
-    if isinstance(action.target, ThreadCgroup) and not str(wanted).endswith(f"/{OWN_CGROUP}"):
-        return _PHASE[VcpuPin.kind]
-    if _on_lower_device(action):
-        return _LOWER_DEVICES
-    if isinstance(before, Sched) and isinstance(wanted, Sched) and level(wanted) < level(before):
-        return _LOWERING if wanted.cls is not SchedClass.DEADLINE else _PHASE[ThreadSched.kind]
-    return _PHASE[action.target.kind]
-
-
-def _on_lower_device(action: Action) -> bool:
-    """Whether the action is on an interrupt, a queue or a NAPI thread of a lower device."""
-    return isinstance(action.target, NicTarget) or _below(action)
-
-
-def _below(action: Action) -> bool:
-    """Whether the action is on a NAPI thread of a lower device."""
-    return isinstance(action.target, ThreadAffinity) and action.target.guest == HOST_REF
+    action = out_of_order(plan.actions)
+    if action is not None:
+        raise _broken(action, "its actions are out of order")
 
 
 def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
     target = action.target
-    if isinstance(target, NicTarget) or _below(action):
+    if on_lower_device(action):
         cpus = action.after
         if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
             raise _broken(action, f"a lower device would be served on CPUs {cpus or 'none'}")

@@ -100,7 +100,7 @@ def _refuse(requirements: Requirements, case: Standstill) -> Refusal:
         starved = f"{starved} of {case.starved_guest}"
     if case.vcpu_guest != ref:
         vcpu = f"{vcpu} of {case.vcpu_guest}"
-    requirements.refuse(
+    return requirements.refusal(
         ("scheduler", "vcpu"),
         f"{vcpu}, {case.vcpu.sched}, would share CPU {case.cpus} with {starved}, "
         f"{case.starved.sched}, and keep it from running for as long as the guest is busy: "
@@ -108,7 +108,6 @@ def _refuse(requirements: Requirements, case: Standstill) -> Refusal:
         "write class: rr with one priority for vcpu and vhost, which take turns, or give "
         "each vcpu a CPU of its own; standstill: accept carries it out all the same",
     )
-    return requirements.refusals[-1]
 
 
 def without_idle(guest: Guest) -> Guest:

@@ -1,0 +1,195 @@
+"""The order in which a plan writes; it stands here and nowhere else.
+
+Undo goes through it in reverse. On the way, there and back, no thread is realtime on a CPU
+where it is not so at either end, no worker stands above its vcpu that does not at either end,
+no thread asks for CPUs outside its cpuset, and no thread is DEADLINE while its root domain is
+made or taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+
+from vsrtune.model.guest import REALTIME, Sched, SchedClass
+from vsrtune.model.plan import Action, Drift, DriftRule, Skipped
+from vsrtune.model.root_domains import is_partition
+from vsrtune.model.targets import (
+    HOST_REF,
+    CgroupDir,
+    CpusetFile,
+    EmulatorPin,
+    NapiThreaded,
+    NicTarget,
+    Partition,
+    RrTimeslice,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    TxQueueLen,
+    Value,
+    VcpuPin,
+)
+
+# The cgroup for vhost workers, beside libvirt's for the emulator.
+OWN_CGROUP = "vsrtune"
+
+
+class Phase(IntEnum):
+    """What is written together. Actions of one phase keep the order in which they are added."""
+
+    # Interrupts, RPS, XPS and NAPI threads of lower devices leave the guests' CPUs first.
+    INTERRUPTS = auto()
+    # A partition's cgroup gets its CPUs while it is empty.
+    PARTITION_CGROUPS = auto()
+    WORKER_CGROUPS = auto()
+    # Workers leave the emulator's cgroup before the emulator is narrowed.
+    WORKER_MOVES = auto()
+    # The vcpus of a guest that is stepped down keep its workers from running: they go first.
+    STEP_DOWN = auto()
+    # A worker is lowered before and raised after its vcpus, NAPI threads with the workers.
+    LOWER_WORKERS = auto()
+    LOWER_VCPUS = auto()
+    LOWER_SOFTIRQ = auto()
+    PIN_WORKERS = auto()
+    PIN_VCPUS = auto()
+    # Threads have a partition's CPUs before they are moved to it, so no move changes a mask.
+    PARTITION_MOVES = auto()
+    PIN_EMULATORS = auto()
+    # Lists of the cgroups above partitions, then those beside them, then their own.
+    LISTS_ABOVE = auto()
+    LISTS_BESIDE = auto()
+    PARTITION_LISTS = auto()
+    PARTITIONS = auto()
+    # The turns of class rr are short before the first thread has the class.
+    TIME_SLICE = auto()
+    RAISE_SOFTIRQ = auto()
+    RAISE_VCPUS = auto()
+    RAISE_WORKERS = auto()
+    QUEUES = auto()
+    # The threads that this makes are tuned one pass later.
+    THREADED_NAPI = auto()
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan under way. ``desired``: the targets that policies have a value for; ``for_verify``:
+    those that have it already; ``left``: those left alone because somebody changed them."""
+
+    skipped: list[Skipped] = field(default_factory=list)
+    desired: set[Target] = field(default_factory=set)
+    for_verify: dict[Target, Value] = field(default_factory=dict)
+    left: set[Target] = field(default_factory=set)
+    _added: list[tuple[Phase, Action]] = field(default_factory=list)
+
+    def add(self, phase: Phase, action: Action) -> None:
+        """Add a write to its phase."""
+        self._added.append((phase, action))
+
+    def of(self, *phases: Phase) -> Sequence[Action]:
+        """What the phases have so far."""
+        return [action for phase, action in self._added if phase in phases]
+
+    def actions(self) -> tuple[Action, ...]:
+        """All actions in the order of the phases."""
+        return tuple(action for _, action in sorted(self._added, key=lambda added: added[0]))
+
+    def skip(self, guest: str, subject: str, reason: str, *, pending: bool = False) -> None:
+        """Record a setting that is left as it is."""
+        self.skipped.append(Skipped(guest, subject, reason, pending=pending))
+
+    def leave(self, guest: str, subject: str, drift: Drift) -> None:
+        """Record a setting that somebody has changed and that is not put back."""
+        self.left.add(drift.target)
+        held = drift.rule is DriftRule.REPORT
+        self.skipped.append(Skipped(guest, subject, drift.left, held))
+
+
+def level(sched: Sched) -> int:
+    """How urgent a thread is: its realtime priority, 0 for the ordinary classes."""
+    return sched.priority if sched.cls in REALTIME else 0
+
+
+def on_lower_device(action: Action) -> bool:
+    """Whether the action is on an interrupt, a queue or a NAPI thread of a lower device."""
+    target = action.target
+    of_host = isinstance(target, ThreadAffinity) and target.guest == HOST_REF
+    return of_host or isinstance(target, NicTarget)
+
+
+def out_of_order(actions: Sequence[Action]) -> Action | None:
+    """The first action that can be in no phase after those of the actions before it."""
+    phases = list(Phase)
+    at = 0
+    for action in actions:
+        while at < len(phases) and not _TAKES[phases[at]](action):
+            at += 1
+        if at == len(phases):
+            return action
+    return None
+
+
+def _lowers(action: Action) -> bool:
+    """Whether a thread becomes less urgent. What becomes DEADLINE is raised."""
+    before, after = action.before, action.after
+    if not isinstance(before, Sched) or not isinstance(after, Sched):
+        return False
+    return level(after) < level(before) and after.cls is not SchedClass.DEADLINE
+
+
+def _lowered(action: Action) -> bool:
+    return isinstance(action.target, ThreadSched) and _lowers(action)
+
+
+def _raised(action: Action) -> bool:
+    return isinstance(action.target, ThreadSched) and not _lowers(action)
+
+
+def _pinned(action: Action) -> bool:
+    return isinstance(action.target, ThreadAffinity | VcpuPin) and not on_lower_device(action)
+
+
+def _to_own(action: Action) -> bool:
+    return isinstance(action.target, ThreadCgroup) and str(action.after).endswith(f"/{OWN_CGROUP}")
+
+
+def _into_partition(action: Action) -> bool:
+    return isinstance(action.target, ThreadCgroup) and not _to_own(action)
+
+
+def _partition_cgroup(action: Action) -> bool:
+    target = action.target
+    return isinstance(target, CgroupDir | CpusetFile) and is_partition(target.path)
+
+
+def _list(action: Action) -> bool:
+    return isinstance(action.target, CpusetFile)
+
+
+_TAKES: dict[Phase, Callable[[Action], bool]] = {
+    Phase.INTERRUPTS: on_lower_device,
+    Phase.PARTITION_CGROUPS: _partition_cgroup,
+    Phase.WORKER_CGROUPS: lambda a: isinstance(a.target, CgroupDir),
+    Phase.WORKER_MOVES: _to_own,
+    Phase.STEP_DOWN: _lowered,
+    Phase.LOWER_WORKERS: _lowered,
+    Phase.LOWER_VCPUS: _lowered,
+    Phase.LOWER_SOFTIRQ: _lowered,
+    Phase.PIN_WORKERS: _pinned,
+    Phase.PIN_VCPUS: _pinned,
+    Phase.PARTITION_MOVES: _into_partition,
+    # An emulator of a plain QEMU has no pin of libvirt's.
+    Phase.PIN_EMULATORS: lambda a: isinstance(a.target, EmulatorPin) or _pinned(a),
+    Phase.LISTS_ABOVE: _list,
+    Phase.LISTS_BESIDE: _list,
+    Phase.PARTITION_LISTS: _list,
+    Phase.PARTITIONS: lambda a: isinstance(a.target, Partition),
+    Phase.TIME_SLICE: lambda a: isinstance(a.target, RrTimeslice),
+    Phase.RAISE_SOFTIRQ: _raised,
+    Phase.RAISE_VCPUS: _raised,
+    Phase.RAISE_WORKERS: _raised,
+    Phase.QUEUES: lambda a: isinstance(a.target, TxQueueLen),
+    Phase.THREADED_NAPI: lambda a: isinstance(a.target, NapiThreaded),
+}
