@@ -18,7 +18,7 @@ from vsrtune.model.targets import Target, Value
 from vsrtune.observe import samples
 from vsrtune.observe.observer import Observer
 from vsrtune.plan.full_plan import full_plan
-from vsrtune.plan.projection import project_actions
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.views.top_frame import make_frame

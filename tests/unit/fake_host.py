@@ -26,7 +26,7 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.plan.projection import after
+from vsrtune.plan.safety.projection import after
 
 
 class FakeHost:

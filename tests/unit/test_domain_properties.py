@@ -26,7 +26,7 @@ from vsrtune.model.root_domains import root_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, CgroupTarget, Partition
 from vsrtune.plan.planner import plan, released
-from vsrtune.plan.projection import after, project, project_actions, undo_actions
+from vsrtune.plan.safety.projection import after, project, project_actions, undo_actions
 from vsrtune.policy.model import Policy, SchedRule
 
 

@@ -23,7 +23,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan, pressing, released
-from vsrtune.plan.projection import project, project_actions
+from vsrtune.plan.safety.projection import project, project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 

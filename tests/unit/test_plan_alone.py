@@ -14,7 +14,7 @@ from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import Target, Value
 from vsrtune.plan import incremental, planner
 from vsrtune.plan.drift import NO_MEMORY
-from vsrtune.plan.projection import project
+from vsrtune.plan.safety.projection import project
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 

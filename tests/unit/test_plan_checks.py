@@ -35,8 +35,8 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.planner import plan, released
-from vsrtune.plan.projection import project
 from vsrtune.plan.safety.invariants import PlanError, check, fifo_vcpus_apart, interrupts
+from vsrtune.plan.safety.projection import project
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 

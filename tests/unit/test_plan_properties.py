@@ -30,7 +30,7 @@ from vsrtune.model.plan import Plan, plan_text, read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 from vsrtune.plan.planner import plan, released
-from vsrtune.plan.projection import after, project, project_actions, undo_actions
+from vsrtune.plan.safety.projection import after, project, project_actions, undo_actions
 from vsrtune.policy.model import AUTO, Policy, SchedRule
 
 LOWERS = ("p0", "p1", "br0")

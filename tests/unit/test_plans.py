@@ -21,7 +21,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value, decode_target, decode_value
 from vsrtune.observe.config_files import load
 from vsrtune.plan.planner import plan
-from vsrtune.plan.projection import project, project_actions, undo_actions
+from vsrtune.plan.safety.projection import project, project_actions, undo_actions
 
 
 def _applied(given: Mapping[str, Any]) -> dict[Target, Value]:

@@ -22,7 +22,7 @@ from vsrtune.plan.adaptive_queue import (
     REFILL,
     SPACING,
     TRIAL,
-    Phase,
+    QueuePhase,
     QueueRuleState,
     begin,
     judge,
@@ -109,7 +109,9 @@ class Router:
         assert BOUNDS.low <= self.state.length <= BOUNDS.high
         if self.state.length != before.length:
             if self.lengths:
-                back = self.state.length > before.length and self.state.phase is not Phase.TRIAL
+                back = (
+                    self.state.length > before.length and self.state.phase is not QueuePhase.TRIAL
+                )
                 spacing = SPACING / 2 if back else SPACING
                 assert self.now - self.lengths[-1][0] >= spacing - 0.01
             self.lengths.append((self.now, self.state.length))
@@ -127,7 +129,7 @@ def test_bursts_below_saturation_keep_it_long(bursts: bool) -> None:
     """Drops alone are no overload: a burst that does not fit needs room, not less of it."""
     router = Router(CURVES["flat"], bursts=bursts)
     router.run(600, 0.8)
-    assert (router.lengths, router.state.phase) == ([], Phase.LONG)
+    assert (router.lengths, router.state.phase) == ([], QueuePhase.LONG)
 
 
 def test_overload_where_long_wins_costs_next_to_nothing() -> None:
@@ -135,7 +137,7 @@ def test_overload_where_long_wins_costs_next_to_nothing() -> None:
     router.run(600, 2.0)
     fixed = 600 * PEAK * CURVES["long wins"](500)
     assert router.forwarded >= 0.99 * fixed
-    assert router.state.length == 500 or router.state.phase is Phase.TRIAL
+    assert router.state.length == 500 or router.state.phase is QueuePhase.TRIAL
     assert "forwards 0." in router.state.why or "no shorter" in router.state.why
 
 
@@ -177,7 +179,7 @@ def test_long_again_as_soon_as_overload_ends() -> None:
     router.run(60, 2.0)
     assert router.state.length < 500
     router.run(2.0, 0.4)
-    assert (router.state.length, router.state.phase) == (500, Phase.LONG)
+    assert (router.state.length, router.state.phase) == (500, QueuePhase.LONG)
 
 
 def test_what_was_found_is_known_when_overload_comes_back() -> None:
@@ -187,7 +189,7 @@ def test_what_was_found_is_known_when_overload_comes_back() -> None:
     assert held < 100
     router.run(20, 0.4)
     router.run(ENTER * TICK, 2.0)
-    assert (router.state.length, router.state.phase) == (held, Phase.SHORT)
+    assert (router.state.length, router.state.phase) == (held, QueuePhase.SHORT)
     router.run(20, 0.4)
     router.run(MEMORY, 0.4)
     router.run((router.state.enter + 1) * TICK, 2.0)

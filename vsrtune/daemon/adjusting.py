@@ -18,7 +18,7 @@ from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState, QueueState
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import DeviceTarget, Target, Value
-from vsrtune.plan.projection import project_actions
+from vsrtune.plan.safety.projection import project_actions
 
 
 class Adjusting:

@@ -48,7 +48,7 @@ from vsrtune.plan import brought_pins, planner
 from vsrtune.plan.drift import Overruled, overrules
 from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
-from vsrtune.plan.projection import project_actions
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
@@ -33,16 +33,15 @@ from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
-    CpusetList,
     DeviceTarget,
     EmulatorPin,
     IrqAffinity,
     NapiThreaded,
     Partition,
-    PartitionState,
     Pin,
     QueueCpus,
     RrTimeslice,
+    Setting,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -57,7 +56,6 @@ from vsrtune.model.targets import (
 
 _NET = "/sys/class/net"
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
-T = TypeVar("T")
 
 
 class SysOps(Protocol):
@@ -99,6 +97,22 @@ class LiveSysOps:
         self._nics = NicWrites(self._root, self._calls)
         self._clock, self._sleep = time.monotonic, time.sleep
         self._budgets_end = budgets_end
+        # Each takes values of its setting's type.
+        self._writers: Mapping[type[Setting[Any]], Callable[[Any, Any], None]] = {
+            ThreadAffinity: self._write_affinity,
+            ThreadSched: self._write_sched,
+            ThreadCgroup: self._move,
+            VcpuPin: self._write_pin,
+            EmulatorPin: self._write_pin,
+            CgroupDir: self._cgroups.write_dir,
+            CpusetFile: self._cgroups.write_list,
+            Partition: self._cgroups.write_partition,
+            TxQueueLen: self._write_queue_length,
+            NapiThreaded: self._write_threaded,
+            QueueCpus: self._write_queue_cpus,
+            IrqAffinity: self._nics.write_irq,
+            RrTimeslice: self._write_timeslice,
+        }
 
     def read(self, target: Target) -> Value:
         with self._translated(target):
@@ -138,32 +152,10 @@ class LiveSysOps:
     def _write(self, target: Target, value: Value) -> None:
         if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity | RrTimeslice):
             self._wait_for_budgets()
-        match target:
-            case ThreadAffinity():
-                thread = self._identified(target.thread, str(target))
-                thread.set_affinity(_typed(value, CpuSet))
-            case ThreadSched():
-                self._write_sched(target, _typed(value, Sched))
-            case ThreadCgroup():
-                self._move(target, _typed(value, str))
-            case VcpuPin() | EmulatorPin():
-                self._write_pin(target, _typed(value, Pin))
-            case CgroupDir():
-                self._cgroups.write_dir(target, _typed(value, bool))
-            case CpusetFile():
-                self._cgroups.write_list(target, _typed(value, CpusetList))
-            case Partition():
-                self._cgroups.write_partition(target, _typed(value, PartitionState))
-            case TxQueueLen():
-                self._write_device(target, "tx_queue_len", Operation.TXQUEUELEN, value)
-            case NapiThreaded():
-                self._write_device(target, "threaded", Operation.THREADED, value)
-            case QueueCpus():
-                self._nics.write_queue(target, self._device(target), _typed(value, CpuSet))
-            case IrqAffinity():
-                self._nics.write_irq(target, _typed(value, CpuSet))
-            case RrTimeslice():
-                self._write_timeslice(target, _typed(value, TimeSlice))
+        self._writers[type(target)](target, value)
+
+    def _write_affinity(self, target: ThreadAffinity, cpus: CpuSet) -> None:
+        self._identified(target.thread, str(target)).set_affinity(cpus)
 
     @contextmanager
     def _translated(self, target: Target) -> Iterator[None]:
@@ -379,10 +371,18 @@ class LiveSysOps:
                 continue
         raise VanishedError(f"no device has ifindex {target.ifindex} now", where=str(target))
 
+    def _write_queue_length(self, target: TxQueueLen, length: int) -> None:
+        self._write_device(target, "tx_queue_len", Operation.TXQUEUELEN, str(length))
+
+    def _write_threaded(self, target: NapiThreaded, threaded: int) -> None:
+        self._write_device(target, "threaded", Operation.THREADED, str(threaded))
+
+    def _write_queue_cpus(self, target: QueueCpus, cpus: CpuSet) -> None:
+        self._nics.write_queue(target, self._device(target), cpus)
+
     def _write_device(
-        self, target: DeviceTarget, attribute: str, operation: Operation, value: Value
+        self, target: DeviceTarget, attribute: str, operation: Operation, text: str
     ) -> None:
-        text = str(_typed(value, int))
         name = self._device(target)
         try:
             self._calls.write(f"{_NET}/{name}/{attribute}", text)
@@ -405,13 +405,3 @@ class LiveSysOps:
             except OSError:
                 pass  # the first error says more
         return write_error(Operation.READ, error, str(target))
-
-
-def _typed(value: Value, cls: type[T]) -> T:
-    if type(value) is not cls:
-        raise WriteError(
-            f"expected a {cls.__name__}, found {type(value).__name__}",
-            hint="this is a defect of vsrtune, please report it",
-            lasting=Lasting.PERMANENT,
-        )
-    return value

@@ -13,7 +13,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import StaleError, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.model.targets import Target, Value, decode_target, decode_value
+from vsrtune.model.targets import Setting, Target, V, Value, decode_target, decode_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class Action:
     def inverse(self) -> Action:
         """The action that takes this one back."""
         return Action(self.target, self.after, self.before, "undo: " + self.reason)
+
+    @staticmethod
+    def of(setting: Setting[V], before: V, after: V, reason: str) -> Action:
+        """An action whose values are of the setting's type, which mypy checks."""
+        return Action(cast(Target, setting), cast(Value, before), cast(Value, after), reason)
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON; ``from_data`` gives an equal Action."""

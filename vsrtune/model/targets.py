@@ -9,11 +9,24 @@ interface becomes known.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 
 from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Sched, ThreadKey
+
+V = TypeVar("V")
+
+
+class Setting(Generic[V]):
+    """A setting of the host; its values are of type ``V``, which ``values`` is at run time."""
+
+    __slots__ = ()
+    values: ClassVar[type]
+
+    def __init_subclass__(cls) -> None:
+        (base,) = (b for b in cls.__dict__["__orig_bases__"] if get_origin(b) is Setting)
+        (cls.values,) = get_args(base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadAffinity:
+class ThreadAffinity(Setting[CpuSet]):
     """``sched_setaffinity`` on one thread. Value: CpuSet."""
 
     kind: ClassVar[str] = "thread-affinity"
@@ -54,7 +67,7 @@ class ThreadAffinity:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadSched:
+class ThreadSched(Setting[Sched]):
     """``sched_setattr`` on one thread. Value: Sched."""
 
     kind: ClassVar[str] = "thread-sched"
@@ -67,7 +80,7 @@ class ThreadSched:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadCgroup:
+class ThreadCgroup(Setting[str]):
     """The cgroup of one thread, moved through ``cgroup.threads``. Value: str, the
     path below /sys/fs/cgroup. Writing keeps the thread's affinity where the new
     cgroup allows it."""
@@ -82,7 +95,7 @@ class ThreadCgroup:
 
 
 @dataclass(frozen=True, slots=True)
-class CgroupDir:
+class CgroupDir(Setting[bool]):
     """A cgroup of our own, threaded but at the top. Value: bool, whether it exists."""
 
     kind: ClassVar[str] = "cgroup-dir"
@@ -94,7 +107,7 @@ class CgroupDir:
 
 
 @dataclass(frozen=True, slots=True)
-class VcpuPin:
+class VcpuPin(Setting[Pin]):
     """``virDomainPinVcpuFlags(LIVE)``. Value: Pin. ``uuid`` names the domain,
     ``thread`` the vcpu thread whose affinity is read back."""
 
@@ -109,7 +122,7 @@ class VcpuPin:
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatorPin:
+class EmulatorPin(Setting[Pin]):
     """``virDomainPinEmulator(LIVE)``. Value: Pin. ``thread`` is QEMU's main thread."""
 
     kind: ClassVar[str] = "emulator-pin"
@@ -122,7 +135,7 @@ class EmulatorPin:
 
 
 @dataclass(frozen=True, slots=True)
-class TxQueueLen:
+class TxQueueLen(Setting[int]):
     """``txqueuelen`` of a macvtap or tap device: the length of each of its rings.
     Value: int, 1..32767. ``ifindex`` guards against a new device of the same name."""
 
@@ -136,7 +149,7 @@ class TxQueueLen:
 
 
 @dataclass(frozen=True, slots=True)
-class NapiThreaded:
+class NapiThreaded(Setting[int]):
     """``threaded`` of a device: whether its NAPI runs in kernel threads. Value: int as in
     sysfs, 0 or 1. Setting it makes these threads, so they can be tuned one pass later."""
 
@@ -150,7 +163,7 @@ class NapiThreaded:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueCpus:
+class QueueCpus(Setting[CpuSet]):
     """``rps_cpus`` of a receive queue of a lower device, or ``xps_cpus`` of a transmit
     queue. Value: CpuSet, empty when it is off. ``queue`` is the queue's directory, such as
     ``rx-0``."""
@@ -176,7 +189,7 @@ def queue_file(queue: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class IrqAffinity:
+class IrqAffinity(Setting[CpuSet]):
     """``smp_affinity_list`` of an interrupt. Value: CpuSet. ``name``: what its driver has
     called it, which guards against a number that the kernel has given to another device."""
 
@@ -205,7 +218,7 @@ class TimeSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class RrTimeslice:
+class RrTimeslice(Setting[TimeSlice]):
     """``kernel.sched_rr_timeslice_ms``, which the kernel has once for all threads of class
     rr. Value: TimeSlice."""
 
@@ -230,7 +243,7 @@ class CpusetList:
 
 
 @dataclass(frozen=True, slots=True)
-class CpusetFile:
+class CpusetFile(Setting[CpusetList]):
     """``cpuset.cpus`` or ``cpuset.cpus.exclusive`` (``file``) of a cgroup, as it is on
     the way to a partition. Value: CpusetList."""
 
@@ -260,7 +273,7 @@ class PartitionState:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(Setting[PartitionState]):
     """Whether a cgroup is a cpuset partition, whose CPUs are a root domain of their own.
     Value: PartitionState."""
 
@@ -299,22 +312,6 @@ Target = (
 ThreadlessTarget = CgroupTarget | DeviceTarget | IrqAffinity | RrTimeslice
 Value = CpuSet | Sched | Pin | TimeSlice | CpusetList | PartitionState | str | int | bool
 
-VALUE_TYPES: dict[str, type] = {
-    ThreadAffinity.kind: CpuSet,
-    ThreadSched.kind: Sched,
-    ThreadCgroup.kind: str,
-    CgroupDir.kind: bool,
-    CpusetFile.kind: CpusetList,
-    Partition.kind: PartitionState,
-    VcpuPin.kind: Pin,
-    EmulatorPin.kind: Pin,
-    TxQueueLen.kind: int,
-    NapiThreaded.kind: int,
-    QueueCpus.kind: CpuSet,
-    IrqAffinity.kind: CpuSet,
-    RrTimeslice.kind: TimeSlice,
-}
-
 
 def decode_target(data: Any) -> Target:
     """Read an encoded target. Raises VsrtuneError naming the bad field."""
@@ -324,4 +321,4 @@ def decode_target(data: Any) -> Target:
 def decode_value(target: Target, data: Any, where: str) -> Value:
     """Read an encoded value: its type follows from the target, because a CPU list
     and a path are both text. Raises VsrtuneError naming the bad field."""
-    return cast(Value, decode(VALUE_TYPES[target.kind], data, where))
+    return cast(Value, decode(target.values, data, where))

@@ -58,7 +58,7 @@ def _moves(context: Context, requirements: Requirements, found: RootDomains, dra
         draft.desired.add(target)
         if path not in existing and context.applied.get(target) is not True:
             reason = "room for the vhost workers, out of reach of emulatorpin"
-            draft.add(Phase.WORKER_CGROUPS, Action(target, False, True, reason))
+            draft.add(Phase.WORKER_CGROUPS, Action.of(target, False, True, reason))
     for thread, path in moves.items():
         move = ThreadCgroup(ref, thread.key, label(thread))
         draft.desired.add(move)
@@ -66,7 +66,7 @@ def _moves(context: Context, requirements: Requirements, found: RootDomains, dra
             draft.skip(ref, f"{label(thread)} cgroup", "already out of the emulator cgroup")
             continue
         reason = "so that the emulator's CPUs do not bind this worker"
-        draft.add(Phase.WORKER_MOVES, Action(move, thread.cgroup, path, reason))
+        draft.add(Phase.WORKER_MOVES, Action.of(move, thread.cgroup, path, reason))
 
 
 def pin_values(thread: Thread, target: Target, cpus: CpuSet) -> tuple[Value, Value]:
@@ -135,7 +135,7 @@ def _scheduling(
         if why_not is not None or waits is not None:
             draft.skip(ref, f"{name} scheduling", why_not or waits or "", pending=why_not is None)
             continue
-        action = Action(target, thread.sched, rule.sched, reason)
+        action = Action.of(target, thread.sched, rule.sched, reason)
         if level(rule.sched) < level(thread.sched) and not rule.deadline:
             phase = Phase.LOWER_VCPUS if role is Role.VCPU else Phase.LOWER_WORKERS
             if requirements.policy.lowered and role is Role.VCPU:
@@ -223,7 +223,7 @@ def _queues(
         else:
             what = "queue.macvtap" if isinstance(desired, int) else f"queue.macvtap: {desired}"
             reason = f"{what} ({requirements.policy.at('queue', 'macvtap')})"
-            draft.add(Phase.QUEUES, Action(target, interface.txqueuelen, length, reason))
+            draft.add(Phase.QUEUES, Action.of(target, interface.txqueuelen, length, reason))
 
 
 def _present(desired: QueueBounds, applied: Value | None) -> int:

@@ -66,7 +66,7 @@ MEMORY = 60.0
 ROUTES = 0.1
 
 
-class Phase(Enum):
+class QueuePhase(Enum):
     """What the rule is doing."""
 
     LONG = "long"
@@ -108,7 +108,7 @@ class QueueRuleState:
     length: int
     best: int
     held: int
-    phase: Phase = Phase.LONG
+    phase: QueuePhase = QueuePhase.LONG
     why: str = "no overload"
     tried: int = 0
     against: int = 0
@@ -132,7 +132,7 @@ class QueueRuleState:
 
     def idle(self, bounds: QueueBounds) -> bool:
         """True while only a drop in a ring could make a difference."""
-        return self.phase is Phase.LONG and not self.overloaded and self.length == bounds.high
+        return self.phase is QueuePhase.LONG and not self.overloaded and self.length == bounds.high
 
 
 def begin(bounds: QueueBounds) -> QueueRuleState:
@@ -144,15 +144,17 @@ def step(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRul
     """The state after one more window of about half a second."""
     now = window.end
     after = _counted(state, window)
-    if after.phase is Phase.LONG:
+    if after.phase is QueuePhase.LONG:
         after = _from_long(after, bounds, window)
     elif after.calm >= (LEAVE if after.held == bounds.high else after.leave):
         after = _leave(after, bounds, now)
-    elif after.phase is Phase.TRIAL and after.calm >= LEAVE:
+    elif after.phase is QueuePhase.TRIAL and after.calm >= LEAVE:
         # The length that stays has ended overload; nothing can be compared now.
         why = f"{after.held} has ended overload"
-        after = replace(after, phase=Phase.SHORT, length=after.held, try_at=now + PAUSE, why=why)
-    elif after.phase is Phase.TRIAL:
+        after = replace(
+            after, phase=QueuePhase.SHORT, length=after.held, try_at=now + PAUSE, why=why
+        )
+    elif after.phase is QueuePhase.TRIAL:
         after = _trial(after, bounds, window)
     elif window.drops:
         after = _look_or_try(after, bounds, window)
@@ -163,7 +165,7 @@ def _spaced(state: QueueRuleState, after: QueueRuleState, now: float) -> QueueRu
     """Changes stay apart; what cannot be changed yet is asked for again."""
     if after.length == state.length:
         return after
-    back = after.length > state.length and after.phase is not Phase.TRIAL
+    back = after.length > state.length and after.phase is not QueuePhase.TRIAL
     spacing = SPACING / 2 if back else SPACING
     if now - state.changed_at < spacing - 1e-3:
         # Nothing of a turn is measured on a length that is not there.
@@ -177,7 +179,7 @@ def _counted(state: QueueRuleState, window: Window) -> QueueRuleState:
     if window.overloaded:
         return replace(state, overloaded=min(state.overloaded + 1, MOST), calm=0)
     # What a length on trial ends may come back without it.
-    tried = state.phase is Phase.TRIAL and state.length == state.tried
+    tried = state.phase is QueuePhase.TRIAL and state.length == state.tried
     return replace(state, overloaded=0, calm=state.calm if tried else min(state.calm + 1, MOST))
 
 
@@ -204,7 +206,7 @@ def _from_long(state: QueueRuleState, bounds: QueueBounds, window: Window) -> Qu
         return replace(state, why="overload comes and goes")
     if state.held < bounds.high:
         why = f"overload, {state.held} did not forward less before"
-        return replace(state, phase=Phase.SHORT, length=state.held, why=why)
+        return replace(state, phase=QueuePhase.SHORT, length=state.held, why=why)
     return _try_shorter(state, bounds, now)
 
 
@@ -214,7 +216,7 @@ def _leave(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleS
     enter = min(2 * state.enter, MOST) if brief else max(state.enter // 2, ENTER)
     return replace(
         state,
-        phase=Phase.LONG,
+        phase=QueuePhase.LONG,
         length=bounds.high,
         why="overload has ended",
         first=None,
@@ -249,17 +251,19 @@ def _hold(state: QueueRuleState, bounds: QueueBounds) -> QueueRuleState:
     """Overload, and for now nothing is tried."""
     if state.held == bounds.high:
         why = "overload, but no shorter queue forwards as much"
-        return replace(state, phase=Phase.LONG, length=bounds.high, why=why)
+        return replace(state, phase=QueuePhase.LONG, length=bounds.high, why=why)
     why = f"overload, {state.held} forwards as much as {state.best}"
     if state.best == state.held:
         why = f"overload, {state.held} forwards most"
-    return replace(state, phase=Phase.SHORT, length=state.held, why=why)
+    return replace(state, phase=QueuePhase.SHORT, length=state.held, why=why)
 
 
 def _begin_trial(state: QueueRuleState, tried: int, against: int) -> QueueRuleState:
     same = (state.tried, state.against) == (tried, against)
     pairs = state.pairs if same else ()
-    state = replace(state, phase=Phase.TRIAL, tried=tried, against=against, pairs=pairs, first=None)
+    state = replace(
+        state, phase=QueuePhase.TRIAL, tried=tried, against=against, pairs=pairs, first=None
+    )
     return _next_turn(state)
 
 
@@ -338,7 +342,7 @@ def _stays(state: QueueRuleState, now: float) -> QueueRuleState:
     why = f"overload, {state.tried} forwards {exp(mean):.2f} of {state.against}"
     return replace(
         state,
-        phase=Phase.SHORT,
+        phase=QueuePhase.SHORT,
         length=state.tried,
         held=state.tried,
         best=best,

@@ -24,7 +24,7 @@ from vsrtune.model.targets import (
     Value,
 )
 from vsrtune.plan import brought_pins, planner
-from vsrtune.plan.projection import after, project_actions
+from vsrtune.plan.safety.projection import after, project_actions
 from vsrtune.policy.model import Policy
 
 REASON = "no policy asks for it any more"

@@ -206,7 +206,7 @@ class _Device:
             subject = str(target).removeprefix(f"{HOST_REF}: ")
             self._draft.leave(HOST_REF, subject, drift)
         else:
-            self._draft.add(Phase.INTERRUPTS, Action(target, before, self.cpus, self._reason))
+            self._draft.add(Phase.INTERRUPTS, Action.of(target, before, self.cpus, self._reason))
         return False
 
     def _irq(self, irq: Irq) -> None:

@@ -118,7 +118,7 @@ def _one(
     )
     lower = level(rule.sched) < level(thread.sched)
     phase = Phase.LOWER_SOFTIRQ if lower else Phase.RAISE_SOFTIRQ
-    draft.add(phase, Action(target(thread), thread.sched, rule.sched, reason))
+    draft.add(phase, Action.of(target(thread), thread.sched, rule.sched, reason))
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
@@ -195,7 +195,7 @@ def _threaded(
         draft.leave(ref, subject, drift)
     else:
         reason = f"{dotted(_KEYS)} ({requirements.policy.at(*_KEYS)})"
-        draft.add(Phase.THREADED_NAPI, Action(target, device.threaded, int(wanted), reason))
+        draft.add(Phase.THREADED_NAPI, Action.of(target, device.threaded, int(wanted), reason))
 
 
 def _missing(
@@ -251,4 +251,4 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
         draft.leave(HOST_REF, _SUBJECT, drift)
     else:
         reason = f"scheduler ({shortest.policy.at('scheduler')}): equals take turns of {wanted}"
-        draft.add(Phase.TIME_SLICE, Action(target, now, wanted, reason))
+        draft.add(Phase.TIME_SLICE, Action.of(target, now, wanted, reason))

@@ -49,16 +49,17 @@ from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.ranked import Chosen
-from vsrtune.plan.projection import project
 from vsrtune.plan.requirements import (
     Context,
     Requirements,
     conflicts,
+    crowded,
     not_online,
     refusal,
     requirements_of,
 )
 from vsrtune.plan.safety import invariants, standstill
+from vsrtune.plan.safety.projection import project
 from vsrtune.plan.warnings import warnings
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, asks_of_host
@@ -242,7 +243,7 @@ class Required:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Seated:
     """CPUs and root domains. ``per_guest`` are the guests that are not refused."""
 
     required: Required
@@ -256,7 +257,7 @@ class Placed:
 class Ordered:
     """The actions. ``desired``: the targets for which policies have a value."""
 
-    placed: Placed
+    placed: Seated
     plan: Plan
     desired: frozenset[Target]
     left: frozenset[Target]
@@ -398,10 +399,11 @@ def _require(located: Located) -> Required:
     return Required(located, context, _without(kept, full), left, report)
 
 
-def _place(required: Required) -> Placed:
+def _place(required: Required) -> Seated:
     """CPUs for every thread, and the root domains of DEADLINE threads. Guests for whom there
     is none are refused, and it is chosen again for the rest; so is the last guest that pins
-    where narrow cgroups force auto onto the last free CPU."""
+    where narrow cgroups force auto onto the last free CPU, and the last one of which auto would
+    have two vcpus share a CPU."""
     context, snapshot = required.context, required.located.matched.inputs.snapshot
     per_guest, refusals = required.per_guest, []
     while True:
@@ -410,16 +412,19 @@ def _place(required: Required) -> Placed:
         if pinned and context.online <= pinned:
             last = [w for w in per_guest if w.pins][-1]
             why = [_no_housekeeping(context, last)]
+        elif shared := [r for w in per_guest if (r := crowded(w, chosen)) is not None]:
+            # The last one: without it the others may have CPUs enough.
+            why = shared[-1:]
         else:
             chosen, domains = root_domains.find(context, snapshot, per_guest, chosen)
             why = list(domains.refusals)
         if not why:
-            return Placed(required, per_guest, chosen, domains, required.report.plus(refusals))
+            return Seated(required, per_guest, chosen, domains, required.report.plus(refusals))
         refusals += why
         per_guest = _without(per_guest, why)
 
 
-def _order(placed: Placed) -> Ordered:
+def _order(placed: Seated) -> Ordered:
     """The actions of all guests in the order of the phases."""
     required, per_guest = placed.required, placed.per_guest
     context, snapshot = required.context, required.located.matched.inputs.snapshot

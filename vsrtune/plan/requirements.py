@@ -21,6 +21,7 @@ from vsrtune.model.guest import (
     Sched,
     SchedClass,
     Thread,
+    ThreadKey,
 )
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
@@ -37,8 +38,8 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import inner_links
 from vsrtune.plan.phases import OWN_CGROUP
-from vsrtune.plan.placement.ranked import Occupant
-from vsrtune.plan.projection import scope_limit
+from vsrtune.plan.placement.ranked import Chosen, Occupant
+from vsrtune.plan.safety.projection import scope_limit
 from vsrtune.policy.model import AUTO, Auto, Policy, QueueBounds, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted, shown
 
@@ -461,19 +462,40 @@ def _emulator(context: Context, out: _Judgement) -> None:
 
 
 def _check_crowded(out: _Judgement) -> None:
-    """vcpus of one guest that share a CPU lose what they would have done at once. Measured:
-    the medians of such guests went down to 0.85 of untuned ones
-    (docs/results/no-harm.md). Budgets divide a CPU on purpose."""
-    rule = rule_for(out.policy, Role.VCPU)
-    pins = [p for p in out.pins if p.thread.role is Role.VCPU and p.cpus is None]
+    pins = _crowding_pins(out.policy, out.pins)
     usable = CpuSet(cpu for pin in pins for cpu in pin.allowed)
-    if len(pins) <= len(usable) or (rule is not None and rule.deadline):
-        return
-    out.refuse(
+    if len(pins) > len(usable):
+        out.refusals.append(_crowded(out.guest, out.policy, pins, usable))
+
+
+def crowded(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> Refusal | None:
+    """The refusal of a guest of which ``auto`` has put two vcpus on one CPU.
+
+    They lose what they would have done at once: measured medians of such guests went down to
+    0.85 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
+    """
+    pins = _crowding_pins(requirements.policy, requirements.pins)
+    cpus = CpuSet(cpu for pin in pins for cpu in chosen[pin.thread.key].cpus)
+    if len(pins) <= len(cpus):
+        return None
+    return _crowded(requirements.guest, requirements.policy, pins, cpus)
+
+
+def _crowding_pins(policy: Policy, pins: Iterable[PinRequest]) -> list[PinRequest]:
+    rule = rule_for(policy, Role.VCPU)
+    if rule is not None and rule.deadline:
+        return []
+    return [p for p in pins if p.thread.role is Role.VCPU and p.cpus is None]
+
+
+def _crowded(guest: Guest, policy: Policy, pins: Sequence[PinRequest], cpus: CpuSet) -> Refusal:
+    return refusal(
+        guest,
+        policy,
         pins[0].keys,
-        f"its {len(pins)} vcpus would share CPUs {usable}, and may then forward less than an "
+        f"its {len(pins)} vcpus would share CPUs {cpus}, and may then forward less than an "
         "untuned guest's",
-        f"give it as many CPUs as vcpus, or write cpus: {{vcpu: {usable}}} and let `vsrtune try` "
+        f"give it as many CPUs as vcpus, or write cpus: {{vcpu: {cpus}}} and let `vsrtune try` "
         "compare",
     )
 

@@ -20,8 +20,8 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
 from vsrtune.plan.interrupt_cpus import IrqChoice, interrupt_cpus
 from vsrtune.plan.planner import plan
-from vsrtune.plan.projection import project
 from vsrtune.plan.requirements import label
+from vsrtune.plan.safety.projection import project
 from vsrtune.policy.matching import PLAIN_QEMU, Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse

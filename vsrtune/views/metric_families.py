@@ -17,14 +17,14 @@ from vsrtune.model.guest import REALTIME, Guest, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import mean
 from vsrtune.model.root_domains import books, waits_for_domain
-from vsrtune.plan.adaptive_queue import Phase
+from vsrtune.plan.adaptive_queue import QueuePhase
 from vsrtune.views import module_metrics
 
 _THREAD = ("domain", "role", "vcpu", "target_device", "queue", "tid")
 _INTERFACE = ("domain", "target_device")
 
 
-PHASES = tuple(phase.value for phase in Phase)
+PHASES = tuple(phase.value for phase in QueuePhase)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import Target, ThreadSched, Value
 from vsrtune.plan import planner
-from vsrtune.plan.projection import project_actions
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy

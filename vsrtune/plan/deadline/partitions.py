@@ -119,7 +119,7 @@ class _Maker:
         self._draft.desired.add(target)
         now = self._text(path, file)
         if now != text:
-            self._draft.add(phase, Action(target, CpusetList(now), CpusetList(text), why))
+            self._draft.add(phase, Action.of(target, CpusetList(now), CpusetList(text), why))
 
     def _partition(self, requirements: Requirements | None, domain: RootDomain) -> None:
         ref = HOST_REF if requirements is None else requirements.guest.ref
@@ -133,7 +133,7 @@ class _Maker:
         why = f"a root domain of CPUs {domain.cpus} for class deadline: {domain.why}"
         if now.wanted == "root":
             why = f"something else made it useless ({now}); written again"
-        self._draft.add(Phase.PARTITIONS, Action(target, now, ROOT, why))
+        self._draft.add(Phase.PARTITIONS, Action.of(target, now, ROOT, why))
 
     # -- tight, and kernel threads
 
@@ -160,7 +160,7 @@ class _Maker:
                 self._draft.skip(ref, f"{label(thread)} cgroup", "already in its partition")
                 continue
             why = f"into the root domain of CPUs {domain.cpus}"
-            self._draft.add(Phase.PARTITION_MOVES, Action(move, thread.cgroup, path, why))
+            self._draft.add(Phase.PARTITION_MOVES, Action.of(move, thread.cgroup, path, why))
         if domain.mode is DomainMode.TIGHT:
             own = Phase.PARTITION_LISTS
             self._set(requirements, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
@@ -172,7 +172,7 @@ class _Maker:
         self._draft.desired.add(target)
         if self._host.cpuset(domain.path) is None and self._context.applied.get(target) is not True:
             why = f"room for the threads of the root domain of CPUs {domain.cpus}"
-            self._draft.add(Phase.PARTITION_CGROUPS, Action(target, False, True, why))
+            self._draft.add(Phase.PARTITION_CGROUPS, Action.of(target, False, True, why))
         why = f"the CPUs of the root domain ({domain.mode.value})"
         self._set(requirements, domain.path, CPUS, str(domain.cpus), Phase.PARTITION_CGROUPS, why)
 
@@ -224,7 +224,7 @@ class _Maker:
             self._draft.desired.add(target)
             rest = CpusetList(str(CpuSet.parse(now) - taken))
             why = f"CPUs {taken} are to be exclusive"
-            self._draft.add(Phase.LISTS_BESIDE, Action(target, CpusetList(now), rest, why))
+            self._draft.add(Phase.LISTS_BESIDE, Action.of(target, CpusetList(now), rest, why))
 
     def _after_pins(self, requirements: Requirements, path: str, text: str) -> str:
         """``cpuset.cpus`` of a cgroup of libvirt's once the plan's pins are made."""

@@ -43,8 +43,8 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import queue_irqs
 from vsrtune.plan.phases import on_lower_device, out_of_order
-from vsrtune.plan.projection import Projection, scope_limit
 from vsrtune.plan.requirements import pinned_cpus
+from vsrtune.plan.safety.projection import Projection, scope_limit
 
 
 class PlanError(VsrtuneError):
