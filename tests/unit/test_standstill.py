@@ -72,6 +72,14 @@ def test_auto_has_no_two_vcpus_of_a_guest_share_a_cpu(
     assert [f"its {vcpus} vcpus would share CPUs 1" in r.reason for r in told] == [True] * refused
 
 
+@pytest.mark.parametrize(("vcpus", "refused"), [(1, False), (2, True)])
+def test_the_cpu_that_auto_leaves_free_is_none_of_a_guests_own(vcpus: int, refused: bool) -> None:
+    """Where no interrupts are served auto leaves one CPU to everything else."""
+    guest = router(online="0-1", vcpus=vcpus, interfaces=())
+    told = plan(snapshot(guest, on=host(2, [])), [parse("guest: vr1\ncpus: {vcpu: auto}\n", "p")])
+    assert ["vcpus would share CPUs" in r.reason for r in told.refusals] == [True] * refused
+
+
 def test_a_thread_that_may_run_elsewhere_is_not_starved() -> None:
     guest = placed(placed(router(), Role.VCPU, "1", FIFO), Role.VHOST, "1-2", FIFO)
     assert starved(snapshot(guest), "vr1") == []

@@ -26,7 +26,7 @@ from vsrtune.model.host import Cpu
 # Reasons name so many guests on a CPU, and count the rest.
 NAMED = 4
 
-Rank = tuple[int, int, int, int, int, int, int, int, int]
+Rank = tuple[int, int, int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,14 @@ class Placed:
 @dataclass(slots=True)
 class Company:
     """Who is on one CPU, counted: ``tight`` threads are bound to it, ``reserving`` ones have
-    it reserved among others; ``guests`` counts all of them by guest."""
+    it reserved among others; ``guests`` counts all of them by guest, ``vcpus_of`` the vcpus."""
 
     total: int = 0
     tight: int = 0
     reserving: int = 0
     vcpus: int = 0
     guests: Counter[str] = field(default_factory=Counter)
+    vcpus_of: Counter[str] = field(default_factory=Counter)
 
     @property
     def load(self) -> int:
@@ -115,7 +116,9 @@ class Company:
         self.total += sign
         self.tight += sign * who.tight
         self.reserving += sign * (who.reserves and not who.tight)
-        self.vcpus += sign * (who.role is Role.VCPU)
+        if who.role is Role.VCPU:
+            self.vcpus += sign
+            self.vcpus_of[who.guest] += sign
         self.guests[who.guest] += sign
         if not self.guests[who.guest]:
             del self.guests[who.guest]
@@ -154,7 +157,8 @@ def place(
     board = _Board(occupants, cpus)
     ordered = sorted(seats, key=lambda s: s.order)
     for seat in ordered:
-        if seat.previous is not None and seat.previous in seat.allowed:
+        kept = seat.previous is not None and seat.previous in seat.allowed
+        if seat.previous is not None and kept and not twins(seat, board.on[seat.previous]):
             board.settle(seat, seat.previous)
     for seat in ordered:
         if seat.thread not in board.taken:
@@ -187,7 +191,9 @@ def _spread(board: _Board, ordered: Sequence[Seat]) -> bool:
             known = lowest[seat.allowed] = min(map(board.load, seat.allowed))
         if known + 1 >= load:
             continue
-        emptier = [c for c in seat.allowed if board.load(c) + 1 < load]
+        emptier = [
+            c for c in seat.allowed if board.load(c) + 1 < load and not twins(seat, board.on[c])
+        ]
         if emptier:
             board.leave(seat)
             board.settle(seat, board.best(seat, emptier))
@@ -199,21 +205,23 @@ def _spread(board: _Board, ordered: Sequence[Seat]) -> bool:
 def rank(seat: Seat, cpu: int, on: Mapping[int, Company], cpus: Mapping[int, Cpu]) -> Rank:
     """The lowest rank is the best CPU. In this order:
 
-    1. fewest threads bound to it (0: the CPU is free)
-    2. fewest threads that may run there among other CPUs
-    3. fewest threads of other guests: share with one's own first
-    4. fewest vcpus: two vhost workers share better than a worker and the vcpu
+    1. for a vcpu, fewest vcpus of its own guest (docs/results/no-harm.md)
+    2. fewest threads bound to it (0: the CPU is free)
+    3. fewest threads that may run there among other CPUs
+    4. fewest threads of other guests: share with one's own first
+    5. fewest vcpus: two vhost workers share better than a worker and the vcpu
        both depend on (Abeni et al., section 4.1)
-    5. CPUs isolated at boot first: nothing else is scheduled there
-    6. the NUMA node of the guest's NICs first
-    7. fewest threads on the SMT siblings
-    8. the CPU it had before first
-    9. the lowest number
+    6. CPUs isolated at boot first: nothing else is scheduled there
+    7. the NUMA node of the guest's NICs first
+    8. fewest threads on the SMT siblings
+    9. the CPU it had before first
+    10. the lowest number
     """
     here = on[cpu]
     info = cpus[cpu]
     siblings = sum(on[s].total for s in info.siblings if s != cpu and s in on)
     return (
+        twins(seat, here),
         here.tight,
         here.total - here.tight,
         here.total - here.guests.get(seat.guest, 0),
@@ -224,6 +232,11 @@ def rank(seat: Seat, cpu: int, on: Mapping[int, Company], cpus: Mapping[int, Cpu
         0 if cpu == seat.previous else 1,
         cpu,
     )
+
+
+def twins(seat: Seat, here: Company) -> int:
+    """How many vcpus of its own guest a vcpu would share the CPU with."""
+    return here.vcpus_of[seat.guest] if seat.role is Role.VCPU else 0
 
 
 def _why(seat: Seat, here: Company, first: Sequence[str]) -> str:
