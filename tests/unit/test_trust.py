@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import recorded_hosts
-from hosttree import HostTree, qemu_filter
+from hosttree import HostTree, scope
 from moving_host import MovingHost
 from test_observe import FakeVirt, domain, libvirt_qemu
 
@@ -22,7 +22,7 @@ from vsrtune.observe.guests import FOREIGN, NOT_ASKED, NOT_LISTED
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.trust import PID_FILES
 from vsrtune.plan.planner import plan
-from vsrtune.policy.matching import qemu_filter as scope_of
+from vsrtune.policy.matching import qemu_filter as filter_of
 from vsrtune.policy.parser import parse
 
 NOBODY = 65534
@@ -62,7 +62,7 @@ def pretender(tree: HostTree, pid: int, *arguments: str, uid: int = NOBODY, exe:
 
 def observer(tree: HostTree, virt: FakeVirt, *guests: str) -> Observer:
     policies = tuple(parse(POLICY.format(guest=g), f"{n}.yaml") for n, g in enumerate(guests))
-    return Observer(tree.root(), virt, qemu_filter=lambda: scope_of(policies))
+    return Observer(tree.root(), virt, qemu_filter=lambda: filter_of(policies))
 
 
 def refs(snapshot: Snapshot) -> list[tuple[str, int]]:
@@ -98,18 +98,18 @@ class Watching(RecordedRoot):
 
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
-        self.desired: list[str] = []
+        self.asked: list[str] = []
 
     def read(self, path: str) -> str:
-        self.desired.append(path)
+        self.asked.append(path)
         return super().read(path)
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
-        self.desired.append(path)
+        self.asked.append(path)
         return super().listdir(path, most)
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
-        self.desired.append(f"qmp {pid}")
+        self.asked.append(f"qmp {pid}")
         return super().qmp_vcpus(pid, socket, timeout)
 
 
@@ -118,11 +118,11 @@ def test_nothing_that_a_stranger_chooses_is_read(tree: HostTree) -> None:
     tree.qemu(80, "-name", "unnamed", "-qmp", "unix:/run/u,server=on")
     root = Watching(tree.answers)
     policy = parse(POLICY.format(guest="qemu:pq1"), "p.yaml")
-    snapshot = Observer(root, None, qemu_filter=lambda: scope_of([policy])).observe()
-    of_him = {p.removeprefix("/proc/90/") for p in root.desired if p.startswith("/proc/90/")}
+    snapshot = Observer(root, None, qemu_filter=lambda: filter_of([policy])).observe()
+    of_him = {p.removeprefix("/proc/90/") for p in root.asked if p.startswith("/proc/90/")}
     assert of_him == {"stat", "task/90/status", "task/90/cgroup"}
     # Nor is the monitor of a guest that no policy names.
-    assert not [a for a in root.desired if a.startswith("qmp")]
+    assert not [a for a in root.asked if a.startswith("qmp")]
     assert NOT_ASKED in {p for g in snapshot.guests for p in g.problems}
 
 
@@ -196,7 +196,7 @@ def test_an_upgrade_needs_a_word_for_a_users_guest(tree: HostTree) -> None:
     """One that was believed before stays believed; a process met first like this does not."""
     policy = replace(parse(f"user: 1000\n{POLICY.format(guest='qemu:*')}", "p.yaml"))
     tree.qemu(80, "-name", "own,debug-threads=on", uid=1000)
-    started = Observer(tree.root(), None, qemu_filter=lambda: scope_of([policy]))
+    started = Observer(tree.root(), None, qemu_filter=lambda: filter_of([policy]))
     assert ("qemu:own@1000", 80) in refs(started.observe())
     replaced(tree, 80)
     tree.qemu(85, "-name", "late,debug-threads=on", uid=1000)
@@ -228,7 +228,7 @@ def test_a_policy_names_the_user(tree: HostTree) -> None:
         ([others], {"qemu:pq1@1000"}),
         ([roots, others], {"qemu:pq1", "qemu:pq1@1000"}),
     ):
-        started = Observer(tree.root(), None, qemu_filter=lambda p=policies: scope_of(p))
+        started = Observer(tree.root(), None, qemu_filter=lambda p=policies: filter_of(p))
         made = plan(started.observe(), policies)
         assert {a.target.guest for a in made.actions if a.target.guest != "host"} == tuned
         assert made.refusals == ()
@@ -256,7 +256,7 @@ def tuned(snapshot: Snapshot) -> set[str]:
 
 def in_libvirts_cgroup(tree: HostTree, pid: int, name: str) -> None:
     """A process that came into a cgroup of libvirt's, as a child of a guest's QEMU does."""
-    tree.homes[pid] = f"{qemu_filter(name)}/libvirt/emulator"
+    tree.homes[pid] = f"{scope(name)}/libvirt/emulator"
     for tid in (pid, pid + 1, pid + 2):
         tree.file(f"/proc/{pid}/task/{tid}/cgroup", f"0::{tree.homes[pid]}\n")
 
@@ -404,7 +404,7 @@ def test_no_more_vcpus_than_the_domain_has(tree: HostTree) -> None:
 
 def test_a_name_does_not_make_a_vcpu_where_libvirt_says_otherwise(tree: HostTree) -> None:
     tree.thread(50, 60, "CPU 1/KVM", start=102)
-    tree.file("/proc/50/task/60/cgroup", f"0::{qemu_filter('vr1')}/libvirt/emulator\n")
+    tree.file("/proc/50/task/60/cgroup", f"0::{scope('vr1')}/libvirt/emulator\n")
     text = domain("vr1")
     two = replace(text, live_xml=text.live_xml.replace("<devices>", "<vcpu>2</vcpu><devices>", 1))
     guest = of(observer(tree, FakeVirt(two)).observe(), "vr1")
@@ -443,12 +443,12 @@ def test_foreign_guests_take_a_bounded_share_of_a_look(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one_pass, "FOREIGN_THREADS", 7)
-    for pid in (90, 190):
+    for pid in (10, 20):  # ahead of our own guests, which are read all the same
         pretender(tree, pid, *COPY, exe=QEMU)
         in_libvirts_cgroup(tree, pid, "vr1")
     tree.remove("/run/libvirt/qemu/vr9.pid")
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
-    assert refs(snapshot) == [("foreign:vr9", 90), *REAL]
+    assert refs(snapshot) == [("foreign:vr9", 10), *REAL]
     assert [p.what for p in snapshot.problems] == [
         "more than 7 threads of other libvirts' guests: not read"
     ]
@@ -463,15 +463,15 @@ def test_two_hundred_strangers_cost_next_to_nothing(tree: HostTree) -> None:
     for number in range(200):
         tree.answers.listings[f"/proc/{1000 + 10 * number}/task"] = crowd
     policies = [parse(POLICY.format(guest="qemu:*"), "p.yaml")]
-    started = Observer(root, FakeVirt(domain("vr1")), qemu_filter=lambda: scope_of(policies))
+    started = Observer(root, FakeVirt(domain("vr1")), qemu_filter=lambda: filter_of(policies))
     started.observe()
-    root.desired.clear()
+    root.asked.clear()
     begin = time.process_time()
     snapshot = started.observe()
     assert time.process_time() - begin < 2
     assert refs(snapshot) == REAL
     assert len(snapshot.strangers) == one_pass.MOST_STRANGERS
-    theirs = {re.sub(r"\d{4}", "N", p) for p in root.desired if re.search(r"[12]\d{3}\b", p)}
+    theirs = {re.sub(r"\d{4}", "N", p) for p in root.asked if re.search(r"[12]\d{3}\b", p)}
     assert theirs == {"/proc/N/stat", "/proc/N/task/N/status", "/proc/N/task/N/cgroup"}
 
 

@@ -183,9 +183,10 @@ class LookPass:
         # Counted first: a thread that comes meanwhile makes a difference next time.
         threads = thread_links(self._root, process.pid)
         self._pulse()
-        if process.decision.standing is Standing.FOREIGN:
+        foreign = process.decision.standing is Standing.FOREIGN
+        if foreign:
             self._foreign_threads -= threads
-        if self._foreign_threads < 0:
+        if foreign and self._foreign_threads < 0:
             what = f"more than {FOREIGN_THREADS} threads of other libvirts' guests: not read"
             problem_log.problems.append(Problem(name, what))
             guest = None
