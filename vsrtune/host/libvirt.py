@@ -30,7 +30,7 @@ class VcpuPinText:
 @dataclass(frozen=True, slots=True)
 class DomainText:
     """One running domain as libvirt describes it. ``emulator_pin`` is None when libvirt does not
-    tell. ``busy``: libvirt starts, restores, saves or migrates it, and accepts no pins."""
+    report it. ``busy``: libvirt starts, restores, saves or migrates it, and accepts no pins."""
 
     name: str
     uuid: str

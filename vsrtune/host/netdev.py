@@ -266,7 +266,7 @@ class NetReader:
             return None
 
     def _inner(self, device: Device) -> bool:
-        """Whether it is a dummy or the like, whose kind sysfs does not tell: it is virtual and,
+        """Whether it is a dummy or the like, whose kind sysfs does not show: it is virtual and,
         unlike a veth with its peer, linked to no other device."""
         if device.hardware is not None or device.devtype or device.lowers or device.tun:
             return False
@@ -274,7 +274,7 @@ class NetReader:
 
     def _driver(self, device: Device, hardware: str | None) -> str:
         """The hardware's driver; otherwise the kind of virtual device ("" for veth, whose kind
-        sysfs does not tell)."""
+        sysfs does not show)."""
         if hardware is None:
             return device.devtype
         try:

@@ -203,7 +203,7 @@ def run_ns(root: HostRoot, base: str) -> int:
 
 
 def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
-    """As ``run_ns``, or from the ticks in ``stat`` where the kernel does not tell."""
+    """As ``run_ns``, or from the ticks in ``stat`` where the kernel does not report it."""
     try:
         return run_ns(root, base)
     except (PermissionError, FileNotFoundError, IndexError, ValueError):

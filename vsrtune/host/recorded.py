@@ -31,7 +31,7 @@ HINT = "name a file that `vsrtune record` has made"
 
 @dataclass(slots=True)
 class QmpAnswer:
-    """QEMU's vcpus, number to tid, or why it did not tell."""
+    """QEMU's vcpus, number to tid, or why there was no answer."""
 
     error: str | None = None
     vcpus: dict[str, int] = field(default_factory=dict)

@@ -111,7 +111,7 @@ def used(sched: Sched, run_ns: int, elapsed_ns: int) -> float:
 
 def parse_overrun(text: str) -> int:
     """How far a DEADLINE thread overran its runtime, in nanoseconds, from /proc/TID/sched
-    (``dl.runtime``, the remaining runtime); 0 when the kernel does not tell."""
+    (``dl.runtime``, the remaining runtime); 0 when the kernel does not report it."""
     found = _LEFT.search(text)
     return max(-int(found[1]), 0) if found else 0
 

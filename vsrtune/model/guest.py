@@ -260,7 +260,7 @@ def _age(thread: Thread) -> tuple[int, int, int]:
 
 
 class Attachment(enum.StrEnum):
-    """What a guest's interfaces stand on."""
+    """The kind of device on which a guest's interfaces stand."""
 
     MACVTAP = "macvtap"
     NAPI_MACVLAN = "napi-macvlan"

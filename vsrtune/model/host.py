@@ -16,7 +16,7 @@ from vsrtune.model.guest import Sched, ThreadKey
 class Cpu:
     """A CPU that is present. ``siblings`` are its SMT siblings, itself included. ``cache`` are the
     CPUs with which it shares its last level cache, itself included; empty when the kernel does not
-    tell."""
+    report them."""
 
     id: int
     online: bool
@@ -70,8 +70,8 @@ class NicThread:
 @dataclass(frozen=True, slots=True)
 class Nic:
     """A lower device. ``rps_cpus`` are those of all its receive queues. ``rx_cpus`` are the CPUs
-    on which a trace found its receive SoftIRQ, None without a result. ``inner``: nothing is behind
-    it (a dummy), so frames pass only between the guests on it."""
+    on which a trace found its receive SoftIRQ, None without a result. ``inner``: it leads nowhere
+    (a dummy), so frames pass only between the guests on it."""
 
     name: str
     ifindex: int

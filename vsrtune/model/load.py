@@ -6,7 +6,7 @@ not matter. The latest ``WINDOWS`` windows are kept; a reason to move a thread m
 
 A thread demands the time that it ran and the time that it waited for a CPU (the first two fields
 of /proc/TID/schedstat). Waiting counts for at most three times the running: a thread that takes
-turns with three equals waits that long. Of a thread that stands behind a busy real-time thread for
+turns with three equals waits that long. When a thread waits behind a busy real-time thread for
 seconds, nobody knows what it would do with a CPU.
 """
 

@@ -193,8 +193,8 @@ class LoadMeter:
 def read_schedstat(
     root: HostRoot, key: ThreadKey, clock: Callable[[], int] = time.monotonic_ns
 ) -> Reading | None:
-    """How long a thread ran and waited by now; ``clock`` gives nanoseconds. None when it is
-    gone, or the kernel does not tell (CONFIG_SCHED_INFO)."""
+    """How long a thread ran and waited by now; ``clock`` gives nanoseconds. None when it is gone,
+    or the kernel does not report it (CONFIG_SCHED_INFO)."""
     try:
         text = root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat")
         return parse_schedstat(text, clock())

@@ -176,7 +176,7 @@ def _most(thread: Thread) -> float:
 
 class Sampler:
     """Reads below ``root``. Methods raise OSError and ValueError when a device or thread is gone,
-    which the next pass will find out, and IndexError when the kernel does not tell how long
+    which the next pass will find out, and IndexError when the kernel does not report how long
     threads ran."""
 
     def __init__(self, root: HostRoot) -> None:

@@ -1,12 +1,12 @@
 """Which vhost worker serves which interface and queue.
 
-The kernel does not tell (every worker is ``vhost-<pid>``), so the mapping rests on two facts. The
+The kernel does not say (every worker is ``vhost-<pid>``), so the mapping rests on two facts. The
 kernel creates a worker when QEMU sets the owner of a vhost descriptor, which ``net_init_tap_one``
 does queue by queue in the order of the back ends on the command line. And QEMU creates the back
 ends of its command line before its vcpus, so a worker older than the first vcpu came from the
 command line, and a younger one from a hotplug or from a device that is no NIC (vsock, scsi).
 
-Two sources are more certain. A device of our kernel module tells the task that last transmitted
+Two sources are more certain. A device of our kernel module names the task that last transmitted
 through each of its queues, and a trace shows on which device a worker transmits.
 
 Invariants: no slot is given to two workers, and a worker without a slot has confidence NONE.
