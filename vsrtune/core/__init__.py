@@ -1,2 +1,2 @@
-"""Wall: pure. What every package uses: errors and exit codes, CPU lists, JSON of frozen
-dataclasses, limits for text that others wrote, retries, statistics."""
+"""Wall: pure. Shared by all packages: errors and exit codes, CPU lists, JSON of frozen
+dataclasses, limits for foreign text, retries, statistics."""

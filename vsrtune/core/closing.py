@@ -1,4 +1,4 @@
-"""What is opened and must be closed: a context manager for classes with ``close``."""
+"""A context manager base for classes with ``close``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Leaving the block closes it, whatever happened there."""
+    """Closes itself when the ``with`` block ends, also after an exception."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held. May be called again."""
+        """Release what is held. May be called again."""
 
     def __enter__(self) -> Self:
         return self

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
-    """Turn a frozen value into what ``json.dumps`` accepts.
+    """Convert a frozen value to data that ``json.dumps`` accepts.
 
-    A dataclass with a ``kind`` class variable carries it, so that a union of
-    such classes can be read back.
+    The data of a dataclass with a ``kind`` class variable includes it, so that ``decode`` can tell
+    the members of a union apart.
     """
     if isinstance(value, CpuSet):
         return str(value)
@@ -42,7 +42,8 @@ def encode(value: Any) -> Any:
 
 
 def decode(cls: type[T], data: Any, where: str = "$") -> T:
-    """Build ``cls`` from what ``json.loads`` gave; VsrtuneError names the path."""
+    """Build ``cls`` from ``json.loads`` output. Raises VsrtuneError, which names the path unless a
+    CPU list is malformed."""
     return typing.cast(T, _decode(cls, data, where))
 
 
@@ -113,8 +114,8 @@ def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
             if getattr(option, "kind", None) == data["kind"]:
                 return _decode(option, data, where)
         raise VsrtuneError(f"unknown kind {data['kind']!r}", where=where)
-    # Scalars are told apart by their exact type; CpuSet is last because it is
-    # written as text and a plain str option must not be shadowed by it.
+    # The exact type tells scalars apart. CpuSet comes after them: it is written as text and must
+    # not shadow a plain str option.
     for option in options:
         if option in (int, float, str, bool) and type(data) is option:
             return data

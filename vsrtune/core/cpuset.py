@@ -30,7 +30,7 @@ class CpuSet:
 
     @classmethod
     def _of(cls, members: frozenset[int]) -> CpuSet:
-        """A set of members that are known to be in range."""
+        """A set of ``members``, which the caller knows to be in range."""
         made = cls.__new__(cls)
         made._cpus = members
         return made
@@ -73,8 +73,8 @@ class CpuSet:
 
     @classmethod
     def from_mask(cls, text: str) -> CpuSet:
-        """Read a hexadecimal mask such as ``ffffffff,00000003`` (/proc, sysfs). Raises
-        ValueError for what is none, VsrtuneError for CPUs beyond 8191."""
+        """Read a hexadecimal mask such as ``ffffffff,00000003`` (/proc, sysfs). Raises ValueError
+        for text that is no mask, VsrtuneError for CPUs outside 0..8191."""
         bits = int(text.strip().replace(",", "") or "0", 16)
         if bits < 0 or bits.bit_length() > MAX_CPU + 1:
             raise VsrtuneError(f"the CPU mask is not of CPUs 0..{MAX_CPU}")
@@ -143,7 +143,7 @@ class CpuSet:
         return min(self._cpus)
 
 
-# A host has few different lists, and thousands of threads that show one of them.
+# A host has few distinct lists, and thousands of threads that share them.
 _parsed = lru_cache(maxsize=1024)(CpuSet._parse)
 
 

@@ -64,17 +64,17 @@ class StaleError(WriteError):
 
 
 class PendingError(WriteError):
-    """The kernel takes the setting only once the thread has run: tried again then, and no
-    failure of what was done for its guest."""
+    """The kernel accepts the setting only once the thread has run. A later pass retries it; the
+    pass over its guest does not fail."""
 
 
 class FixedError(WriteError):
-    """The kernel keeps the setting to itself and will never take it: it is left alone, and
-    what is planned beside it is done all the same."""
+    """The kernel manages the setting itself and never accepts a change. vsrtune leaves it alone
+    and makes the other planned changes."""
 
 
 class BusyError(WriteError):
-    """libvirt has a job on the guest and takes no pins of it until that is done."""
+    """libvirt runs a job on the guest and accepts no pins until the job ends."""
 
 
 class VanishedError(WriteError):
@@ -82,4 +82,4 @@ class VanishedError(WriteError):
 
 
 class JournalError(VsrtuneError):
-    """The journal cannot be read or written; then the host is not written."""
+    """The journal cannot be read or written, so vsrtune does not write the host."""

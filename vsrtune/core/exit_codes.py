@@ -7,11 +7,11 @@ from typing import Self
 
 
 class ExitCode(IntEnum):
-    """What a subcommand tells its caller; ``meaning`` is the text of the manual.
+    """The exit status of a subcommand; ``meaning`` is its text in the manual.
 
-    The number says what to do next, so codes are never shared: a script may wait while a
-    host differs, but must not when a file is wrong. vsrtune.service relies on WRONG (systemd
-    does not start it again) and HANDED_OVER (systemd starts it again at once).
+    Codes are never shared, because the number tells a script what to do next: it may wait while a
+    host differs, but not when a file is wrong. vsrtune.service relies on WRONG (systemd does not
+    restart the service) and HANDED_OVER (systemd restarts it at once).
     """
 
     meaning: str

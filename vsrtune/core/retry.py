@@ -1,4 +1,4 @@
-"""When to try again after a failure, and what has been said already."""
+"""When to retry after a failure, and which messages were issued already."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vsrtune.core.errors import Lasting, VsrtuneError
 
 FIRST, LONGEST = 1.0, 60.0
-# A permanent failure is tried again too, rarely: its cause may have been removed.
+# Permanent failures are retried too, rarely: somebody may have removed the cause.
 PERMANENT = 300.0
 
 
@@ -21,23 +21,23 @@ class _Wait:
 
 
 class Backoff:
-    """Per guest: whether the same changes, having failed, may be tried again.
+    """Decides, per guest, whether changes that failed may be retried.
 
-    Other changes for the guest (a new plan) are never held up by an old failure.
+    An old failure never delays other changes for the guest (a new plan).
     """
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
 
     def blocked(self, guest: str, signature: Hashable, now: float) -> bool:
-        """True while the same failed changes must wait. ``now`` in monotonic seconds."""
+        """True while the same failed changes must wait. ``now`` is in monotonic seconds."""
         wait = self._waits.get(guest)
         return wait is not None and wait.signature == signature and now < wait.until
 
     def failed(
         self, guest: str, signature: Hashable, errors: Iterable[VsrtuneError], now: float
     ) -> None:
-        """Remember a failure: transient ones wait 1, 2, 4, ... 60 s, permanent ones 300 s."""
+        """Record a failure. It waits 1, 2, 4, ... 60 s, or 300 s when all errors are permanent."""
         before = self._waits.get(guest)
         delay = FIRST
         if before is not None and before.signature == signature:
@@ -47,9 +47,9 @@ class Backoff:
         self._waits[guest] = _Wait(signature, delay, now + delay)
 
     def refreshed(self, guests: Collection[str] | None, due: Collection[str]) -> None:
-        """A pass over ``guests`` (None: all) has changes for ``due`` only. Nothing would be
-        tried for the others when their wait ends, so it is kept without being waited for:
-        the same changes may come back."""
+        """Record that a pass over ``guests`` (None: all) has changes for ``due`` only. The waits
+        of the others stay, because the same changes may come back, but nothing is due when they
+        end."""
         for guest, wait in self._waits.items():
             if guests is None or guest in guests:
                 wait.due = guest in due
@@ -63,33 +63,33 @@ class Backoff:
         return frozenset(self._waits)
 
     def waiting(self) -> frozenset[str]:
-        """The guests that have something due when their wait ends."""
+        """The guests that have changes due when their wait ends."""
         return frozenset(guest for guest, wait in self._waits.items() if wait.due)
 
     def clear(self) -> None:
-        """Forget everything: a reload tries all at once."""
+        """Forget all failures, so that a reload retries everything at once."""
         self._waits.clear()
 
     def next_try(self, now: float) -> float | None:
-        """Seconds until the first wait ends; None when nobody waits."""
+        """Seconds until the first wait with due changes ends; None when there is none."""
         waits = (max(0.0, w.until - now) for w in self._waits.values() if w.due)
         return min(waits, default=None)
 
 
 class SaidOnce:
-    """Lets a message through when it is new, and again after it had gone away."""
+    """Passes a message when it is new, and again after a pass without it."""
 
     def __init__(self) -> None:
         self._said: set[Hashable] = set()
         self._now: set[Hashable] = set()
 
     def new(self, key: Hashable) -> bool:
-        """True the first time ``key`` is met; call it in every pass where it holds."""
+        """True when ``key`` is new. Call it in every pass in which the message applies."""
         self._now.add(key)
         return key not in self._said
 
     def end_of_pass(self, *, whole: bool = True) -> None:
-        """Keys not met in this pass may be said again, unless it was about a part only."""
+        """End the pass. After a ``whole`` pass, keys that it did not have count as new again."""
         if whole:
             self._said = self._now
         else:

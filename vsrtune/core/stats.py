@@ -1,10 +1,9 @@
 """Statistics of measurements: ratios of interleaved pairs, spread, fairness, fits.
 
-The interval of a median is the exact one between two of the sorted values (the
-inversion of the sign test). It assumes nothing of how the values are distributed,
-and holds for every number of them. A percentile bootstrap of the median does not:
-where the true ratio was 1 it claimed a difference in 7 % of runs of 10, 11 or 21
-pairs and in 14 % of runs of 7 pairs, instead of 5 %.
+The interval of a median is exact: it runs between two of the sorted values (inversion of the sign
+test). It assumes no distribution and holds for any number of values. A percentile bootstrap of the
+median does not hold: where the true ratio was 1 it claimed a difference in 7 % of runs of 10, 11
+or 21 pairs and in 14 % of runs of 7 pairs, instead of 5 %.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A median of paired ratios with its 95 % interval (``low``..``high``), which is
-    0..infinity when the pairs are too few for any. ``p`` is the probability of pairs at
-    least as one-sided without any difference (``signed_rank_test``)."""
+    """A median of paired ratios with its 95 % interval, ``low``..``high``, which is 0..infinity
+    when there are too few pairs. ``p`` is the probability, without any difference, of pairs at
+    least as one-sided (``signed_rank_test``)."""
 
     median: float
     low: float
@@ -39,7 +38,7 @@ class Ratio:
 
     @property
     def shown(self) -> bool:
-        """True when the interval excludes 1, that is, a difference was shown."""
+        """True when the interval excludes 1, which shows a difference."""
         return self.low > 1.0 or self.high < 1.0
 
     def __str__(self) -> str:
@@ -69,11 +68,10 @@ class Fit:
 
 
 def paired_ratio(values: Sequence[float], base: Sequence[float], level: float = LEVEL) -> Ratio:
-    """The median of ``ours[i] / theirs[i]`` with its exact interval.
+    """The median of ``values[i] / base[i]`` with its exact interval.
 
-    A pair in which ``base`` is nothing at all counts it as 1 (one packet), one in
-    which both are nothing as equal. Raises ValueError for series of unequal length or
-    without any pair.
+    Where ``base`` is 0, it counts as 1 (one packet); a pair in which both are 0 counts as equal.
+    Raises ValueError for series of unequal length or without any pair.
     """
     if len(values) != len(base) or not values:
         raise ValueError(f"need pairs, have {len(values)} and {len(base)} values")
@@ -87,8 +85,8 @@ def _ratio(a: float, b: float) -> float:
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """An interval that holds the true median with at least probability ``level``,
-    (-infinity, infinity) when the values are too few for one (fewer than 6 for 95 %)."""
+    """An interval that contains the true median with at least probability ``level``; (-infinity,
+    infinity) for too few values (fewer than 6 for 95 %)."""
     rank = _rank(len(values), level)
     if rank == 0:
         return -math.inf, math.inf
@@ -98,10 +96,11 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 
 @cache
 def _rank(count: int, level: float) -> int:
-    """How far from either end the interval's ends stand, 1 being outermost, 0 nowhere.
+    """The position of the interval's ends, counted from either end: 1 is the outermost value, 0
+    means no interval.
 
-    Each end is passed by the true median when fewer than ``rank`` values lie beyond
-    it, which is as likely as so few heads in ``count`` throws.
+    The true median lies outside one end when fewer than ``rank`` values are beyond the median,
+    which is as likely as fewer than ``rank`` heads in ``count`` throws.
     """
     rank = 0
     while 2.0 * _tail(count, rank) <= 1.0 - level:
@@ -117,15 +116,15 @@ def _tail(count: int, most: int) -> float:
 
 
 def signed_rank_test(ratios: Sequence[float]) -> float:
-    """Two-sided probability of ratios at least as one-sided if neither of the two measured
-    were the faster: Wilcoxon's signed-rank test of the logarithms, exact also with ties.
+    """Two-sided probability of ratios at least as one-sided if neither side is faster: Wilcoxon's
+    signed-rank test of the logarithms, exact also with ties.
 
-    Without a difference each ratio is as likely as its inverse, because the order within a
-    pair was drawn. Ratios of exactly 1 say nothing and are left out.
+    Without a difference, each ratio is as likely as its inverse, because the order within a pair
+    was drawn. Ratios of exactly 1 say nothing and are left out.
     """
     told = [r for r in ratios if r != 1.0]
     sizes = sorted(_size(r) for r in told)
-    # Twice the mean rank of equal sizes, which makes them whole numbers.
+    # Twice the mean rank of equal sizes, because that is a whole number.
     ranks = [bisect_left(sizes, _size(r)) + bisect_right(sizes, _size(r)) + 1 for r in told]
     ways = {0: 1}
     for rank in ranks:
@@ -140,13 +139,13 @@ def signed_rank_test(ratios: Sequence[float]) -> float:
 
 
 def _size(ratio: float) -> float:
-    """How far a ratio is from 1, its inverse equally."""
+    """The distance of a ratio from 1; its inverse has the same."""
     return abs(math.log(ratio)) if ratio > 0.0 else math.inf
 
 
 def holm(probabilities: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which of several tests may be claimed together, so that with probability
-    ``level`` not one claim is false (Holm's step-down procedure)."""
+    """Which of several tests may be claimed together so that, with probability ``level``, no claim
+    is false (Holm's step-down procedure)."""
     claimed = [False] * len(probabilities)
     order = sorted(range(len(probabilities)), key=lambda i: probabilities[i])
     for step, index in enumerate(order):
@@ -175,7 +174,7 @@ def spread(values: Sequence[float]) -> Spread:
 def jain(shares: Sequence[float]) -> float:
     """Jain's fairness index: 1 when all are equal, 1/n when one has everything.
 
-    Nothing for anybody counts as equal. Raises ValueError for no shares.
+    Shares that are all 0 count as equal. Raises ValueError for no shares.
     """
     if not shares:
         raise ValueError("no shares")
@@ -186,9 +185,9 @@ def jain(shares: Sequence[float]) -> float:
 
 
 def linear_fit(xs: Sequence[float], ys: Sequence[float]) -> Fit:
-    """Least squares. A constant y is explained wholly (``r_squared`` 1).
+    """Least squares. For a constant y, ``r_squared`` is 1.
 
-    Raises ValueError for fewer than two points or a single x.
+    Raises ValueError for unequal lengths, fewer than two points or a single x.
     """
     if len(xs) != len(ys) or len(xs) < 2 or min(xs) == max(xs):
         raise ValueError("a line needs points at two different x")

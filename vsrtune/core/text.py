@@ -1,4 +1,5 @@
-"""Times as policies and messages write them: ``8ms``, ``200us``."""
+"""Text for people: times as policies and messages write them (``8ms``, ``200us``), and the
+printable form of foreign text."""
 
 from __future__ import annotations
 
@@ -34,15 +35,15 @@ def time_text(nanoseconds: int) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with everything that a terminal or a reader would not show as it is written out:
-    bytes that are no UTF-8 (os.fsdecode), control characters, which move a terminal's cursor
-    or set its title, and those that turn the direction of what follows."""
+    """The text, with everything escaped that a terminal or a reader would not show as written:
+    bytes that are not UTF-8 (os.fsdecode), control characters, which move a terminal's cursor or
+    set its title, and characters that reverse the direction of text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines. All but the first are indented, so that none
-    passes for a message of its own."""
+    """As ``printable``, for several lines. All but the first are indented, so that none passes for
+    a message of its own."""
     return "\n  ".join(map(printable, text.split("\n")))

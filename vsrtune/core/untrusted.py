@@ -1,8 +1,8 @@
 """JSON and XML that others wrote, read within limits.
 
-QEMU's command line, libvirt's XML, QMP and files on disk come from elsewhere: nesting that
-a recursive reader cannot follow, numbers that are none and entities that multiply are
-refused here, once, as ValueError.
+QEMU's command line, libvirt's XML, QMP and files on disk come from elsewhere. The readers here
+raise ValueError for nesting that a recursive reader cannot follow, numbers that are not finite,
+and entities that multiply.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 
-# libvirt takes no string beyond 4 MiB (VIR_NET_MESSAGE_STRING_MAX); a snapshot of a large
-# host is the largest JSON.
+# libvirt accepts no string beyond 4 MiB (VIR_NET_MESSAGE_STRING_MAX); a snapshot of a large host
+# is the largest JSON.
 MAX_SIZE = 32 << 20
 MAX_DEPTH = 64
 # libvirt keeps <metadata> of any shape.
@@ -26,9 +26,8 @@ _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
 
 
 def json_value(text: str | bytes, most: int | None = None) -> Any:
-    """What ``json.loads`` gives. Raises ValueError for what is no JSON, is nested deeper
-    than MAX_DEPTH or larger than ``most``, and for NaN and infinite numbers. ``most`` is
-    MAX_SIZE unless given."""
+    """The value of a JSON text. Raises ValueError for text that is not JSON, is nested deeper than
+    MAX_DEPTH, is larger than ``most`` (MAX_SIZE by default), or holds NaN or infinite numbers."""
     most = MAX_SIZE if most is None else most
     if len(text) > most:
         raise ValueError(f"larger than {most >> 20} MiB")
@@ -40,7 +39,7 @@ def json_value(text: str | bytes, most: int | None = None) -> Any:
 
 
 class Kept(Protocol):
-    """What a file in /run holds: of one boot, in one version of the format."""
+    """The content of a file in /run: of one boot, in one version of the format."""
 
     @property
     def boot_id(self) -> str: ...
@@ -52,8 +51,8 @@ K = TypeVar("K", bound=Kept)
 
 
 def kept(empty: K, text: str) -> K:
-    """What the text of such a file holds; ``empty`` where it is damaged, of another version or
-    of another boot."""
+    """Read the text of such a file; ``empty`` when it is damaged, of another version or of another
+    boot."""
     try:
         found = decode(type(empty), json_value(text))
     except (ValueError, VsrtuneError):
@@ -85,8 +84,8 @@ def _finite(text: str) -> float:
 
 
 def xml_element(text: str) -> ET.Element:
-    """The root element. Raises ValueError for what is no XML, has a document type (and so
-    entities), is nested deeper than MAX_XML_DEPTH or larger than MAX_SIZE."""
+    """The root element. Raises ValueError for text that is not XML, has a document type (which
+    could define entities), is nested deeper than MAX_XML_DEPTH or larger than MAX_SIZE."""
     if len(text) > MAX_SIZE:
         raise ValueError(f"larger than {MAX_SIZE >> 20} MiB")
     try:
@@ -96,7 +95,7 @@ def xml_element(text: str) -> ET.Element:
 
 
 class _Tree(ET.TreeBuilder):
-    """Stops at what no domain XML has."""
+    """Refuses document types and nesting that no domain XML has."""
 
     def __init__(self) -> None:
         super().__init__()

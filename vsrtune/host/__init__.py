@@ -1,2 +1,2 @@
-"""Wall: reading. One interface of the host each: /proc, cgroups, network devices, route netlink,
-libvirt, QMP, the scheduler; live or recorded."""
+"""Wall: reading. One module per interface of the host: /proc, cgroups, network devices, route
+netlink, libvirt, QMP, the scheduler; live or recorded."""

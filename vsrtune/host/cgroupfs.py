@@ -12,16 +12,17 @@ from vsrtune.model.cpuset_tree import CpusetGroup
 
 MOUNT = "/sys/fs/cgroup"
 
-# Where systemd-machined makes the scope, libvirt makes a cgroup of its own name in it. Without
-# machined its own is machine/qemu-ID-NAME.libvirt-qemu (virCgroupNewDomainPartition).
+# If systemd-machined makes the scope, libvirt makes a cgroup of its own name in it. Without
+# machined, libvirt's own cgroup is machine/qemu-ID-NAME.libvirt-qemu
+# (virCgroupNewDomainPartition).
 _LIBVIRT = re.compile(
     r"(?:.*/)?(?:libvirt|[^/]+\.libvirt-qemu)/(vcpu|iothread|emulator)(\d*)(?:/.*)?", re.ASCII
 )
 
 
 def libvirt_role(path: str | None) -> tuple[str, int | None] | None:
-    """What libvirt's own cgroup says of a thread: ``("vcpu", 3)``, ``("iothread", 1)``,
-    ``("emulator", None)``; None for any other cgroup."""
+    """The role and number that libvirt's own cgroup gives a thread: ``("vcpu", 3)``,
+    ``("iothread", 1)``, ``("emulator", None)``; None for any other cgroup."""
     match = _LIBVIRT.fullmatch(path or "")
     if match is None:
         return None
@@ -44,7 +45,7 @@ class CpusetReader:
         return self._raw[path]
 
     def effective(self, path: str) -> CpuSet | None:
-        """CPUs the cpuset yields: of the cgroup, or of the nearest one above that
+        """The CPUs that the cpuset yields: that of the cgroup, or of the nearest one above that
         has the controller, which then confines the thread. None without one."""
         if path not in self._effective:
             text = self._read(path, "cpuset.cpus.effective")
@@ -60,8 +61,8 @@ class CpusetReader:
         return self._effective[path]
 
     def limit(self, path: str) -> CpuSet | None:
-        """CPUs of the cgroup above: the most that ``cpuset.cpus`` can yield. None for
-        the root, which has no cgroup above, and without the controller."""
+        """The CPUs of the cgroup above: the most that ``cpuset.cpus`` can yield. None for the
+        root, which has no cgroup above, and without the controller."""
         return self.effective(path.rpartition("/")[0]) if path else None
 
     def _read(self, path: str, name: str) -> str | None:
@@ -79,10 +80,10 @@ _FILES = ("cgroup.", "cpu.", "cpuset.", "hugetlb.", "io.", "irq.", "memory.", "m
 def read_tree(
     root: HostRoot, reader: CpusetReader, used: Iterable[str], below: str = ""
 ) -> tuple[CpusetGroup, ...]:
-    """Every cgroup that is above or beside one of ``used``, is a partition or has
-    exclusive CPUs, sorted by path. With ``below`` only that cgroup and what is in it, as
-    far as cgroups elsewhere are members without CPUs of their own. ``reader`` may have read
-    some already, for the threads in them."""
+    """Every cgroup that is above or beside one of ``used``, is a partition or has exclusive CPUs,
+    sorted by path. With ``below``, only that cgroup and those inside it, which suffices while
+    cgroups elsewhere are members without exclusive CPUs. ``reader`` may have read some cgroups
+    already, for the threads in them."""
     near = {above for path in set(used) for above in _above(path)}
     found: list[CpusetGroup] = []
     waiting = [below]
@@ -98,7 +99,7 @@ def read_tree(
             group = _group(root, reader, path)
             if group is None:
                 continue
-            # Partitions are below partitions, or below cgroups with exclusive CPUs.
+            # A partition is below another partition, or below a cgroup with exclusive CPUs.
             passed_on = group.special
             if path in near or passed_on:
                 waiting.append(path)
@@ -142,7 +143,7 @@ def _exclusive(root: HostRoot, base: str) -> str | None:
 
 
 def _children(root: HostRoot, path: str) -> list[str]:
-    """What may be cgroups inside; anything else has no cpuset to be read."""
+    """The names that may be cgroups inside; anything else has no cpuset to read."""
     base = f"{MOUNT}/{path}" if path else MOUNT
     try:
         return [n for n in root.listdir(base) if not n.startswith(_FILES)]

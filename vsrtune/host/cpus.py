@@ -1,4 +1,4 @@
-"""CPUs and kernel settings of the host."""
+"""The CPUs of the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NODE_DIR = "/sys/devices/system/node"
 
 
 def read_cpus(root: HostRoot) -> tuple[Cpu, ...]:
-    """CPUs that are present, in order. Raises OSError when sysfs is not there.
+    """The CPUs that are present, in order. Raises OSError without sysfs.
 
     ``isolated`` joins isolcpus= with the isolated partitions of cgroup v2.
     """
@@ -42,9 +42,9 @@ def _siblings(root: HostRoot, cpu: int) -> CpuSet:
 
 
 def _caches(root: HostRoot, online: CpuSet) -> dict[int, CpuSet]:
-    """CPUs that share a last level cache, for each online CPU of which the kernel tells.
-    ``index`` directories are numbered from the innermost level outwards (detect_cache_attributes,
-    drivers/base/cacheinfo.c)."""
+    """The CPUs that share a last level cache, for each online CPU whose caches the kernel
+    describes. ``index`` directories are numbered from the innermost level outwards
+    (detect_cache_attributes, drivers/base/cacheinfo.c)."""
     found: dict[int, CpuSet] = {}
     for cpu in online:
         if cpu in found:

@@ -1,7 +1,8 @@
-"""``ethtool -S`` and ``--show-priv-flags`` of this host: what a driver alone knows, by name.
+"""``ethtool -S`` and ``--show-priv-flags`` of this host: a driver's own statistics and flags by
+name.
 
-Ioctls of include/uapi/linux/ethtool.h. pyroute2 has none of them for statistics in the
-releases that Debian ships.
+Ioctls of include/uapi/linux/ethtool.h. pyroute2 has none of them for statistics in the releases
+that Debian ships.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ _SS_PRIV_FLAGS = 2
 
 _STRING = 32
 _VALUE = 8
-# The kernel writes as many values as the driver has when asked, however small the buffer
-# is. Devices of our module gain seven with each tap queue that is opened, 256 at most.
+# The kernel writes as many values as the driver has at that moment, however small the buffer is.
+# Devices of our module gain seven with each tap queue that is opened, 256 at most.
 _SLACK = 256 * 7
 _ATTEMPTS = 5
 
 
 def control() -> socket.socket:
-    """A socket for requests about devices. Any kind will do (net/socket.c, sock_do_ioctl);
-    of this one our units have no need to be given another."""
+    """A socket for requests about devices. Any kind will do (net/socket.c, sock_do_ioctl); for
+    AF_UNIX our units need no further address family."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def parse_statistics(names: bytes, values: bytes) -> dict[str, int]:
-    """Names of 32 bytes each, ended by NUL, and as many native 64-bit values."""
+    """The statistics in names of 32 bytes each, ended by NUL, and as many native 64-bit values."""
     found = {}
     for number, (value,) in enumerate(struct.iter_unpack("=Q", values)):
         raw = names[number * _STRING : (number + 1) * _STRING]
@@ -56,7 +57,7 @@ def statistics(device: str) -> dict[str, int]:
             strings, stats = (_GSTRINGS, _SS_STATS, count), (_GSTATS, count)
             named, names = _ask(channel, device, strings, room * _STRING)
             valued, values = _ask(channel, device, stats, room * _VALUE)
-            # Queues were opened or closed in between when the two do not agree.
+            # A mismatch means that queues were opened or closed in between.
             if named == valued == count:
                 return parse_statistics(names[: named * _STRING], values[: valued * _VALUE])
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), f"statistics of {device}")
@@ -78,13 +79,13 @@ def private_flags(device: str) -> dict[str, bool]:
 
 
 def parse_flags(names: bytes, bits: int) -> dict[str, bool]:
-    """Names of 32 bytes each, ended by NUL, and one bit for each."""
+    """The flags in names of 32 bytes each, ended by NUL, and one bit for each."""
     values = b"".join(struct.pack("=Q", bits >> n & 1) for n in range(len(names) // _STRING))
     return {name: bool(value) for name, value in parse_statistics(names, values).items()}
 
 
 def _count(channel: socket.socket, device: str, strings: int) -> int:
-    """How many there are of a set of strings."""
+    """The number of strings in a set."""
     request = ctypes.create_string_buffer(struct.pack("=IIQI", _GSSET_INFO, 0, 1 << strings, 0), 20)
     try:
         ioctl(channel, device, request)
@@ -100,8 +101,8 @@ def _count(channel: socket.socket, device: str, strings: int) -> int:
 def _ask(
     channel: socket.socket, device: str, head: tuple[int, ...], room: int
 ) -> tuple[int, bytes]:
-    """One ioctl whose request is ``head``, a count as its last number, before the data:
-    the count that the kernel put there, and the data."""
+    """One ioctl. The request is ``head``, whose last number is a count, and room for the data.
+    Returns the count that the kernel wrote and the data."""
     start = struct.pack(f"={len(head)}I", *head)
     request = ctypes.create_string_buffer(start, len(start) + room)
     ioctl(channel, device, request)

@@ -1,4 +1,4 @@
-"""What readers may ask of a host, and the only opener of this one's /proc and /sys."""
+"""The interface through which readers access a host, and its implementation for this one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLASSES = {number: cls for cls, number in POLICY_NUMBERS.items()}
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What stat(2) tells of a file that readers need: whose it is, and which."""
+    """The results of stat(2) that readers need: who owns a file, and which file it is."""
 
     uid: int
     mode: int
@@ -36,28 +36,30 @@ class FileStat:
 
 
 class HostRoot(Protocol):
-    """What readers may ask of a host. Paths are absolute, as on that host. ``owners_told`` is
-    False for recordings of before owners were recorded: there every file is root's, and libvirt
-    has no pid files."""
+    """The accesses that readers may make to a host. Paths are absolute, as on that host.
+    ``owners_told`` is False for recordings made before owners were recorded: every file is then
+    root's, and libvirt has no pid files."""
 
     @property
     def owners_told(self) -> bool: ...
 
     def read(self, path: str) -> str:
-        """The whole text; bytes that are not UTF-8 become ``\\xNN``. OSError as from open."""
+        """The whole text; bytes that are not UTF-8 become ``\\xNN``. Raises OSError as os.open
+        does."""
         ...
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
-        """Sorted names. OSError as from os.listdir, and E2BIG when there are more than
-        ``most``, of which no more is read."""
+        """Sorted names. Raises OSError as os.listdir does, and E2BIG for more than ``most`` names,
+        without reading further."""
         ...
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        """Of a file; of a symbolic link itself unless ``follow``. OSError as from os.stat."""
+        """stat(2) of a file, or of a symbolic link itself unless ``follow``. Raises OSError as
+        os.stat does."""
         ...
 
     def readlink(self, path: str) -> str:
-        """Where a symbolic link points. OSError as from os.readlink."""
+        """The target of a symbolic link. Raises OSError as os.readlink does."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -65,28 +67,29 @@ class HostRoot(Protocol):
         ...
 
     def processes(self) -> list[tuple[str, int]]:
-        """Every process in /proc, and a number that tells it from a later one of the same
-        pid. OSError as from os.listdir."""
+        """Every process in /proc, with a number that tells it from a later one of the same pid.
+        Raises OSError as os.listdir does."""
         ...
 
     def link_count(self, path: str) -> int:
-        """How many links a directory has: two more than subdirectories, which for
-        /proc/PID/task are threads. OSError as from os.stat."""
+        """The number of links of a directory: two more than its subdirectories, which for
+        /proc/PID/task are threads. Raises OSError as os.stat does."""
         ...
 
     def sched_attr(self, tid: int) -> Sched:
-        """``sched_getattr(2)`` of one thread. OSError: ESRCH when it is gone, EOPNOTSUPP
-        when its class is not one of the model's (sched_ext)."""
+        """``sched_getattr(2)`` of one thread. Raises OSError: ESRCH when the thread is gone,
+        EOPNOTSUPP when its class is not one of the model's (sched_ext)."""
         ...
 
     def ethtool_statistics(self, device: str) -> dict[str, int]:
-        """``ethtool -S``: a driver's statistics by name, empty when it has none. OSError:
+        """``ethtool -S``: a driver's statistics by name, empty when it has none. Raises OSError:
         ENODEV when the device is gone."""
         ...
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
-        """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. Only that very process is
-        spoken to, for ``timeout`` seconds in all. Raises ObserveError."""
+        """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. The request goes to process
+        ``pid`` only. ``timeout`` limits, in seconds, the connection and the exchange each. Raises
+        ObserveError."""
         ...
 
 
@@ -146,7 +149,7 @@ class LiveRoot:
         return True
 
     def read(self, path: str) -> str:
-        # As few system calls as there can be: a pass reads thousands of small files.
+        # Few system calls, because a pass reads thousands of small files.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.read(fd, _CHUNK)
@@ -177,8 +180,8 @@ class LiveRoot:
         return os.path.exists(path)
 
     def processes(self) -> list[tuple[str, int]]:
-        # A process keeps its inode in procfs while the kernel remembers it; a new one of
-        # the same pid has another.
+        # A process keeps its inode in procfs while the kernel remembers it; a new process of the
+        # same pid has another.
         with os.scandir("/proc") as found:
             return [(e.name, e.inode()) for e in found if e.name.isdecimal()]
 

@@ -10,7 +10,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.host import Irq
 
 _LINE = re.compile(r"\s*(\d{1,9}):((?:\s+\d+)*)\s+(.*)", re.ASCII)
-# What stands last when no driver has requested the interrupt: "49152-edge".
+# The last words when no driver has requested the interrupt: "49152-edge".
 _NO_ACTION = re.compile(r"(?:.*\s)?(?:\d+-\w+|Level|Edge)", re.ASCII)
 
 
@@ -27,14 +27,14 @@ def parse_interrupts(text: str) -> dict[int, str]:
 
 
 def parse_counts(text: str) -> dict[int, int]:
-    """How often each interrupt has come, over all CPUs, by number, from /proc/interrupts."""
+    """The count of each interrupt over all CPUs, by number, from /proc/interrupts."""
     found = (_LINE.match(line) for line in text.splitlines()[1:])
     return {int(m[1]): sum(map(int, m[2].split())) for m in found if m is not None}
 
 
 def joined(actions: str) -> str:
-    """``/sys/kernel/irq/N/actions`` (kernel ``actions_show``) as /proc/interrupts names it:
-    "" when no driver has requested the interrupt."""
+    """``/sys/kernel/irq/N/actions`` (kernel ``actions_show``) in the form of /proc/interrupts: ""
+    when no driver has requested the interrupt."""
     return ", ".join(filter(None, (name.strip() for name in actions.split(","))))
 
 

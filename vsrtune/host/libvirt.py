@@ -29,9 +29,8 @@ class VcpuPinText:
 
 @dataclass(frozen=True, slots=True)
 class DomainText:
-    """One running domain as libvirt describes it. ``emulator_pin`` is None when
-    libvirt does not tell. ``busy``: libvirt starts, restores, saves or migrates it, and
-    takes no pins."""
+    """One running domain as libvirt describes it. ``emulator_pin`` is None when libvirt does not
+    report it. ``busy``: libvirt starts, restores, saves or migrates it, and accepts no pins."""
 
     name: str
     uuid: str
@@ -55,8 +54,7 @@ class VirtSource(Protocol):
 
 
 class LibvirtSource:
-    """A read-only connection to libvirt, opened when first needed and again after
-    it broke."""
+    """A read-only connection to libvirt, opened on first use and reopened after it broke."""
 
     def __init__(self, uri: str = DEFAULT_URI) -> None:
         self.uri = uri
@@ -90,7 +88,7 @@ class LibvirtSource:
             try:
                 return self._patience.ask(lambda: read(libvirt, self._connected(libvirt)))
             except TimeoutError as error:
-                # The connection stays with the question that waits for it.
+                # The pending question keeps the connection.
                 raise ObserveError(
                     f"libvirt does not answer: {error}",
                     where=self.uri,
@@ -157,7 +155,7 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
     except libvirt.libvirtError as error:
         vanished = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
         if error.get_error_code() in vanished:
-            # It ended between the listing and now.
+            # The domain ended after libvirt listed it.
             return None
         raise
 
@@ -165,7 +163,7 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
 def _busy(libvirt: Any, domain: Any) -> bool:
     state, reason = domain.state()
     if state == libvirt.VIR_DOMAIN_RUNNING:
-        # It runs here, and the rest of its memory is still coming.
+        # The domain runs here, and the rest of its memory is still coming.
         return bool(reason == libvirt.VIR_DOMAIN_RUNNING_POSTCOPY)
     jobs = ("STARTING_UP", "MIGRATION", "POSTCOPY", "SAVE", "DUMP")
     busy = {getattr(libvirt, f"VIR_DOMAIN_PAUSED_{job}") for job in jobs}
@@ -181,9 +179,9 @@ def _cpus(row: Sequence[bool]) -> CpuSet:
     return CpuSet(cpu for cpu, used in enumerate(row) if used)
 
 
-# A pass waits no longer than this for libvirt, seconds, and only once: as long as that question
-# waits, later ones fail at once. It answers in milliseconds; a thousand guests take some
-# seconds, and so does a libvirtd that is just being started. The watchdog is at 60 s.
+# Seconds. A pass waits for libvirt at most this long, and only once: while that question is
+# pending, later ones fail at once. libvirt answers in milliseconds; a thousand guests take some
+# seconds, and so does a libvirtd that is starting. The watchdog is at 60 s.
 LIBVIRT_SECONDS = 15.0
 
 
@@ -197,13 +195,13 @@ class _Question(threading.Thread, Generic[T]):
     def run(self) -> None:
         try:
             self.answer = self._ask()
-        except BaseException as error:  # whoever asked raises it
+        except BaseException as error:  # ``ask`` raises it
             self.error = error
 
 
 class Patience:
-    """Asks in a thread, and leaves that alone when no answer comes. One question waits at most:
-    until it is answered, all others fail at once."""
+    """Asks in a thread, and abandons the thread when no answer comes. At most one question is
+    pending: until it is answered, all others fail at once."""
 
     def __init__(self, seconds: float = LIBVIRT_SECONDS) -> None:
         self._seconds = seconds
@@ -211,11 +209,11 @@ class Patience:
 
     @property
     def silent(self) -> bool:
-        """Whether the last question still waits."""
+        """Whether the last question is still unanswered."""
         return self._waiting is not None and self._waiting.is_alive()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, or what the question raised. Raises TimeoutError without an answer."""
+        """The answer. Raises the exception of the question, or TimeoutError without an answer."""
         if self.silent:
             raise TimeoutError("an earlier question was not answered yet")
         pending: _Question[T] = _Question(question)

@@ -1,4 +1,4 @@
-"""Network devices from sysfs: what a guest's interface stands on."""
+"""Network devices from sysfs: the devices below a guest's interface."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CLASS = "/sys/class/net"
 class Device:
     """One network device.
 
-    ``path`` is its directory in /sys/devices, ``names`` what stands in it, ``lowers`` are
-    the devices directly below, in this network namespace.
+    ``path`` is its directory in /sys/devices, ``names`` are the entries of that directory,
+    ``lowers`` the devices directly below, in this network namespace.
     """
 
     name: str
@@ -32,18 +32,18 @@ class Device:
     devtype: str
     path: str
     names: frozenset[str]
-    # Found once: a device below a thousand others has as many upper_ names to go through.
+    # Computed once: a device below a thousand others has as many upper_ names to scan.
     lowers: tuple[str, ...]
 
     @property
     def macvtap(self) -> bool:
-        """A macvtap: below it stands the class device of its /dev/tapN. Its uevent has
-        no DEVTYPE (seen on 6.1)."""
+        """Whether it is a macvtap: its directory holds the class device of its /dev/tapN. Its
+        uevent has no DEVTYPE (seen on 6.1)."""
         return "macvtap" in self.names
 
     @property
     def napi_macvtap(self) -> bool:
-        """A napi_macvtap of our module, told as a macvtap is."""
+        """Whether it is a napi_macvtap of our module, which shows in the same way."""
         return "napi_macvtap" in self.names
 
     @property
@@ -66,8 +66,8 @@ def parse_uevent(text: str) -> dict[str, str]:
 
 
 class NetReader:
-    """Reads each device once, but for those that are ``known``. Devices that vanish
-    meanwhile are not there."""
+    """Reads each device once, except those that are ``known``. Devices that vanish meanwhile count
+    as absent."""
 
     def __init__(self, root: HostRoot, known: Mapping[str, Device] | None = None) -> None:
         self._root = root
@@ -97,7 +97,7 @@ class NetReader:
         return self._devices[name]
 
     def known(self, names: Iterable[str]) -> dict[str, Device]:
-        """Those of the devices that have been read."""
+        """The devices of these names that have been read."""
         return {n: d for n in names if (d := self._devices.get(n)) is not None}
 
     def by_ifindex(self, ifindex: int) -> str | None:
@@ -115,7 +115,7 @@ class NetReader:
         return self._by_ifindex.get(ifindex)
 
     def expect(self, name: str) -> None:
-        """Say that a device of that name is likely to be asked for by its index."""
+        """Prepare for a likely ``by_ifindex`` of that device."""
         device = self.device(name)
         if device is not None:
             self._by_ifindex[device.ifindex] = name
@@ -128,14 +128,14 @@ class NetReader:
         """Frames to the guest that found the ring full.
 
         macvtap counts them as rx_dropped (``tap_handle_frame``), tun as tx_dropped
-        (``tun_net_xmit``). Raises OSError. Devices with ``counters`` tell it exactly there.
+        (``tun_net_xmit``). For devices with ``counters``, those are exact. Raises OSError.
         """
         counter = "tx_dropped" if device.tun else "rx_dropped"
         return int(self._root.read(f"{device.path}/statistics/{counter}"))
 
     def counters(self, device: Device) -> TapCounters | None:
-        """What our module counts on the device; None for devices of others, and when
-        the device is gone or changes at every look."""
+        """The counters of our module on the device; None for devices of other drivers, and when
+        the device is gone or changes at every attempt."""
         if not device.napi_macvtap:
             return None
         try:
@@ -144,7 +144,8 @@ class NetReader:
             return None
 
     def threaded(self, device: Device) -> int | None:
-        """``threaded`` of a device of our module, 0 when its NAPI is not; None for others."""
+        """``threaded`` of a device of our module, 0 when its NAPI is not threaded; None for other
+        devices."""
         return self._number(f"{device.path}/threaded") if device.napi_macvtap else None
 
     def kind(self, device: Device) -> NicKind:
@@ -180,9 +181,9 @@ class NetReader:
                 self._descend(lower, ends, visited, chain)
 
     def _below(self, device: Device, end: bool) -> tuple[tuple[str, ...], bool]:
-        """Devices directly below. ``end`` says that the device is an end of a link (a
-        guest's tap, the far end of a veth), so that a bridge it is in lies below it
-        and not above; the second result says so of the devices returned."""
+        """Devices directly below. ``end`` says that the device is an end of a link (a guest's tap,
+        the far end of a veth), so that a bridge that it is in lies below it and not above. The
+        second result says the same of the returned devices."""
         if end:
             master = self._master(device)
             if master is not None:
@@ -217,8 +218,8 @@ class NetReader:
     def _veth_peer(self, device: Device) -> str | None:
         """The other end of a veth when it is in this namespace.
 
-        ``iflink`` of a veth is its peer's index in the *peer's* namespace, so the
-        device of that index here is the peer only when it points back.
+        ``iflink`` of a veth is its peer's index in the *peer's* namespace, so the device of that
+        index here is the peer only if its own ``iflink`` points back.
         """
         link = self._number(f"{device.path}/iflink")
         if link is None or link == device.ifindex or device.devtype:
@@ -238,8 +239,8 @@ class NetReader:
     ) -> Nic | None:
         """A lower device with its interrupts; None when it is gone.
 
-        ``irq_names`` is called only for hardware; ``rx_cpus(name, ifindex)`` gives
-        what was seen of its receive SoftIRQ.
+        ``irq_names`` is called only for hardware; ``rx_cpus(name, ifindex)`` gives the trace
+        result for its receive SoftIRQ.
         """
         device = self.device(name)
         if device is None:
@@ -265,15 +266,15 @@ class NetReader:
             return None
 
     def _inner(self, device: Device) -> bool:
-        """Whether it is a dummy or the like, of which sysfs tells no kind: virtual, and
-        linked to no other device, as a veth is to its peer."""
+        """Whether it is a dummy or the like, whose kind sysfs does not show: it is virtual and,
+        unlike a veth with its peer, linked to no other device."""
         if device.hardware is not None or device.devtype or device.lowers or device.tun:
             return False
         return self._number(f"{device.path}/iflink") == device.ifindex
 
     def _driver(self, device: Device, hardware: str | None) -> str:
-        """Driver of the hardware, else the kind of virtual device ("" for veth,
-        of which sysfs does not tell)."""
+        """The hardware's driver; otherwise the kind of virtual device ("" for veth, whose kind
+        sysfs does not show)."""
         if hardware is None:
             return device.devtype
         try:
@@ -292,8 +293,8 @@ class NetReader:
         return -1
 
     def _irq_numbers(self, hardware: str) -> tuple[int, ...]:
-        """MSI vectors, else the one pin interrupt. A virtio device's are its PCI
-        parent's (KERNEL: drivers/virtio/virtio_pci_common.c)."""
+        """The MSI vectors; otherwise the one pin interrupt. Those of a virtio device are its PCI
+        parent's (drivers/virtio/virtio_pci_common.c)."""
         parent = posixpath.dirname(hardware)
         virtio = posixpath.basename(hardware).startswith("virtio")
         for path in (parent,) if virtio else (hardware,):
@@ -351,8 +352,9 @@ class NetReader:
 
 
 def parse_softnet(text: str) -> tuple[tuple[int, int], ...]:
-    """CPU and frames its backlog dropped, of /proc/net/softnet_stat: hexadecimal columns, the
-    second is drops, the thirteenth the CPU (5.10 and later, else one line a CPU)."""
+    """Each CPU and the frames that its backlog dropped, from /proc/net/softnet_stat. Columns are
+    hexadecimal: the second is drops, the thirteenth the CPU (5.10 and later; otherwise there is
+    one line a CPU)."""
     found = []
     for number, line in enumerate(text.splitlines()):
         columns = line.split()

@@ -1,7 +1,7 @@
-"""Network links of this host's kernel over route netlink: asked, and read.
+"""Network links of this host's kernel over route netlink.
 
-Raw netlink and no library, because the kinds of devices that matter here are ours, and
-no library knows what belongs into their IFLA_INFO_DATA. Values are in host byte order
+This is raw netlink without a library, because the kinds of devices that matter here are our
+module's, and no library knows their IFLA_INFO_DATA. Values are in host byte order
 (include/uapi/linux/netlink.h, rtnetlink.h, if_link.h).
 """
 
@@ -43,13 +43,13 @@ def attribute(number: int, content: bytes) -> bytes:
 
 
 def nested(number: int, *attributes: bytes) -> bytes:
-    """Attributes inside one."""
+    """One attribute that contains others."""
     return attribute(number | _NESTED, b"".join(attributes))
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """The attributes in ``data`` by number; the last one wins. What is cut short at the
-    end is left out."""
+    """The attributes in ``data`` by number; the last one wins. One that is cut short at the end is
+    left out."""
     found: dict[int, bytes] = {}
     at = 0
     while at + _ATTRIBUTE.size <= len(data):
@@ -62,12 +62,12 @@ def attributes(data: bytes) -> dict[int, bytes]:
 
 
 def link_message(*, index: int = 0, flags: int = 0, change: int = 0) -> bytes:
-    """``struct ifinfomsg``; flags of ``change`` are set to those of ``flags``."""
+    """``struct ifinfomsg``; the flags in ``change`` are set to those in ``flags``."""
     return _IFINFO.pack(socket.AF_UNSPEC, 0, index, flags, change)
 
 
 def parse_link(body: bytes) -> Link:
-    """A RTM_NEWLINK message without its header. Raises OSError when it is cut short."""
+    """Read an RTM_NEWLINK message without its header. Raises OSError when it is cut short."""
     if len(body) < _IFINFO.size:
         raise _cut_short()
     _, _, index, flags, _ = _IFINFO.unpack_from(body)
@@ -97,9 +97,9 @@ def links() -> tuple[Link, ...]:
 
 
 def request(kind: int, flags: int, body: bytes) -> list[bytes]:
-    """One request to the kernel, acknowledged: the messages of its answer.
+    """Send one request to the kernel, have it acknowledged, and return the messages of the answer.
 
-    Raises OSError with the kernel's errno; the text holds what the kernel says beyond it.
+    Raises OSError with the kernel's errno; the text includes the kernel's own message.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
         sock.settimeout(_SECONDS)
@@ -130,8 +130,8 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def acknowledged(flags: int, content: bytes) -> None:
-    """Raises OSError unless the acknowledgement (struct nlmsgerr) says that all is well. With
-    NETLINK_CAP_ACK only the header of the request comes back before the words."""
+    """Raise OSError unless the acknowledgement (struct nlmsgerr) reports success. With
+    NETLINK_CAP_ACK, only the header of the request precedes the kernel's message."""
     if len(content) < 4:
         raise _cut_short()
     (code,) = struct.unpack_from("=i", content)

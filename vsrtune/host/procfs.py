@@ -13,28 +13,28 @@ from vsrtune.model.guest import Sched, ThreadKey
 # architecture that has KVM, whatever CONFIG_HZ is.
 CLOCK_TICKS = 100
 
-# include/linux/sched.h. The threads that vhost and io_uring start inside a process are user
-# workers (6.4; since then vhost workers are); those of io_uring are IO workers as well. The bit
-# of PF_USER_WORKER means nothing in 6.1. Programs can set none of them.
+# include/linux/sched.h. Threads that vhost and io_uring start inside a process are user workers
+# since 6.4; those of io_uring are IO workers as well. The bit of PF_USER_WORKER means nothing in
+# 6.1. Programs cannot set any of these flags.
 PF_IO_WORKER = 0x00000010
 PF_USER_WORKER = 0x00004000
 PF_KTHREAD = 0x00200000
 
-# A look reads no more of one process. A QEMU with 1024 vcpus, its iothreads and its workers has
+# A pass reads no more of one process. A QEMU with 1024 vcpus, its iothreads and its workers has
 # some 1200 threads; 256 queues on each of 16 NICs take 12,300 descriptors.
 MOST_THREADS = 4096
 MOST_DESCRIPTORS = 16384
 
-# Daemons that change the same settings as we do, by their comm.
+# Daemons that change the same settings as vsrtune, by their comm.
 DAEMONS = ("irqbalance", "tuned", "stalld", "numad")
 
-# Not the comm's: that is the file's first line, and newlines in it are escaped.
+# A comm cannot forge these: it is in the file's first line, and newlines in it are escaped.
 _ALLOWED = "\nCpus_allowed_list:"
 _UIDS = "\nUid:"
 
 _QEMU = re.compile(r"qemu-system-[\w.-]+|qemu-kvm|kvm|qemu")
 _WORKER = re.compile(r"vhost-(\d{1,10})", re.ASCII)
-# kernel threads have their whole name in /proc since 5.17 (get_kthread_comm).
+# Kernel threads have their whole name in /proc since 5.17 (get_kthread_comm).
 _NAPI = re.compile(r"napi/(.+)-\d+", re.ASCII)
 
 
@@ -57,8 +57,8 @@ class Stat:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether it runs nothing but the kernel's code, and vhost may have started it. Its
-        name tells nothing: a process names all of its threads."""
+        """Whether it runs kernel code only and vhost may have started it. Its name proves nothing,
+        because a process names all of its threads."""
         return self.kthread or self.flags & (PF_USER_WORKER | PF_IO_WORKER) == PF_USER_WORKER
 
 
@@ -80,7 +80,7 @@ class RawThread:
 
 @dataclass(frozen=True, slots=True)
 class CompetingDaemon:
-    """One of DAEMONS that runs."""
+    """A running daemon, one of DAEMONS."""
 
     name: str
     pid: int
@@ -155,8 +155,8 @@ def napi_device(comm: str) -> str | None:
 
 
 def is_qemu(exe: str) -> bool:
-    """Whether an executable's path is a QEMU system emulator (``kvm`` on Proxmox,
-    ``qemu-kvm`` on RHEL)."""
+    """Whether an executable's path names a QEMU system emulator (``kvm`` on Proxmox, ``qemu-kvm``
+    on RHEL)."""
     base = exe.removesuffix(" (deleted)").rpartition("/")[2]
     return _QEMU.fullmatch(base) is not None
 
@@ -197,13 +197,13 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
 
 
 def run_ns(root: HostRoot, base: str) -> int:
-    """How long the thread of that directory of /proc ran, in nanoseconds. Raises OSError,
+    """The run time of the thread with that directory in /proc, in nanoseconds. Raises OSError,
     ValueError, and IndexError without CONFIG_SCHED_INFO."""
     return int(root.read(f"{base}/schedstat").split()[0])
 
 
 def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
-    """The same, or what the ticks of its stat say where the kernel does not tell."""
+    """As ``run_ns``, or from the ticks in ``stat`` where the kernel does not report it."""
     try:
         return run_ns(root, base)
     except (PermissionError, FileNotFoundError, IndexError, ValueError):
@@ -212,9 +212,8 @@ def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
 
 
 def read_links(root: HostRoot, pid: int) -> dict[int, str]:
-    """Open descriptors of a process and where they point, in number order.
-    Raises OSError when the process is gone, has more than MOST_DESCRIPTORS, or they are not
-    ours to see."""
+    """Open descriptors of a process and where they point, in number order. Raises OSError when the
+    process is gone, has more than MOST_DESCRIPTORS, or access is denied."""
     base = f"/proc/{pid}/fd"
     links: dict[int, str] = {}
     for number in sorted(int(n) for n in root.listdir(base, MOST_DESCRIPTORS)):

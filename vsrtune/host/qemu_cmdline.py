@@ -18,7 +18,7 @@ _WANTED = frozenset(
     )
 )  # fmt: skip
 
-# Anybody may run a QEMU and write what he likes: a descriptor is a C int.
+# Anybody may run a QEMU with any text on its command line. A descriptor is a C int.
 _FD_DIGITS = 10
 _VCPU_DIGITS = 5
 
@@ -30,8 +30,8 @@ _TAP_TYPES = frozenset(("tap", "bridge"))
 class Netdev:
     """One tap back end, in command line order.
 
-    ``fds`` are the queues' descriptors when the starter opened them (libvirt);
-    else QEMU opened ``ifname`` itself ("" when the kernel chose the name).
+    ``fds`` are the queues' descriptors when the starter opened them (libvirt); otherwise QEMU
+    opened ``ifname`` itself ("" when the kernel chose the name).
     """
 
     id: str
@@ -45,12 +45,11 @@ class Netdev:
 
 @dataclass(frozen=True, slots=True)
 class QemuArgs:
-    """What matters here of one QEMU command line.
+    """The relevant parts of one QEMU command line.
 
-    ``libvirt`` marks a QEMU started by libvirt, whether or not libvirt answers.
-    ``qmp`` are the UNIX sockets on which it listens as a QMP server. ``vcpus`` is the most
-    vcpus that it can have (``-smp``).
-    ``guest`` is False for runs without a machine (libvirt's capability probes).
+    ``libvirt`` marks a QEMU started by libvirt, whether or not libvirt answers. ``qmp`` are the
+    UNIX sockets on which it listens as a QMP server. ``vcpus`` is the most vcpus that it can have
+    (``-smp``). ``guest`` is False for runs without a machine (libvirt's capability probes).
     """
 
     name: str
@@ -103,8 +102,8 @@ def _flatten(prefix: str, data: Any, options: dict[str, str]) -> None:
 
 
 def parse(argv: Sequence[str]) -> QemuArgs:  # noqa: C901 (one case an option)
-    """Read a command line; unknown options are passed over, nothing is an error
-    but an empty list (VsrtuneError)."""
+    """Read a command line. Unknown options are ignored; only an empty list is an error
+    (VsrtuneError)."""
     if not argv:
         raise VsrtuneError("empty QEMU command line")
     name = uuid = ""
@@ -162,7 +161,7 @@ def parse(argv: Sequence[str]) -> QemuArgs:  # noqa: C901 (one case an option)
 
 
 def essential(argv: Sequence[str]) -> list[str]:
-    """A command line of which ``parse`` makes the same, without what it does not use:
+    """A command line that ``parse`` reads in the same way, without the parts that it does not use:
     disks, secrets, kernel command lines, SMBIOS strings."""
     kept = [argv[0]] if argv else []
     monitors = {
@@ -217,7 +216,7 @@ def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _most_vcpus(parts: dict[str, str]) -> int:
-    """``maxcpus``, or what the others come to when it is not written
+    """``maxcpus``, or the number that the other keys give when it is not written
     (machine_parse_smp_config)."""
 
     def number(key: str, default: int) -> int:

@@ -6,6 +6,7 @@ import importlib
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ DIRECTORY = "/usr/lib/vsrtune/vendor"
 
 
 def qemu_qmp() -> Any:
-    """The module ``qemu.qmp``: the system's, else the one shipped with vsrtune.
+    """The module ``qemu.qmp``: the system's, otherwise the one shipped with vsrtune.
 
     Raises ImportError when there is neither.
     """
@@ -28,16 +29,16 @@ def qemu_qmp() -> Any:
         return importlib.import_module("qemu.qmp")
 
 
-# A QMP socket serves one client: while another is connected, ours waits in the
-# listen queue and hears nothing. This long is waited for it to let us go.
+# Seconds to wait for a disconnect. A QMP socket serves one client: while another is connected, our
+# connection waits in the listen queue without an answer.
 _LEAVING_SECONDS = 0.1
 
 
 def parse_cpus(answer: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """vcpu number to tid, from the answer of ``query-cpus-fast``.
 
-    Under single-threaded TCG all vcpus share one thread: the lowest number has it.
-    Raises ValueError for what is no such answer.
+    Under single-threaded TCG all vcpus share one thread: the lowest number has it. Raises
+    ValueError for any other answer.
     """
     try:
         found = sorted((int(cpu["cpu-index"]), int(cpu["thread-id"])) for cpu in answer)
@@ -51,18 +52,17 @@ def parse_cpus(answer: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:
-    """Connect to a QMP UNIX socket, ask, and disconnect at once; ``timeout`` is in seconds, for
-    all of it.
+    """Connect to a QMP UNIX socket, ask, and disconnect at once, within ``timeout`` seconds.
 
-    The path leads where the process likes, so nothing is said to anybody but process ``pid``
-    (SO_PEERCRED: who listens there). Raises ObserveError: transient when the socket is busy or
-    gone, permanent when the QMP library is missing.
+    The process chooses where the path leads, so nothing is sent unless process ``pid`` listens
+    there (SO_PEERCRED). Raises ObserveError: transient when the socket is busy, gone or another
+    process's, permanent when the QMP library is missing.
     """
     import asyncio
     import contextlib
     import logging
 
-    # It logs each failure, which is reported by the error raised here.
+    # The library logs each failure, which the error raised here reports already.
     logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL + 1)
     try:
         library = qemu_qmp()
@@ -73,14 +73,16 @@ def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:
             hint="install it, or start QEMU with -name NAME,debug-threads=on",
         ) from None
 
+    end = time.monotonic() + timeout
+
     async def ask(connected: socket.socket) -> dict[int, int]:
         client = library.QMPClient("vsrtune")
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(max(0.0, end - time.monotonic())):
                 await client.connect(connected)
                 return parse_cpus(await client.execute("query-cpus-fast"))
         finally:
-            # Here it raises once more what broke the connection.
+            # disconnect raises once more the error that broke the connection.
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.disconnect(), _LEAVING_SECONDS)
 
@@ -106,7 +108,7 @@ def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:
         ) from None
     except ObserveError:
         raise
-    except Exception as error:  # the library asserts what a monitor that means harm breaks
+    except Exception as error:  # a hostile monitor can break the library's asserts
         raise ObserveError(
             f"QMP failed: {str(error) or type(error).__name__}",
             where=path,

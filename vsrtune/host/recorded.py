@@ -1,7 +1,7 @@
-"""A recorded host: what it answered, in one file, and the readers' doors to that.
+"""A recorded host: its answers in one file, and the interfaces through which readers get them.
 
 The file is JSON with one path a line, in a fixed order, so that diff compares recordings.
-``vsrtune record`` writes it (record).
+``vsrtune record`` writes it (observe/recording.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HINT = "name a file that `vsrtune record` has made"
 
 @dataclass(slots=True)
 class QmpAnswer:
-    """QEMU's vcpus, number to tid, or why it did not tell."""
+    """QEMU's vcpus, number to tid, or why there was no answer."""
 
     error: str | None = None
     vcpus: dict[str, int] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class QmpAnswer:
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of a host by path: texts of files, names in directories, targets of links, names
-    of errors, what is there and was not read, and what stat(2) tells of files.
+    """Answers of a host by path: texts of files, names in directories, targets of links, names of
+    errors, paths that exist and were not read, and stat(2) of files.
 
-    ``sched`` is by tid, ``ethtool`` by device, ``qmp`` by pid. A path without ``stats`` is
-    root's, and only root may write it. ``owners_told`` is False for recordings of before owners
-    were recorded.
+    ``sched`` is by tid, ``ethtool`` by device, ``qmp`` by pid. A path without ``stats`` is root's,
+    and only root may write it. ``owners_told`` is False for recordings made before owners were
+    recorded.
     """
 
     owners_told: bool = True
@@ -61,7 +61,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDomains:
-    """What libvirt answered. ``error`` is set when it did not."""
+    """libvirt's answer. ``error`` is set when there was none."""
 
     error: str | None = None
     domains: tuple[DomainText, ...] = ()
@@ -69,8 +69,8 @@ class RecordedDomains:
 
 @dataclass(slots=True)
 class Recording:
-    """What the file holds. ``note`` tells a reader about it, line by line. ``snapshot`` is the
-    JSON form of what the host showed."""
+    """The content of the file. ``note`` describes it to a reader, line by line. ``snapshot`` is
+    the JSON form of the host's snapshot."""
 
     note: tuple[str, ...] = ()
     host: Answers = field(default_factory=Answers)
@@ -98,7 +98,7 @@ def load(path: Path) -> Recording:
 
 
 def parse(text: str | bytes) -> Recording:
-    """The recording of such a text. Raises ValueError and VsrtuneError."""
+    """The recording in a text. Raises ValueError and VsrtuneError."""
     return decode(Recording, json_value(text, MAX_SIZE))
 
 
@@ -127,7 +127,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 class RecordedRoot:
     """A HostRoot that gives recorded answers.
 
-    A directory that was not listed holds what is known below it.
+    A directory that was not listed holds the recorded paths below it.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -159,14 +159,14 @@ class RecordedRoot:
         self._check(path)
         target = self.answers.links.get(path)
         if target is not None and follow:
-            # One link is followed: a recording of somebody else's may hold a circle.
+            # Follow one link only: a recording from elsewhere may hold a circle.
             return self.stat(target, follow=False)
         kind = stat.S_IFLNK if target is not None else self._kind(path)
         return FileStat(0, kind | 0o755, 0, zlib.crc32(path.encode()))
 
     def _kind(self, path: str) -> int:
-        """Of a path of which nothing was recorded: an executable is known by what points to
-        it alone."""
+        """The file type of a path without ``stats``. Only the links that point to an executable
+        identify it."""
         file = path in self.answers.texts or path in self.answers.links.values()
         return stat.S_IFREG if file else stat.S_IFDIR
 
@@ -193,7 +193,7 @@ class RecordedRoot:
         for name in self.listdir("/proc"):
             if name.isdecimal():
                 try:
-                    # Inodes are not recorded: the time of start tells processes apart.
+                    # Inodes are not recorded: the start time tells processes apart.
                     text = self.read(f"/proc/{name}/stat").rpartition(")")[2].split()
                 except OSError:
                     continue
@@ -216,7 +216,7 @@ class RecordedRoot:
         return dict(statistics)
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
-        del timeout  # nobody is waited for
+        del timeout  # there is nobody to wait for
         answer = self.answers.qmp.get(str(pid), QmpAnswer("not recorded"))
         if answer.error is not None:
             raise ObserveError(answer.error, where=socket)
@@ -228,7 +228,7 @@ class RecordedRoot:
             raise _error(_CODES.get(name, errno.EIO), path)
 
     def _below(self, path: str) -> set[str]:
-        """The names in a directory that files and links below it tell."""
+        """The names in a directory, according to the files and links below it."""
         prefix = path.rstrip("/") + "/"
         return {
             known[len(prefix) :].partition("/")[0]

@@ -1,7 +1,8 @@
-"""sched_setattr(2), which the C library does not offer. Reading is in ``rootfs``.
+"""sched_setattr(2), which the C library does not offer, and the kernel's books of class deadline.
+sched_getattr(2) is in ``filesystem``.
 
 ``struct sched_attr`` is used in its first form (48 bytes, version 0 of
-include/uapi/linux/sched/types.h), which every kernel since 3.14 takes.
+include/uapi/linux/sched/types.h), which every kernel since 3.14 accepts.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _GENERIC = 274
 
 
 def pack(sched: Sched) -> bytes:
-    """``struct sched_attr`` for ``sched``. A fair class leaves the times at 0, which
-    from 6.12 on asks for the kernel's default slice."""
+    """``struct sched_attr`` for ``sched``. A fair class leaves the times at 0, which from 6.12 on
+    requests the kernel's default slice."""
     return _ATTR.pack(
         _ATTR.size,
         POLICY_NUMBERS[sched.cls],
@@ -42,7 +43,7 @@ def pack(sched: Sched) -> bytes:
 
 
 def sched_setattr(tid: int, sched: Sched) -> None:
-    """Give one thread these scheduling parameters. OSError as from the call."""
+    """Give one thread these scheduling parameters. Raises OSError as the call does."""
     attr = ctypes.create_string_buffer(pack(sched), _ATTR.size)
     number = _NUMBERS.get(platform.machine(), _GENERIC)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -77,9 +78,9 @@ def book_lines(text: str) -> list[str]:
 
 
 def read_books(root: HostRoot, cpus: CpuSet, *, totals: bool) -> tuple[DeadlineCpu, ...]:
-    """The books of every CPU; empty where debugfs cannot be read. ``totals`` also reads what
-    is booked, for which the kernel writes down every task of the host: only where there
-    are DEADLINE threads to look for."""
+    """The books of every CPU; empty where debugfs cannot be read. ``totals`` also reads the booked
+    bandwidths. The kernel then prints every task of the host, so it is only for hosts where there
+    may be DEADLINE threads."""
     if not root.exists(SCHED):
         return ()
     books: dict[int, int] = {}

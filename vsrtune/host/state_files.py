@@ -1,4 +1,4 @@
-"""Files of our own that are written whole, or not at all. Raises OSError."""
+"""vsrtune's own files, which are written whole or not at all. Functions raise OSError."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import errno
 import os
 from pathlib import Path
 
-# The largest file of ours by far: a journal is written anew beyond one MiB.
+# The journal is by far the largest file; it is rewritten beyond one MiB.
 MAX_SIZE = 64 << 20
 _FALLOC_FL_KEEP_SIZE = 1
-# Where only vsrtune looks for anything.
+# Directories that only vsrtune uses.
 OURS = frozenset({Path("/var/lib/vsrtune"), Path("/run/vsrtune/bench")})
-# What a file system says that has no room; any other refusal is that it cannot claim any.
+# Errors of a full file system. Any other error of claim means that it cannot claim space.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def read_file(path: Path, most: int = MAX_SIZE) -> bytes:
-    """The whole content. Raises OSError, EFBIG for one that cannot be ours by its size."""
+    """The whole content. Raises OSError; EFBIG for a file that is too large to be vsrtune's."""
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -27,15 +27,15 @@ def read_file(path: Path, most: int = MAX_SIZE) -> bytes:
 
 
 def replace_file(path: Path, data: bytes, mode: int, room: int = 0) -> None:
-    """Put a new file in the place of ``path``: it has the old content or the new one, also
-    after the host has crashed. Only one process may do so at a time. ``room``: so many bytes
-    behind the data are claimed for what is to be appended; without them the old file stays."""
+    """Replace ``path`` by a new file: it has the old content or the new one, also after a crash of
+    the host. Only one process at a time may do this. ``room`` bytes behind the data are claimed
+    for later appends; if that fails, the old file stays."""
     _replace(path, path.with_name(path.name + ".new"), data, mode, room, lasting=True)
 
 
 def create_file(path: Path, data: bytes, mode: int) -> None:
-    """Put a new file at ``path``, whole or not at all, also after the host has crashed. Raises
-    OSError, FileExistsError when something is there."""
+    """Create ``path``, whole or not at all, also after a crash of the host. Raises OSError;
+    FileExistsError when something is there."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -44,7 +44,7 @@ def create_file(path: Path, data: bytes, mode: int) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        # A link takes nobody's place.
+        # link(2) never replaces a file.
         os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
@@ -52,8 +52,8 @@ def create_file(path: Path, data: bytes, mode: int) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory that its owner alone may enter, with its parents. One of ours that
-    others may enter is closed to them; one of an operator's choice stays as it is."""
+    """Make a directory that only its owner may enter, with its parents. An existing directory of
+    OURS is closed to others; one that an operator chose stays as it is."""
     if not path.is_dir():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         fsync_directory(path.parent)
@@ -62,9 +62,9 @@ def private_directory(path: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that its owner alone may read, so that nobody else can lock it
-    either (flock(2) asks for no more than that); it is made with O_CREAT. One that others may
-    read is closed to them. Raises OSError, ELOOP for a symbolic link."""
+    """A descriptor of a file that only its owner may read, so that nobody else can lock it either
+    (flock(2) requires no more than that). O_CREAT makes the file. A file that others may read is
+    closed to them. Raises OSError; ELOOP for a symbolic link."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_mode & 0o077:
@@ -76,8 +76,9 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def claim(fd: int, offset: int, length: int) -> None:
-    """Claim disk space for so many bytes of the file from ``offset`` on, without making it
-    longer. What is claimed already costs nothing. File systems that cannot are let pass."""
+    """Claim disk space for ``length`` bytes of the file from ``offset`` on, without making it
+    longer. Space that is claimed already costs nothing. Does nothing on file systems that cannot
+    claim space. Raises OSError when there is no room."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = ctypes.c_int64
     while libc.fallocate64(fd, _FALLOC_FL_KEEP_SIZE, size(offset), size(length)) < 0:
@@ -89,8 +90,9 @@ def claim(fd: int, offset: int, length: int) -> None:
 
 
 def replace_volatile(path: Path, data: bytes, mode: int) -> None:
-    """As ``replace_file`` for what is gone after a crash of the host anyway (/run): nothing
-    waits for a disk. Makes the directory when it is missing. Several processes may do so."""
+    """As ``replace_file``, for a file that a crash of the host removes anyway (/run): it does not
+    wait for a disk. Makes the directory when it is missing. Several processes may do this at a
+    time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path, path.with_name(f".{path.name}.{os.getpid()}.new"), data, mode, 0, lasting=False)
 
@@ -117,13 +119,13 @@ def _replace(path: Path, new: Path, data: bytes, mode: int, room: int, *, lastin
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it, in as many pieces as the kernel takes."""
+    """Write all of ``data``, in as many pieces as the kernel takes."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in it durable."""
+    """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

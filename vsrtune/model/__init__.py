@@ -1,2 +1,2 @@
-"""Wall: pure. Values that several packages share: the host, guests and a snapshot of both,
-targets and plans, records of the journal, what the daemon knows after a pass."""
+"""Wall: pure. Values that several packages share: the host, guests and a snapshot of both, targets
+and plans, journal records, the daemon's state after a pass."""

@@ -1,7 +1,7 @@
-"""cpusets of cgroups, in the order of their paths.
+"""cpusets of cgroups, sorted by path.
 
-A host has as many of them as all its guests together. In that order one is found, and what
-belongs to one guest is put in the place of what it had, without going through all others'.
+Their number grows with the number of guests. The order makes it possible to find a cgroup, or to
+replace those of one guest, without scanning those of all others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vsrtune.core.cpuset import CpuSet
 
 @dataclass(frozen=True, slots=True)
 class CpusetGroup:
-    """A cgroup whose cpuset matters to guests: one above or beside their threads, or one
-    with a setting of its own. ``path`` is below /sys/fs/cgroup. ``cpus`` and
-    ``exclusive`` are the raw texts of ``cpuset.cpus`` and ``cpuset.cpus.exclusive`` (None
-    before 6.7, which has no such file), ``partition`` that of ``cpuset.cpus.partition``:
-    member, root, isolated, or one of these with ``invalid (reason)`` behind it."""
+    """A cgroup whose cpuset matters to guests: one above or beside their threads, or one with a
+    setting of its own. ``path`` is below /sys/fs/cgroup. ``cpus`` and ``exclusive`` are the raw
+    texts of ``cpuset.cpus`` and ``cpuset.cpus.exclusive`` (None before 6.7, where the file does
+    not exist). ``partition`` is the text of ``cpuset.cpus.partition``: member, root, isolated, or
+    one of these followed by ``invalid (reason)``."""
 
     path: str
     cpus: str
@@ -36,7 +36,8 @@ class CpusetGroup:
 
     @property
     def special(self) -> bool:
-        """True when it is a partition or has exclusive CPUs: cgroups inside may be as well."""
+        """True when it is a partition or has exclusive CPUs; cgroups inside it may be special
+        too."""
         return bool(self.exclusive) or self.partition != "member"
 
 
@@ -44,13 +45,13 @@ _path = attrgetter("path")
 
 
 def find(groups: Sequence[CpusetGroup], path: str) -> CpusetGroup | None:
-    """The one of that path; None when it is not among them."""
+    """The cgroup of that path, or None."""
     at = bisect_left(groups, path, key=_path)
     return groups[at] if at < len(groups) and groups[at].path == path else None
 
 
 def below(groups: Sequence[CpusetGroup], path: str) -> tuple[CpusetGroup, ...]:
-    """That of a cgroup and of all that are inside."""
+    """The cgroup of that path and all cgroups inside it."""
     own = find(groups, path)
     first, last = _inside(groups, path)
     return (*((own,) if own is not None else ()), *groups[first:last])
@@ -59,7 +60,7 @@ def below(groups: Sequence[CpusetGroup], path: str) -> tuple[CpusetGroup, ...]:
 def put(
     groups: Sequence[CpusetGroup], path: str, new: Sequence[CpusetGroup]
 ) -> tuple[CpusetGroup, ...]:
-    """With ``new`` in the place of all that ``below`` gives; it has nothing of elsewhere."""
+    """Replace all that ``below`` gives by ``new``, whose cgroups must be at or below ``path``."""
     own = [g for g in new if g.path == path]
     inside = sorted((g for g in new if g.path != path), key=_path)
     at = bisect_left(groups, path, key=_path)
@@ -71,7 +72,7 @@ def put(
 def changed(
     groups: Sequence[CpusetGroup], changes: Mapping[str, CpusetGroup | None]
 ) -> tuple[CpusetGroup, ...]:
-    """With some that are others now, by path; None for those that are gone."""
+    """Replace or add cgroups by path; None removes one."""
     found = list(groups)
     for path, group in changes.items():
         at = bisect_left(found, path, key=_path)
@@ -81,7 +82,7 @@ def changed(
 
 
 def _inside(groups: Sequence[CpusetGroup], path: str) -> tuple[int, int]:
-    """Where those inside a cgroup begin, and where they end. Between it and them may stand
-    others: "a.b" comes between "a" and "a/b"."""
-    # "0" is what comes after "/".
+    """Where the cgroups inside a cgroup begin and end. Others may stand between it and them: "a.b"
+    comes between "a" and "a/b"."""
+    # "0" follows "/" in ASCII.
     return bisect_left(groups, f"{path}/", key=_path), bisect_left(groups, f"{path}0", key=_path)

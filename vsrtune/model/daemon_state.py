@@ -1,4 +1,4 @@
-"""What the daemon knows after a pass, frozen, for metrics and the STATUS line."""
+"""The daemon's state after a pass, frozen, for metrics and the STATUS line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vsrtune.model.stepdown import Step
 
 @dataclass(frozen=True, slots=True)
 class Unmade:
-    """A change that was planned and is not made, and ``why`` in words. ``fixed``: the kernel
-    will never make it."""
+    """A planned change that was not made, and ``why`` in words. ``fixed``: the kernel will never
+    accept it."""
 
     action: Action
     why: str
@@ -24,7 +24,8 @@ class Unmade:
 
 @dataclass(slots=True)
 class _Left:
-    """Of one guest, or of the host itself; not changed any more once a PlanState has it."""
+    """The entries of one guest, or of the host itself. They do not change once a PlanState has
+    them."""
 
     unmade: list[Unmade] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -33,16 +34,16 @@ class _Left:
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """Changes that are not made, settings that are left as they are, what is refused, and
-    what is said of the host as a whole. Kept by guest, so that a pass over one guest renews
-    its own without going through all others'."""
+    """Planned changes that were not made, skipped settings, refusals, and warnings about the host
+    as a whole. Entries are kept by guest, so that a pass over one guest replaces its own without
+    scanning all others."""
 
     warnings: tuple[str, ...] = ()
     _by_guest: Mapping[str, _Left] = field(default_factory=dict)
 
     @classmethod
     def after(cls, plan: Plan, unmade: tuple[Unmade, ...]) -> PlanState:
-        """Of a pass over everything, or over some guests."""
+        """The state after a pass over all guests or over some."""
         found: dict[str, _Left] = {}
         for change in unmade:
             found.setdefault(change.action.target.guest, _Left()).unmade.append(change)
@@ -53,8 +54,8 @@ class PlanState:
         return cls(plan.warnings, found)
 
     def updated(self, observed: PlanState, guests: frozenset[str]) -> PlanState:
-        """With ``observed``, which a pass over ``guests`` alone has left; what it does not look
-        at, other guests and the host as a whole, stands as it was."""
+        """Replace the entries of ``guests`` by ``observed``, the state after a pass over them
+        alone. Other guests and the warnings stay as they were."""
         found = dict(self._by_guest)
         for guest in guests:
             found.pop(guest, None)
@@ -63,17 +64,17 @@ class PlanState:
 
     @property
     def unmade(self) -> tuple[Unmade, ...]:
-        """Changes that are not made, guest by guest in the plan's order."""
+        """Planned changes that were not made, guest by guest in the plan's order."""
         return tuple(u for left in self._by_guest.values() for u in left.unmade)
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Settings that are left as they are, guest by guest."""
+        """Skipped settings, guest by guest."""
         return tuple(s for left in self._by_guest.values() for s in left.skipped)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """What is refused, guest by guest."""
+        """Refusals, guest by guest."""
         return tuple(r for left in self._by_guest.values() for r in left.refusals)
 
 
@@ -83,11 +84,11 @@ BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class GuestState:
-    """One guest after a pass. ``drift`` counts settings that differ from the policy,
-    ``held`` those of them that an operator changed and that we leave alone, ``pending``
-    those that the kernel takes only once their thread has run. ``policy`` is the file that
-    names it, "" for none, ``irq`` the CPUs that are interrupt CPUs by that file. ``step``
-    is how far it is stepped down, None when it is not."""
+    """One guest after a pass. ``drift`` counts settings that differ from the policy, ``held``
+    those of them that an operator changed and vsrtune leaves alone, ``pending`` those that wait
+    for their thread to run or for libvirt. ``policy`` is the file that names the guest ("" for
+    none), ``irq`` the interrupt CPUs in that file. ``step`` says how far the guest is stepped
+    down, None when it is not."""
 
     ref: str
     source: str
@@ -102,8 +103,9 @@ class GuestState:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The adaptive queue of one guest: the length of its rings, frames; ``phase`` is long,
-    trial or short, ``why`` says so to people; ``changes`` since its keeper began."""
+    """The adaptive queue of one guest. ``length`` is that of its rings, in frames; ``phase`` is
+    long, trial or short; ``why`` explains the phase; ``changes`` counts since the controller
+    started."""
 
     guest: str
     length: int
@@ -128,7 +130,7 @@ class Totals:
     durations: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
 
     def timed(self, seconds: float) -> Totals:
-        """With one more pass, that took so long."""
+        """The totals with one more pass, which took ``seconds``."""
         slot = next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))
         return replace(
             self,
@@ -148,18 +150,18 @@ class DaemonState:
     policies: int = 0
     reload_success: bool = True
     last_pass: float = 0.0  # seconds since the epoch
-    failure: str = ""  # why the last pass came to nothing; "" when it did not
-    # Of DEADLINE threads: the share of their budgets used since the pass before.
+    failure: str = ""  # why the last pass failed; "" when it did not
+    # The share of its budget that each DEADLINE thread used since the previous pass.
     budgets: tuple[tuple[ThreadKey, float], ...] = ()
-    # What somebody has changed, and what is done about it.
+    # Settings that somebody changed, and what vsrtune does about them.
     drifts: tuple[Drift, ...] = ()
-    # What of the plan is not made, or not to be made.
+    # What the plan leaves undone, and why.
     plan: PlanState = field(default_factory=PlanState)
-    # Threads that the last pass with any took from one CPU to another, and when (epoch).
+    # Threads that the last pass with moves took from one CPU to another, and when (epoch).
     last_moves: int = 0
     last_move: float = 0.0
     queues: tuple[QueueState, ...] = ()
-    # Threads of others that starve beside the guests' real-time threads.
+    # Other threads, which starve beside the guests' real-time threads.
     starved: tuple[Starved, ...] = ()
 
     @property
@@ -175,8 +177,9 @@ class DaemonState:
 
 @dataclass(frozen=True, slots=True)
 class Starved:
-    """A thread that is no tuned guest's and waits for ``cpu``, which ``guest`` holds ("" when
-    no tuned guest does). ``vital``: a kernel thread of that CPU without which the host hangs."""
+    """A thread that belongs to no tuned guest and waits for ``cpu``, which ``guest`` holds (""
+    when no tuned guest does). ``vital``: it is a kernel thread of that CPU, without which the host
+    hangs."""
 
     tid: int
     name: str

@@ -17,23 +17,23 @@ from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.host import Host
 
 UNIT = 1 << 20  # one whole CPU
-# __checkparam_dl: runtime of 2**DL_SCALE ns; sched_deadline_period_min_us, its default.
+# __checkparam_dl: a runtime of 2**DL_SCALE ns; the default of sched_deadline_period_min_us.
 MIN_RUNTIME_NS = 1024
 MIN_PERIOD_NS = 100_000
 # Below sched_deadline_period_max_us (4.19 s by default).
 MAX_PERIOD_NS = 4_000_000_000
 
 TICK = 0.01  # seconds, with CONFIG_HZ=100
-# Seconds. Timers of a host that runs under another have been seen 80 ms late.
+# Seconds. Timers have been 80 ms late on a host that is itself a guest.
 _LATE = 0.15
 _LEFT = re.compile(r"^dl\.runtime\s*:\s*(-?\d+)", re.ASCII | re.MULTILINE)
 # fair_server_init: 50 ms in 1 s.
 FAIR_SERVER = 50_000_000 * UNIT // 1_000_000_000
 
-# The budget a sleeping thread is given just before it leaves class deadline: it books
-# nothing (runtime * UNIT < period). A thread that leaves while it sleeps keeps its bandwidth
-# booked until its root domain is rebuilt (``switched_from_dl``), but that of a thread
-# that stays DEADLINE is booked anew at once (``sched_dl_overflow``).
+# The budget that a sleeping thread gets just before it leaves class deadline; it books nothing
+# (runtime * UNIT < period). When a thread leaves while it sleeps, its bandwidth stays booked until
+# its root domain is rebuilt (``switched_from_dl``). The bandwidth of a thread that stays DEADLINE
+# is booked anew at once (``sched_dl_overflow``).
 LEAVING = Sched(
     SchedClass.DEADLINE,
     reset_on_fork=True,
@@ -55,7 +55,7 @@ def parse_percent(text: str) -> Fraction:
 
 
 def bandwidth(sched: Sched) -> int:
-    """What the kernel books for a DEADLINE thread; 0 without a period."""
+    """The bandwidth that the kernel books for a DEADLINE thread; 0 without a period."""
     return sched.runtime_ns * UNIT // sched.period_ns if sched.period_ns > 0 else 0
 
 
@@ -65,8 +65,8 @@ def percent(booked: int) -> str:
 
 
 def served_by_kernel(host: Host, cpus: CpuSet) -> int:
-    """What the kernel books on ``cpus`` for itself: its fair_server from 6.12 on, of which
-    the default is assumed where debugfs does not tell."""
+    """The bandwidth that the kernel books on ``cpus`` for itself: its fair_server from 6.12 on.
+    The default is assumed when debugfs is not readable."""
     if not host.deadline and _since_fair_server(host.kernel):
         return FAIR_SERVER * len(cpus)
     return sum(c.fair_server for c in host.deadline if c.cpu in cpus)
@@ -78,10 +78,9 @@ def _since_fair_server(kernel: str) -> bool:
 
 
 def limit(host: Host, cpus: CpuSet) -> int | None:
-    """Bandwidth the kernel admits for DEADLINE threads in a root domain of ``cpus``,
-    its own share (``served_by_kernel``) taken off. None when admission control is off
-    (sched_rt_runtime_us = -1) or the limit is not known.
-    """
+    """The bandwidth that the kernel admits for DEADLINE threads in a root domain of ``cpus``, less
+    its own share (``served_by_kernel``). None when admission control is off (sched_rt_runtime_us =
+    -1) or the limit is not known."""
     if host.sched_rt_runtime_us < 0 or host.sched_rt_period_us <= 0:
         return None
     each = host.sched_rt_runtime_us * UNIT // host.sched_rt_period_us
@@ -94,7 +93,7 @@ def total(scheds: Iterable[Sched]) -> int:
 
 
 def limit_text(host: Host, cpus: CpuSet) -> str:
-    """The limit and what it is made of: ``90 % (95 % less 5 % of the fair_server)``."""
+    """The limit and its parts: ``90 % (95 % less 5 % of the fair_server)``."""
     most = limit(host, cpus)
     if most is None:
         return "anything (admission control is off)"
@@ -104,25 +103,25 @@ def limit_text(host: Host, cpus: CpuSet) -> str:
 
 
 def used(sched: Sched, run_ns: int, elapsed_ns: int) -> float:
-    """The share of its budget that a thread used: what it ran in the time that has
-    passed, against what it was given; about 1 for one that was throttled."""
+    """The share of its budget that a thread used: its run time divided by the runtime that the
+    budget gives it in ``elapsed_ns``; about 1 for a throttled thread."""
     given = sched.runtime_ns * elapsed_ns
     return run_ns * sched.period_ns / given if given > 0 else 0.0
 
 
 def parse_overrun(text: str) -> int:
-    """How far a DEADLINE thread ran over its runtime, nanoseconds, by its /proc/TID/sched
-    (``dl.runtime``, what is left of it); 0 where the kernel does not tell."""
+    """How far a DEADLINE thread overran its runtime, in nanoseconds, from /proc/TID/sched
+    (``dl.runtime``, the remaining runtime); 0 when the kernel does not report it."""
     found = _LEFT.search(text)
     return max(-int(found[1]), 0) if found else 0
 
 
 def lag_seconds(sched: Sched, overrun_ns: int = 0) -> float:
-    """How long after a DEADLINE thread left the class the kernel takes its bandwidth off
-    the books at the latest: the rest of its period, and as many more as it ran over its
-    runtime (``task_non_contending``). That is noticed at ticks only, so to what was seen
-    before it left comes one; a host that is itself a guest may lose several, and be late
-    with the timer."""
+    """The longest time after a DEADLINE thread left the class until the kernel takes its bandwidth
+    off the books: the rest of its period, plus its overrun times period / runtime
+    (``task_non_contending``). The kernel notices an overrun at ticks only, so one tick is added to
+    ``overrun_ns``, which was read before the thread left. A host that is itself a guest may lose
+    several ticks, and its timer may be late."""
     if sched.runtime_ns <= 0:
         return 0.0
     period = sched.period_ns / 1e9

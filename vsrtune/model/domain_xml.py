@@ -1,7 +1,7 @@
-"""A guest's interfaces as libvirt writes them: read, compared, and put on another device.
+"""Domain XML: a guest's interfaces, its pins with vsrtune's notes on them, and its disk files.
 
-What a guest sees of an interface (MAC, model, PCI address, boot order) stays; what the
-host has below it is replaced.
+An interface that is put on another device keeps what the guest sees (MAC, model, PCI address, boot
+order); the part that concerns the host is replaced.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from vsrtune.model.guest import CarriedPin
 
 _DEVICE = "/interface/target/@dev"
 _ALIAS = "/interface/alias/@name"
-# Names that libvirt makes up, and gives no second time even when asked for them; it
-# takes away such a device's name from what it reads (virDomainNetDefParseXML).
+# Names that libvirt generates. It gives none of them a second time, even on request, and drops
+# such a device name from XML that it reads (virDomainNetDefParseXML).
 _GENERATED = {
     _DEVICE: re.compile(r"(macvtap|macvlan|vnet|vif)\d+"),
     _ALIAS: re.compile(r"net\d+"),
 }
 
-# What libvirt adds to an interface that comes without.
+# Elements that libvirt adds to an interface without them.
 _CHOSEN = ("/interface/address", "/interface/alias")
 
-# libvirt indents, escapes every < in text and attributes, and nests no interface.
+# libvirt indents, escapes every < in text and attributes, and never nests interfaces.
 _INTERFACE = re.compile(r"<interface [^>]*>.*?</interface>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class DomainNic:
-    """One ``<interface>`` of a domain, ``xml`` being its text. ``kind`` is its type
-    attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device that
-    a direct one stands on; "" where there is none."""
+    """One ``<interface>`` of a domain; ``xml`` is its text. ``kind`` is its type attribute
+    (direct, bridge, ...), ``device`` its host device, ``lower`` the device below a direct
+    interface; "" when there is none."""
 
     mac: str
     kind: str
@@ -47,12 +47,12 @@ class DomainNic:
 
 
 def nics(domain: str) -> tuple[DomainNic, ...]:
-    """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is none."""
+    """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is not XML."""
     return tuple(_nic(element) for element in _element(domain).iterfind("./devices/interface"))
 
 
 def nic(xml: str) -> DomainNic:
-    """One interface of its own text."""
+    """The interface of this text. Raises VsrtuneError when it is not XML."""
     return _nic(_element(xml))
 
 
@@ -63,13 +63,13 @@ def mode(found: DomainNic) -> str:
 
 
 def on_device(original: DomainNic, device: str) -> str:
-    """The XML with which to attach ``original`` on a host device that is there already
-    and that libvirt leaves alone (``managed='no'``)."""
+    """The XML that attaches ``original`` to an existing host device, which libvirt leaves alone
+    (``managed='no'``)."""
     element = _element(original.xml)
     for name in ("source", "target", "virtualport"):
         for old in element.findall(name):
             element.remove(old)
-    # What follows filters that only libvirt's own macvtaps have.
+    # The attribute applies to libvirt's own macvtaps only.
     element.attrib.pop("trustGuestRxFilters", None)
     element.set("type", "ethernet")
     ET.SubElement(element, "target", {"dev": device, "managed": "no"})
@@ -77,8 +77,8 @@ def on_device(original: DomainNic, device: str) -> str:
 
 
 def another(like: DomainNic, mac: str, device: str) -> str:
-    """The XML with which to give the guest of ``like`` one interface more, of one queue, on
-    a device that is there already; libvirt chooses its PCI address."""
+    """The XML that gives the guest of ``like`` one more interface, with one queue, on an existing
+    device. libvirt chooses its PCI address."""
     element = ET.Element("interface", {"type": "ethernet"})
     ET.SubElement(element, "mac", {"address": mac})
     ET.SubElement(element, "target", {"dev": device, "managed": "no"})
@@ -99,13 +99,13 @@ def with_mac(xml: str, mac: str) -> str:
 
 
 def queues(found: DomainNic) -> int:
-    """How many queue pairs it asks for (libvirt's default: 1)."""
+    """The number of queue pairs that the interface requests (libvirt's default: 1)."""
     text = _attribute(_element(found.xml), "driver", "queues")
     return int(text) if text.isdecimal() else 1
 
 
 def unsupported(found: DomainNic) -> str:
-    """Why a direct interface cannot be put on a device of ours, "" when it can."""
+    """Why a direct interface cannot move to a device of our kernel module, "" when it can."""
     element = _element(found.xml)
     source = element.find("source")
     if found.kind != "direct" or not found.lower:
@@ -121,7 +121,8 @@ def unsupported(found: DomainNic) -> str:
 
 
 def lost(found: DomainNic) -> tuple[str, ...]:
-    """What of a direct interface does not work on a device of ours, for people."""
+    """The settings of a direct interface that have no effect on a device of our kernel module, as
+    messages."""
     if _element(found.xml).get("trustGuestRxFilters") == "yes":
         return (
             "trustGuestRxFilters: libvirt follows the guest's filters on its own macvtaps only",
@@ -130,8 +131,8 @@ def lost(found: DomainNic) -> tuple[str, ...]:
 
 
 def as_direct(found: DomainNic, lower: str, mode: str) -> str:
-    """The XML with which to attach ``found``, which is on a device of ours, as libvirt's
-    own macvtap on ``lower``."""
+    """The XML that attaches ``found``, which is on a device of our kernel module, as libvirt's own
+    macvtap on ``lower``."""
     element = _element(found.xml)
     for old in element.findall("target"):
         element.remove(old)
@@ -141,16 +142,17 @@ def as_direct(found: DomainNic, lower: str, mode: str) -> str:
 
 
 def added(domain: str, interface: str) -> str:
-    """A domain's XML with one interface more, after its others, and every other letter as
-    it was."""
+    """A domain's XML with one more interface after the others; the rest of the text stays as it
+    was."""
     found = list(_INTERFACE.finditer(domain))
     at = found[-1].end() if found else domain.rindex("</devices>")
     return f"{domain[:at]}{interface}{domain[at:]}"
 
 
 def replaced(domain: str, mac: str, interface: str) -> str:
-    """A domain's XML with another interface ("" for none) in the place of the one with that
-    MAC, and every other letter as it was. Raises VsrtuneError unless there is exactly one."""
+    """A domain's XML with ``interface`` ("" for none) in the place of the one with that MAC; the
+    rest of the text stays as it was. Raises VsrtuneError unless exactly one interface has that
+    MAC."""
     found = [match for match in _INTERFACE.finditer(domain) if nic(match.group()).mac == mac]
     if len(found) != 1:
         raise VsrtuneError(
@@ -163,11 +165,11 @@ def replaced(domain: str, mac: str, interface: str) -> str:
 
 
 def differences(before: str, after: str) -> tuple[str, ...]:
-    """Paths in which two interfaces' XML differ, with both values, for people.
+    """The paths at which the XML of two interfaces differs, with both values, as messages.
 
-    A name of the host's device, or an alias, that libvirt made up is none: it counts on,
-    and gives no such name a second time, even when asked for it, and a definition has none.
-    Neither are an address and an alias that libvirt chose because ``before`` has none.
+    A device name or alias that libvirt generated is no difference: libvirt counts on and gives no
+    such name a second time, even on request, and a definition has none. An address or alias that
+    libvirt chose because ``before`` has none is no difference either.
     """
     old, new = _flat(_element(before)), _flat(_element(after))
     for chosen in _CHOSEN:
@@ -227,7 +229,7 @@ def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
 
 
 def disk_files(definition: str) -> frozenset[str]:
-    """Every file that a definition's disks stand on, as far as it says so itself."""
+    """The files of a definition's disks, as far as the definition names them."""
     sources = (
         source
         for disk in xml_element(definition).iterfind("devices/disk")
@@ -245,7 +247,8 @@ Which = int | None
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``original``: the pin ahead of ours, None when there was none. ``pinned``: our pins."""
+    """``original`` is the pin before vsrtune's, None when there was none; ``pinned`` are vsrtune's
+    pins."""
 
     original: CpuSet | None
     pinned: tuple[CpuSet, ...]
@@ -253,8 +256,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Cputune:
-    """What a live domain XML says of pins: libvirt's own (``pins``), what threads without one
-    get (``general``, of ``<vcpu cpuset=>``), and our notes. ``problem``: why our notes
+    """The pins in a live domain XML: libvirt's own (``pins``), the CPUs of threads without one
+    (``general``, from ``<vcpu cpuset=>``), and vsrtune's ``notes``. ``problem`` says why the notes
     cannot be read, "" when they can."""
 
     pins: Mapping[Which, CpuSet]
@@ -263,7 +266,7 @@ class Cputune:
     problem: str = ""
 
     def carried(self) -> tuple[CarriedPin, ...]:
-        """Pins in force that are ours by the notes."""
+        """The pins in force that vsrtune made, according to the notes."""
         found = []
         for which, note in self.notes.items():
             now = self.pins.get(which)
@@ -273,8 +276,8 @@ class Cputune:
         return tuple(found)
 
     def ahead(self, which: Which, cpus: CpuSet, was: CpuSet | None = None) -> dict[Which, Note]:
-        """The notes to write ahead of a pin to ``cpus``. ``was`` is the original as the
-        journal has it, empty for no pin; None: what the domain itself says."""
+        """The notes to write before a pin to ``cpus``. ``was`` is the original in the journal,
+        empty for no pin; None takes the original from the domain itself."""
         notes, now = dict(self.notes), self.pins.get(which)
         known = notes.pop(which, None)
         kept = now is not None and known is not None and now in known.pinned
@@ -288,7 +291,7 @@ class Cputune:
 
 
 def behind(notes: Mapping[Which, Note], which: Which, cpus: CpuSet) -> dict[Which, Note]:
-    """The notes to write behind a pin to ``cpus``: one that is back needs none."""
+    """The notes to write after a pin to ``cpus``. A pin that is back at its original needs none."""
     left = dict(notes)
     note = left.pop(which, None)
     if note is not None and note.original != cpus:
@@ -297,8 +300,8 @@ def behind(notes: Mapping[Which, Note], which: Which, cpus: CpuSet) -> dict[Whic
 
 
 def parse_cputune(xml: str) -> Cputune:
-    """Read a live domain XML. Raises ValueError or VsrtuneError when that cannot be read;
-    notes that cannot be are none, and a ``problem``."""
+    """Read a live domain XML. Raises ValueError or VsrtuneError when it cannot be read. Unreadable
+    notes count as none and set ``problem``."""
     tree = xml_element(xml)
     pins: dict[Which, CpuSet] = {}
     for pin in tree.iterfind("./cputune/vcpupin"):
@@ -316,7 +319,7 @@ def parse_cputune(xml: str) -> Cputune:
 
 
 def ours_in(tree: ET.Element) -> list[ET.Element]:
-    """Our elements in a domain's metadata."""
+    """vsrtune's elements in a domain's metadata."""
     return [e for e in tree.iterfind("./metadata/*") if e.tag.startswith(f"{{{NAMESPACE}}}")]
 
 
@@ -354,8 +357,8 @@ def notes_xml(notes: Mapping[Which, Note]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DomainInterface:
-    """One ``<interface>`` that has a host device. ``vhost`` is what the XML asks for;
-    the QEMU command line says what it got."""
+    """One ``<interface>`` that has a host device. ``vhost`` says what the XML requests; the QEMU
+    command line says what the guest got."""
 
     target: str
     mac: str
@@ -370,7 +373,7 @@ class DomainInterface:
 
 
 def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
-    """NICs of a live domain XML in its order. Raises ObserveError when it is not XML."""
+    """The NICs of a live domain XML, in its order. Raises ObserveError when it is not XML."""
     try:
         tree = xml_element(xml)
     except ValueError as error:
@@ -396,8 +399,7 @@ def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
 
 
 def parse_vcpus(xml: str) -> int:
-    """The most vcpus that a domain can have, by its XML. Raises ObserveError when it is not
-    XML."""
+    """The maximum number of vcpus in a domain's XML. Raises ObserveError when it is not XML."""
     try:
         text = (xml_element(xml).findtext("vcpu") or "").strip()
     except ValueError as error:

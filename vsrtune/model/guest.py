@@ -1,7 +1,7 @@
-"""The observed host as frozen values: what the planner sees, and nothing else.
+"""The observed guests as frozen values, as the planner sees them.
 
-A thread is keyed by pid, tid and start time, so that a reused tid is never
-taken for the thread it replaced.
+The key of a thread is its pid, tid and start time, so that a reused tid is never taken for the
+thread that had it before.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class Role(Enum):
     WORKER = "worker"
 
 
-# Roles of the threads that handle a guest's frames. A NAPI thread is a kernel thread that
-# serves the own queue of one of its napi_macvtap devices.
+# Roles of the threads that handle a guest's frames. A NAPI thread is a kernel thread that serves
+# the own queue of one of the guest's napi_macvtap devices.
 DATA_PLANE = (Role.VCPU, Role.VHOST, Role.NAPI)
 
 
 class WorkerKind(Enum):
-    """How the kernel runs a vhost worker (DESIGN.md rule 10: decided per thread)."""
+    """How the kernel runs a vhost worker, decided per thread."""
 
     KTHREAD = "kthread"
     TASK = "task"
 
 
 class Confidence(Enum):
-    """How sure the mapping of a vhost worker to an interface and queue, or of a NAPI
-    thread to a device, is."""
+    """How certain the mapping is, of a vhost worker to an interface and queue, or of a NAPI thread
+    to a device."""
 
-    EXACT = "exact"  # seen transmitting on that interface, or told by our kernel module
+    EXACT = "exact"  # by a trace of its transmissions, or by our kernel module
     ORDER = "order"  # creation order equals descriptor order, counts agree; NAPI: by name
     UNCERTAIN = "uncertain"  # counts agree, but hotplug may have changed the order
     NONE = "none"  # not mapped
@@ -116,7 +116,7 @@ class ThreadKey:
         return f"{self.tid}"
 
     def __hash__(self) -> int:
-        # Few share it, and a plan looks thousands of them up.
+        # Few keys share a tid, and a plan looks up thousands of them.
         return self.tid
 
 
@@ -124,16 +124,14 @@ class ThreadKey:
 class Thread:
     """One thread of a guest.
 
-    ``index`` is the vcpu or iothread number. ``interface`` (host device) and
-    ``queue`` are set for mapped vhost workers, ``interface`` for NAPI threads.
-    ``pin`` is libvirt's own view of the pin, for vcpus and the emulator's main thread
-    of libvirt guests.
-    ``cpuset_cpus`` is the raw text of the cgroup's ``cpuset.cpus`` ("" when
-    unset), None without a cpuset controller; ``cpuset_effective`` the CPUs it
-    yields; ``cpuset_limit`` those of the cgroup above, the most that rewriting
-    ``cpuset.cpus`` can give. ``cgroup`` is the path below /sys/fs/cgroup.
-    ``load`` is the share of a CPU that it asked for in each of the latest windows
-    (load_windows), the newest last; empty when it was not measured.
+    ``index`` is the vcpu or iothread number. ``interface`` (host device) and ``queue`` are set for
+    mapped vhost workers, ``interface`` also for NAPI threads. ``pin`` is libvirt's own view of the
+    pin, for vcpus and the emulator's main thread of libvirt guests. ``cpuset_cpus`` is the raw
+    text of the cgroup's ``cpuset.cpus`` ("" when unset), None without a cpuset controller;
+    ``cpuset_effective`` are the CPUs that it yields; ``cpuset_limit`` are those of the cgroup
+    above, the most that rewriting ``cpuset.cpus`` can give. ``cgroup`` is the path below
+    /sys/fs/cgroup. ``load`` is the share of a CPU that the thread demanded in each of the latest
+    windows (model/load.py), the newest last; empty when it was not measured.
     """
 
     key: ThreadKey
@@ -175,12 +173,11 @@ class NicKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One NIC of a guest. ``target`` is the host device, ``lower`` the chain of
-    lower devices from the attachment down to the physical (or last visible) one,
-    ``queues`` the number of tap queues open, ``ring_drops`` frames dropped because
-    the ring was full (macvtap rx_dropped). Devices of our kernel module have
-    ``counters``, and ``threaded``: as in sysfs, 0 when the NAPI of their own queue has
-    no thread (None for all other devices)."""
+    """One NIC of a guest. ``target`` is the host device, ``lower`` the chain of lower devices from
+    the attachment down to the physical (or last visible) one, ``queues`` the number of open tap
+    queues, ``ring_drops`` the frames dropped because the ring was full (macvtap rx_dropped). Only
+    devices of our kernel module have ``counters`` and ``threaded``, which is as in sysfs: 0 when
+    the NAPI of the device's own queue has no thread. Both are None for all other devices."""
 
     target: str
     ifindex: int
@@ -199,9 +196,9 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class CarriedPin:
-    """A pin of libvirt's that is ours by what the domain itself says (``carried``): of a vcpu,
-    or of the emulator (``vcpu`` None). ``original``: the CPUs that libvirt would pin it to
-    without us, None for no pin."""
+    """A pin of libvirt's that vsrtune made, according to the domain itself (``carried``): of a
+    vcpu, or of the emulator (``vcpu`` None). ``original`` are the CPUs that libvirt would pin it
+    to without vsrtune, None for no pin."""
 
     vcpu: int | None
     cpus: CpuSet
@@ -210,12 +207,12 @@ class CarriedPin:
 
 @dataclass(frozen=True)
 class Guest:
-    """A running guest. ``source`` is ``libvirt``, ``qemu``, which policies name as
-    ``qemu:NAME``, or ``foreign``: started by a libvirt that is not the one we ask, whose
-    guests no policy reaches. ``cpuset`` problems and the like stand in ``problems``.
-    ``busy``: libvirt starts, restores, saves or migrates it. ``uid`` is the user that a plain
-    QEMU runs as, 0 for all others. ``unconfirmed``: it seems to be libvirt's, which does not
-    answer and has not confirmed it before."""
+    """A running guest. ``source`` is ``libvirt``; ``qemu``, a plain QEMU, which policies name as
+    ``qemu:NAME``; or ``foreign``, a guest of another libvirt than the one that vsrtune asks, which
+    no policy reaches. ``problems`` say what is not known of the guest. ``busy``: libvirt starts,
+    restores, saves or migrates it. ``uid`` is the user that a plain QEMU runs as, 0 for all
+    others. ``unconfirmed``: it seems to be libvirt's, but libvirt does not answer and has not
+    confirmed it before."""
 
     # No slots: see Host.
 
@@ -234,16 +231,16 @@ class Guest:
 
     @property
     def ref(self) -> str:
-        """The name a policy uses: ``NAME``, or ``qemu:NAME`` for plain QEMU, with ``@UID`` when
-        it is not root's: every user may give his the name of another's. A foreign guest may
-        have the name of one of ours."""
+        """The name that policies use: ``NAME``, or ``qemu:NAME`` for a plain QEMU, with ``@UID``
+        unless it is root's, because any user may choose the name of another's guest. A foreign
+        guest is ``foreign:NAME``, because it may have the name of a libvirt guest."""
         if self.source == "libvirt":
             return self.name
         return f"{self.source}:{self.name}" + (f"@{self.uid}" if self.uid else "")
 
     @property
     def waits(self) -> bool:
-        """Whether nothing of it is changed for now, and what it has stays."""
+        """True while vsrtune changes nothing of the guest and leaves its settings in place."""
         return self.busy or self.unconfirmed
 
     def by_role(self, role: Role) -> tuple[Thread, ...]:
@@ -263,7 +260,7 @@ def _age(thread: Thread) -> tuple[int, int, int]:
 
 
 class Attachment(enum.StrEnum):
-    """What a guest's interfaces stand on."""
+    """The kind of device on which a guest's interfaces stand."""
 
     MACVTAP = "macvtap"
     NAPI_MACVLAN = "napi-macvlan"

@@ -14,9 +14,9 @@ from vsrtune.model.guest import Sched, ThreadKey
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A CPU that is present. ``siblings`` are its SMT siblings, itself included, ``cache``
-    the CPUs with which it shares its last level cache, itself included; empty when the
-    kernel does not tell."""
+    """A CPU that is present. ``siblings`` are its SMT siblings, itself included. ``cache`` are the
+    CPUs with which it shares its last level cache, itself included; empty when the kernel does not
+    report them."""
 
     id: int
     online: bool
@@ -28,8 +28,8 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Irq:
-    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth.
-    ``managed``: the kernel has refused to move it in this boot."""
+    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth. ``managed``:
+    the kernel refused to move it in this boot."""
 
     number: int
     name: str
@@ -39,15 +39,15 @@ class Irq:
 
     @property
     def shared(self) -> bool:
-        """True when other devices are served by the same interrupt."""
+        """True when other devices share the interrupt."""
         return "," in self.name
 
 
 @dataclass(frozen=True, slots=True)
 class NicQueue:
-    """A queue of a lower device, ``rx-0`` or ``tx-0``. ``cpus`` are those of ``rps_cpus``
-    or ``xps_cpus``, empty when it is off; None when the kernel has no such setting here
-    (``xps_cpus`` of a device with one transmit queue)."""
+    """A queue of a lower device, ``rx-0`` or ``tx-0``. ``cpus`` are those of ``rps_cpus`` or
+    ``xps_cpus``: empty when off, None when the kernel has no such setting here (``xps_cpus`` of a
+    device with one transmit queue)."""
 
     name: str
     cpus: CpuSet | None
@@ -60,7 +60,7 @@ def rps_cpus(queues: Iterable[NicQueue]) -> CpuSet:
 
 @dataclass(frozen=True, slots=True)
 class NicThread:
-    """A kernel thread of a lower device's threaded NAPI, known by its name alone."""
+    """A kernel thread of a lower device's threaded NAPI, identified by its name alone."""
 
     key: ThreadKey
     name: str
@@ -69,9 +69,9 @@ class NicThread:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A lower device. ``rps_cpus`` are those of all its receive queues, ``rx_cpus`` the
-    CPUs on which its receive SoftIRQ was seen to run, None when nothing was seen. ``inner``:
-    nothing is behind it (a dummy), so that frames pass between the guests on it alone."""
+    """A lower device. ``rps_cpus`` are those of all its receive queues. ``rx_cpus`` are the CPUs
+    on which a trace found its receive SoftIRQ, None without a result. ``inner``: it leads nowhere
+    (a dummy), so frames pass only between the guests on it."""
 
     name: str
     ifindex: int
@@ -89,7 +89,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class SoftirqThread:
-    """``ksoftirqd/CPU``: runs the SoftIRQ work of its CPU that was put off."""
+    """``ksoftirqd/CPU``: runs the deferred SoftIRQ work of its CPU."""
 
     key: ThreadKey
     cpu: int
@@ -98,9 +98,9 @@ class SoftirqThread:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineCpu:
-    """DEADLINE bandwidths of one CPU's root domain as the kernel books them, in units of
-    1/2**20 CPU: ``booked`` for the whole root domain (None when nobody asked), and
-    ``fair_server`` what the kernel itself books for this CPU (0 before 6.12)."""
+    """DEADLINE bandwidths of one CPU's root domain as the kernel books them, in units of 1/2**20
+    CPU: ``booked`` for the whole root domain (None when it was not read), ``fair_server`` the
+    kernel's own for this CPU (0 before 6.12)."""
 
     cpu: int
     booked: int | None = None
@@ -113,8 +113,8 @@ IRQBALANCE = "irqbalance"
 @dataclass(frozen=True, slots=True)
 class Competitor:
     """Other software that changes the same settings (irqbalance, TuneD, stalld...).
-    ``banned_irqs`` are the interrupts that irqbalance was told to leave alone,
-    ``policy_script`` what it asks about each of them, empty without."""
+    ``banned_irqs`` are the interrupts that irqbalance was told to leave alone, ``policy_script``
+    is the script that it asks about each interrupt ("" for none)."""
 
     name: str
     pid: int | None
@@ -125,11 +125,11 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Host:
-    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets``, sorted by
-    path, is empty without cgroup v2 cpusets, ``deadline`` where the kernel's books are not
-    readable, ``rr_timeslice_ms`` None when it was not read."""
+    """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets`` is sorted by
+    path, and empty without cgroup v2 cpusets. ``deadline`` is empty when the kernel's books are
+    not readable. ``rr_timeslice_ms`` is None when it was not read."""
 
-    # No slots: what is looked up often is found once (cached_property).
+    # No slots: cached_property stores the results of frequent lookups.
 
     boot_id: str
     kernel: str
@@ -145,7 +145,7 @@ class Host:
     rr_timeslice_ms: int | None = None
 
     def cpuset(self, path: str) -> CpusetGroup | None:
-        """The cpuset of that cgroup, when it matters."""
+        """The cpuset of that cgroup; None for one that does not matter."""
         return cpuset_tree.find(self.cpusets, path)
 
     @cached_property
@@ -154,7 +154,7 @@ class Host:
         return CpuSet(c.id for c in self.cpus if c.online)
 
     def nic(self, name: str) -> Nic | None:
-        """The lower device of that name."""
+        """The lower device of that name, or None."""
         return self._nics.get(name)
 
     @cached_property
@@ -162,22 +162,20 @@ class Host:
         return {n.name: n for n in self.nics}
 
 
-# What the macvlan kinds call their modes in netlink (enum macvlan_mode), by libvirt's
-# words for them.
+# Numbers of the macvlan kinds' modes in netlink (enum macvlan_mode), by libvirt's names.
 MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthrough": 8}
 
 
 def mode_name(number: int) -> str:
-    """libvirt's word for a mode; its default, bridge, for none of these."""
+    """libvirt's name of a mode; bridge for any other number."""
     return next((word for word, one in MODES.items() if one == number), "bridge")
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One network device. ``kind`` is that of `ip -d link` ("" for hardware), ``lower``
-    the index of the device it stands on (0: none, or in another namespace), ``master``
-    that of the bridge or bond it is in (0: none), ``mode`` as in MODES (0: has none),
-    ``queue`` its txqueuelen in frames."""
+    """One network device. ``kind`` is that of `ip -d link` ("" for hardware), ``lower`` the index
+    of the device below it (0: none, or in another namespace), ``master`` that of its bridge or
+    bond (0: none), ``mode`` as in MODES (0: none), ``queue`` its txqueuelen in frames."""
 
     index: int
     name: str

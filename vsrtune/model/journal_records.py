@@ -1,4 +1,4 @@
-"""What the journal's records mean: the fold from records to live entries. Pure.
+"""The meaning of journal records: the fold from records to live entries. Pure.
 
 Records (one JSON object each, ``r`` names the kind):
 
@@ -7,23 +7,23 @@ header    version, boot_id       first line of every file
 intent    action[, original]     about to write ``action.after``
 done      target                 the intent's value is on the host, read back
 revert    target                 the intent was taken back; its ``before`` is on the host
-drop      target, why            not ours any more (undone, vanished, changed by others)
-entry     target, original,      a live entry as a compaction found it, or as a guest has
-          written, reason        brought it; stands for everything about the target before it
+drop      target, why            no longer vsrtune's (undone, vanished, changed by others)
+entry     target, original,      a live entry, from a compaction or brought by a guest; it
+          written, reason        replaces all earlier records of the target
 lag       seconds                threads have left class deadline; their bandwidth stays
-                                 booked for up to so long after the last record
-step      guest, step            the guest is stepped down so far (stepdown); step null: it
+                                 booked for at most this long after the last record
+step      guest, step            how far the guest is stepped down (stepdown); step null: it
                                  is tuned as its policy says
 ========  =====================  =====================================================
 
 Rules of the fold
 
 * The first ``before`` of a target is its original.
-* A later ``before`` that is not what we last wrote is somebody else's setting, and
-  becomes the original; the target keeps its place in the order of first writes.
-* An intent that names the original knows better: what is put back because the policy
-  enforces it was nobody's to have, and undo goes back to what was ahead of both.
-* An entry whose written value is done and equals its original is live no more.
+* A later ``before`` other than the value that vsrtune last wrote is somebody else's
+  setting and becomes the original. The target keeps its place in the order of first writes.
+* An intent that names the original overrides this: when the policy enforces a setting,
+  undo restores the value before vsrtune's, not the one that somebody else set since.
+* A finished entry whose written value equals its original is no longer live.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What we have done to a target.
+    """What vsrtune did to a target.
 
-    ``original`` is what undo restores, ``written`` what we wrote last. In state
-    ``intent`` a write from ``before`` to ``written`` is unfinished, and ``committed`` is
-    the entry as it was ahead of it (None when this is the target's first write).
+    ``original`` is the value that undo restores, ``written`` the last value that vsrtune wrote. In
+    state ``intent``, a write from ``before`` to ``written`` is unfinished, and ``committed`` is
+    the entry before that write (None for the target's first write).
     """
 
     target: Target
@@ -77,16 +77,16 @@ class Entry:
 
     @property
     def before_value(self) -> Value:
-        """``before`` of an unfinished write; VsrtuneError in state ``done``."""
+        """``before`` of an unfinished write. Raises VsrtuneError in state ``done``."""
         if self.before is None:
             raise VsrtuneError("a finished entry has no value before its write")
         return self.before
 
 
 def same_setting(a: Value, b: Value) -> bool:
-    """Whether two values of a target are one setting: pins compare by their CPUs,
-    because libvirt writes the same cpuset in more than one way, and a partition that
-    became invalid is still the one that was asked for."""
+    """Whether two values of a target are the same setting. Pins compare by their CPUs, because
+    libvirt writes the same cpuset in more than one way. A partition that became invalid still
+    counts as the requested one."""
     if isinstance(a, Pin) and isinstance(b, Pin):
         return a.cpus == b.cpus
     if isinstance(a, PartitionState) and isinstance(b, PartitionState):
@@ -95,9 +95,9 @@ def same_setting(a: Value, b: Value) -> bool:
 
 
 def displaced(value: Value) -> bool:
-    """Whether a thread runs outside of its own cpuset: no CPU of that was online, so the
-    kernel let it run elsewhere (cpuset_cpus_allowed_fallback). Nobody asked for it, and
-    nobody can: the same mask is refused once such a CPU is back."""
+    """Whether a thread runs outside its own cpuset: no CPU of the cpuset was online, so the kernel
+    let the thread run elsewhere (cpuset_cpus_allowed_fallback). Nobody requested that mask, and
+    the kernel refuses it once such a CPU is back."""
     if not isinstance(value, Pin) or not value.cpuset:
         return False
     return not CpuSet.parse(value.cpuset) & value.cpus
@@ -109,15 +109,15 @@ def undo_action(entry: Entry) -> Action:
 
 
 def undo_order(entries: Iterable[Entry]) -> list[Entry]:
-    """The order in which entries are taken back: the reverse of their first writes, but
-    for what concerns root domains, because a thread may have been given another class, or
-    have been moved, before there was one:
+    """The order in which undo takes entries back: the reverse of their first writes. Entries that
+    concern root domains are an exception, because a thread may have changed its class or cgroup
+    before its root domain existed:
 
     1. threads leave class deadline before anything happens to their root domain
-    2. all else
+    2. everything else
     3. threads leave the cgroups of partitions
     4. these threads get their own CPUs back
-    5. cgroups of ours, and their CPU lists, when everybody has left them
+    5. vsrtune's cgroups and their CPU lists, after all threads have left them
     """
     found = list(entries)
     found.reverse()
@@ -151,10 +151,10 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
 
 
 class Fold:
-    """Live entries by target, in the order of the first write, and by guest. ``steps`` are
-    the guests that are stepped down, also those of which nothing is left. ``lag`` is how
-    long, in seconds, the kernel keeps the bandwidth booked of any thread that we took out of
-    class deadline. Methods raise VsrtuneError for a record that cannot follow the ones before
+    """Live entries by target, in the order of the first write, and by guest. ``steps`` are the
+    guests that are stepped down, also those without live entries. ``lag`` is the longest time,
+    in seconds, for which the kernel keeps the bandwidth of a thread booked that vsrtune took out
+    of class deadline. Methods raise VsrtuneError for a record that cannot follow the ones before
     it."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Fold:
         self.lag = 0.0
 
     def put(self, entry: Entry) -> None:
-        """Make it the target's entry."""
+        """Make ``entry`` its target's entry."""
         self.live[entry.target] = entry
         self.by_guest.setdefault(entry.target.guest, {})[entry.target] = entry
 
@@ -178,7 +178,7 @@ class Fold:
         return entry
 
     def intent(self, action: Action, original: Value | None = None) -> None:
-        """A write begins. ``original`` where that does not follow from ``before``."""
+        """A write begins. ``original`` is given where it does not follow from ``before``."""
         known = self.live.get(action.target)
         if known is not None and known.state == "intent":
             raise VsrtuneError("an intent follows an unfinished intent of the same target")
@@ -214,18 +214,18 @@ class Fold:
         entry = self._unfinished(target)
         committed = entry.committed
         if committed is None or committed.original != entry.original:
-            # Taken back to what somebody else had set: nothing of ours is left.
+            # Taken back to somebody else's setting: nothing of vsrtune's is left.
             self._take(target)
         else:
             self.put(committed)
 
     def drop(self, target: Target) -> None:
-        """Not ours any more."""
+        """The target is no longer vsrtune's."""
         if self._take(target) is None:
             raise VsrtuneError("drops a target without a live entry")
 
     def entry(self, entry: Entry) -> None:
-        """A settled entry from a compaction, or one that was adopted."""
+        """A finished entry, from a compaction or adopted from a guest."""
         self.put(entry)
 
     def step(self, guest: str, step: Step | None) -> None:
@@ -242,7 +242,8 @@ class Fold:
         return entry
 
     def record(self, data: Any) -> None:
-        """Take one decoded record. VsrtuneError when it is none or comes out of turn."""
+        """Apply one decoded record. Raises VsrtuneError for one that is malformed or out of turn,
+        AttributeError for an action that is no mapping."""
         kind = data.get("r") if isinstance(data, dict) else None
         if kind == "intent":
             action = Action.from_data(data["action"]) if "action" in data else _missing()
@@ -300,7 +301,7 @@ def target_record(kind: Literal["done", "revert", "drop"], target: Target) -> di
 
 
 def torn_header(data: bytes) -> bool:
-    """Whether a file ends in its header, or before: the host was not written yet."""
+    """Whether a file ends within its header, and the host was thus not written yet."""
     begin = b'{"r":"header","version":'
     return b"\n" not in data and (data.startswith(begin) or begin.startswith(data))
 
@@ -327,8 +328,8 @@ def header_record(boot_id: str) -> dict[str, Any]:
 
 
 def compacted(fold: Fold) -> list[dict[str, Any]]:
-    """Records that fold to exactly ``fold``; no wait without live entries, which it could
-    concern."""
+    """Records that fold to exactly ``fold``. Without live entries there is no lag record, because
+    it would concern nothing."""
     records = [step_record(guest, step) for guest, step in fold.steps.items()]
     if fold.live and fold.lag:
         records.append({"r": "lag", "seconds": fold.lag})

@@ -1,14 +1,13 @@
-"""How much of a CPU each thread asks for, in windows of time.
+"""The share of a CPU that each thread demands, in windows of time.
 
-A window runs from one look at a thread to the first one at least ``LEAST_NS`` later (less,
-where an operator wants the host looked at more often: ``least_ns``), so it does not matter how
-often, or how regularly, a thread is looked at. What is kept are the latest ``WINDOWS`` of them:
-what shall justify a move has to be true in each.
+A window runs from one reading of a thread to the first one at least ``LEAST_NS`` later (less where
+an operator wants more frequent passes: ``least_ns``), so the number and regularity of readings do
+not matter. The latest ``WINDOWS`` windows are kept; a reason to move a thread must hold in each.
 
-A thread asks for the time it ran and for the time it waited for a CPU (the first two fields
-of /proc/TID/schedstat). Waiting counts for three times the running at most: that is what
-a thread waits that takes turns with three equals, and of one that stands behind a busy
-real-time thread for seconds it is not known what it would do with a CPU.
+A thread demands the time that it ran and the time that it waited for a CPU (the first two fields
+of /proc/TID/schedstat). Waiting counts for at most three times the running: a thread that takes
+turns with three equals waits that long. When a thread waits behind a busy real-time thread for
+seconds, nobody knows what it would do with a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at a thread: when (any steady clock), how long it ran, how long it waited;
+    """One reading of a thread: when (any steady clock), how long it ran, how long it waited;
     nanoseconds."""
 
     at_ns: int
@@ -45,7 +44,7 @@ class Windows:
     load: tuple[float, ...] = ()
 
     def update(self, now: Reading, least_ns: int = LEAST_NS) -> Windows:
-        """With one window more, when it is long enough by now."""
+        """Add a window if enough time has passed since the last one."""
         if now.at_ns - self.begin.at_ns < least_ns:
             return self
         load = demand(self.begin, now)
@@ -53,7 +52,7 @@ class Windows:
 
 
 def demand(before: Reading, now: Reading) -> float:
-    """The share of a CPU that was asked for in between, 0 to 1, in thousandths."""
+    """The share of a CPU demanded between two readings, 0 to 1, in thousandths."""
     elapsed = now.at_ns - before.at_ns
     ran = max(now.run_ns - before.run_ns, 0)
     waited = min(max(now.wait_ns - before.wait_ns, 0), _TURNS * ran)
@@ -61,19 +60,19 @@ def demand(before: Reading, now: Reading) -> float:
 
 
 def mean(load: Sequence[float]) -> float:
-    """The mean of some windows; 0 of none."""
+    """The mean of some windows; 0 for none."""
     return round(sum(load) / len(load), 3) if load else 0.0
 
 
 def merged(load: tuple[float, ...]) -> tuple[float, ...]:
-    """All windows as one: what is left of them when threads have moved, because a load
-    beside others is not that beside new ones."""
+    """All windows merged into one, for use after threads have moved: a load beside some threads is
+    not the load beside others."""
     return (mean(load),) if load else ()
 
 
 def least_ns(interval: float) -> int:
-    """How long a window is at least where everything is looked at every ``interval`` seconds:
-    shorter than that, so that each of these looks ends one."""
+    """The least length of a window when a full pass runs every ``interval`` seconds: shorter than
+    the interval, so that each full pass ends a window."""
     return min(LEAST_NS, int(interval * 0.9e9))
 
 
@@ -86,7 +85,7 @@ def parse_schedstat(text: str, at_ns: int) -> Reading:
 
 
 def measured(snapshot: Snapshot, loads: Mapping[ThreadKey, tuple[float, ...]]) -> Snapshot:
-    """The snapshot with the windows of its threads."""
+    """The snapshot with ``loads`` as the windows of its threads."""
     return replace(snapshot, guests=tuple(_measured(g, loads) for g in snapshot.guests))
 
 
@@ -98,7 +97,7 @@ def _measured(guest: Guest, loads: Mapping[ThreadKey, tuple[float, ...]]) -> Gue
 
 
 def data_plane(snapshot: Snapshot) -> list[Thread]:
-    """The threads whose load is worth knowing."""
+    """The threads whose load vsrtune measures: vcpu, vhost and NAPI threads."""
     return [t for g in snapshot.guests for t in g.threads if t.role in DATA_PLANE]
 
 
@@ -129,7 +128,7 @@ def _cpus(value: object) -> CpuSet | None:
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Time of one CPU since the boot, in clock ticks (/proc/stat). ``idle`` holds iowait."""
+    """Time of one CPU since the boot, in clock ticks (/proc/stat). ``idle`` includes iowait."""
 
     total: int
     idle: int
@@ -138,8 +137,8 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DropPlace:
-    """Where frames are dropped: a device or a CPU (``CPU 0``), the place in it, and the guest
-    whose interface it is, "" for what serves several."""
+    """Where frames are dropped: a device or a CPU (``CPU 0``), the place in it, and the guest that
+    owns the interface ("" when it serves several)."""
 
     where: str
     place: str
@@ -148,9 +147,9 @@ class DropPlace:
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The host at one moment. ``at_ns`` is any steady clock's, in nanoseconds; ``threads``
-    have their own. ``drops`` and ``interrupts`` (by number, over all CPUs) count since the
-    devices and the boot began."""
+    """The host at one moment. ``at_ns`` is the time of any steady clock, in nanoseconds; each of
+    ``threads`` has its own. ``drops`` count since the devices were made, ``interrupts`` (by
+    number, over all CPUs) since the boot."""
 
     snapshot: Snapshot
     at_ns: int
@@ -160,15 +159,16 @@ class HostSample:
     interrupts: Mapping[int, int] = field(default_factory=dict)
 
 
-# Dropped of what came, and used of the CPU time there is, from which on it is overload.
+# Overload: more than this share of the frames was dropped, and at least this share of the CPU time
+# was used.
 DROPPED = 0.01
 BUSY = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
-    """Counters of one guest at a moment (seconds): frames for it, those of them that found
-    a ring full, frames it sent, and the time each thread ran, ns, by thread id."""
+    """Counters of one guest at a moment (seconds): frames for it, how many of them found a ring
+    full, frames that it sent, and the run time of each thread in ns, by thread id."""
 
     at: float
     received: int
@@ -179,7 +179,7 @@ class QueueSample:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """Threads that share CPUs, and how much of CPU time they can have, CPUs."""
+    """Threads that share CPUs, and the CPU time that they can have, in CPUs."""
 
     tids: frozenset[int]
     capacity: float
@@ -187,8 +187,8 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened between two samples. ``busy``: of the CPU time that the most loaded
-    crew can have, the share it used."""
+    """The counts between two samples. ``busy`` is the share that the most loaded crew used of the
+    CPU time that it can have."""
 
     begin: float
     end: float
@@ -207,7 +207,7 @@ class Window:
 
     @property
     def starved(self) -> bool:
-        """Frames were dropped for want of room, not of time."""
+        """Frames were dropped for lack of room, not of CPU time."""
         return self.drops and self.busy < BUSY
 
     @property
@@ -219,7 +219,7 @@ class Window:
 def window_between(
     before: QueueSample, after: QueueSample, crews: Collection[Crew]
 ) -> Window | None:
-    """The window between two samples; None when a counter began anew or no time passed."""
+    """The window between two samples; None when a counter was reset or no time passed."""
     counts = (
         after.received - before.received,
         after.dropped - before.dropped,

@@ -1,7 +1,7 @@
-"""What a device of our kernel module counts (`ethtool -S`), read from names to values.
+"""The counters of a device of our kernel module (`ethtool -S`), read from names to values.
 
-A counter that the loaded module does not have is None, never 0; names that this
-version does not know are passed over. docs/kmod.md explains each of them.
+A counter that the loaded module does not have is None, never 0. Unknown names are ignored.
+docs/kmod.md explains each counter.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, fields
 
 _QUEUE = re.compile(r"tapq(\d+)_(\w+)", re.ASCII)
 
-# By these two names the counters are known to be the module's.
+# These two names identify the counters as the module's.
 _MARKS = ("rx_received", "rx_dropped_queue_full")
 _ORIGINS = ("nic", "forwarded", "broadcast", "copied")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounters:
-    """One open tap queue. ``ring_high_water``: most frames that waited in its ring.
-    ``worker_tid``: the task (initial pid namespace) that transmitted last through it,
-    0 before any. ``stalled``: 1 when frames wait in its ring and nobody takes them."""
+    """One open tap queue. ``ring_high_water`` is the most frames that waited in its ring.
+    ``worker_tid`` is the task (initial pid namespace) that transmitted last through it, 0 before
+    any. ``stalled`` is 1 when frames wait in its ring and nobody takes them."""
 
     queue: int
     received: int | None = None
@@ -37,13 +37,13 @@ class QueueCounters:
 class TapCounters:
     """One napi_macvtap or napi_macvlan device, in frames (a GSO super-frame is one).
 
-    ``rx_dropped_*`` name the place: the ring of the guest, the device's own queue (its frames
-    or their memory), no open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
-    ``rx_forwarded``, ``rx_broadcast`` and ``rx_copied`` are the received ones by origin: the
-    NIC, a sibling, broadcast and multicast, and copies for all queues but one where several
-    guests share the device. ``rx_diverted``: received for a stalled queue and given to
-    another. ``queue_high_water``: most frames that waited in the own queue.
-    ``napi_thread_tid``: kernel thread of the own NAPI, 0 when it is not threaded.
+    ``rx_dropped_*`` name the place: the ring of the guest, the device's own queue (its frames or
+    their memory), no open tap queue, device down, rings shrunk, anything else. ``rx_nic``,
+    ``rx_forwarded``, ``rx_broadcast`` and ``rx_copied`` are the received frames by origin: the
+    NIC, a sibling, broadcast and multicast, and copies for all queues but one where several guests
+    share the device. ``rx_diverted`` counts frames received for a stalled queue and given to
+    another. ``queue_high_water`` is the most frames that waited in the device's own queue.
+    ``napi_thread_tid`` is the kernel thread of the device's own NAPI, 0 when it is not threaded.
     """
 
     rx_received: int | None = None
@@ -74,7 +74,7 @@ class TapCounters:
 
     @property
     def origins(self) -> tuple[tuple[str, int], ...]:
-        """Frames received, by where they came from: nic, forwarded, broadcast, copied."""
+        """Received frames by origin: nic, forwarded, broadcast, copied."""
         values = self._family("rx_")
         return tuple((n, v) for n, v in values if n in _ORIGINS)
 

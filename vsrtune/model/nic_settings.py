@@ -1,4 +1,4 @@
-"""The settings of lower devices that can be changed, as targets of the host."""
+"""The settings of lower devices that vsrtune can change, as targets of the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def irq_target(irq: Irq) -> IrqAffinity:
 
 
 def queue_target(nic: Nic, queue: NicQueue) -> QueueCpus:
-    """The CPUs of RPS or XPS of a queue."""
+    """The RPS or XPS CPUs of a queue."""
     return QueueCpus(HOST_REF, nic.name, nic.ifindex, queue.name)
 
 
@@ -35,7 +35,8 @@ def nic_settings(host: Host) -> dict[Target, CpuSet]:
 
 
 def changed(nic: Nic, target: Target, cpus: CpuSet) -> Nic:
-    """The device after a change of one of its settings; as it is when it has not that one."""
+    """The device after a change of one of its settings; unchanged when it does not have the
+    setting."""
     match target:
         case IrqAffinity():
             irqs = tuple(_moved(i, cpus) if irq_target(i) == target else i for i in nic.irqs)
@@ -52,6 +53,6 @@ def changed(nic: Nic, target: Target, cpus: CpuSet) -> Nic:
 
 
 def _moved(irq: Irq, cpus: CpuSet) -> Irq:
-    """The kernel leaves an interrupt on its CPU when the new mask has that, else it takes
+    """The kernel leaves an interrupt on its CPU when the new mask has that CPU; otherwise it takes
     one of the mask."""
     return replace(irq, affinity=cpus, effective=irq.effective & cpus or CpuSet([cpus.first()]))

@@ -1,4 +1,4 @@
-"""What a plan is: actions in order, what is skipped or refused, drift; and its JSON, which
+"""A plan: actions in order, skipped settings, refusals and drift; and its JSON, which
 ``vsrtune plan --json`` prints and ``apply --plan`` executes."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Action:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Action:
-        """Read ``to_data`` output. Raises VsrtuneError naming the bad field."""
+        """Read ``to_data`` output. Raises VsrtuneError as ``decode`` does."""
         target = decode_target(data.get("target"))
         return cls(
             target,
@@ -55,10 +55,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A setting that is left as it is, and why. ``held`` marks one that an operator
-    changed after us, and that is therefore drift although nothing will be written;
-    ``pending`` one that the kernel takes only once its thread has run, or libvirt when it
-    is done with the guest; ``stepped`` one that the guard took from the guest (stepdown)."""
+    """A setting that the plan leaves as it is, and why. ``held``: an operator changed it after
+    vsrtune, so it is drift although nothing will be written. ``pending``: the kernel accepts it
+    only once its thread has run, or libvirt once it is done with the guest. ``stepped``: the guard
+    took it from the guest (stepdown)."""
 
     guest: str
     subject: str
@@ -70,8 +70,8 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Something a policy asks for that cannot be done on this host; the guest it
-    concerns gets no action at all. ``hint`` says what to write instead."""
+    """A requirement of a policy that this host cannot meet; its guest gets no action at all.
+    ``hint`` says what to write instead."""
 
     guest: str
     policy: str
@@ -80,7 +80,7 @@ class Refusal:
 
 
 class DriftRule(Enum):
-    """What is done about a setting that is no longer as it was left."""
+    """What vsrtune does about a setting that somebody changed."""
 
     ENFORCE = "enforce"  # put it back
     ADOPT = "adopt"  # accept the new value until a reload
@@ -89,9 +89,9 @@ class DriftRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A setting that somebody has changed since it was set. ``setting`` is the key of the
-    policy (``cpus.vcpu``), ``rule`` what is done about it, ``by`` who it was as far as there
-    is evidence ("" for nobody knows), ``left`` why it is not put back ("" when it is)."""
+    """A setting that somebody changed after vsrtune set it. ``setting`` is the key of the policy
+    (``cpus.vcpu``), ``rule`` says what vsrtune does about it, ``by`` who changed it, as far as
+    there is evidence ("" when unknown), ``left`` why it is not put back ("" when it is)."""
 
     target: Target
     setting: str
@@ -104,11 +104,11 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What ``plan`` prints and ``apply`` executes, in order. ``for_verify``: what is as
-    asked already, for those who remember it. ``accepted``: guests whose
-    policies accept a standstill. ``heeded``: the guests whose interrupt CPUs no
-    vcpu, vhost or NAPI thread is put on, each with the CPUs that its policy names by hand, None
-    for those where the host shows that they are served. Neither is compared or stored."""
+    """The plan that ``plan`` prints and ``apply`` executes, with its actions in order.
+    ``for_verify`` holds the settings that are already as the policies say, for those who remember
+    them. ``heeded`` maps the guests whose interrupt CPUs get no vcpu, vhost or NAPI thread to the
+    CPUs that their policies list, None where the host shows the CPUs. ``accepted`` are the guests
+    whose policies accept a standstill. These three are neither compared nor stored."""
 
     actions: tuple[Action, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -125,7 +125,7 @@ PLAN_VERSION = 1
 
 
 def plan_text(plan: Plan, boot_id: str) -> str:
-    """JSON text; ``loads`` with the same boot_id gives an equal Plan."""
+    """JSON text; ``read_plan`` with the same boot_id gives an equal Plan."""
     data = {
         "version": PLAN_VERSION,
         "boot_id": boot_id,
@@ -139,8 +139,8 @@ def plan_text(plan: Plan, boot_id: str) -> str:
 def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
     """Read a stored plan.
 
-    Raises VsrtuneError for what is no plan, StaleError for one of another boot:
-    its thread ids mean other threads now.
+    Raises VsrtuneError for text that is no plan, StaleError for a plan of another boot: its thread
+    ids mean other threads now.
     """
     try:
         data: Any = json_value(text)

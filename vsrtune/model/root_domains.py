@@ -1,4 +1,4 @@
-"""Root domains as the host has them."""
+"""The root domains of an observed host."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from vsrtune.model.guest import Role, SchedClass, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Snapshot
 
-# Our partitions are the cgroups of this name with their CPUs behind it.
+# vsrtune's partitions are the cgroups of this name followed by their CPUs.
 PARTITION_CGROUP = "vsrtune.cpus"
 
 
 def is_partition(path: str) -> bool:
-    """Whether a cgroup is one that we make for a root domain."""
+    """Whether a cgroup is one that vsrtune makes for a root domain."""
     return path.rpartition("/")[2].startswith(PARTITION_CGROUP)
 
 
 def root_domain(host: Host, thread: Thread) -> CpuSet | None:
-    """The CPUs of the partition, or of the isolated CPU, that a thread is in; None for
-    the root domain of all the rest."""
+    """The CPUs of the partition, or of the isolated CPU, that a thread is in; None for the root
+    domain of all other CPUs."""
     path = thread.cgroup
     while path:
         group = host.cpuset(path)
@@ -32,17 +32,17 @@ def root_domain(host: Host, thread: Thread) -> CpuSet | None:
 
 
 def isolated_alone(host: Host, cpus: CpuSet) -> bool:
-    """Whether ``cpus`` is a root domain since boot: the default one, to which all isolated
-    CPUs belong, is that of a thread only when there is a single one."""
+    """Whether ``cpus`` is a root domain since boot. The default root domain, to which all isolated
+    CPUs belong, is a thread's own only when a single CPU is isolated."""
     return len(cpus) == 1 and cpus == CpuSet(c.id for c in host.cpus if c.isolated)
 
 
 @dataclass(frozen=True, slots=True)
 class DomainBooks:
     """One root domain; bandwidths in 1/2**20 CPU. ``booked`` is that of DEADLINE threads,
-    ``kernel`` the kernel's own for ordinary threads, ``admitted`` the most that the kernel
-    takes for DEADLINE threads, None when it does not limit them. ``made_by`` is the
-    partition's cgroup, or says that there is none."""
+    ``kernel`` the kernel's own for ordinary threads, ``admitted`` the most that the kernel admits
+    for DEADLINE threads, None when it does not limit them. ``made_by`` is the partition's cgroup,
+    or says that there is none."""
 
     cpus: CpuSet
     made_by: str
@@ -52,7 +52,7 @@ class DomainBooks:
 
 
 def books(snapshot: Snapshot) -> list[DomainBooks]:
-    """Every root domain, that of all CPUs without a partition last."""
+    """All root domains; that of the CPUs without a partition comes last."""
     host = snapshot.host
     found = [
         _domain(snapshot, group.effective, group.path) for group in host.cpusets if group.valid
@@ -69,8 +69,8 @@ def _domain(snapshot: Snapshot, cpus: CpuSet, made_by: str) -> DomainBooks:
     own = sum(bandwidth(t.sched) for t in _deadline_threads(snapshot, cpus))
     told = next((c.booked for c in host.deadline if c.cpu in cpus), None)
     known = own if told is None else told
-    # The kernel's own share is in its books only since it last rebuilt this root domain,
-    # and not always then (6.12), so what is beyond the guests' threads may be that share.
+    # The books contain the kernel's own share only after the kernel rebuilt this root domain, and
+    # not always then (6.12). So a remainder beyond the guests' threads may be that share.
     others = known - own
     booked = own if others <= kernel else known - kernel
     return DomainBooks(cpus, made_by, booked, kernel, limit(host, cpus))
@@ -86,8 +86,8 @@ def _deadline_threads(snapshot: Snapshot, cpus: CpuSet) -> list[Thread]:
 
 
 def waits_for_domain(host: Host, thread: Thread) -> bool:
-    """Whether a vcpu or vhost thread was given a root domain in which it has not run
-    yet: until then the kernel refuses it class deadline."""
+    """Whether a vcpu or vhost thread has not run yet in the root domain that it was given. Until
+    then the kernel refuses it class deadline."""
     if thread.role not in (Role.VCPU, Role.VHOST) or thread.sched.cls is SchedClass.DEADLINE:
         return False
     cpus = root_domain(host, thread)

@@ -1,4 +1,4 @@
-"""The host and its guests at one moment, and a slice of it."""
+"""The host and its guests at one moment, and slices of such a snapshot."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A process whose executable has the name of a QEMU, and of which nothing is believed:
-    ``why``. ``uid`` is its real user, -1 when that is not known."""
+    """A process whose executable has the name of a QEMU but which is not believed; ``why`` is the
+    reason. ``uid`` is its real user, -1 when that is not known."""
 
     pid: int
     start_time: int
@@ -35,8 +35,8 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole observation. Guests are sorted by (source, name); of ``strangers``, the first
-    in pid order."""
+    """The whole observation. Guests are sorted by (source, name). ``strangers`` holds the first
+    ones in pid order."""
 
     host: Host
     guests: tuple[Guest, ...]
@@ -50,22 +50,22 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, text: str) -> Snapshot:
-        """Read ``to_json`` output. Raises VsrtuneError naming the bad field."""
+        """Read ``to_json`` output. Raises VsrtuneError for text that is no JSON, and as ``decode``
+        does."""
         try:
             data = json_value(text)
         except ValueError as error:
             raise VsrtuneError(f"not JSON: {error}") from None
         found = decode(cls, data)
-        # Whoever wrote it by hand may have had another order in mind.
+        # Text that somebody wrote by hand may have another order.
         ordered = tuple(sorted(found.host.cpusets, key=lambda group: group.path))
         return replace(found, host=replace(found.host, cpusets=ordered))
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSlice:
-    """A snapshot, and the guests of it that something is about. ``names`` are theirs, with
-    those of guests that are gone, ``places`` where in the snapshot they stand, in its order.
-    ``names`` None: all guests."""
+    """A snapshot and some of its guests. ``names`` are their names and those of guests that are
+    gone; None means all guests. ``places`` are their positions in the snapshot, in its order."""
 
     snapshot: Snapshot
     names: frozenset[str] | None = None
@@ -73,7 +73,7 @@ class SnapshotSlice:
 
     @classmethod
     def of(cls, snapshot: Snapshot, names: frozenset[str]) -> SnapshotSlice:
-        """The guests of these names, wherever they stand."""
+        """The slice of the guests with these names."""
         places = (place for place, guest in enumerate(snapshot.guests) if guest.ref in names)
         return cls(snapshot, names, tuple(places))
 
@@ -85,13 +85,13 @@ class SnapshotSlice:
         return tuple(self.snapshot.guests[place] for place in self.places)
 
     def alone(self) -> Snapshot:
-        """The snapshot without all other guests."""
+        """The snapshot without the other guests."""
         if self.names is None:
             return self.snapshot
         return replace(self.snapshot, guests=self.guests)
 
     def around(self, alone: Snapshot) -> Snapshot:
-        """The snapshot, with what became of these guests and of the host: ``alone`` has the
+        """The whole snapshot, with the host and these guests taken from ``alone``, which has the
         same guests in the same order."""
         if self.names is None:
             return alone

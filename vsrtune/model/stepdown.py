@@ -1,10 +1,9 @@
-"""How far a guest's tuning is stepped down, and what is left of its policy then.
+"""How far a guest's tuning is stepped down.
 
-The guard steps a guest down when its real-time threads keep each other, or what
-the host needs, from running. Each level takes less: round-robin instead of FIFO with the
-same priorities, then the ordinary class with the pins kept, then nothing at all. A level
-that changes nothing of a policy is passed over. The planner plans the lowered policy as it
-plans any other.
+The guard steps a guest down when its real-time threads keep each other, or threads that the host
+needs, from running. Each level keeps less of the policy: round-robin instead of FIFO with the same
+priorities, then the ordinary class with the pins kept, then nothing at all. The guard skips a
+level that changes nothing of a policy. The planner plans the lowered policy like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import MappingProxyType
 
 
 class StepLevel(Enum):
-    """From all that the policy asks to nothing of it."""
+    """From the whole policy to nothing of it."""
 
     POLICY = "policy"
     RR = "rr"
@@ -31,7 +30,7 @@ class StepLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a guest stands, ``why`` in words, and since when (seconds since the epoch)."""
+    """The level of a guest, ``why`` in words, and since when (seconds since the epoch)."""
 
     level: StepLevel
     why: str = ""

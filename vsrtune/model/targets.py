@@ -1,9 +1,8 @@
-"""What can be changed on a host: targets, values, and the change of one to another.
+"""Everything that vsrtune can change on a host: targets and their values.
 
-Every target identifies its object so tightly (start times, ifindex, pid of the
-domain) that a later object of the same name is never mistaken for it. A thread's
-``label`` is for readers only and no part of its identity: it changes when a worker's
-interface becomes known.
+Every target identifies its object so tightly (start times, ifindex, pid of the domain) that a
+later object of the same name is never mistaken for it. A thread's ``label`` is for readers only
+and not part of its identity, because it changes when a worker's interface becomes known.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class ThreadMask:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pin made through libvirt: the thread's affinity, and the raw text of the
-    cgroup's ``cpuset.cpus`` (None when there is no cpuset controller), which libvirt
-    rewrites on the way and undo restores to the letter. ``others``: threads of the
-    same cgroup with another affinity, which a rewrite of the cpuset may lose (6.1
-    always loses it); carried for undo and not part of the comparison."""
+    """A pin made through libvirt: the thread's affinity, and the raw text of the cgroup's
+    ``cpuset.cpus`` (None without a cpuset controller), which libvirt rewrites too and undo
+    restores to the letter. ``others`` are threads of the same cgroup with another affinity, which
+    a rewrite of the cpuset may lose (6.1 always loses it). They are carried for undo and not
+    compared."""
 
     cpus: CpuSet
     cpuset: str | None
@@ -96,7 +95,8 @@ class ThreadCgroup(Setting[str]):
 
 @dataclass(frozen=True, slots=True)
 class CgroupDir(Setting[bool]):
-    """A cgroup of our own, threaded but at the top. Value: bool, whether it exists."""
+    """A cgroup of vsrtune's own, threaded unless it is at the top. Value: bool, whether it
+    exists."""
 
     kind: ClassVar[str] = "cgroup-dir"
     guest: str
@@ -150,8 +150,8 @@ class TxQueueLen(Setting[int]):
 
 @dataclass(frozen=True, slots=True)
 class NapiThreaded(Setting[int]):
-    """``threaded`` of a device: whether its NAPI runs in kernel threads. Value: int as in
-    sysfs, 0 or 1. Setting it makes these threads, so they can be tuned one pass later."""
+    """``threaded`` of a device: whether its NAPI runs in kernel threads. Value: int as in sysfs, 0
+    or 1. Setting it makes these threads, so vsrtune can tune them one pass later."""
 
     kind: ClassVar[str] = "napi-threaded"
     guest: str
@@ -164,9 +164,8 @@ class NapiThreaded(Setting[int]):
 
 @dataclass(frozen=True, slots=True)
 class QueueCpus(Setting[CpuSet]):
-    """``rps_cpus`` of a receive queue of a lower device, or ``xps_cpus`` of a transmit
-    queue. Value: CpuSet, empty when it is off. ``queue`` is the queue's directory, such as
-    ``rx-0``."""
+    """``rps_cpus`` of a receive queue of a lower device, or ``xps_cpus`` of a transmit queue.
+    Value: CpuSet, empty when off. ``queue`` is the queue's directory, such as ``rx-0``."""
 
     kind: ClassVar[str] = "queue-cpus"
     guest: str
@@ -184,14 +183,14 @@ class QueueCpus(Setting[CpuSet]):
 
 
 def queue_file(queue: str) -> str:
-    """The attribute of a queue that tells its CPUs."""
+    """The attribute that holds the CPUs of a queue."""
     return "rps_cpus" if queue.startswith("rx-") else "xps_cpus"
 
 
 @dataclass(frozen=True, slots=True)
 class IrqAffinity(Setting[CpuSet]):
-    """``smp_affinity_list`` of an interrupt. Value: CpuSet. ``name``: what its driver has
-    called it, which guards against a number that the kernel has given to another device."""
+    """``smp_affinity_list`` of an interrupt. Value: CpuSet. ``name`` is the driver's name for it,
+    which guards against a number that the kernel gave to another device."""
 
     kind: ClassVar[str] = "irq-affinity"
     guest: str
@@ -209,8 +208,8 @@ class TimeSlice:
     ms: int
 
     def reached_by(self, now: TimeSlice) -> bool:
-        """Whether the kernel shows ``now`` after this was written: it rounds up to its tick
-        (``sched_rr_handler`` in kernel/sched/rt.c), of which 10 ms is the longest."""
+        """Whether the kernel may show ``now`` after this was written. It rounds up to its tick
+        (``sched_rr_handler`` in kernel/sched/rt.c), which is 10 ms at most."""
         return self.ms <= now.ms < self.ms + 10
 
     def __str__(self) -> str:
@@ -219,8 +218,8 @@ class TimeSlice:
 
 @dataclass(frozen=True, slots=True)
 class RrTimeslice(Setting[TimeSlice]):
-    """``kernel.sched_rr_timeslice_ms``, which the kernel has once for all threads of class
-    rr. Value: TimeSlice."""
+    """``kernel.sched_rr_timeslice_ms``, a single value for all threads of class rr. Value:
+    TimeSlice."""
 
     kind: ClassVar[str] = "rr-timeslice"
     guest: str
@@ -231,9 +230,9 @@ class RrTimeslice(Setting[TimeSlice]):
 
 @dataclass(frozen=True, slots=True)
 class CpusetList:
-    """The raw text of a cpuset file, "" when unset. ``masks``: threads below whose
-    affinity is narrower than their cpuset, which a rewrite may lose (6.1 always loses
-    it); carried for undo and not part of the comparison."""
+    """The raw text of a cpuset file, "" when unset. ``masks`` are threads below whose affinity is
+    narrower than their cpuset, which a rewrite may lose (6.1 always loses it). They are carried
+    for undo and not compared."""
 
     text: str
     masks: tuple[ThreadMask, ...] = field(default=(), compare=False)
@@ -244,8 +243,8 @@ class CpusetList:
 
 @dataclass(frozen=True, slots=True)
 class CpusetFile(Setting[CpusetList]):
-    """``cpuset.cpus`` or ``cpuset.cpus.exclusive`` (``file``) of a cgroup, as it is on
-    the way to a partition. Value: CpusetList."""
+    """``cpuset.cpus`` or ``cpuset.cpus.exclusive`` (``file``) of a cgroup on the way to a
+    partition. Value: CpusetList."""
 
     kind: ClassVar[str] = "cpuset-file"
     guest: str
@@ -258,14 +257,14 @@ class CpusetFile(Setting[CpusetList]):
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The text of ``cpuset.cpus.partition``: ``member``, ``root``, or ``root invalid
-    (reason)``, which is a root that something else has made useless."""
+    """The text of ``cpuset.cpus.partition``: ``member``, ``root``, or ``root invalid (reason)``
+    for a root that something else made invalid."""
 
     text: str
 
     @property
     def wanted(self) -> str:
-        """What was written to the file, whether it is in force or not."""
+        """The text that was written to the file, whether it is in force or not."""
         return self.text.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -285,13 +284,13 @@ class Partition(Setting[PartitionState]):
         return f"{self.guest}: partition {self.path}"
 
 
-# Stands where a target names its guest when the target is the host's own, as the
-# ksoftirqd threads are. No guest can be called so: libvirt refuses a slash in names.
+# The guest of targets that are the host's own, such as the ksoftirqd threads. No guest can have
+# this name, because libvirt refuses a slash in names.
 HOST_REF = "host/"
 
 CgroupTarget = CgroupDir | CpusetFile | Partition
 DeviceTarget = TxQueueLen | NapiThreaded | QueueCpus
-# What is the host's, below the guests' devices, and has no thread.
+# Targets of the host, below the guests' devices, without a thread.
 NicTarget = IrqAffinity | QueueCpus
 Target = (
     ThreadAffinity
@@ -308,17 +307,17 @@ Target = (
     | IrqAffinity
     | RrTimeslice
 )
-# What has no thread.
+# Targets without a thread.
 ThreadlessTarget = CgroupTarget | DeviceTarget | IrqAffinity | RrTimeslice
 Value = CpuSet | Sched | Pin | TimeSlice | CpusetList | PartitionState | str | int | bool
 
 
 def decode_target(data: Any) -> Target:
-    """Read an encoded target. Raises VsrtuneError naming the bad field."""
+    """Read an encoded target. Raises VsrtuneError as ``decode`` does."""
     return cast(Target, decode(cast(Any, Target), data, "$.target"))
 
 
 def decode_value(target: Target, data: Any, where: str) -> Value:
     """Read an encoded value: its type follows from the target, because a CPU list
-    and a path are both text. Raises VsrtuneError naming the bad field."""
-    return cast(Value, decode(target.values, data, where))
+    both text. Raises VsrtuneError as ``decode`` does."""
+    return cast(Value, decode(VALUE_TYPES[target.kind], data, where))

@@ -1,2 +1,2 @@
-"""Wall: reading. The host as one snapshot: guests with their threads and devices, who is who,
-loads and traces, recordings."""
+"""Wall: reading. One snapshot of the host: guests with their threads and devices, decisions on
+which processes are guests, loads, traces, recordings, policy files."""

@@ -1,4 +1,4 @@
-"""Policy files on disk: reads directories, reports the errors of all files together."""
+"""Reads policy files from directories and reports the errors of all files together."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def read_policy(path: Path) -> Policy:
-    """Read one file. Raises PolicyErrors, for a file that cannot be read too."""
+    """Read one file. Raises PolicyErrors, also when the file cannot be read."""
     return parse(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of ours. Raises PolicyErrors when it cannot be read."""
+    """The text of a configuration file. Raises PolicyErrors when it cannot be read."""
     try:
         # Opening a FIFO or device of that name would wait or worse.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -50,8 +50,8 @@ def read_text(path: Path) -> str:
 def load(paths: Iterable[Path]) -> tuple[Policy, ...]:
     """Read policy files.
 
-    Raises PolicyErrors with every error of every file; two files that write the
-    same ``guest`` are an error that names both.
+    Raises PolicyErrors with every error of every file; two files with the same ``guest`` and user
+    are an error that names both.
     """
     policies, errors = _read_all(paths)
     if errors:
@@ -92,9 +92,9 @@ def files_in(dirs: Sequence[Path]) -> list[Path]:
 def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
     """Read all policies of the directories, as ``files_in`` finds and ``load`` reads them.
 
-    Raises PolicyErrors as they do, and for files that others than root and ourselves could
-    write: who writes a policy decides which threads of the host become realtime. A user whom
-    this host does not know is an error too.
+    Raises PolicyErrors as they do, for files that anybody but root and vsrtune's own user could
+    write, and for a user that this host does not know. Whoever writes a policy decides which
+    threads of the host become realtime.
     """
     files = files_in(dirs)
     found = unsafe(files)
@@ -126,7 +126,7 @@ def _with_uid(policy: Policy, errors: list[PolicyError]) -> Policy:
 
 
 def unsafe(files: Iterable[Path]) -> list[PolicyError]:
-    """What makes each file, or the directory it really lies in, anybody's to write."""
+    """An error for each file, and each directory in which a file lies, that others could write."""
     errors: dict[Path, PolicyError] = {}
     for path in files:
         for place in (path.parent, path, path.resolve().parent):
@@ -148,8 +148,8 @@ def unsafe(files: Iterable[Path]) -> list[PolicyError]:
 
 
 def check(paths: Iterable[Path]) -> list[PolicyError]:
-    """Every error of the files, empty when good. A directory stands for its files, and is
-    checked as the daemon checks it: who could write there."""
+    """Every error of the files, empty when there is none. A directory stands for its files; as in
+    the daemon, it is an error when others could write them."""
     files: list[Path] = []
     insecure: list[PolicyError] = []
     for path in paths:

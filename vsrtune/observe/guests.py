@@ -38,16 +38,15 @@ from vsrtune.observe.vhost_mapping import (
 )
 from vsrtune.policy.matching import QemuFilter
 
-# Names QEMU gives with debug-threads=on: "CPU 0/KVM", "IO iothread1". The thread
-# "IO mon_iothread" is the monitor's own (monitor_init_globals), and no iothread of
-# the guest.
+# With debug-threads=on, QEMU names its threads "CPU 0/KVM" and "IO iothread1". The monitor's own
+# thread, "IO mon_iothread" (monitor_init_globals), is not an iothread of the guest.
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
 _IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
 
-# A monitor that was busy is left in peace for so long, twice as long each time.
+# Seconds until a busy monitor is asked again; the pause doubles each time.
 _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
-# All monitors together have so long in one look, seconds; who has none left is asked in a later
-# one. So however many are silent, also after a restart, a pass goes on.
+# Seconds for all monitors together in one pass; a later pass asks the others. So however many
+# monitors are silent, also after a restart, a pass goes on.
 MONITORS_SECONDS = 1.0
 
 NO_VCPUS = (
@@ -61,10 +60,10 @@ FOREIGN = "started by another libvirt (a session's, a pod's), ours does not list
 
 
 class VcpuFinder:
-    """vcpu threads of plain QEMUs that do not name them, asked through QMP.
+    """Finds the vcpu threads of plain QEMUs that do not name them, through QMP.
 
-    An answer is kept while the process has the same threads, so that a monitor is
-    not disturbed at every pass. ``qemu_filter`` says who may be asked.
+    It keeps an answer while the process has the same threads, so that it does not disturb a
+    monitor at every pass. ``qemu_filter`` says which QEMUs it may ask.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +75,7 @@ class VcpuFinder:
         self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
 
     def update(self, qemu_filter: QemuFilter) -> None:
-        """A new look begins."""
+        """Begin a pass."""
         self.qemu_filter = qemu_filter
         self._left = MONITORS_SECONDS
 
@@ -98,7 +97,7 @@ class VcpuFinder:
             return {}, failed[2]
         if self._left <= 0:
             return {}, NO_TIME
-        # The first is enough: several lead to the same QEMU.
+        # The first socket is enough: all of them lead to the same QEMU.
         socket = process.args.qmp[0]
         try:
             vcpus = root.qmp_vcpus(process.pid, socket, self._left)
@@ -111,22 +110,22 @@ class VcpuFinder:
             return answer, ""
         finally:
             self._left -= self._clock() - begin
-        # One that is just starting answers soon; one whose monitor is taken does not.
+        # A QEMU that is just starting answers soon; one whose monitor is taken does not.
         pause = min(_QMP_RETRY_LONGEST, 2 * failed[1]) if failed else _QMP_RETRY_FIRST
         self._failed[identity] = (self._clock() + pause, pause, problem)
         return {}, problem
 
     def forget_all_but(self, alive: set[tuple[int, int]]) -> None:
-        """Drop what is kept of processes that are gone, given as (pid, start time)."""
+        """Forget all processes that are not ``alive``, given as (pid, start time)."""
         self._known = {k: v for k, v in self._known.items() if k in alive}
         self._failed = {k: v for k, v in self._failed.items() if k in alive}
 
 
 @dataclass(frozen=True, slots=True)
 class GuestReader:
-    """Reads guests in one pass. ``workers`` are the vhost kernel threads by owner,
-    ``traced`` tells on which (device, ifindex) a worker was seen transmitting; ``napi``
-    are the NAPI kernel threads by the device in their name."""
+    """Reads guests in one pass. ``workers`` are the vhost kernel threads by owner, ``traced``
+    gives the (device, ifindex) on which a trace found a worker transmitting, ``napi`` are the NAPI
+    kernel threads by the device in their name."""
 
     root: HostRoot
     net: NetReader
@@ -138,8 +137,8 @@ class GuestReader:
     napi: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
-        """The guest; None when its process ended meanwhile. Raises OSError when it cannot be
-        looked into, ObserveError for unreadable domain XML."""
+        """The guest; None when its process ended meanwhile. Raises OSError when the process cannot
+        be read, ObserveError for unreadable domain XML."""
         standing = process.decision.standing
         try:
             raw = read_threads(self.root, process.pid)
@@ -151,7 +150,7 @@ class GuestReader:
             return None
         main = next((t for t in raw if t.key.tid == process.pid), None)
         if main is None or main.key.start_time != process.start_time:
-            return None  # what was decided was decided of another process
+            return None  # the decision was on another process
         raw += self._kernel_workers(raw)
         libvirt = domain is not None or standing is not Standing.PLAIN
         foreign = standing is Standing.FOREIGN
@@ -226,7 +225,7 @@ class GuestReader:
         if any(role is Role.VCPU for role, _ in roles.values()):
             return roles, []
         if libvirt:
-            # Asking a monitor that is libvirt's would taint the domain.
+            # Asking libvirt's own monitor would taint the domain.
             return roles, ["vcpu threads are not known: neither cgroups nor names tell"]
         own = frozenset(t.key.tid for t in threads if t.key.pid == process.pid)
         numbers, problem = self.vcpus.find(self.root, process, own)
@@ -299,7 +298,7 @@ class GuestReader:
             name=raw.name,
             role=role,
             sched=raw.sched,
-            # /proc shows the whole mask; sched_getaffinity(2) what of it is online.
+            # /proc shows the whole mask, sched_getaffinity(2) only its online CPUs.
             affinity=raw.affinity & self.online,
             last_cpu=raw.last_cpu,
             cpu_ns=raw.cpu_ns,
@@ -327,7 +326,7 @@ def _role(
     if placed is not None and placed[1] is not None:
         return Role.VCPU if placed[0] == "vcpu" else Role.IOTHREAD, placed[1]
     if placed is not None:
-        return Role.WORKER, None  # libvirt says so, whatever it calls itself
+        return Role.WORKER, None  # libvirt's cgroup decides, not the name
     vcpu = _VCPU_NAME.fullmatch(thread.name)
     if vcpu is not None:
         return Role.VCPU, int(vcpu[1])
@@ -340,9 +339,9 @@ def _role(
 def _one_thread_per_vcpu(
     threads: Sequence[RawThread], roles: dict[ThreadKey, tuple[Role, int | None]]
 ) -> None:
-    """Leave one thread of each vcpu cgroup the role: KVM starts its page recovery
-    thread (``kvm-nx-lpage-recovery``, a user worker since 6.13 and in 6.12.x) from the
-    vcpu, whose cgroup it inherits. The name tells; without names the vcpu came first."""
+    """Keep the role for one thread of each vcpu cgroup. KVM starts its page recovery thread
+    (``kvm-nx-lpage-recovery``, a user worker since 6.13 and in 6.12.x) from the vcpu, whose cgroup
+    it inherits. The name decides; without names, the oldest thread is the vcpu."""
     groups: dict[int, list[RawThread]] = {}
     for thread in threads:
         role, index = roles[thread.key]
@@ -362,8 +361,8 @@ def _beyond(
     most_vcpus: int | None,
     descriptors: Descriptors,
 ) -> list[str]:
-    """Leave the roles to no more threads than the guest can have; what is told of the others.
-    A QEMU that was taken over names its threads as it likes."""
+    """Keep the roles for no more threads than the guest can have. Returns problems about the
+    others. A QEMU that an attacker took over names its threads at will."""
     problems = []
     if most_vcpus is not None:
         vcpus = [t.key for t in threads if roles[t.key][0] is Role.VCPU]
@@ -397,7 +396,7 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
 
 
 def _carried(domain: DomainText) -> tuple[tuple[CarriedPin, ...], str]:
-    """Pins of ours by what the domain says, and what is wrong with that."""
+    """The pins that vsrtune made, according to the domain, and a problem ("" for none)."""
     try:
         found = parse_carried(domain.live_xml)
     except (ValueError, VsrtuneError) as error:

@@ -1,4 +1,4 @@
-"""The parts of a host that are not a guest's own."""
+"""Reads the parts of a host that belong to no guest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HostReader:
         guests: Iterable[Guest],
         cpusets: tuple[CpusetGroup, ...],
     ) -> Host:
-        """The rest, around what has been read."""
+        """The host, from the given values and everything else, which is read now."""
         runtime = self._try("sched", lambda: self._number("sched_rt_runtime_us"), 0)
         guests = tuple(guests)
         online = CpuSet(c.id for c in cpus if c.online)
@@ -78,19 +78,19 @@ class HostReader:
         try:
             return self._number("sched_rr_timeslice_ms")
         except (OSError, ValueError):
-            return None  # recorded before anyone read it
+            return None  # old recordings do not have it
 
     def books(
         self, online: CpuSet, guests: Iterable[Guest], cpusets: Iterable[CpusetGroup]
     ) -> tuple[DeadlineCpu, ...]:
-        """What the kernel has booked for class deadline."""
+        """The kernel's books of class deadline."""
         budgets = any(t.sched.cls is SchedClass.DEADLINE for g in guests for t in g.threads)
         partitions = any(c.partition != "member" for c in cpusets)
         return read_books(self._root, online, totals=budgets or partitions)
 
     def nics(self, lowers: set[str], processes: Processes) -> tuple[Nic, ...]:
-        """Lower devices of the guests, and the host's hardware NICs, with the NAPI threads
-        that have their names."""
+        """The lower devices of the guests and the host's hardware NICs, with the NAPI threads that
+        have their names."""
         hardware: list[str] = self._try("net", self._net.hardware_names, [])
         nics = []
         for name in sorted(lowers.union(hardware)):
@@ -142,8 +142,8 @@ _TUNED_PROFILE = "/etc/tuned/active_profile"
 def read_neighbours(
     root: HostRoot, daemons: Iterable[CompetingDaemon], rt_runtime_us: int
 ) -> tuple[Competitor, ...]:
-    """Neighbours sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us:
-    TuneD's realtime profiles and stalld set it to -1."""
+    """Competitors, sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us: TuneD's
+    realtime profiles and stalld set it to -1."""
     found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
     nohz = _read(root, _NOHZ_FULL)
     if nohz and nohz != "(null)":
@@ -164,8 +164,8 @@ def _daemon(root: HostRoot, daemon: CompetingDaemon, rt_runtime_us: int) -> Comp
 
 
 def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:
-    """The interrupts that irqbalance's command line bans, and its policy script. What it does
-    not understand itself is left out here too."""
+    """The interrupts that irqbalance's command line bans, and its policy script. Arguments that
+    irqbalance itself does not understand are left out."""
     parser = _Quiet(add_help=False, allow_abbrev=True)
     parser.add_argument("--banirq", "-i", action="append", default=[])
     parser.add_argument("--policyscript", "-l", default="")
@@ -178,7 +178,7 @@ def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:
 
 
 class _Quiet(argparse.ArgumentParser):
-    """Raises ValueError where the other one exits."""
+    """Raises ValueError where its base class exits."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -215,7 +215,7 @@ T = TypeVar("T")
 
 
 class ProblemLog:
-    """The problems of some readers, in the order in which they were met."""
+    """The problems of readers, in the order in which they occurred."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""What a look at the host has given, and what the next one needs of it."""
+"""The results of a pass over the host that the next pass needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vsrtune.observe.qemu_processes import Processes, QemuProcess
 
 @dataclass(frozen=True, slots=True)
 class CachedQemu:
-    """One QEMU as it was last seen. ``domain`` is the libvirt name of its domain, ``guest``
-    None when it could not be read, ``threads`` how many links its task directory had,
-    ``home`` the cgroup that is its own: libvirt's scope, or where its QEMU runs."""
+    """One QEMU as the last pass read it. ``domain`` is the libvirt name of its domain, ``guest``
+    is None when it could not be read, ``threads`` is the number of links of its task directory,
+    ``home`` is its own cgroup: libvirt's scope, or the cgroup in which QEMU runs."""
 
     process: QemuProcess
     domain: str | None
@@ -33,12 +33,13 @@ class CachedQemu:
 
 @dataclass(frozen=True, slots=True)
 class ObservationCache:
-    """What a look has given, and what the next one needs of it. ``before`` and ``after``
-    are the problems of the readers ahead of the guests' and behind them; ``held`` is by
-    pid, in pid order; ``places`` says where in the snapshot the guest of a pid stands,
-    ``parents`` how many of them have their cgroup in which; ``devices`` are the lower
-    devices; ``partitioned`` whether there are partitions or cgroups with exclusive CPUs.
-    ``refreshed`` are the guests that were looked at, with those that are gone; None: all."""
+    """The results of a pass that the next one needs. ``before`` and ``after`` are the problems of
+    the readers that run before and after those of guests; ``held`` is by pid, in pid order;
+    ``names`` gives the pid of a libvirt domain; ``places`` gives the position in the snapshot of
+    the guest of a pid; ``parents`` counts the QEMUs by the cgroup above their own; ``devices`` are
+    the lower devices; ``partitioned`` says whether there are partitions or cgroups with exclusive
+    CPUs. ``refreshed`` is the slice of the guests that the pass read, with the names of those that
+    are gone."""
 
     snapshot: Snapshot
     processes: Processes
@@ -54,12 +55,12 @@ class ObservationCache:
 
     @property
     def napi(self) -> bool:
-        """Whether guests have devices with NAPI threads, which they may share."""
+        """Whether the host has NAPI threads, which guests may share."""
         return bool(self.processes.napi)
 
 
 def places(guests: tuple[Guest, ...]) -> dict[int, int]:
-    """Where in the snapshot the guest of each pid stands."""
+    """The position in the snapshot of the guest of each pid."""
     return {g.pid: place for place, g in enumerate(guests)}
 
 
@@ -69,8 +70,9 @@ def relisted(
     fresh: list[CachedQemu],
     vanished: list[CachedQemu],
 ) -> tuple[tuple[Guest, ...], dict[int, int], tuple[int, ...] | None]:
-    """The guests in their order, where each stands, and where the new ones do. Where all are
-    who they were, only these are put in the places of the old; else their places are None."""
+    """The guests in their order, the position of each by pid, and the positions of the fresh ones.
+    If all guests keep their identity, the fresh ones replace the old ones in place; otherwise the
+    order is built anew and the third result is None."""
     guests = list(known.snapshot.guests)
     same = not vanished and not known.napi
     for one in fresh:
@@ -110,8 +112,8 @@ def _unique(found: list[Guest]) -> list[Guest]:
 
 
 def _one_owner(guests: Iterable[Guest]) -> tuple[Guest, ...]:
-    """Leave the NAPI thread of a device that guests share to the first of them, or
-    each of their policies would have it for its own."""
+    """Leave the NAPI thread of a device that guests share to the first of them; otherwise each of
+    their policies would claim it."""
     owner: dict[ThreadKey, str] = {}
     found = []
     for guest in guests:

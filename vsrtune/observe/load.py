@@ -1,7 +1,7 @@
-"""Measures what threads ask of the CPUs, a few file reads at a time.
+"""Measures the CPU time that threads demand, a few file reads at a time.
 
-It reads /proc/TID/schedstat itself: what a pass shows of a thread that has not changed may be
-older than the pass.
+It reads /proc/TID/schedstat itself, because the data that a pass shows of an unchanged thread may
+be older than the pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ThreadLoad:
-    """One thread's windows, as in model.Thread."""
+    """One thread's windows, as in model.guest.Thread."""
 
     key: ThreadKey
     load: tuple[float, ...]
@@ -46,9 +46,9 @@ class ThreadLoad:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The file's content. ``moves``: threads that were moved from one CPU to another since the
-    daemon started, ``last_moves`` those of the last pass that moved any, ``last_time`` when that
-    was, in seconds since the epoch."""
+    """The content of the file. ``moves`` counts threads that were moved from one CPU to another
+    since the daemon started, ``last_moves`` those of the last pass that moved any; ``last_time``
+    is the time of that pass, in seconds since the epoch."""
 
     boot_id: str
     threads: tuple[ThreadLoad, ...] = ()
@@ -64,13 +64,13 @@ class Loads:
 
 
 def parse(text: str, boot_id: str) -> Loads:
-    """Read the file's text. Text that is damaged, of another version or of another boot counts
-    as empty: it is measured again."""
+    """Read the file's text. Text that is damaged, of another version or of another boot counts as
+    empty, because loads can be measured again."""
     return kept(Loads(boot_id), text)
 
 
 def load(boot_id: str, path: Path = LOAD_PATH) -> Loads:
-    """The file; empty when there is none."""
+    """The content of the file; empty when it cannot be read."""
     try:
         return parse(read_file(path).decode("utf-8", "replace"), boot_id)
     except OSError:
@@ -90,19 +90,19 @@ def save(loads: Loads, path: Path = LOAD_PATH) -> None:
 
 
 def with_loads(snapshot: Snapshot, path: Path = LOAD_PATH) -> Snapshot:
-    """The snapshot with the loads that the daemon has measured, if it has."""
+    """The snapshot with the loads that the daemon measured, if any."""
     loads = load(snapshot.host.boot_id, path).by_thread
     return measured(snapshot, loads) if loads else snapshot
 
 
-# Threads read in one look: those longest due come first, so that with very many of them the
-# windows grow longer, and not the time it takes.
+# Threads read in one pass. Those longest due come first, so with very many threads the windows
+# grow longer, and the pass does not.
 BATCH = 1000
 
 
 @dataclass(slots=True)
 class _Known:
-    """``windows`` None: the next one has not begun."""
+    """``windows`` is None until the next window begins."""
 
     cpus: CpuSet
     windows: Windows | None = None
@@ -110,8 +110,8 @@ class _Known:
 
 
 class LoadMeter:
-    """Loads of the data plane threads of one host. ``clock`` gives nanoseconds, ``least_ns``
-    is how long a window is at least."""
+    """Loads of the data plane threads of one host. ``clock`` gives nanoseconds, ``least_ns`` is
+    the least length of a window."""
 
     def __init__(
         self,
@@ -128,10 +128,10 @@ class LoadMeter:
         self._changed = False
 
     def update(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the load of every thread that is known by now."""
+        """The snapshot with the load of every thread that has been measured so far."""
         threads = data_plane(snapshot)
         if self._known is None:
-            # What an earlier daemon measured is a beginning, but no reason to move.
+            # Loads that an earlier daemon measured are a beginning, but no reason to move.
             before = load(snapshot.host.boot_id, self._path).by_thread
             self._known = {
                 t.key: _Known(t.affinity, load=merged(before.get(t.key, ()))) for t in threads
@@ -150,18 +150,19 @@ class LoadMeter:
 
     @property
     def fresh(self) -> bool:
-        """Whether there are loads that were not remembered."""
+        """Whether there are loads that were not saved yet."""
         return self._changed
 
     def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None:
-        """Write the file when there is something new. Raises ObserveError."""
+        """Write the file if there are new loads. Raises ObserveError."""
         if self._changed:
             self._changed = False
             threads = (ThreadLoad(k, w.load) for k, w in (self._known or {}).items() if w.load)
             save(Loads(boot_id, tuple(threads), moves, last_moves, last_time), self._path)
 
     def _begin_anew(self) -> None:
-        """Threads have moved: what was measured tells of another company."""
+        """Merge the windows and begin new ones: threads have moved, so the loads were measured
+        beside other threads."""
         self._changed = True
         for one in (self._known or {}).values():
             one.windows, one.load = None, merged(one.load)
@@ -192,8 +193,8 @@ class LoadMeter:
 def read_schedstat(
     root: HostRoot, key: ThreadKey, clock: Callable[[], int] = time.monotonic_ns
 ) -> Reading | None:
-    """How long a thread ran and waited by now; ``clock`` gives nanoseconds. None when it is
-    gone, or the kernel does not tell (CONFIG_SCHED_INFO)."""
+    """How long a thread ran and waited by now; ``clock`` gives nanoseconds. None when it is gone,
+    or the kernel does not report it (CONFIG_SCHED_INFO)."""
     try:
         text = root.read(f"/proc/{key.pid}/task/{key.tid}/schedstat")
         return parse_schedstat(text, clock())

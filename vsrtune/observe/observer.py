@@ -1,5 +1,5 @@
-"""Compose the readers into one Snapshot; a reader that fails is recorded, and hides
-nothing else."""
+"""Compose the readers into one Snapshot. A reader that fails leaves a Problem and hides nothing
+else."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from vsrtune.policy.matching import QemuFilter
 
 
 class Observer:
-    """Observes one host as often as asked.
+    """Observes one host repeatedly.
 
-    ``virt`` None means a host without libvirt. Without ``memory`` what the host
-    itself remembers (/run/vsrtune/trace-results.json) is used and never written. Without
-    ``tracer`` a trace that is asked for is a recorded Problem. ``qemu_filter`` says at each pass
-    whose plain QEMUs may be guests. ``pulse`` is called within a pass, to show progress.
+    ``virt`` None means a host without libvirt. Without ``memory``, the host's own trace results
+    (/run/vsrtune/trace-results.json) are used and never written. Without ``tracer``, a requested
+    trace becomes a Problem. ``qemu_filter`` says at each pass whose plain QEMUs may be guests.
+    ``pulse`` is called within a pass, to show progress.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Observer:
         self._qemu_filter = qemu_filter
         self._pulse = pulse
         self._vcpus = VcpuFinder()
-        # What libvirt said last of the domains that it confirmed.
+        # libvirt's last description of each domain that it confirmed.
         self._texts: dict[Identity, DomainText] = {}
-        # Processes that were believed at the last look at everything.
+        # Processes that the last full pass believed.
         self._believed: frozenset[Identity] = frozenset()
         self._table = ProcessTable()
         self._known: ObservationCache | None = None
         self._rounds = Rounds()
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot:
-        """The host now. With ``trace_seconds`` the kernel first counts for so long who
-        transmits and where frames are received, which makes the mapping of busy
-        vhost workers EXACT."""
+        """The host now. With ``trace_seconds``, the kernel first counts for that long who
+        transmits and where frames are received, which makes the mapping of busy vhost workers
+        EXACT."""
         snapshot = self._whole()
         if trace_seconds <= 0:
             return snapshot
@@ -76,15 +76,15 @@ class Observer:
         return replace(snapshot, problems=snapshot.problems + problems)
 
     def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
-        """The host, for which only the libvirt guests of these names are looked at and the
-        rest is as it was seen last. What else has to be looked at then is. The part of it
-        that was looked at."""
+        """Re-read the libvirt guests of these names and the host state that depends on them; reuse
+        the previous snapshot for the rest. Observes the whole host when that does not suffice.
+        Returns the slice that was read."""
         return self._some(names, frozenset())
 
     def observe_turns(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
-        """The host as of the last look, but for guests that came, went or have other
-        threads, for some others in their turn, and for those of these names. The part of
-        it that was looked at."""
+        """Re-read guests that came, went or have other threads, some others in their turn, and
+        those of these names; reuse the previous snapshot for the rest. Observes the whole host
+        when that is due. Returns the slice that was read."""
         due = None
         if self._known is not None:
             due = self._rounds.due(self._known, self._root, self._table, self._judge())
@@ -95,7 +95,7 @@ class Observer:
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Mark interrupts that the kernel refused to move, until the next boot."""
-        with contextlib.suppress(ObserveError):  # tried and refused once more next time
+        with contextlib.suppress(ObserveError):  # the next pass retries, and is refused again
             self._memory.remember_fixed(irqs)
 
     def _whole(self) -> Snapshot:
@@ -112,7 +112,7 @@ class Observer:
         try:
             self._known = self._pass(self._known).some(names, pids)
         except (NotAlone, ObserveError, OSError):
-            # A look at everything writes down what cannot be read, and goes on.
+            # A full pass records what cannot be read, and goes on.
             return self._all()
         return self._known.refreshed
 
@@ -161,8 +161,8 @@ def live_observer(
     qemu_filter: Callable[[], QemuFilter] = QemuFilter,
     pulse: Callable[[], None] = lambda: None,
 ) -> Observer:
-    """Observer of this host. That libvirt is missing or does not run is a recorded
-    Problem; plain QEMU is found all the same."""
+    """An observer of this host. A libvirt that is missing or does not run leaves a Problem; plain
+    QEMUs are still found."""
     return Observer(LiveRoot(), LibvirtSource(uri), TraceMemory(), Tracer(), qemu_filter, pulse)
 
 

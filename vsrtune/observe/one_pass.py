@@ -1,4 +1,4 @@
-"""One look at the host: all of it, or some guests around what was seen before."""
+"""One pass over the host: all of it, or some guests while the rest stays as it was."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from vsrtune.observe.trust import Judge, Standing
 
 _LIBVIRT = re.compile(r"(.+)/libvirt/\w+", re.ASCII)
 
-# Of the guests of other libvirts, which no policy reaches, no more threads are read in a look.
+# The most threads that a pass reads of other libvirts' guests, which no policy reaches.
 FOREIGN_THREADS = 8192
-# No more strangers are named in a snapshot.
+# The most strangers that a snapshot names.
 MOST_STRANGERS = 16
 
 
 class NotAlone(Exception):
-    """The guests cannot be looked at without the rest of the host."""
+    """The guests cannot be read without the rest of the host."""
 
 
 class LookPass:
     """One pass over a host, with readers that read each device and cgroup once. ``texts`` is
-    what libvirt said last of the domains that it confirmed, which a pass keeps up; ``pulse`` is
-    called again and again, to show that the pass moves on."""
+    libvirt's last description of each domain that it confirmed; a pass updates it. The pass calls
+    ``pulse`` again and again, to show that it moves on."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LookPass:
         self._joiner = Joiner(root, judge, texts)
         self._last = known
         self._pulse = pulse
-        # What is left for other libvirts' guests, which nobody confirms.
+        # Threads left for guests of other libvirts, which nobody confirms.
         self._foreign_threads = FOREIGN_THREADS
         self._net = NetReader(root, known.devices if known is not None else {})
         self._cpusets = CpusetReader(root)
@@ -80,7 +80,7 @@ class LookPass:
     # -- everything
 
     def whole(self) -> ObservationCache:
-        """Look at everything."""
+        """Read everything."""
         problem_log = ProblemLog()
         host = HostReader(self._root, self._net, self._memory, problem_log)
         boot_id = host.boot_id()
@@ -119,7 +119,7 @@ class LookPass:
         )
 
     def _domains(self, problem_log: ProblemLog) -> tuple[DomainText, ...] | None:
-        """Those that run; None when libvirt does not answer, or there is none."""
+        """The domains that run; None when libvirt does not answer, or there is none."""
         virt = self._virt
         return problem_log.attempt("libvirt", virt.domains, None) if virt is not None else None
 
@@ -129,7 +129,7 @@ class LookPass:
         domains: tuple[DomainText, ...] | None,
         problem_log: ProblemLog,
     ) -> tuple[tuple[QemuProcess, ...], dict[int, DomainText]]:
-        """The processes as they stand, and pid to libvirt domain."""
+        """The processes with their standing, and the libvirt domain of each pid."""
         silent = False
 
         def ask(name: str) -> DomainText | None:
@@ -143,10 +143,10 @@ class LookPass:
 
         joined = self._joiner.join(processes, domains, ask)
         if silent:
-            # It has fallen silent since: what it did not list is unknown, not another's.
+            # libvirt has fallen silent: a guest that it did not list is unknown, not another's.
             joined = self._joiner.join(processes, None, ask)
         elif joined.missing:
-            # Most likely it ended after libvirt was asked.
+            # Most likely the domain ended after libvirt was asked.
             still = {d.uuid for d in self._domains(problem_log) or ()}
             for domain, why in joined.missing:
                 if domain.uuid in still:
@@ -180,7 +180,7 @@ class LookPass:
         )
         problem_log = ProblemLog()
         name = f"guest {process.args.name or process.pid}"
-        # Counted first: a thread that comes meanwhile makes a difference next time.
+        # Counted first, so that the next pass notices a thread that starts meanwhile.
         threads = thread_links(self._root, process.pid)
         self._pulse()
         foreign = process.decision.standing is Standing.FOREIGN
@@ -199,8 +199,8 @@ class LookPass:
     # -- some guests
 
     def some(self, names: frozenset[str], pids: frozenset[int]) -> ObservationCache:
-        """Look at the guests that have these libvirt names or QEMU processes, and at what
-        of the host depends on them. Raises NotAlone when that does not tell everything."""
+        """Re-read the guests that have these libvirt names or QEMU processes, and the host state
+        that depends on them. Raises NotAlone when that does not suffice."""
         known, virt = self._last, self._virt
         if known is None or any(p.reader == "libvirt" for p in known.before):
             raise NotAlone
@@ -231,8 +231,8 @@ class LookPass:
         domains: dict[str, DomainText | None],
         plain: list[int],
     ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[CachedQemu]]:
-        """The processes to be read, each with its domain, and those that are gone. Raises
-        NotAlone when other processes came or went."""
+        """The processes to read, each with its domain, and those that are gone. Raises NotAlone
+        when other processes came or went."""
         vanished: dict[int, CachedQemu] = {}
         due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
         by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
@@ -269,7 +269,7 @@ class LookPass:
         vanished: list[CachedQemu],
         names: frozenset[str],
     ) -> ObservationCache:
-        """What was known, with guests that were read anew and without those that are gone."""
+        """The cache with the guests that were re-read and without those that are gone."""
         held, by_name, parents = dict(known.held), dict(known.names), Counter(known.parents)
         before = [held[h.process.pid] for h in fresh if h.process.pid in held] + vanished
         for old in before:
@@ -316,7 +316,8 @@ class LookPass:
     def _processes(
         self, known: ObservationCache, domains: dict[str, DomainText | None], plain: list[int]
     ) -> Processes:
-        """The processes, read again unless the guests' own are known to be all there is."""
+        """The processes, read again unless the cached ones are known to suffice for these
+        guests."""
         for name, domain in domains.items():
             held = known.held.get(known.names.get(name, -1))
             if domain is None or held is None or not self._alone(held, domain):
@@ -327,7 +328,7 @@ class LookPass:
         return self._table.scan(self._root, self._judge)
 
     def _alone(self, held: CachedQemu, domain: DomainText) -> bool:
-        """Whether a QEMU runs on, and has all its workers among its own threads."""
+        """Whether a QEMU still runs and has all its workers among its own threads."""
         process, guest = held.process, held.guest
         if guest is None or not self._joiner.runs(process, domain):
             return False
@@ -350,8 +351,8 @@ class LookPass:
         parents: Counter[str],
         problem_log: ProblemLog,
     ) -> tuple[Host, bool]:
-        """The host, with what depends on the guests that were looked at, and whether it has
-        partitions."""
+        """The host, with the state that depends on the re-read guests brought up to date, and
+        whether it has partitions."""
         host, partitioned = known.snapshot.host, known.partitioned
         reader = HostReader(self._root, self._net, self._memory, problem_log)
         cpusets = self._beside(known, before, fresh, parents)
@@ -382,12 +383,12 @@ class LookPass:
         fresh: list[CachedQemu],
         parents: Counter[str],
     ) -> tuple[CpusetGroup, ...] | None:
-        """The host's cpusets, for which only the guests' own were looked at; None when that
-        does not tell everything."""
+        """The host's cpusets, of which only the guests' own are re-read; None when that does not
+        suffice."""
         cpusets = known.snapshot.host.cpusets
         homes = {h.home for h in (*before, *fresh)}
         read = {h.home: h.guest for h in fresh if h.guest is not None}
-        # What is beside a guest's cgroup matters as long as some guest is there.
+        # Cgroups beside a guest's matter as long as some guest is there.
         same = all(bool(parents[h.parent]) == bool(known.parents[h.parent]) for h in before)
         same = same and all(known.parents[h.parent] for h in fresh)
         apart = all(home and _inside(home, guest) for home, guest in read.items())
@@ -406,7 +407,7 @@ class LookPass:
 
 
 def thread_links(root: HostRoot, pid: int) -> int:
-    """What tells that a process has another number of threads; -1 when it is gone."""
+    """A number that changes with the number of a process's threads; -1 when it is gone."""
     try:
         return root.link_count(f"/proc/{pid}/task")
     except OSError:
@@ -432,10 +433,10 @@ def _strangers(processes: Processes) -> tuple[Stranger, ...]:
     )
 
 
-# Hosts with no more guests are looked at as a whole.
+# On hosts with no more guests than this, every patrol is a full pass.
 FEW = 16
-# A host with more is looked at as a whole once in so many patrols, and each of its guests
-# once in between.
+# On a host with more guests, one patrol in this many is a full pass; the others re-read each guest
+# once.
 ROUND = 6
 
 
@@ -447,15 +448,15 @@ class Rounds:
         self._next = -1
 
     def done(self, _known: ObservationCache) -> None:
-        """Everything was looked at."""
+        """A full pass has ended."""
         self._left = ROUND
 
     def due(
         self, known: ObservationCache, root: HostRoot, table: ProcessTable, judge: Judge
     ) -> frozenset[int] | None:
-        """pids of the QEMUs to look at; None when it is time for everything. New ones,
-        those that are gone, and those with another number of threads or of kernel threads
-        that work for them are always among them."""
+        """The pids of the QEMUs to re-read; None when a full pass is due. New QEMUs, those that
+        are gone, and those with another number of threads or other kernel workers are always among
+        them."""
         self._left -= 1
         if len(known.held) <= FEW or self._left <= 0:
             return None
@@ -480,7 +481,7 @@ class Rounds:
         return frozenset(found)
 
     def _turn(self, known: ObservationCache) -> list[int]:
-        """The next guests in pid order, a share of all."""
+        """The next share of the guests, in pid order."""
         share = -(-len(known.held) // (ROUND - 1))
         after = [pid for pid in known.held if pid > self._next]
         turn = (after or list(known.held))[:share]
@@ -489,7 +490,7 @@ class Rounds:
 
 
 def _owners(known: ObservationCache, workers: dict[int, tuple[int, ...]]) -> set[int]:
-    """pids of the QEMUs whose vhost kernel threads are others now."""
+    """The pids of the QEMUs whose vhost kernel threads changed."""
     before = known.processes.workers
     owners = {o for o in before.keys() | workers.keys() if before.get(o) != workers.get(o)}
     return {

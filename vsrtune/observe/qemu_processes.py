@@ -1,9 +1,9 @@
-"""The processes of a host, kept between passes: only what is new is looked at.
+"""The processes of a host, kept between passes, so that a pass reads new ones only.
 
-A process that was looked at twice and is still the same one, by its identity in /proc, need
-not be read again: a kernel thread keeps its name, and a QEMU its command line. What is kept
-does not see a process that becomes a QEMU later than that (``exec`` in a script that waited);
-``forget`` makes the next look a whole one.
+A process that was read twice and is still the same one, by its identity in /proc, is not read
+again: a kernel thread keeps its name, and a QEMU its command line. This misses a process that
+becomes a QEMU later (``exec`` in a script that waited); ``forget`` makes the next pass read
+everything.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class QemuProcess:
-    """One QEMU that runs a guest, and that is believed."""
+    """One believed QEMU that runs a guest."""
 
     decision: Decision
     args: QemuArgs
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The pid of its process."""
         return self.decision.pid
 
     @property
@@ -48,7 +48,7 @@ class QemuProcess:
         return self.decision.start_time
 
     def stands(self, standing: Standing) -> QemuProcess:
-        """The same, of which more is known."""
+        """The same process with this standing."""
         if self.decision.standing is standing:
             return self
         return replace(self, decision=replace(self.decision, standing=standing))
@@ -56,10 +56,10 @@ class QemuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Result of one pass over /proc. ``qemus`` are those that are believed, ``strangers`` what
-    else has an executable of such a name. ``workers`` holds the vhost kernel threads:
-    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid; ``napi``
-    the NAPI kernel threads: device, as they name it, to tids."""
+    """The result of one pass over /proc. ``qemus`` are the believed QEMUs, ``strangers`` other
+    processes with an executable of such a name. ``workers`` holds the vhost kernel threads:
+    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid; ``napi`` the NAPI
+    kernel threads: device, as they name it, to tids."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
@@ -71,8 +71,8 @@ class Processes:
 
 @dataclass(slots=True)
 class _Entry:
-    """``decision`` is None for everything that has no QEMU's executable, ``argv`` empty for what
-    is not believed, ``qemu`` what it says; ``sure`` when it was read twice."""
+    """``decision`` is None for a process without a QEMU's executable, ``argv`` is empty for one
+    that is not believed, ``qemu`` is the parsed command line; ``sure``: it was read twice."""
 
     identity: int
     stat: Stat
@@ -82,30 +82,30 @@ class _Entry:
     sure: bool = False
 
     def process(self, decision: Decision) -> QemuProcess:
-        """What is known of a QEMU. Its command line is long, and is taken apart once."""
+        """The QEMU of the process. Its command line is long, so it is parsed once."""
         if self.qemu is None:
             self.qemu = QemuProcess(decision, parse_args(self.argv))
         return self.qemu
 
 
 def scan(root: HostRoot, judge: Judge | None = None) -> Processes:
-    """One pass over /proc: QEMU guests, vhost kernel threads and known daemons. Without
-    ``judge``, plain QEMUs are guests if they are root's.
+    """One pass over /proc: QEMU guests, vhost kernel threads and known daemons. Without ``judge``,
+    plain QEMUs are guests if they are root's.
 
-    A process that vanishes meanwhile is not in the result. Raises OSError when
-    /proc itself cannot be listed.
+    A process that vanishes meanwhile is not in the result. Raises OSError when /proc itself cannot
+    be listed.
     """
     return ProcessTable().scan(root, judge)
 
 
 class ProcessTable:
-    """Looks at the processes of one host as often as asked."""
+    """Reads the processes of one host repeatedly."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
     def forget(self) -> None:
-        """Look at everything next time."""
+        """Make the next scan read every process."""
         for entry in self._entries.values():
             entry.sure = False
 
@@ -154,8 +154,8 @@ def _sorted(entries: list[_Entry]) -> Processes:
             strangers.append(entry.decision)
         elif entry.decision is not None and entry.argv:
             qemus[stat.tid] = entry, entry.decision
-    # A QEMU below a QEMU is a helper of it (a fork about to exec, the cleanup
-    # process of -run-with async-teardown), not a guest.
+    # A QEMU whose parent is a QEMU is a helper (a fork about to exec, the cleanup process of
+    # -run-with async-teardown), not a guest.
     found = [
         process
         for _, (entry, decision) in sorted(qemus.items())
@@ -172,7 +172,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
 
 
 def _same(one: _Entry, other: _Entry) -> bool:
-    """Whether a process is what it was when it was read before."""
+    """Whether two readings of a process agree."""
     stats = (one.stat, other.stat)
     comms, starts = {s.comm for s in stats}, {s.start_time for s in stats}
     same = len(comms) == len(starts) == 1
@@ -191,7 +191,7 @@ def _read(root: HostRoot, name: str, identity: int, judge: Judge) -> _Entry | No
 
 
 def _decision(root: HostRoot, stat: Stat, judge: Judge) -> Decision | None:
-    """None for what has no QEMU's executable."""
+    """None for a process without a QEMU's executable."""
     try:
         exe = root.readlink(f"/proc/{stat.tid}/exe")
     except PermissionError:
@@ -223,8 +223,8 @@ NO_PROCESS = "has no QEMU process"
 
 @dataclass(slots=True)
 class Joined:
-    """``qemus`` as they stand, in pid order; ``owned``: pid to domain; ``missing``: domains
-    without a process that can be believed, each with the reason."""
+    """``qemus`` have their standing and are in pid order; ``owned`` maps a pid to its domain;
+    ``missing`` are domains without a process that can be believed, each with the reason."""
 
     qemus: tuple[QemuProcess, ...] = ()
     owned: dict[int, DomainText] = field(default_factory=dict)
@@ -232,8 +232,8 @@ class Joined:
 
 
 class Joiner:
-    """Joins the processes of one look with libvirt's domains. ``texts`` is what libvirt said
-    last of the domains of processes that it confirmed."""
+    """Joins the processes of one pass with libvirt's domains. ``texts`` is libvirt's last
+    description of the domain of each process that it confirmed."""
 
     def __init__(self, root: HostRoot, judge: Judge, texts: Mapping[Identity, DomainText]) -> None:
         self._root = root
@@ -246,8 +246,8 @@ class Joiner:
         domains: Sequence[DomainText] | None,
         ask: Callable[[str], DomainText | None],
     ) -> Joined:
-        """``domains`` are None when libvirt does not answer. ``ask`` gives the domain of that
-        name, if one has started since."""
+        """Join them. ``domains`` is None when libvirt does not answer. ``ask`` gives the domain of
+        that name, if one has started since."""
         joined = Joined()
         for domain in domains or ():
             process, why = self.process_of(processes, domain)
@@ -267,7 +267,7 @@ class Joiner:
     def process_of(
         self, processes: Processes, domain: DomainText
     ) -> tuple[QemuProcess | None, str]:
-        """The process of a domain that libvirt lists; else None, and why there is none."""
+        """The process of a domain that libvirt lists; otherwise None and the reason."""
         if not self._root.owners_told:
             return _by_uuid(processes.qemus, domain)
         pid, why = self._judge.process_of(domain.name)
@@ -286,7 +286,8 @@ class Joiner:
         return None, NO_PROCESS
 
     def runs(self, process: QemuProcess, domain: DomainText) -> bool:
-        """Whether a process that was a domain's still is by what libvirt wrote down."""
+        """Whether a process still belongs to its domain, according to libvirt's pid file or
+        scope."""
         if not self._root.owners_told:
             return process.args.uuid == domain.uuid
         if not self._judge.pid_files:
@@ -304,7 +305,7 @@ class Joiner:
         return self._judge.in_scope(process.pid, int(number[1]))
 
     def _keep(self, qemus: Iterable[QemuProcess], joined: Joined) -> None:
-        """What libvirt has confirmed stays so while it is silent: the very same process."""
+        """Keep what libvirt confirmed while it is silent, for the very same process only."""
         for process in qemus:
             text = self._texts.get((process.pid, process.start_time))
             if text is not None and process.decision.standing is not Standing.PLAIN:
@@ -329,15 +330,15 @@ class Joiner:
         if process.pid in joined.owned:
             return Standing.OURS
         if process.decision.standing is Standing.PLAIN:
-            # Root, or who may have plain guests, runs a libvirt of his own.
+            # Root, or a user who may have plain guests, runs another libvirt.
             return Standing.FOREIGN if process.args.libvirt else Standing.PLAIN
         if silent and (not self._root.owners_told or self._written_down(process)):
             return Standing.UNKNOWN
         return Standing.FOREIGN
 
     def _written_down(self, process: QemuProcess) -> bool:
-        """Whether our libvirt may have started this process for a domain of the name that its
-        command line has: a hint, which the pid file or the scope makes sure."""
+        """Whether our libvirt may have started this process for a domain of the name on its
+        command line. The name is a hint; the pid file or the scope confirms it."""
         if process.decision.standing is Standing.PLAIN or not process.args.name:
             return False
         if not self._judge.pid_files:

@@ -1,8 +1,8 @@
 """Record a host, so that its observation can be repeated on any machine.
 
-Whatever a real observation reads is kept, and nothing else: then the copy holds
-exactly what the readers need. What could tell about the host's owner is taken
-out before anything is written.
+A recording keeps everything that a real observation reads and nothing else, so it holds exactly
+the data that readers need. Data that could tell about the host's owner is removed before anything
+is written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _PROCESS = re.compile(r"/proc/(\d+)(?:/.*)?", re.ASCII)
 _TASK = re.compile(r"/proc/\d+/task/(\d+)/", re.ASCII)
 _INTERRUPT = re.compile(r"\s*(\d+):", re.ASCII)
 
-# What readers of the XML use; all else (disks, passwords, descriptions) is dropped.
+# The parts of the XML that readers use; everything else (disks, passwords, descriptions) is
+# dropped.
 _DOMAIN_PARTS = ("name", "uuid", "vcpu", "iothreads", "cputune")
 _INTERFACE_PARTS = ("mac", "source", "target", "model", "driver", "alias")
 
@@ -153,8 +154,8 @@ class RecordingVirt:
 
 
 class Redactor:
-    """Replaces UUIDs, and MAC addresses that are not locally made (02:...), by others:
-    the same by the same within one recording."""
+    """Replaces UUIDs, and MAC addresses that are not locally made (02:...), by others. Within one
+    recording, equal values get equal replacements."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
@@ -180,10 +181,10 @@ def record(
 ) -> Snapshot:
     """Record this host in a new file.
 
-    ``trace_seconds`` traces first, so that the recording remembers which worker
-    serves which interface. ``note`` stands at the head of the recording. Returns what
-    the recorded host shows, which stands in the recording too. Raises VsrtuneError
-    when the file exists, cannot be written, or does not replay.
+    ``trace_seconds`` traces first, so that the recording knows which worker serves which
+    interface. ``note`` stands at the head of the recording. Returns the snapshot of the recorded
+    host, which is in the recording too. Raises VsrtuneError when the file exists, cannot be
+    written, or does not replay.
     """
     if os.path.lexists(file):
         raise _exists(file)
@@ -192,7 +193,7 @@ def record(
     root = RecordingRoot(LiveRoot())
     virt = RecordingVirt(LibvirtSource(uri))
     memory = TraceMemory()
-    # Processes that are not believed have no part in anything, and none in a recording.
+    # Processes that are not believed are not recorded.
     live = replace(Observer(root, virt, memory).observe(), strangers=())
     redact = Redactor(os.urandom(16))
     root.answers.texts[str(RESULTS_PATH)] = json.dumps(encode(memory.results))
@@ -215,8 +216,8 @@ def record(
 
 
 def replay(file: Path, qemu_filter: QemuFilter | None = None) -> Snapshot:
-    """Observe a recorded host. ``qemu_filter`` says whose plain QEMUs may be guests; without
-    it, root's.     Raises ObserveError when the file holds no recording."""
+    """Observe a recorded host. ``qemu_filter`` says whose plain QEMUs may be guests; without it,
+    root's. Raises ObserveError when the file holds no recording."""
     return _observe(load(file), qemu_filter)
 
 
@@ -266,8 +267,8 @@ def _pruned_domains(recorded: RecordedDomains) -> RecordedDomains:
 
 
 def prune(answers: Answers) -> None:
-    """Drop what does not change the observation: other processes, a QEMU's other
-    descriptors and arguments, interrupts of other devices."""
+    """Drop data that does not change the observation: other processes, a QEMU's other descriptors
+    and arguments, interrupts of other devices."""
     kept = _processes_used(answers)
     every: tuple[dict[str, Any], ...] = (
         answers.texts,
@@ -304,7 +305,7 @@ def prune(answers: Answers) -> None:
 
 
 def _processes_used(answers: Answers) -> set[str]:
-    """QEMUs, kernel threads that were looked at closely, and known daemons."""
+    """The pids of QEMUs, of kernel threads that were read closely, and of known daemons."""
     used = set()
     for path, text in answers.texts.items():
         match = _PROCESS.fullmatch(path)
@@ -329,7 +330,7 @@ def _matters(answers: Answers, path: str) -> bool:
 
 
 def _prune_books(answers: Answers) -> None:
-    """The scheduler's state names every task that runs; only the books are needed."""
+    """Keep the books only: the scheduler's state names every task that runs."""
     text = answers.texts.get(BOOKS)
     if text is not None:
         answers.texts[BOOKS] = "".join(f"{line}\n" for line in book_lines(text))
@@ -353,7 +354,7 @@ def prune_xml(text: str) -> str:
     tree = ET.fromstring(text)
     kept = ET.Element(tree.tag, tree.attrib)
     kept.extend(part for part in tree if part.tag in _DOMAIN_PARTS)
-    # Others' metadata is nobody's business; ours says which pins the guest brought.
+    # Only vsrtune's metadata stays: it says which pins the guest brought.
     ET.SubElement(kept, "metadata").extend(ours_in(tree))
     devices = ET.SubElement(kept, "devices")
     for interface in tree.iterfind("./devices/interface"):

@@ -1,5 +1,5 @@
-"""Reads what `vsrtune top` needs beside the snapshot: what threads and CPUs do, and where
-frames are dropped. It only reads."""
+"""Reads samples beside the snapshot: for `vsrtune top` the times of threads and CPUs and where
+frames are dropped, for adaptive queues the counters of a guest. It only reads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _LOWER = ("rx_dropped", "rx_missed_errors", "tx_dropped")
 
 
 def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
-    """Times by CPU from /proc/stat (proc(5)). Guest time is in user time already. Raises
-    ValueError."""
+    """Times by CPU from /proc/stat (proc(5)). User time includes guest time. Raises ValueError."""
     found = {}
     for line in text.splitlines():
         name, *fields = line.split()
@@ -40,8 +39,8 @@ def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
 def take(
     root: HostRoot, snapshot: Snapshot, clock: Callable[[], int] = time.monotonic_ns
 ) -> HostSample:
-    """The host of ``snapshot`` now, by a ``clock`` in nanoseconds. What cannot be read, or is
-    gone since, is left out."""
+    """Sample the host of ``snapshot`` now, by a ``clock`` in nanoseconds. Values that cannot be
+    read, or are gone since, are left out."""
     threads = {t.key for g in snapshot.guests for t in g.threads}
     threads |= {t.key for t in snapshot.host.softirq}
     readings = {key: read_schedstat(root, key, clock) for key in sorted(threads)}
@@ -56,8 +55,9 @@ def take(
 
 
 def frames(root: HostRoot, snapshot: Snapshot) -> tuple[int, int]:
-    """Frames that came for the guests of ``snapshot``, and frames they sent, since their devices
-    began. Frames that a ring dropped have come. A device that is gone counts nothing."""
+    """Frames that arrived for the guests of ``snapshot``, and frames that they sent, since their
+    devices were made. Frames that a ring dropped count as arrived. A device that is gone counts
+    nothing."""
     net = NetReader(root)
     received = sent = 0
     for name in {i.target for g in snapshot.guests for i in g.interfaces}:
@@ -68,12 +68,12 @@ def frames(root: HostRoot, snapshot: Snapshot) -> tuple[int, int]:
         came: tuple[str, ...] = ("rx_packets",)
         went = "tx_packets"
         if device.tun:
-            # tun_net_xmit counts what finds the ring full as dropped, tun_put_user the rest.
+            # tun_net_xmit counts frames that find the ring full as dropped, tun_put_user the rest.
             came, went = ("tx_packets", "tx_dropped"), "rx_packets"
         elif counters is not None and counters.rx_received is not None:
             received += counters.rx_received
             came = ()
-        # Of a macvtap, macvlan_handle_frame counts ahead of the ring.
+        # For a macvtap, macvlan_handle_frame counts before the ring.
         spot = DropPlace(name, "")
         received += sum(n for c in came for _, n in _counter(root, device, spot, c))
         sent += sum(n for _, n in _counter(root, device, spot, went))
@@ -116,7 +116,7 @@ def _of_tap(
         if counters.tx_dropped is not None:
             yield DropPlace(name, "tx_dropped", ref), counters.tx_dropped
         return
-    # A macvtap receives what goes to its guest; a tun device sends it.
+    # A macvtap receives the frames for its guest; a tun device sends them.
     ring, other = ("tx_dropped", "rx_dropped") if device.tun else ("rx_dropped", "tx_dropped")
     yield from _counter(root, device, DropPlace(name, "ring", ref), ring)
     yield from _counter(root, device, DropPlace(name, other, ref), other)
@@ -133,8 +133,8 @@ def _counter(
 
 @dataclass(frozen=True, slots=True)
 class SampledGuests:
-    """Where to look: names of devices with rings, (pid, tid) of the threads that carry
-    frames, and the crews they form."""
+    """The subjects of a sample: names of devices with rings, (pid, tid) of the threads that carry
+    frames, and the crews that they form."""
 
     devices: tuple[str, ...]
     threads: tuple[tuple[int, int], ...]
@@ -142,7 +142,7 @@ class SampledGuests:
 
 
 def sampled_guest(guest: Guest) -> SampledGuests:
-    """What is to be looked at for a guest."""
+    """The subjects of a guest's samples."""
     threads = [t for role in DATA_PLANE for t in guest.by_role(role)]
     return SampledGuests(
         tuple(i.target for i in guest.interfaces if i.kind.rings),
@@ -152,8 +152,8 @@ def sampled_guest(guest: Guest) -> SampledGuests:
 
 
 def crews(threads: Iterable[Thread]) -> tuple[Crew, ...]:
-    """Every thread alone, which can have one CPU or its budget (class deadline), and those
-    that share the same CPUs together, which can have these CPUs at most."""
+    """Every thread alone, which can have one CPU or its budget (class deadline), and the threads
+    with the same CPUs together, which can have these CPUs at most."""
     found: list[Crew] = []
     shared: dict[object, list[Thread]] = {}
     for thread in threads:
@@ -175,19 +175,19 @@ def _most(thread: Thread) -> float:
 
 
 class Sampler:
-    """Reads below ``root``. Methods raise OSError and ValueError: a device or thread is
-    gone, and the next pass will find out; IndexError where the kernel does not tell how long
+    """Reads below ``root``. Methods raise OSError and ValueError when a device or thread is gone,
+    which the next pass will find out, and IndexError when the kernel does not report how long
     threads ran."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
 
     def drops(self, where: SampledGuests) -> int:
-        """Frames that found a ring full, over all devices. The cheap look."""
+        """Frames that found a ring full, over all devices. Cheaper than ``sample``."""
         return sum(self._count(d, "rx_dropped") for d in where.devices)
 
     def sample(self, where: SampledGuests, at: float) -> QueueSample:
-        """Everything, with ``at`` as its time (seconds)."""
+        """All counters, with ``at`` as their time (seconds)."""
         return QueueSample(
             at,
             received=sum(self._count(d, "rx_packets") for d in where.devices),

@@ -1,5 +1,5 @@
-"""The host devices behind a guest's NICs: from what its QEMU has open, its command line, and
-libvirt's XML."""
+"""The host devices behind a guest's NICs, from the open descriptors of its QEMU, its command line,
+and libvirt's XML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER_VHOST_FDS = ("/dev/vhost-vsock", "/dev/vhost-scsi")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One NIC with a host device. ``cold`` when it stands on QEMU's command line."""
+    """One NIC with a host device. ``cold``: it is on QEMU's command line."""
 
     target: str
     mac: str
@@ -37,8 +37,8 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Open descriptors that matter: ``taps`` number to device, in number order, and
-    how many are vhost's."""
+    """The relevant open descriptors: ``taps`` maps numbers to devices, in number order; the others
+    count those of vhost."""
 
     taps: Mapping[int, str]
     vhost_net: int
@@ -50,8 +50,7 @@ class Descriptors:
 
 
 def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
-    """The open descriptors of a process. Raises OSError when it is gone, or when they are
-    not ours to see."""
+    """The open descriptors of a process. Raises OSError when it is gone, or access is denied."""
     taps: dict[int, str] = {}
     links = read_links(root, pid)
     for number, link in links.items():
@@ -80,8 +79,8 @@ def backends(
     declared: Sequence[DomainInterface],
     descriptors: Descriptors,
 ) -> list[Backend]:
-    """NICs in the order in which QEMU made them. ``declared`` are those of the domain's
-    XML, where libvirt lists it."""
+    """NICs in the order in which QEMU made them. ``declared`` are those in the domain's XML, if it
+    is ``listed`` by libvirt."""
     if not listed:
         return _of_command_line(process, descriptors)
     order = {netdev.id: n for n, netdev in enumerate(process.args.netdevs)}
@@ -90,8 +89,8 @@ def backends(
     for found in declared:
         position = order.get(found.netdev)
         netdev = process.args.netdevs[position] if position is not None else None
-        # An alias is given again after an unplug; then the descriptor of the command
-        # line is closed, or belongs to another device.
+        # libvirt gives an alias again after an unplug; then the descriptor of the command line is
+        # closed, or belongs to another device.
         same = netdev is not None and (
             not netdev.fds or descriptors.taps.get(netdev.fds[0]) == found.target
         )
@@ -117,7 +116,7 @@ def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Bac
     named = {n.ifname for n in process.args.netdevs} | {
         descriptors.taps.get(n.fds[0]) for n in process.args.netdevs if n.fds
     }
-    # QEMU opened these itself under names of the kernel's choice, in order.
+    # QEMU opened these itself, in order; the kernel chose their names.
     unnamed = iter([d for d in devices if d not in named])
     for netdev in process.args.netdevs:
         device: str | None
@@ -150,7 +149,7 @@ def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Bac
 
 @dataclass(frozen=True, slots=True)
 class NapiThread:
-    """The thread of one device. Confidence ORDER: by its name, which no other has."""
+    """The NAPI thread of one device. Confidence ORDER: by its name, which no other thread has."""
 
     thread: RawThread
     device: str
@@ -158,7 +157,7 @@ class NapiThread:
 
 
 def read_nic_threads(root: HostRoot, tids: Iterable[int]) -> tuple[NicThread, ...]:
-    """The NAPI threads of a lower device, by the tids that the device's name gave."""
+    """The NAPI threads of a lower device among ``tids``, which were found by its name."""
     found = []
     for tid in tids:
         thread = read_thread(root, tid, tid)
@@ -170,10 +169,10 @@ def read_nic_threads(root: HostRoot, tids: Iterable[int]) -> tuple[NicThread, ..
 def read_napi_threads(
     root: HostRoot, interfaces: Iterable[Interface], named: Mapping[str, Sequence[int]]
 ) -> tuple[list[NapiThread], list[str]]:
-    """The threads of those interfaces that are threaded, and why some are not known.
+    """The NAPI threads of the interfaces that are threaded, and why some are not known.
 
-    ``named`` gives the NAPI kernel threads by the device in their name. A device whose
-    NAPI is not threaded has none, though on kernels before 6.17 one may sleep on.
+    ``named`` gives the NAPI kernel threads by the device in their name. A device whose NAPI is not
+    threaded has none, though on kernels before 6.17 one may sleep on.
     """
     found: list[NapiThread] = []
     problems: list[str] = []

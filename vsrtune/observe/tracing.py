@@ -1,11 +1,10 @@
-"""Who transmits and where frames are received, counted by the kernel for a moment.
+"""Traces: the kernel counts for a moment who transmits and where frames are received.
 
-A tracefs instance of our own with hist triggers: the kernel counts, nothing is
-copied per frame, and the tracing of others is left alone. Guest transmission
-runs in its vhost worker (``tap_sendmsg`` -> ``dev_queue_xmit`` for macvtap, so
-``net:net_dev_queue`` fires; ``tun_sendmsg`` -> ``netif_receive_skb`` for a tap),
-and every frame of a lower device passes ``net:netif_receive_skb`` on the CPU of
-its receive SoftIRQ.
+Each trace has its own tracefs instance with hist triggers, so the kernel counts without copying
+anything per frame, and the tracing of others stays as it is. A guest transmits in its vhost worker
+(``tap_sendmsg`` -> ``dev_queue_xmit`` for macvtap, so ``net:net_dev_queue`` fires; ``tun_sendmsg``
+-> ``netif_receive_skb`` for a tap). Every frame of a lower device passes ``net:netif_receive_skb``
+on the CPU of its receive SoftIRQ.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ PREFIX = "vsrtune-"
 _MAX_FILTER = 3000
 _ENTRIES = 4096
 
-# A CPU counts as receiving with this share of a device's frames, once this many
-# were seen: below, chance decides.
+# A CPU counts as receiving with this share of a device's frames, once this many were counted. With
+# fewer, chance decides.
 MIN_FRAMES = 50
 MIN_SHARE = 0.10
 
@@ -45,7 +44,7 @@ _CPU_KEYS = ("common_cpu", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class TracedDevices:
-    """What to watch: guests' macvtaps, guests' taps, and the lower devices."""
+    """The devices to trace: guests' macvtaps, guests' taps, and the lower devices."""
 
     macvtaps: tuple[str, ...] = ()
     taps: tuple[str, ...] = ()
@@ -54,8 +53,7 @@ class TracedDevices:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Frames counted: ``sent`` by (device, tid) from a guest, ``received`` by
-    (lower device, CPU)."""
+    """Frame counts: ``sent`` from a guest by (device, tid), ``received`` by (lower device, CPU)."""
 
     sent: Mapping[tuple[str, int], int]
     received: Mapping[tuple[str, int], int]
@@ -74,8 +72,8 @@ def parse_hist(text: str) -> list[tuple[dict[str, str], int]]:
 
 
 def count_by(text: str, field: str) -> dict[tuple[str, int], int]:
-    """Hit counts by (device, ``field``), of the entries that have that key. The CPU
-    key is found by either of its names."""
+    """Hit counts by (device, ``field``), of the entries that have that key. The CPU key may have
+    either of its names."""
     fields = _CPU_KEYS if field in _CPU_KEYS else (field,)
     counts: dict[tuple[str, int], int] = {}
     for keys, hits in parse_hist(text):
@@ -98,7 +96,7 @@ def rx_cpus(received: Mapping[tuple[str, int], int], device: str) -> CpuSet | No
 def sender_device(
     sent: Mapping[tuple[str, int], int], tid: int, devices: Iterable[str]
 ) -> tuple[str, int] | None:
-    """The guest's device on which a worker transmitted most, with its frames."""
+    """The guest's device on which a worker transmitted most, with the number of frames."""
     wanted = set(devices)
     found = [(hits, name) for (name, t), hits in sent.items() if t == tid and name in wanted]
     if not found:
@@ -115,7 +113,7 @@ class Tracer:
         self._sleep = sleep
 
     def trace(self, devices: TracedDevices, seconds: float) -> Traced:
-        """Count for ``seconds``. The instance is gone afterwards, whatever happened.
+        """Count for ``seconds``. The instance is removed afterwards in any case.
 
         Raises ObserveError when tracefs is absent, locked down or refuses.
         """
@@ -142,8 +140,8 @@ class Tracer:
             _remove(instance)
 
     def remove_stale(self) -> None:
-        """Remove instances that a crashed process of ours left. Raises OSError when
-        there is no tracefs."""
+        """Remove instances that a crashed vsrtune process left. Raises OSError when there is no
+        tracefs."""
         for name in os.listdir(self._instances):
             pid = name.removeprefix(PREFIX)
             known = name.startswith(PREFIX) and pid.isdecimal()
@@ -151,7 +149,7 @@ class Tracer:
                 _remove(f"{self._instances}/{name}")
 
     def _count(self, instance: str, devices: TracedDevices, seconds: float) -> Traced:
-        # Nothing is recorded in the ring buffers, so the memory may go at once.
+        # The ring buffers stay empty, so their memory may go at once.
         with contextlib.suppress(OSError):
             _write(f"{instance}/buffer_size_kb", "4")
         # Recording names of tasks would hook sched_switch: a cost on every context
@@ -227,13 +225,13 @@ def _write(path: str, text: str) -> None:
 RESULTS_PATH = Path("/run/vsrtune/trace-results.json")
 
 _VERSION = 1
-# Characters; what is cut off there counts as damaged.
+# Characters. A longer file is cut off there and counts as damaged.
 _MOST = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
-    """A vhost worker seen transmitting on a device."""
+    """A vhost worker that a trace found transmitting on a device."""
 
     key: ThreadKey
     device: str
@@ -243,7 +241,7 @@ class SeenWorker:
 
 @dataclass(frozen=True, slots=True)
 class SeenNic:
-    """CPUs seen to run a lower device's receive SoftIRQ."""
+    """The CPUs on which a trace found a lower device's receive SoftIRQ."""
 
     nic: str
     ifindex: int
@@ -260,7 +258,7 @@ class FixedIrq:
 
 @dataclass(frozen=True, slots=True)
 class TraceResults:
-    """The file's content."""
+    """The content of the file."""
 
     boot_id: str
     workers: tuple[SeenWorker, ...] = ()
@@ -270,14 +268,14 @@ class TraceResults:
 
 
 def parse(text: str, boot_id: str) -> TraceResults:
-    """Read the file's text. Text that is damaged, of another version or of another
-    boot counts as empty: it can be traced again."""
+    """Read the file's text. Text that is damaged, of another version or of another boot counts as
+    empty, because it can be traced again."""
     return kept(TraceResults(boot_id), text)
 
 
 class TraceMemory:
-    """Observations that outlive a trace. With ``path`` None they are kept in memory,
-    beginning with ``text``."""
+    """Trace results that outlive a trace. With ``path`` None they are kept in memory, beginning
+    with ``text``."""
 
     def __init__(self, path: Path | None = RESULTS_PATH, text: str = "") -> None:
         self.path = path
@@ -304,19 +302,19 @@ class TraceMemory:
             self.results = parse(self._text, boot_id)
 
     def worker(self, key: ThreadKey) -> tuple[str, int] | None:
-        """(device, ifindex) on which the worker was last seen; None when never."""
+        """The (device, ifindex) of the worker's last trace result; None without one."""
         if self._by_key is None or self._by_key[0] is not self.results:
             self._by_key = self.results, {w.key: w for w in self.results.workers}
         found = self._by_key[1].get(key)
         return (found.device, found.ifindex) if found is not None else None
 
     def rx_cpus(self, nic: str, ifindex: int) -> CpuSet | None:
-        """CPUs on which the device was last seen receiving; None when never."""
+        """The receiving CPUs of the device's last trace result; None without one."""
         found = (n for n in self.results.nics if (n.nic, n.ifindex) == (nic, ifindex))
         return next((n.cpus for n in found), None)
 
     def fixed(self, number: int, name: str) -> bool:
-        """Whether the kernel has refused to move that interrupt."""
+        """Whether the kernel refused to move that interrupt."""
         return FixedIrq(number, name) in self.results.irqs
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
@@ -334,7 +332,7 @@ class TraceMemory:
         nics: Iterable[SeenNic],
         alive: Iterable[ThreadKey],
     ) -> None:
-        """Merge, newest winning, and forget workers that are not ``alive``. Raises
+        """Merge new results over old ones, and forget workers that are not ``alive``. Raises
         ObserveError when the file cannot be replaced; memory is updated anyway."""
         living = set(alive)
         by_key = {w.key: w for w in self.results.workers if w.key in living}

@@ -1,22 +1,22 @@
-"""Who is a guest: decided once for each QEMU process, ahead of anything it says of itself.
+"""Decides who is a guest, once for each QEMU process, before its own statements are read.
 
-Root of the host and libvirt are trusted. A process is not: it chooses its name, its command
-line, its threads' names and its sockets. So these are read only of a process that passed here,
-by what it cannot choose:
+Root of the host and libvirt are trusted. A process is not: it chooses its name, its command line,
+its threads' names and its sockets. So vsrtune reads these only from a process that passes here, by
+properties that it cannot choose:
 
 - its users: real, effective and saved (/proc/PID/status),
-- its executable: /proc/PID/exe is the very file (device and inode) that a path names which only
-  root can change, from ``/`` down. When a package upgrade has replaced that file, the process
-  runs an unlinked one, which must be root's; somebody must vouch for the process then: libvirt
-  for its own, root by running it, or an earlier look of this daemon, which saw it before the
-  upgrade. A libvirt in a container has its QEMU there, at a path that this host may not have:
-  that file must be root's too,
+- its executable: /proc/PID/exe is the very file (device and inode) of a path that only root can
+  change, from ``/`` down. When a package upgrade has replaced that file, the process runs an
+  unlinked one, which must be root's, and somebody must vouch for the process: libvirt for its own,
+  root by running it, or an earlier pass of this daemon, which read it before the upgrade. A
+  libvirt in a container has its QEMU there, at a path that this host may not have; that file must
+  be root's too,
 - its cgroup: nobody but root makes the cgroups of libvirt's domains.
 
 A process in libvirt's cgroups becomes a guest that policies reach only when libvirt lists the
-domain and something that only root can write names the process: the domain's pid file, or where
-QEMU's user owns that file's directory (libvirt 11 on Debian 13), the systemd scope whose name
-has the domain's id. While libvirt does not answer, nothing new is confirmed.
+domain and something that only root can write names the process: the domain's pid file or, where
+QEMU's user owns that file's directory (libvirt 11 on Debian 13), the systemd scope whose name has
+the domain's id. While libvirt does not answer, nothing new is confirmed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PID_FILES = "/run/libvirt/qemu"
 DELETED = " (deleted)"
 _MISSING = ": there is no such file on this host"
 
-# The cgroups of libvirt's domains beside those of cgroup.libvirt_role: the scope where libvirt
-# makes no cgroups of its own in it, and libvirt's own where there is no scope either.
+# Cgroups of libvirt's domains beyond those of cgroupfs.libvirt_role: the scope where libvirt makes
+# no cgroups of its own in it, and libvirt's own where there is no scope either.
 _HOME = re.compile(
     r"machine\.slice/machine-qemu\\x2d[^/]+\.scope(?:/.*)?"
     r"|system\.slice/(?:libvirtd|virtqemud)\.service(?:/.*)?",
@@ -51,7 +51,7 @@ _SCOPE = re.compile(
 
 
 class Standing(Enum):
-    """What a process was found to be."""
+    """The result of a decision on a process."""
 
     STRANGER = "stranger"  # nothing of it is believed or read
     PLAIN = "plain"  # of a user whom a policy names, and not in libvirt's cgroups
@@ -62,8 +62,8 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is decided of one process. ``uid`` is its real user; ``why`` says what it lacks to
-    be believed, "" unless it is a stranger."""
+    """The decision on one process. ``uid`` is its real user; ``why`` says why it is not believed,
+    "" unless it is a stranger."""
 
     pid: int
     start_time: int
@@ -78,8 +78,8 @@ class Decision:
 
 
 class Judge:
-    """Decides for the processes of one look; every path is looked at once. ``users`` are those
-    whose plain QEMUs may be guests; ``earlier`` the processes (pid, start time) that passed
+    """Decides on the processes of one pass, and checks every path once. ``users`` are those
+    whose plain QEMUs may be guests; ``earlier`` are the processes (pid, start time) that passed
     before."""
 
     def __init__(
@@ -117,8 +117,8 @@ class Judge:
         )
 
     def in_scope(self, pid: int, number: int | None = None) -> bool:
-        """Whether a process runs in the scope that systemd made for the domain of this id, or
-        of any (virSystemdMakeScopeName: libvirt gives its id and name, root alone moves
+        """Whether a process runs in the scope that systemd made for the domain with this id, or
+        for any domain (virSystemdMakeScopeName: libvirt gives its id and name, only root moves
         processes there)."""
         try:
             text = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
@@ -128,8 +128,8 @@ class Judge:
         return any(m is not None and number in (None, int(m[1])) for m in found)
 
     def _roots_cgroups(self, text: str) -> Iterator[str]:
-        """The cgroups in /proc/TID/cgroup that root made, without the leading slash. Users make
-        cgroups of any name below one that is theirs."""
+        """The cgroups in /proc/TID/cgroup that root made, without the leading slash. Users can
+        make cgroups of any name below one that is theirs."""
         for line in text.splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
@@ -140,11 +140,11 @@ class Judge:
 
     @property
     def pid_files(self) -> bool:
-        """Whether root alone can write pid files."""
+        """Whether only root can write pid files."""
         return not self.path_problem(PID_FILES, directory=True)
 
     def process_of(self, name: str) -> tuple[int | None, str]:
-        """The pid that libvirt wrote down for the domain ``name``; else None, and why not."""
+        """The pid in libvirt's pid file of the domain ``name``; otherwise None and the reason."""
         path = f"{PID_FILES}/{name}.pid"
         if "/" in name:
             return None, f"{name!r} cannot be the name of a pid file"
@@ -160,8 +160,8 @@ class Judge:
         return int(text), ""
 
     def path_problem(self, path: str, *, directory: bool = False) -> str:
-        """Why somebody else than root could change what ``path`` names; "" when nobody can.
-        ``directory``: it is one; otherwise it is a regular file."""
+        """Why somebody other than root could change the file that ``path`` names; "" when nobody
+        can. It must be a directory if ``directory``, otherwise a regular file."""
         if path not in self._problems:
             self._problems[path] = self._path_problem(path, directory)
         return self._problems[path]
@@ -169,7 +169,7 @@ class Judge:
     def _path_problem(self, path: str, directory: bool) -> str:
         above = path.rpartition("/")[0] or "/"
         if path != "/":
-            # From the top: what is below a directory of somebody else's is not looked at.
+            # From the top: nothing below a directory of somebody else's is read.
             problem = self.path_problem(above, directory=True)
             if problem:
                 return problem

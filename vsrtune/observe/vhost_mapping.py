@@ -1,18 +1,15 @@
 """Which vhost worker serves which interface and queue.
 
-The kernel does not tell (every worker is ``vhost-<pid>``), so this rests on two
-facts. A worker is created when QEMU sets the owner of a vhost descriptor, which
-``net_init_tap_one`` does queue by queue in the order of the back ends on the
-command line. And QEMU creates the back ends of its command line before its
-vcpus, so a worker older than the first vcpu came from the command line, and a
-younger one from a hotplug or from a device that is no NIC (vsock, scsi).
+The kernel does not say (every worker is ``vhost-<pid>``), so the mapping rests on two facts. The
+kernel creates a worker when QEMU sets the owner of a vhost descriptor, which ``net_init_tap_one``
+does queue by queue in the order of the back ends on the command line. And QEMU creates the back
+ends of its command line before its vcpus, so a worker older than the first vcpu came from the
+command line, and a younger one from a hotplug or from a device that is no NIC (vsock, scsi).
 
-Two things are surer than that. A device of our kernel module tells the task that last
-transmitted through each of its queues; and a trace shows on which device a worker
-transmits.
+Two sources are more certain. A device of our kernel module names the task that last transmitted
+through each of its queues, and a trace shows on which device a worker transmits.
 
-Invariants: no slot is given to two workers, and a worker without a slot has
-confidence NONE.
+Invariants: no slot is given to two workers, and a worker without a slot has confidence NONE.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ from vsrtune.model.guest import Confidence, Interface, ThreadKey
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One vhost queue of one interface. ``cold`` when its back end stands on QEMU's
-    command line, so that its worker was made when QEMU started."""
+    """One vhost queue of one interface. ``cold``: its back end is on QEMU's command line, so its
+    worker was made when QEMU started."""
 
     interface: str
     ifindex: int
@@ -37,7 +34,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMapping:
-    """What is known of one worker; ``slot`` is None exactly for Confidence.NONE."""
+    """The mapping of one worker; ``slot`` is None exactly for Confidence.NONE."""
 
     slot: Slot | None
     confidence: Confidence
@@ -53,7 +50,8 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class KnownQueue:
-    """Where a worker is known to transmit; ``queue`` None when only the device is."""
+    """The device and queue on which a worker is known to transmit; ``queue`` is None when only the
+    device is known."""
 
     interface: str
     ifindex: int
@@ -69,21 +67,20 @@ UNMAPPED = WorkerMapping(None, Confidence.NONE)
 
 
 def age(key: ThreadKey) -> tuple[int, int]:
-    """Creation order: start times count in 10 ms, tids order within."""
+    """Creation order: start times have a resolution of 10 ms, tids give the order within."""
     return key.start_time, key.tid
 
 
 def told(
     interfaces: Iterable[Interface], workers: Iterable[ThreadKey]
 ) -> tuple[dict[ThreadKey, KnownQueue], list[str]]:
-    """What the devices of our kernel module tell of the workers, and what of it is not
-    used, with the reason.
+    """The queues of workers as the devices of our kernel module report them, and why some reports
+    are not used.
 
-    A device names the last sender by its tid, which is meaningless once that task has
-    ended: only one of the guest's present ``workers`` is believed, and none of whom two
-    queues say so. The module counts all queues that are open, in the order in which
-    they were opened, as QEMU does its own; where another process holds some of them, a
-    queue's number here is not known, its device is.
+    A device names the last sender by its tid, which is meaningless once that task has ended. So
+    only a tid of the guest's present ``workers`` counts, and only if a single queue names it. The
+    module counts all open queues in the order in which they were opened, as QEMU does its own. If
+    another process holds some of them, the number of a queue is not known here, but its device is.
     """
     by_tid = {key.tid: key for key in workers}
     claims: list[tuple[int, KnownQueue]] = []
@@ -120,9 +117,9 @@ def assign(
 ) -> Mapped:
     """Map workers to ``slots``, which are in back end, then queue order.
 
-    ``first_vcpu`` is the oldest vcpu thread, None when vcpus are not known.
-    ``others`` counts vhost descriptors that are not for networking. ``known``
-    says where workers were seen transmitting; it wins over order.
+    ``first_vcpu`` is the oldest vcpu thread, None when vcpus are not known. ``others`` counts
+    vhost descriptors that are not for networking. ``known`` says where workers transmit; it wins
+    over order.
     """
     ordered = sorted(workers, key=age)
     mapped, problem = _by_order(ordered, slots, first_vcpu, others)
@@ -179,8 +176,8 @@ def _correct(
     guess: Mapping[ThreadKey, WorkerMapping],
     known: Mapping[ThreadKey, KnownQueue],
 ) -> dict[ThreadKey, WorkerMapping]:
-    """Put known workers where they are known to be: those of a known queue there, the
-    others of an interface on its queues in order of age."""
+    """Map known workers first: those with a known queue to it, the others to the queues of their
+    interface in order of age."""
     mapped: dict[ThreadKey, WorkerMapping] = {}
     free = list(slots)
     for key in sorted((k for k in ordered if k in known), key=lambda k: known[k].queue is None):
@@ -197,8 +194,8 @@ def _correct(
             own = guess[key].slot
             mapped[key] = guess[key] if own is None or own in free else UNMAPPED
         return mapped
-    # Order has been proved wrong for this guest. What is left is certain only
-    # where all of it belongs to one interface.
+    # The order is proved wrong for this guest. The rest is certain only where all of it belongs to
+    # one interface.
     single = len({s.interface for s in free}) == 1
     confidence = Confidence.ORDER if single else Confidence.UNCERTAIN
     for key in rest:

@@ -1,2 +1,2 @@
-"""Wall: pure. Policies: what a file may say, its reader and its errors, which guest gets which
+"""Wall: pure. Policies: the schema of a file, its reader and its errors, which guest gets which
 policy."""

@@ -30,7 +30,7 @@ class BudgetReader:
         self.errors: list[tuple[str, str, str]] = []
 
     def read(self) -> tuple[int, int, int] | None:
-        """Runtime, deadline and period in nanoseconds; None when ``errors`` tell why not."""
+        """Runtime, deadline and period in nanoseconds; None when ``errors`` says why not."""
         if self._get("priority") is not None:
             self._fail("priority", "class deadline has no priority", "remove it")
         given = self._get("runtime"), self._get("bandwidth")

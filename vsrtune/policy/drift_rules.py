@@ -1,4 +1,4 @@
-"""``drift`` of a policy: what is done about settings that somebody changes."""
+"""``drift`` of a policy: what vsrtune does about settings that somebody changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vsrtune.model.plan import DriftRule
 DriftRules = tuple[tuple[str, DriftRule], ...]
 
 DEFAULT = "default"
-# As the sections of docs/policy.md call them.
+# Named like the sections of docs/policy.md.
 SETTINGS = {
     "cpus.vcpu": "CPUs of vcpu threads",
     "cpus.vhost": "CPUs of vhost workers",
@@ -55,7 +55,7 @@ def drift_schema() -> dict[str, Any]:
 
 
 def read_rules(value: Any) -> DriftRules:
-    """The rules that a checked value of ``drift`` stands for."""
+    """The rules in a validated value of ``drift``."""
     if value is None:
         return ()
     if isinstance(value, str):

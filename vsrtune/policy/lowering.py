@@ -1,4 +1,4 @@
-"""What is left of a policy when its guest is stepped down (model/stepdown.py)."""
+"""The policy of a guest that is stepped down (model/stepdown.py)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ _REMEDIES = {
 
 
 def lowered(policy: Policy, level: StepLevel) -> Policy:
-    """The policy with its scheduling rules lowered, everything else as it is; the same
-    object when that changes nothing. Of UNDONE there is no policy: whoever plans leaves the
-    guest out."""
+    """The policy with lowered scheduling rules and everything else as it is; the same object when
+    nothing changes. UNDONE has no policy: the planner leaves the guest out."""
     remedies = _REMEDIES.get(level, {})
     changed: dict[str, SchedRule] = {}
     for name in _RULES:
@@ -34,8 +33,8 @@ def lowered(policy: Policy, level: StepLevel) -> Policy:
 
 
 def next_level(policy: Policy, now: StepLevel) -> StepLevel:
-    """The next level below ``now`` that changes what is planned. A guest with budgets goes
-    to the ordinary class at once: they throttle themselves, and round-robin does not apply."""
+    """The next level below ``now`` that changes the plan. A guest with budgets goes to the
+    ordinary class at once, because budgets throttle themselves and round-robin does not apply."""
     budgets = any(
         rule is not None and rule.deadline for rule in (getattr(policy, n) for n in _RULES)
     )

@@ -1,5 +1,5 @@
-"""Which policy a guest gets: exact names win over globs, two equals are an error. And which
-processes may be guests at all, as far as the policies say it."""
+"""Which policy a guest gets: exact names win over globs, two equal matches are an error. Also,
+which processes may be guests at all according to the policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vsrtune.policy.parser import literal
 
 PLAIN_QEMU = "qemu:"
 
-# A pin would wait for libvirt's job, 30 s, and everything else for the pin (virDomainObjBeginJob).
+# A pin would wait 30 s for libvirt's job, and everything else for the pin (virDomainObjBeginJob).
 _BUSY = "libvirt is busy starting, restoring, saving or migrating it: tuned when that is done"
 _FOREIGN = "another libvirt manages it: --connect says which one is asked"
 _UNCONFIRMED = (
@@ -32,8 +32,8 @@ _OTHERS = re.compile(r"qemu:.*@([0-9]{1,10})", re.ASCII | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class QemuFilter:
-    """Whose plain QEMUs may be guests (``users``, user numbers), and which of them are worth
-    asking for their vcpus: those that ``policies`` name, all where that is None."""
+    """Selects plain QEMUs. Those of ``users`` (user numbers) may be guests; those that
+    ``policies`` name (None: all) are worth asking for their vcpus."""
 
     users: frozenset[int] = frozenset([0])
     policies: tuple[Policy, ...] | None = None
@@ -46,8 +46,8 @@ class QemuFilter:
 
 
 def qemu_filter(policies: Sequence[Policy], refs: Iterable[str] = ()) -> QemuFilter:
-    """What the policies ask for. ``refs`` are guests of which something may have to be put
-    back, whatever the policies say by now."""
+    """The filter for these policies. ``refs`` are guests with settings that vsrtune may have to
+    restore, whatever the policies say now; their users are included."""
     users = {0, *(p.uid for p in policies if p.uid is not None)}
     users |= {int(found[1]) for ref in refs if (found := _OTHERS.fullmatch(ref))}
     return QemuFilter(frozenset(users), tuple(policies))
@@ -66,7 +66,7 @@ def match(policy: Policy, guest: Guest) -> Match:
 
     ``qemu:`` patterns name plain QEMU processes of the policy's user only, all others libvirt
     guests only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name. No pattern
-    names a guest of another libvirt, whose CPUs are that one's to give.
+    names a guest of another libvirt, because its CPUs are for that libvirt to assign.
     """
     if guest.source == "foreign":
         return Match.NONE
@@ -92,7 +92,7 @@ def _named(pattern: str, name: str, uuid: str) -> Match:
 
 
 def policies_of(guest: Guest, policies: Sequence[Policy]) -> list[Policy]:
-    """The policies that name the guest best: more than one is an error in them."""
+    """The policies that name the guest best; more than one is an error in the policies."""
     return _best([(match(p, guest), p) for p in policies])
 
 
@@ -103,8 +103,8 @@ def _best(ranked: Sequence[tuple[Match, Policy]]) -> list[Policy]:
 
 @dataclass(slots=True)
 class Assignment:
-    """Guests with their policy, in the snapshot's order, and what to say of the rest.
-    ``unmatched`` are the policies that name no running guest."""
+    """Guests with their policies, in the snapshot's order, and refusals, skips and notes about the
+    rest. ``unmatched`` are the policies that name no running guest."""
 
     pairs: list[tuple[Guest, Policy]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -116,8 +116,8 @@ class Assignment:
 def assign(
     guests: Sequence[Guest], policies: Sequence[Policy], steps: Steps = NO_STEPS
 ) -> Assignment:
-    """Give every guest the policy that names it, lowered as far as the guest is stepped down;
-    two that name it equally well refuse it."""
+    """Give every guest the policy that names it, lowered as far as the guest is stepped down. A
+    guest that two policies name equally well is refused."""
     out = Assignment()
     used: set[str] = set()
     count = Counter(g.ref for g in guests)
@@ -162,7 +162,7 @@ def _add(out: Assignment, guest: Guest, policy: Policy, steps: Steps) -> None:
 
 
 def no_guest(policy: Policy) -> str:
-    """What is said of a policy that names no running guest."""
+    """The note about a policy that names no running guest."""
     return f"{policy.at('guest')}: no running guest matches {policy.guest!r}{_whose(policy)}"
 
 

@@ -1,4 +1,4 @@
-"""What one policy asks for, as values."""
+"""One policy, as values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueueBounds:
 
 
 class Auto(Enum):
-    """The CPUs are chosen by the planner."""
+    """The planner chooses the CPUs."""
 
     AUTO = "auto"
 
@@ -57,9 +57,9 @@ class PolicyErrors(PolicyError):
 
 @dataclass(frozen=True)
 class SchedRule:
-    """A scheduling class to set; ``priority`` is 0 for classes other, batch and deadline, the
-    times (nanoseconds) are 0 for all but deadline, ``slice_ms`` is 0 when unset and for
-    all but rr."""
+    """A scheduling class to set. ``priority`` is 0 for classes other, batch and deadline; the
+    times (nanoseconds) are 0 for all but deadline; ``slice_ms`` is 0 when unset and for all but
+    rr."""
 
     cls: SchedClass
     priority: int = 0
@@ -70,9 +70,9 @@ class SchedRule:
 
     @cached_property
     def sched(self) -> Sched:
-        """The parameters to write. Realtime classes and deadline are reset on fork, so
-        that a thread QEMU starts later does not inherit them (sched(7)); a DEADLINE
-        thread could not even fork otherwise (EAGAIN)."""
+        """The parameters to write. Realtime classes and deadline are reset on fork, so that a
+        thread that QEMU starts later does not inherit them (sched(7)). Otherwise a DEADLINE thread
+        could not even fork (EAGAIN)."""
         return Sched(
             self.cls,
             self.priority,
@@ -95,10 +95,10 @@ class SchedRule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy file. ``lines`` gives the line of every key path. ``user`` is whose the plain
-    QEMUs must be that it names, ``uid`` the number of that user, None as long as nobody has
-    looked the name up (policy_files). ``irq`` are the
-    interrupt CPUs, written at ``irq_keys``; with ``irq_set`` interrupts are moved there."""
+    """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
+    must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
+    up (config_files). ``irq`` are the interrupt CPUs, written at ``irq_keys``; with ``irq_set``,
+    vsrtune moves interrupts there."""
 
     path: str
     guest: str
@@ -131,7 +131,7 @@ class Policy:
 
     @property
     def moves_irqs(self) -> CpuSet | None:
-        """The CPUs to which interrupts are to be moved; None when they stay."""
+        """The CPUs to which vsrtune moves interrupts; None when they stay."""
         return self.irq if self.irq_set and isinstance(self.irq, CpuSet) else None
 
     @property
@@ -155,7 +155,7 @@ def user_number(user: str | int | None) -> int | None:
 
 
 def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
-    """The CPU lists for threads that handle frames that the policy writes out."""
+    """The CPU lists that the policy writes out for threads that handle frames."""
     found: list[tuple[KeyPath, CpuSet]] = []
     choices = (("vcpu", policy.vcpu), ("vhost", policy.vhost), ("napi", policy.napi))
     for role, choice in choices:
@@ -167,7 +167,7 @@ def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
 
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
-    """The scheduling the policy asks for a role."""
+    """The scheduling that the policy requires for a role."""
     if role is Role.VCPU:
         return policy.vcpu_sched
     if role is Role.VHOST:
@@ -176,7 +176,7 @@ def rule_for(policy: Policy, role: Role) -> SchedRule | None:
 
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
-    """The CPUs the policy asks for a role."""
+    """The CPUs that the policy requires for a role."""
     choice: CpuChoice | VcpuMap | DeviceMap | None = None
     if role is Role.VCPU:
         choice = policy.vcpu
@@ -190,8 +190,8 @@ def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | No
 
 
 def asks_of_host(policy: Policy) -> bool:
-    """Whether a guest with this policy needs settings of the host itself: interrupts,
-    ksoftirqd, the time slice of class rr, or root domains, which class deadline stands on."""
+    """Whether a guest with this policy needs settings of the host itself: interrupts, ksoftirqd,
+    the time slice of class rr, or the root domains of class deadline."""
     rules = [rule_for(policy, role) for role in DATA_PLANE]
     budgets = any(rule is not None and rule.deadline for rule in rules)
     realtime = policy.softirq_sched is not None or slice_of(policy) > 0
@@ -199,6 +199,6 @@ def asks_of_host(policy: Policy) -> bool:
 
 
 def slice_of(policy: Policy) -> int:
-    """The shortest time slice of class rr that the policy asks for, in ms; 0 for none."""
+    """The shortest time slice of class rr that the policy requires, in ms; 0 for none."""
     rules = [*(rule_for(policy, role) for role in DATA_PLANE), policy.softirq_sched]
     return min((r.slice_ms for r in rules if r is not None and r.slice_ms), default=0)

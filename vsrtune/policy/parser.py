@@ -1,8 +1,8 @@
-"""Policy files: YAML text to a frozen Policy, every error with its line.
+"""Policy files: from YAML text to a frozen Policy, with the line of every error.
 
-A policy says what one guest, or the guests a glob names, should look like.
-``None`` means unset: what the key governs is left alone. What depends on the
-host (CPUs that exist, vcpus a guest has) is the planner's to judge.
+A policy describes one guest, or the guests that a glob names. ``None`` means unset: vsrtune leaves
+alone what the key governs. The planner judges everything that depends on the host (CPUs that
+exist, vcpus that a guest has).
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _unclosed(pattern: str) -> bool:
 
 
 class _Reader:
-    """Turns data that fits the schema into a Policy and judges what the schema
-    cannot; keys in ``broken`` were judged already and are passed over."""
+    """Turns data that fits the schema into a Policy and checks what the schema cannot. It skips
+    the keys in ``broken``, whose errors were found already."""
 
     def __init__(self, lines: dict[KeyPath, int], path: str, broken: set[KeyPath]) -> None:
         self.lines = lines
@@ -301,7 +301,7 @@ class _Reader:
         return nanoseconds // 1_000_000
 
     def budget(self, data: Any, keys: KeyPath) -> SchedRule | None:
-        """The rule of class deadline; what the kernel would refuse is told here."""
+        """The rule of class deadline. A value that the kernel would refuse is an error here."""
         reader = BudgetReader(lambda key: self.get(data, *keys, key))
         rule = None
         if not any((*keys, key) in self.broken for key in BUDGET_KEYS):
@@ -321,7 +321,7 @@ class _Reader:
             self.fail(wrong.keys, wrong.what, wrong.hint)
 
     def irq_overlap(self, policy: Policy) -> None:
-        """CPUs given by hand to both interrupts and threads need no host to be wrong."""
+        """CPUs that are listed for both interrupts and threads are wrong on any host."""
         if not isinstance(policy.irq, CpuSet):
             return
         name = dotted(policy.irq_keys)
@@ -342,7 +342,7 @@ _OLD_KEYS: KeyPath = ("cpus", "irq")
 
 @dataclass(frozen=True, slots=True)
 class IrqError:
-    """What is wrong with the two together: the key, the fault, and what to write."""
+    """A fault of the interrupt keys together: the key, the fault, and what to write."""
 
     keys: KeyPath
     what: str
@@ -350,7 +350,7 @@ class IrqError:
 
 
 def place(beside: CpuSet | None) -> KeyPath:
-    """Where the CPUs are written; ``beside`` is ``irq.cpus``."""
+    """The key at which the interrupt CPUs are written; ``beside`` is ``irq.cpus``."""
     return _OLD_KEYS if beside is None else LIST_KEYS
 
 

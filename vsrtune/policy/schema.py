@@ -1,8 +1,8 @@
 """The JSON Schema of a policy file, as data (draft 2020-12).
 
-Beyond the standard keywords a subschema carries ``x-expects``, what to write
-instead, and ``x-keys``, what the keys of a free mapping are; validators ignore
-both, the error messages and the reference are made from them.
+Beyond the standard keywords, a subschema carries ``x-expects``, the text on what to write instead,
+``x-keys``, the keys of a free mapping, and ``x-pattern``, a name for its pattern. Validators
+ignore them; the error messages and the reference use them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vsrtune.model.deadline import PERCENT_PATTERN
 from vsrtune.policy.drift_rules import drift_schema
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
-# Bounds of an adaptive queue where the policy names none, frames.
+# Bounds of an adaptive queue, in frames, for a policy that names none.
 QUEUE_MIN, QUEUE_MAX = 16, 500
 MAX_QUEUE = 32767
 MAX_PRIORITY = 99
-# uid_t; -1 is nobody at all (setreuid(2)).
+# uid_t; -1 means no user (setreuid(2)).
 MAX_UID = 2**32 - 2
 
 CPU_RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
@@ -30,8 +30,8 @@ DEVICE_PATTERN = r"^[^/:\s]{1,15}$"
 
 
 def _cpus(description: str, *, auto: bool, **more: Any) -> dict[str, Any]:
-    """A CPU number or a CPU list, or ``auto`` where that has a meaning. The keywords
-    of each type apply to that type only, so no ``anyOf`` hides where an error is."""
+    """A CPU number, a CPU list, or ``auto`` where that has a meaning. The keywords of each type
+    apply to that type only, so no ``anyOf`` hides the place of an error."""
     expects = "a CPU number or a CPU list such as 1-2,5"
     choice = f"auto|{_CPU_LIST}" if auto else _CPU_LIST
     return {
@@ -79,7 +79,7 @@ def _time(description: str) -> dict[str, Any]:
 
 
 def _budget(whose: str) -> dict[str, Any]:
-    """Scheduling with class deadline, whose threads get a budget of CPU time."""
+    """Scheduling that includes class deadline, which gives each thread a budget of CPU time."""
     schema = _scheduler(whose)
     schema["x-expects"] += " or {class: deadline, runtime: 8ms, period: 10ms}"
     cls = schema["properties"]["class"]

@@ -1,7 +1,7 @@
-"""Structural errors of a YAML file, found by JSON Schema and told in our own words.
+"""Structural errors of a YAML file, found by JSON Schema and worded here.
 
-The texts of the jsonschema library differ between versions, so only the kind of
-a failure and its place are taken from it.
+The messages of the jsonschema library differ between versions, so this module uses only the kind
+and the place of a failure.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TYPES = {
 def structural(
     document: Document, path: str, wanted: dict[str, Any] | None = None
 ) -> list[tuple[KeyPath, PolicyError]]:
-    """What is wrong with the structure: (key path, error) in the order of lines.
+    """The errors in the structure: (key path, error) in the order of lines.
 
-    ``wanted`` is the JSON Schema, that of a policy when None. A key without a value is an
-    error: a setting that an operator wrote must not be passed over in silence.
+    ``wanted`` is the JSON Schema, that of a policy when None. A key without a value is an error,
+    because vsrtune must not silently ignore a setting that an operator wrote.
     """
     wanted = schema() if wanted is None else wanted
     torn = list(_torn(document, document.data, ()))
@@ -59,7 +59,7 @@ def structural(
 def _torn(
     document: Document, value: Any, where: KeyPath
 ) -> Iterator[tuple[KeyPath, tuple[KeyPath, ...]]]:
-    """CPU lists that a comma ended early: the key, and the keys that the rest was read as."""
+    """CPU lists that a comma ended early: the key, and the keys as which YAML reads the rest."""
     if isinstance(value, list):
         for number, item in enumerate(value):
             yield from _torn(document, item, (*where, str(number)))
@@ -107,7 +107,7 @@ def _empty(where: KeyPath, part: dict[str, Any], required: bool) -> tuple[KeyPat
 
 @cache
 def _validating() -> Any:
-    """The class of our validators: one, since each is made of cycles."""
+    """The validator class, made once because each one consists of reference cycles."""
     import jsonschema
     from jsonschema.validators import extend
 

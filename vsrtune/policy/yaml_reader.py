@@ -1,7 +1,7 @@
 """YAML text of a policy or bench specification to plain data, with the line of every key.
 
-Reads the event stream of the YAML parser, so that scalars have one meaning
-whatever the library version, and every error is in our words with its line.
+The module reads the event stream of the YAML parser, so that scalars have one meaning whatever the
+library version, and it words every error itself, with its line.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ class Document:
 
 
 def read(text: str, path: str, kind: str = "policy") -> Document:
-    """Read one YAML document. Errors stand in the result, never raised;
-    ``data`` is None when the text could not be read to its end. ``kind`` is what
-    messages call such a file."""
+    """Read one YAML document. Errors stand in the result and are never raised; ``data`` is None
+    when the text could not be read to its end. ``kind`` is the word for such a file in messages."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -131,8 +130,8 @@ class _Failures:
 
 
 class _Builder:
-    """Builds data from parser events, depth first; the nesting is bounded, so
-    the recursion is too."""
+    """Builds data from parser events, depth first. The nesting is bounded, and so is the
+    recursion."""
 
     def __init__(
         self, events: Iterator[Any], text: str, document: Document, fail: _Failures, kind: str
