@@ -320,4 +320,4 @@ def decode_target(data: Any) -> Target:
 def decode_value(target: Target, data: Any, where: str) -> Value:
     """Read an encoded value: its type follows from the target, because a CPU list
     both text. Raises VsrtuneError as ``decode`` does."""
-    return cast(Value, decode(VALUE_TYPES[target.kind], data, where))
+    return cast(Value, decode(target.values, data, where))
