@@ -33,6 +33,15 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
+def budget(runtime_ms: float, period_ms: float) -> Sched:
+    """Class deadline with so much time in each period."""
+    runtime, period = round(runtime_ms * 10**6), round(period_ms * 10**6)
+    return Sched(
+        SchedClass.DEADLINE, reset_on_fork=True,
+        runtime_ns=runtime, deadline_ns=period, period_ns=period,
+    )  # fmt: skip
+
+
 def nic(name: str, irq_cpus: str | None, **more: Any) -> Nic:
     """A lower device; with ``irq_cpus`` it has one interrupt, served there."""
     number = 24 + sum(name.encode()) % 50

@@ -22,6 +22,15 @@ from vsrtune.model.snapshot import Problem, Snapshot
 
 BOOT = "6f1c0c1e-0000-4000-8000-000000000001"
 ALL = CpuSet([0, 1, 2, 3])
+# Tunes all of it.
+POLICY = """\
+guest: "*"
+cpus: {vcpu: 1, vhost: 2}
+scheduler:
+  vcpu: {class: rr, priority: 7}
+  vhost: {class: rr, priority: 7}
+queue: {macvtap: 300}
+"""
 SCOPE = "machine.slice/machine-qemu-1-vr1.scope/libvirt"
 
 

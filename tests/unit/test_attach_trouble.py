@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import clone_group as clones
 import pytest
-import test_group_clones as clones
 from attach_host import BOOT, FakeAttachHost
 from test_attach import A0, A1, B0, fresh
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 from attach_host import FakeAttachHost
-from test_group_plan import create, do, fresh
+from pvr_group import create, fresh
+from switch_faults import do
 
 from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import BenchLedger
@@ -19,7 +20,6 @@ from vsrtune.cli.options import ATTACH_LEDGER
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import scale as group_scale
 from vsrtune.group.members import of_group
-from vsrtune.host.filesystem import boot_id
 
 AS_IS = Configuration("as is")
 ONE, TWO = (Configuration(f"{n}", scale={"edge": n}) for n in (1, 2))
@@ -29,7 +29,6 @@ ONE, TWO = (Configuration(f"{n}", scale={"edge": n}) for n in (1, 2))
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeAttachHost:
     """Two guests in a group, where the bench finds them."""
     fake = fresh()
-    monkeypatch.setattr("test_group_plan.BOOT", boot_id())
     monkeypatch.setattr(FakeAttachHost, "close", lambda _: None, raising=False)
     monkeypatch.setattr(scaling, "LiveHost", lambda _: fake)
     monkeypatch.setattr(scaling, "LEDGER", tmp_path / "attach.jsonl")

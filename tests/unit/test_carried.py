@@ -12,7 +12,7 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 from fake_kernel import BOOT, FakeKernel, make_host, make_plan
-from test_daemon import POLICY
+from shell_samples import POLICY
 
 from vsrtune.cli import main
 from vsrtune.core.cpuset import CpuSet

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import shell_samples as samples
 from fake_host import FakeHost
+from shell_samples import POLICY
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PolicyError, WriteError
@@ -25,14 +26,6 @@ from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
-POLICY = """\
-guest: "*"
-cpus: {vcpu: 1, vhost: 2}
-scheduler:
-  vcpu: {class: rr, priority: 7}
-  vhost: {class: rr, priority: 7}
-queue: {macvtap: 300}
-"""
 RR = Sched(SchedClass.RR, 7, reset_on_fork=True)
 # An operator's `virsh vcpupin`.
 PINNED: dict[str, object] = {

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 from hosttree import HostTree
-from planning_samples import cpus, host, router, snapshot, with_cpusets
+from planning_samples import budget, cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.cli.show import measure
 from vsrtune.core.errors import VsrtuneError
@@ -29,14 +29,6 @@ from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.root_domains import books, waits_for_domain
 from vsrtune.views.tables import budget_tables
-
-
-def budget(runtime_ms: float, period_ms: float) -> Sched:
-    runtime, period = round(runtime_ms * 10**6), round(period_ms * 10**6)
-    return Sched(
-        SchedClass.DEADLINE, reset_on_fork=True,
-        runtime_ns=runtime, deadline_ns=period, period_ns=period,
-    )  # fmt: skip
 
 
 def test_bandwidth_is_rounded_down_as_the_kernel_does() -> None:

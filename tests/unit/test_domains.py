@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_samples import cpus, host, router, snapshot, with_cpusets
-from test_deadline import budget
+from planning_samples import budget, cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
 from vsrtune.model.journal_records import Entry

@@ -6,43 +6,18 @@ from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost
+from pvr_group import A0, A1, B0, B1, create, delete, fresh, live
 from switch_faults import Choose, Switches, do
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import Asked, AttachHostState, Switch
+from vsrtune.attach.plan.model import Asked
 from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import pvr
 from vsrtune.group import scale as group_scale
-from vsrtune.group.parser import parse
-from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
-
-A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
-B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"
-EDGE = parse(
-    "group: {name: edge, kind: pvr, members: [a, b], lower: {in: p0, out: p1}}", "edge.yaml"
-)
-
-
-def create(host: AttachHostState) -> Switch:
-    return pvr.create(EDGE, host)
-
-
-def delete(host: AttachHostState) -> Switch:
-    return pvr.delete("edge", host)
-
-
-def fresh() -> FakeAttachHost:
-    """Two guests on p0 and p1; the queue of one macvtap is not the usual one."""
-    fake = FakeAttachHost()
-    fake.add("a", (A0, "p0"), (A1, "p1"), queues=1)
-    fake.add("b", (B0, "p0"), (B1, "p1"), queues=1)
-    fake.set_queue(next(k.index for k in fake.table.values() if k.mac == B1), 123)
-    fake.changes = 0
-    return fake
 
 
 @pytest.fixture
@@ -59,11 +34,6 @@ def recover(host: FakeAttachHost, path: Path) -> None:
     with AttachLedger.open(path) as ledger:
         assert Switcher(host, ledger, BOOT).recover() == []
         assert not Switcher(host, ledger, BOOT).unfinished()
-
-
-def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
-    """MAC and host device of each interface of a running guest."""
-    return sorted((n.mac, n.device) for n in map(nic, host.fakes[f"uuid-{name}"].live or ()))
 
 
 def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import clone_group as clones
+import pvr_group as pvr
 import pytest
-import test_group_clones as clones
 import test_group_msr as msr
-import test_group_plan as pvr
 from attach_host import BOOT, FakeAttachHost
 from switch_faults import Choose, do, survey
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 from fake_kernel import BOOT, make_host, make_plan
-from test_daemon import POLICY
+from shell_samples import POLICY
 
 from vsrtune.cli import main
 from vsrtune.core.errors import JournalError
