@@ -13,7 +13,7 @@ from typing import Any
 import clone_group as clones
 import pytest
 from attach_host import BOOT, FakeAttachHost
-from test_attach import A0, A1, B0, fresh
+from test_transaction import A0, A1, B0, fresh
 
 from vsrtune.attach import signals
 from vsrtune.attach.errors import SwitchError

@@ -226,13 +226,13 @@ def keys_of(part: dict[str, Any]) -> set[str]:
 
 
 def test_the_manual_names_every_key_and_choice() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "docs" / "bench.md").read_text()
     told = set(re.findall(r"[\w-]+", text))
     choices = {*KINDS, *(str(t) for t in model.Tuning), *(str(a) for a in model.BenchAttachment)}
     assert keys_of(schema()) | choices <= told
 
 
 def test_the_example_of_the_manual_is_accepted() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "docs" / "bench.md").read_text()
     [example] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert load_text(example, "docs/x.yaml").configuration.policy_path == "docs/router.yaml"

@@ -26,7 +26,7 @@ from vsrtune.host.filesystem import boot_id
 from vsrtune.model.snapshot import Problem, Snapshot
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 
 
 class Cli:

@@ -17,7 +17,7 @@ import pytest
 
 from vsrtune.cli import main
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 HOST = REPO / "tests/hosts/trixie-e1000e.json"
 FAST = ("top", "--interval", "0.1", "--root", str(HOST))
 POLICY = 'guest: "vr*"\ncpus: {irq: 0, vcpu: 1, vhost: 2}\n'

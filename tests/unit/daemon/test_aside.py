@@ -1,4 +1,4 @@
-"""aside.py: the threads of a process of its own, on the CPUs of this machine."""
+"""guard/aside.py: the threads of a process of its own, on the CPUs of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-UNIT = Path(__file__).resolve().parent
+UNIT = Path(__file__).resolve().parents[1]
 
 SCRIPT = """
 import os, threading
@@ -52,5 +52,5 @@ done.set()
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_all_threads_step_aside_and_come_back() -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{UNIT}:{UNIT.parents[1]}"}
+    environment = {**os.environ, "PYTHONPATH": f"{UNIT}/support:{UNIT.parents[1]}"}
     subprocess.run([sys.executable, "-B", "-c", SCRIPT], check=True, env=environment, timeout=60)

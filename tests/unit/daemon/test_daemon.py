@@ -1,5 +1,4 @@
-"""reconcile.py and daemon.py with the real planner, executor and journal, on a host
-in memory."""
+"""reconciler.py and loop.py with the real planner, executor and journal, on a host in memory."""
 
 from __future__ import annotations
 
@@ -742,7 +741,7 @@ def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
 
 
 def test_systemd_starts_it_again_after_a_handover() -> None:
-    unit = (Path(__file__).resolve().parents[2] / "units" / "vsrtune.service").read_text()
+    unit = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
     assert f"RestartForceExitStatus={ExitCode.HANDED_OVER}\n" in unit
 
 

@@ -1,5 +1,5 @@
-"""guard.py and guard_samples.py: the right guest is stepped down once, on a made-up /proc, and
-what is read of a real one."""
+"""guard/guard.py and guard/samples.py: the right guest is stepped down once, on a made-up /proc,
+and what is read of a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""web.py: paths, methods and headers of the daemon's HTTP server; the metrics are as they were."""
+"""http.py: paths, methods and headers of the daemon's HTTP server; the metrics are as they were."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_who_reads_slowly_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_unit_leaves_passes_most_descriptors() -> None:
     """Python's select takes none of 1024 and beyond."""
-    unit = Path(__file__).parents[2] / "units" / "vsrtune.service"
+    unit = Path(__file__).parents[3] / "units" / "vsrtune.service"
     told = re.search(r"^LimitNOFILE=(\d+)$", unit.read_text(), re.MULTILINE)
     assert told is not None
     assert 8 * http.CONNECTIONS < int(told[1]) <= 1024

@@ -1,4 +1,4 @@
-"""log.py: structured fields reach journald, plain lines reach stderr."""
+"""journald.py: structured fields reach journald, plain lines reach stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from vsrtune.daemon import journald
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

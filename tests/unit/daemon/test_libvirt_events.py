@@ -1,4 +1,4 @@
-"""events.py with the libvirt library's own test driver: real events, no daemon."""
+"""events/libvirt.py with the libvirt library's own test driver: real events, no daemon."""
 
 from __future__ import annotations
 

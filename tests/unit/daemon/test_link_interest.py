@@ -1,4 +1,4 @@
-"""watched.py: which devices and files matter, and what news of a device mean."""
+"""events/kernel.py: which devices and files matter, and what news of a device mean."""
 
 from __future__ import annotations
 

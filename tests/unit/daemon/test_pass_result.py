@@ -1,4 +1,4 @@
-"""plan_state.py, outcome.py: which changes a pass leaves unmade, and why."""
+"""pass_result.py: which changes a pass leaves unmade, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""patrol.py on a tree of files: what has changed is told once, and nothing else."""
+"""The patrol of events/kernel.py on a tree of files: what has changed is told once, and nothing else."""
 
 from __future__ import annotations
 

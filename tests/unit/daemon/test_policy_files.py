@@ -1,4 +1,4 @@
-"""policy_watch.py and inotify.py on this machine's kernel."""
+"""events/policy_files.py on this machine's kernel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""queue_keeper.py with the real reconciler, executor and journal, on a host in memory whose
-rings drop; queue_samples.py on files; queue_status.py."""
+"""queue_controller.py with the real reconciler, executor and journal, on a host in memory whose
+rings drop; its samples on files; its status."""
 
 from __future__ import annotations
 

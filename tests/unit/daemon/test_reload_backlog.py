@@ -1,4 +1,4 @@
-"""owed.py: when what a reload could not have is tried again."""
+"""reload_backlog.py: when what a reload could not have is tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""look.py: what a pass has to look at, merged from many reasons."""
+"""scope.py: what a pass has to look at, merged from many reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sdnotify.py against a real notification socket."""
+"""systemd.py against a real notification socket."""
 
 from __future__ import annotations
 

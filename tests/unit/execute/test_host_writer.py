@@ -1,4 +1,4 @@
-"""sysops on the imitated kernel, and the few of its calls that any machine allows."""
+"""host_writer.py on the imitated kernel, and the few of its calls that any machine allows."""
 
 from __future__ import annotations
 

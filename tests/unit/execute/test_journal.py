@@ -259,7 +259,7 @@ def test_only_one_process_writes(path: Path) -> None:
         [sys.executable, "-c", holder, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
     ) as child:
         assert child.stdout is not None
         assert child.stdin is not None

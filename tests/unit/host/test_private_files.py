@@ -123,7 +123,7 @@ def test_what_an_older_version_left_open_is_closed(
 
 def test_which_directories_are_ours() -> None:
     assert {DEFAULT_PATH.parent, bench.DEFAULT_PATH.parent} == state_files.OURS
-    units = Path(__file__).parents[2] / "units"
+    units = Path(__file__).parents[3] / "units"
     for unit in units.glob("*.service"):
         assert "\nStateDirectoryMode=0700\n" in unit.read_text()
 

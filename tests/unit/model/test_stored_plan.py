@@ -1,4 +1,4 @@
-"""plan_json.py: a stored plan is the same plan, or is refused."""
+"""plan.py: a stored plan is the same plan, or is refused."""
 
 from __future__ import annotations
 

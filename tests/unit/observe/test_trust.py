@@ -10,7 +10,7 @@ import pytest
 import recorded_hosts
 from hosttree import HostTree, scope
 from moving_host import MovingHost
-from test_observe import FakeVirt, domain, libvirt_qemu
+from test_observer import FakeVirt, domain, libvirt_qemu
 
 from vsrtune.host.filesystem import FileStat
 from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER

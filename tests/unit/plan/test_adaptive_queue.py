@@ -1,4 +1,4 @@
-"""queue_control.py: the rule against a model of a router whose rate depends on its queue."""
+"""adaptive_queue.py: the rule against a model of a router whose rate depends on its queue."""
 
 from __future__ import annotations
 

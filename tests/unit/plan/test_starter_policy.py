@@ -22,7 +22,7 @@ from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import AUTO, Policy, SchedRule
 from vsrtune.policy.parser import parse
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 POLICIES = TESTS.parent / "policies"
 HOSTS = recorded_hosts.FILES
 # Every third: what they are about is planning; here they are hosts of many kinds.

@@ -24,7 +24,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.config_files import check, load
 from vsrtune.plan.planner import plan
 
-CASES = Path(__file__).resolve().parents[1] / "bad_policies"
+CASES = Path(__file__).resolve().parents[2] / "bad_policies"
 HOST = "# host: "
 
 

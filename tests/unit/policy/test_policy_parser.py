@@ -22,7 +22,7 @@ from vsrtune.policy.parser import literal, parse
 from vsrtune.policy.schema import schema
 from vsrtune.policy.yaml_reader import MAX_BYTES, dotted
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READY = sorted((ROOT / "policies").glob("*.yaml"))
 
 FULL = """\

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 ANSIBLE = REPO / "docs/ansible"
 ROLE = ANSIBLE / "roles/vsrtune"
 GUIDE = REPO / "docs/guides/ansible.md"

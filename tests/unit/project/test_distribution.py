@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[3]
 INPUTS = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 

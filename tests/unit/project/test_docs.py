@@ -23,7 +23,7 @@ from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
 from vsrtune.views.metric_families import FAMILIES
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 DOCS = REPO / "docs"
 PAGES = sorted(
     p

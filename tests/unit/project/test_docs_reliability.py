@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[3]
 
 
 def named(document: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from vsrtune.cli import main
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 INSIDE = REPO / "tests" / "lab" / "inside"
 # Three changes of each kind; each prints its number before.
 SWITCH = """

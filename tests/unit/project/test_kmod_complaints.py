@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-_PATH = Path(__file__).resolve().parents[2] / "kmod/tests/frames.py"
+_PATH = Path(__file__).resolve().parents[3] / "kmod/tests/frames.py"
 _SPEC = importlib.util.spec_from_file_location("kmod_frames", _PATH)
 assert _SPEC is not None
 assert _SPEC.loader is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "vsrtune"
+PACKAGE = Path(__file__).resolve().parents[3] / "vsrtune"
 
 # From below: a package imports only from lines above its own here.
 FLOORS = (

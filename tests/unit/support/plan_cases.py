@@ -28,7 +28,7 @@ from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.snapshot import Snapshot
 
-PLANS = Path(__file__).resolve().parents[1] / "plans"
+PLANS = Path(__file__).resolve().parents[2] / "plans"
 CASES = cases(PLANS)
 # What tells the elements of a list apart, by the kind of the element.
 _NAMES = ("name", "target", "path", "number", "cpu", "pid")

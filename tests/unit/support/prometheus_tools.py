@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-MONITORING = Path(__file__).resolve().parents[2] / "docs/monitoring"
+MONITORING = Path(__file__).resolve().parents[3] / "docs/monitoring"
 
 
 def program(name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Snapshot
 
-PLACE = Path(__file__).resolve().parents[1] / "hosts"
+PLACE = Path(__file__).resolve().parents[2] / "hosts"
 FILES = sorted(PLACE.glob("*.json"))
 
 

@@ -12,7 +12,7 @@ import shell_samples as samples
 from vsrtune.model.load import CpuTimes, DropPlace, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 GOLDEN = Path(__file__).parent / "golden_top"
 SECOND = 10**9
 

@@ -1,4 +1,4 @@
-"""metrics.py: the exposition, and that docs/metrics.md tells the same."""
+"""metric_families.py: the exposition, and that docs/metrics.md tells the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vsrtune.model.daemon_state import BUCKETS, DaemonState, GuestState, Totals
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.views import metric_families
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 
 
 def tuned_state(name: str = "vr1") -> DaemonState:

@@ -1,5 +1,5 @@
-"""page_data.py, page_html.py, page_markup.py: what the status page tells of recorded hosts, that
-no name breaks it, and that it stays small."""
+"""page_data.py, page_html.py: what the status page tells of recorded hosts, that no name breaks
+it, and that it stays small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report.py and render.py: what is said, and plain text that tools can cut."""
+"""tables.py and cli/render.py: what is said, and plain text that tools can cut."""
 
 from __future__ import annotations
 
