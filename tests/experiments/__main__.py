@@ -1,6 +1,6 @@
-"""``python3 -m results``: make the runs that are missing, then the pages.
+"""``python3 -m experiments``: make the runs that are missing, then the pages.
 
-From tests/lab, or by `make results`. Results are kept in docs/results/raw; a run that has
+From tests/, or by `make results`. Results are kept in docs/results/raw; a run that has
 its file there is not made again unless --again names its figure.
 """
 
@@ -12,12 +12,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from results.plan import TREE, Run
+from experiments.plan import TREE, Run
 
 sys.path.insert(0, str(TREE))
 
-from results import lab, page
-from results.figures import FIGURES
+from experiments import lab, page
+from experiments.figures import FIGURES
 
 DOCS = TREE / "docs" / "results"
 
@@ -38,7 +38,7 @@ def _named(text: str, names: list[str]) -> list[str]:
 
 def main() -> int:
     names = [figure.id for figure in FIGURES]
-    parser = argparse.ArgumentParser(prog="results", description=__doc__)
+    parser = argparse.ArgumentParser(prog="experiments", description=__doc__)
     add = parser.add_argument
     add("--figures", metavar="ID,...", help=f"only these of {', '.join(names)}")
     add("--again", metavar="ID,...", default="", help="measure these anew, or all")

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from results.plan import TREE, Boot, Figure, Run
+from experiments.plan import TREE, Boot, Figure, Run
 
 LAB = TREE / "tests" / "lab" / "lab"
 TIME_UP = 75
@@ -78,7 +78,7 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -
         command += ["--guests", str(len(boot.guests)), "--nic", boot.nic]
         command += ["--share", name, "--quiet-failure"]
         command += ["--timeout", str(enough + _GRACE), "--"]
-        command += ["python3", "/mnt/tests/lab/results/inlab.py"]
+        command += ["python3", "/mnt/tests/experiments/inlab.py"]
         status = subprocess.run(command, check=False).returncode
         for key, _ in runs:
             _keep(share / "raw" / f"{key}.json", raw / f"{key}.json")

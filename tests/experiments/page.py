@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results.data import Data, Missing
-from results.plan import Claim, Figure, Run, Verdict
+from experiments.data import Data, Missing
+from experiments.plan import Claim, Figure, Run, Verdict
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import DROPS, by_configuration, used
 from vsrtune.bench.report.summaries import number, percent

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .data import Data
 
-TREE = Path(__file__).resolve().parents[3]
+TREE = Path(__file__).resolve().parents[2]
 
 # Frames per second offered: below, around and far above what an untuned router of the
 # lab can forward.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results.plan import Figure
+from experiments.plan import Figure
 
 from . import (
     budgets,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from results.data import Data, mix, offered
-from results.judge import apart, ranged, top
-from results.plan import (
+from experiments.data import Data, mix, offered
+from experiments.judge import apart, ranged, top
+from experiments.plan import (
     BASE,
     FIFO,
     THREE,
@@ -22,7 +22,7 @@ from results.plan import (
     placed,
     policy,
 )
-from results.reserve import LEAST, PERIOD, SECONDS, STRAIGHT, in_force, linear_part
+from experiments.reserve import LEAST, PERIOD, SECONDS, STRAIGHT, in_force, linear_part
 from vsrtune.bench.report.points import Point
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import Fit, linear_fit

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from results.data import Data
-from results.judge import Judge, top
-from results.plan import PAIR, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.data import Data
+from experiments.judge import Judge, top
+from experiments.plan import PAIR, Claim, Figure, Run, Verdict, fifo, policy, untuned
 from vsrtune.core.stats import median_interval, paired_ratio
 
 from .isolation import shares

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from results.data import Data, mix, offered
-from results.judge import causes, impossible, more, stable, top
-from results.plan import BASE, PINS_ONLY, Claim, Figure, Run, Verdict, libvirt_pins, policy, untuned
+from experiments.data import Data, mix, offered
+from experiments.judge import causes, impossible, more, stable, top
+from experiments.plan import (
+    BASE,
+    PINS_ONLY,
+    Claim,
+    Figure,
+    Run,
+    Verdict,
+    libvirt_pins,
+    policy,
+    untuned,
+)
 
 _ONE = libvirt_pins("all on the interrupt CPU", "0")
 _FREE = untuned("2 CPUs, no bind")

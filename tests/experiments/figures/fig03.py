@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from results.judge import best, causes, declines, impossible, stable, worst
-from results.plan import BASE, PINS_ONLY, Claim, Figure, Run, fifo, policy
+from experiments.judge import best, causes, declines, impossible, stable, worst
+from experiments.plan import BASE, PINS_ONLY, Claim, Figure, Run, fifo, policy
 
 _RUN = "priorities"
 _EQUAL, _VCPU, _VHOST, _FAIR = (

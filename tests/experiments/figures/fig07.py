@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from results.data import Data, mix, offered
-from results.judge import change, ranged
-from results.plan import NATIVE, ROUTES, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.data import Data, mix, offered
+from experiments.judge import change, ranged
+from experiments.plan import NATIVE, ROUTES, Claim, Figure, Run, Verdict, fifo, policy, untuned
 from vsrtune.bench.spec.schema import MAX_DESTINATIONS
 
 FLOWS = (1, 16384, 1_000_000)

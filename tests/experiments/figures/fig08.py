@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from results.data import Data, offered
-from results.judge import change, ranged
-from results.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
+from experiments.data import Data, offered
+from experiments.judge import change, ranged
+from experiments.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
 
 from .fig07 import FIRST, RATES, traffic
 

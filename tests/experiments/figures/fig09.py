@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.data import Data, mix, offered
-from results.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
+from experiments.data import Data, mix, offered
+from experiments.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
 
 _RUN = "use"
 _NAME = "bound, equal FIFO"

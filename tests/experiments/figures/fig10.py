@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.data import Data, offered
-from results.judge import change, ranged
-from results.plan import RATES, THREADS, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.data import Data, offered
+from experiments.judge import change, ranged
+from experiments.plan import RATES, THREADS, Claim, Figure, Run, Verdict, fifo, policy, untuned
 
 _ROUTERS = {
     "vr1": "1 vcpu, 2 vhost",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from results.judge import causes, impossible, more
-from results.plan import BASE, Claim, Figure, Run, fifo, policy
+from experiments.judge import causes, impossible, more
+from experiments.plan import BASE, Claim, Figure, Run, fifo, policy
 
 _RUN = "attachment"
 _POLICY = fifo(10, 10)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from results.judge import best, causes, declines, more, same
-from results.plan import BASE, Claim, Figure, Run, fifo, policy
+from experiments.judge import best, causes, declines, more, same
+from experiments.plan import BASE, Claim, Figure, Run, fifo, policy
 
 _RUN = "queue"
 LENGTHS = (500, 110, 50, 35, 5)

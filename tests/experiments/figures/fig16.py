@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.data import Data, offered
-from results.judge import Judge, causes, more, same, top
-from results.plan import BASE, FIFO, Claim, Figure, Run, budget, placed, policy
-from results.reserve import PERIOD, SECONDS, in_force
+from experiments.data import Data, offered
+from experiments.judge import Judge, causes, more, same, top
+from experiments.plan import BASE, FIFO, Claim, Figure, Run, budget, placed, policy
+from experiments.reserve import PERIOD, SECONDS, in_force
 
 from .fig15 import LENGTHS
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from results.data import Data
-from results.judge import Place
-from results.plan import GROUP, Claim, Figure, Run, Verdict, fifo, policy, untuned
-from results.sized import (
+from experiments.data import Data
+from experiments.judge import Place
+from experiments.plan import GROUP, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.sized import (
     SIZES,
     as_much,
     drawn,

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.data import Data
-from results.judge import Place
-from results.plan import PAIR_ALIKE, Claim, Figure, Run, fifo, policy, untuned
-from results.sized import SIZES, apart, drawn, more, tables
+from experiments.data import Data
+from experiments.judge import Place
+from experiments.plan import PAIR_ALIKE, Claim, Figure, Run, fifo, policy, untuned
+from experiments.sized import SIZES, apart, drawn, more, tables
 
 from .fig20 import BOUND, FLOWS, LOAD, UNBOUND
 from .fig20 import name as members

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from results.data import Data
-from results.judge import Judge, causes, top
-from results.plan import FIFO, PAIR, Claim, Figure, Run, Verdict, budget, placed, policy
-from results.reserve import in_force
+from experiments.data import Data
+from experiments.judge import Judge, causes, top
+from experiments.plan import FIFO, PAIR, Claim, Figure, Run, Verdict, budget, placed, policy
+from experiments.reserve import in_force
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import median_interval
 

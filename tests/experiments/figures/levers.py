@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from results.data import Data, offered
-from results.judge import more, top
-from results.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
+from experiments.data import Data, offered
+from experiments.judge import more, top
+from experiments.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
 
 _OURS = "vsrtune"
 _LOADS = (64000,)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from results import beddata
-from results.beddata import BedRun, latency, lost_at, per_million, ranged
-from results.data import Data
-from results.judge import Judge
-from results.plan import BARE, Boot, Claim, Figure, Run, Verdict
+from experiments import beddata
+from experiments.beddata import BedRun, latency, lost_at, per_million, ranged
+from experiments.data import Data
+from experiments.judge import Judge
+from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
 from vsrtune.bench.report import plots
 
 PLAIN = {"name": "plain IP forwarding", "kind": "plain"}

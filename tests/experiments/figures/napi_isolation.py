@@ -7,10 +7,10 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from results.beddata import BedRun, lost_at, passed, percent, ranged, through
-from results.data import Data
-from results.judge import Judge
-from results.plan import BARE, Boot, Claim, Figure, Run, Verdict
+from experiments.beddata import BedRun, lost_at, passed, percent, ranged, through
+from experiments.data import Data
+from experiments.judge import Judge
+from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
 from vsrtune.bench.report import plots
 
 from .napi_forward import MACVLAN, NOTE, OURS, THREADED

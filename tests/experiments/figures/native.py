@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results.plan import BASE, NATIVE, RATES, Figure, Run, untuned
+from experiments.plan import BASE, NATIVE, RATES, Figure, Run, untuned
 
 FIGURE = Figure(
     id="native",

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from results.data import Data, Missing, offered
-from results.judge import top
-from results.plan import Boot, Claim, Figure, Guest, Run, Verdict, policy, shipped, untuned
+from experiments.data import Data, Missing, offered
+from experiments.judge import top
+from experiments.plan import Boot, Claim, Figure, Guest, Run, Verdict, policy, shipped, untuned
 
 FLOOR, GAIN, ALIVE, SENT = 0.97, 2.0, 100, 0.95
 # About what this lab's router forwards untuned, twice and four times that.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from results.data import Data, offered
-from results.judge import causes
-from results.plan import (  # fmt: skip
+from experiments.data import Data, offered
+from experiments.judge import causes
+from experiments.plan import (  # fmt: skip
     BASE,
     BOOKWORM,
     NATIVE,

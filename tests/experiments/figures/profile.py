@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from results.data import Data
-from results.plan import BASE, Figure, Run, policy, shipped
+from experiments.data import Data
+from experiments.plan import BASE, Figure, Run, policy, shipped
 
 _RUN = "profile"
 # G: without it, what is met in the guest is left out.

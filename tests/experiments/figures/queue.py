@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from results.data import Data
-from results.judge import Judge
-from results.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
+from experiments.data import Data
+from experiments.judge import Judge
+from experiments.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
 
 _ALONE = "alone"
 _FACTORS = (0.5, 0.8, 1.0, 1.5, 2.0, 4.0)

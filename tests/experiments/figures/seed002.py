@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.data import Data
-from results.plan import BASE, NATIVE, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.data import Data
+from experiments.plan import BASE, NATIVE, Claim, Figure, Run, Verdict, fifo, policy, untuned
 
 # Without the check sequence: 64, 576 and 1472 bytes with it.
 SIZES = (60, 572, 1468)

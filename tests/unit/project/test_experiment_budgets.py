@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,15 @@ import bench_samples as samples
 import pytest
 from ruamel.yaml import YAML
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
-
 pytest.importorskip("matplotlib")
 
+from experiments import inlab, page
+from experiments.data import Data
+from experiments.figures import FIGURES, budgets, fig16, isolation
+from experiments.plan import Figure, Run
+from experiments.reserve import linear_part
 from labtool import guests
-from results import inlab, page
-from results.data import Data
-from results.figures import FIGURES, budgets, fig16, isolation
-from results.plan import Figure, Run
-from results.reserve import linear_part
-from test_results_pages import answers, store
+from test_experiment_pages import answers, store
 
 from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
 from vsrtune.bench.spec.parser import load_text

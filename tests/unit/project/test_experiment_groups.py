@@ -4,7 +4,6 @@ out; and what the lab's end makes of their runs."""
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,15 +12,13 @@ from typing import Any
 import bench_samples as samples
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
-
 pytest.importorskip("matplotlib")
 
-from results import inlab, page
-from results.figures import FIGURES, fairness, fig20
-from results.plan import Run
-from results.sized import SIZES
-from test_results_pages import answers, store
+from experiments import inlab, page
+from experiments.figures import FIGURES, fairness, fig20
+from experiments.plan import Run
+from experiments.sized import SIZES
+from test_experiment_pages import answers, store
 
 from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
 

@@ -4,24 +4,21 @@ makes of stored trials with known answers."""
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
-
 pytest.importorskip("matplotlib")
 
-from results import lab, page
-from results.__main__ import _named
-from results.data import Data
-from results.figures import FIGURES
-from results.nslab import counters, measure, probes, traffic
-from results.nslab.beds import Bed, Kind
-from results.plan import Run
+from experiments import lab, page
+from experiments.__main__ import _named
+from experiments.data import Data
+from experiments.figures import FIGURES
+from experiments.nslab import counters, measure, probes, traffic
+from experiments.nslab.beds import Bed, Kind
+from experiments.plan import Run
 
 NAPI = [figure for figure in FIGURES if figure.id.startswith("napi-")]
 ENVIRONMENT = {"os": "Debian 13", "kernel": "6.12.1", "cpus": 2, "netdev_max_backlog": 1000}

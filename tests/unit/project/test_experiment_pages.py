@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import bench_samples as samples
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
-
 pytest.importorskip("matplotlib")
 
-from results import lab, page
-from results.data import Data
-from results.figures import FIGURES, fig03
+from experiments import lab, page
+from experiments.data import Data
+from experiments.figures import FIGURES, fig03
 
 from vsrtune.bench.report.results import outcome_to_json
 from vsrtune.bench.spec.model import Configuration, Outcome, Trial
