@@ -65,7 +65,7 @@ events: setup ## what happens to a host in months, and how soon the daemon has w
 
 results: setup ## measure the papers' figures and the peers anew, and write docs/results
 	@# RESUME=1 measures only what is missing; FIGURES=fig03,peers limits it to these.
-	@venv=$$(tests/setup) && cd tests/lab && $$venv/bin/python -m results \
+	@venv=$$(tests/setup) && cd tests && $$venv/bin/python -m experiments \
 	$(if $(FIGURES),--figures $(FIGURES)) $(if $(RESUME),,--again all)
 
 .PHONY: docs

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-sys.path += [str(REPO), str(REPO / "tests/unit")]
+sys.path += [str(REPO), str(REPO / "tests/unit/support")]
 
 import recorded_state  # noqa: E402
 

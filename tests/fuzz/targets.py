@@ -1,7 +1,7 @@
 """What reads what others wrote: one function a kind of input, each fed any bytes.
 
 A target returns, whatever it is given: only the errors that its reader documents are
-caught here. tests/unit/test_fuzz.py runs them with hypothesis, `make fuzz` with atheris.
+caught here. tests/unit/project/test_fuzz.py runs them with hypothesis, `make fuzz` with atheris.
 ``guarded`` makes sure that none of them writes, connects or starts anything.
 """
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
-sys.path += [str(REPO / "tests/unit")]
+sys.path += [str(REPO / "tests/unit/support")]
 
 import matplotlib  # noqa: E402
 import picture  # noqa: E402

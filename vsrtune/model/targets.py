@@ -319,5 +319,5 @@ def decode_target(data: Any) -> Target:
 
 def decode_value(target: Target, data: Any, where: str) -> Value:
     """Read an encoded value: its type follows from the target, because a CPU list
-    both text. Raises VsrtuneError as ``decode`` does."""
+    and a path are both text. Raises VsrtuneError as ``decode`` does."""
     return cast(Value, decode(target.values, data, where))

@@ -27,7 +27,7 @@ from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
-# What typical searches took; see tests/unit/test_bench_search.py.
+# What typical searches took; see tests/unit/bench/test_bench_search.py.
 _COARSE_TRIALS = 6
 _FINE_TRIALS = 3
 

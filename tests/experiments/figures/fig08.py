@@ -1,0 +1,80 @@
+"""Fig. 8: the size of the routing table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from experiments.data import Data, offered
+from experiments.judge import change, ranged
+from experiments.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
+
+from .fig07 import FIRST, RATES, traffic
+
+_FLOWS = (1, 1_000_000)
+_ENTRIES = {"vr1": 1, "vr2": ROUTES.guests[1].routes or 0}
+
+
+def _name(router: str, flows: int) -> str:
+    return f"{router}-{flows}"
+
+
+def _keeps(flows: int) -> Any:
+    def judge(data: Data) -> Verdict:
+        load = data.loads(_name("vr1", flows))[-1]
+        small, large = (
+            [t.pps for t in data.at(_name(router, flows), None, load).trials]
+            for router in ("vr1", "vr2")
+        )
+        share = median(large) / max(median(small), 1.0)
+        text = (
+            f"{flows:,} flow{'s' if flows > 1 else ''}, {_ENTRIES['vr2']:,} prefixes: "
+            f"{ranged(large)}, one prefix: {ranged(small)} at {offered(load)}: "
+            f"{100 * share:.0f} %"
+        )
+        became = change(small, large)
+        if became == "open":
+            return Verdict("open", text)
+        return Verdict("differs" if became == "less" else "agrees", text)
+
+    return judge
+
+
+def _plots(data: Data) -> Mapping[str, Any]:
+    from vsrtune.bench.report import plots
+
+    lines = [
+        plots.curve(f"{_ENTRIES[router]:,} prefixes, {flows:,} flows",
+                    data.points(_name(router, flows)))
+        for router in _ENTRIES
+        for flows in _FLOWS
+    ]  # fmt: skip
+    if data.has("fig07/native-1000000"):
+        points = data.points("fig07/native-1000000")
+        lines.append(plots.curve("native, 1 prefix, 1,000,000 flows", points, dashed=True))
+    return {"fig08": plots.throughput(lines, "Size of the routing table")}
+
+
+FIGURE = Figure(
+    id="fig08",
+    title="Fig. 8: size of the routing table",
+    paper="A table of a million entries instead of one costs next to nothing, be it for one flow "
+    "or for a million, in the virtual router as in the native one.",
+    ours=f"{_ENTRIES['vr2']:,} prefixes of equal length, of which the million flows meet about "
+    "16,000; a table of a million would take an emulated guest minutes to fill. Two guests in one "
+    "lab, one with each table, tuned alike, measured in turn.",
+    runs=tuple(
+        Run(
+            _name(router, flows), ROUTES, (policy("tuned", fifo(10, 10)),),
+            rates=RATES, router=router, destination=FIRST, traffic=traffic(flows), pairs=5, seed=8,
+        )
+        for flows in _FLOWS
+        for router in _ENTRIES
+    ),
+    claims=(
+        Claim("One flow does not feel the size of the table.", _keeps(1)),
+        Claim("A million flows hardly feel it.", _keeps(1_000_000)),
+    ),
+    plots=_plots,
+)  # fmt: skip

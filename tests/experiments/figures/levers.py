@@ -1,0 +1,110 @@
+"""What else a host can set: each lever alone on top of the policy we ship."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from experiments.data import Data, offered
+from experiments.judge import more, top
+from experiments.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
+
+_OURS = "vsrtune"
+_LOADS = (64000,)
+_SHIPPED = shipped("router")
+
+
+def _shell(name: str, apply: str, revert: str) -> dict[str, Any]:
+    """The shipped policy, and a setting beside it."""
+    lines = {"apply": ["sh", "-ec", apply], "revert": ["sh", "-ec", revert]}
+    return policy(name, _SHIPPED, **lines)
+
+
+def _write(name: str, path: str, value: object, original: object) -> dict[str, Any]:
+    return _shell(name, f"echo {value} > {path}", f"echo {original} > {path}")
+
+
+def _rr(name: str) -> dict[str, Any]:
+    return policy(name, fifo(10, 10).replace("class: fifo", "class: rr"))
+
+
+# name, what is done, configuration.
+_HOST: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("SCHED_RR instead of FIFO", _rr("rr")),
+    ("RR with turns of 2 ms", _rr("rr 2 ms") | {
+        "apply": ["sysctl", "-qw", "kernel.sched_rr_timeslice_ms=2"],
+        "revert": ["sysctl", "-qw", "kernel.sched_rr_timeslice_ms=100"],
+    }),
+    ("a macvtap queue of 1000", policy("queue 1000", fifo(10, 10, queue=1000))),
+    ("a macvtap queue of 4000", policy("queue 4000", fifo(10, 10, queue=4000))),
+    ("KVM's halt polling off", _write(
+        "no halt polling", "/sys/module/kvm/parameters/halt_poll_ns", 0, 200000)),
+    ("GRO, and with it NAPI, on the lower device",
+     _shell("GRO", "ethtool -K p0 gro on", "ethtool -K p0 gro off")),
+    ("that NAPI in a thread", _shell(
+        "threaded NAPI",
+        "ethtool -K p0 gro on; echo 1 > /sys/class/net/p0/threaded",
+        "echo 0 > /sys/class/net/p0/threaded; ethtool -K p0 gro off")),
+    ("SoftIRQ batches four times as long", _shell(
+        "batch",
+        "sysctl -qw net.core.dev_weight=256 net.core.netdev_budget=1200",
+        "sysctl -qw net.core.dev_weight=64 net.core.netdev_budget=300")),
+)  # fmt: skip
+_GUEST: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("receive rings of 512", policy("ring 512", _SHIPPED, ring=512)),
+    ("receive rings of 1024", policy("ring 1024", _SHIPPED, ring=1024)),
+    ("no mergeable receive buffers", policy("not mergeable", _SHIPPED, mergeable=False)),
+)  # fmt: skip
+
+
+def _plot(figure: str, run: str, data: Data) -> Mapping[str, Any]:
+    from vsrtune.bench.report import plots
+
+    load = top(data, run)
+    names = [c.name for c in data.outcome(run).configurations]
+    columns = [[t.pps for t in data.trials(run, name, load)] for name in names]
+    return {figure: plots.scatter(names, columns, offered(load), "forwarded pps")}
+
+
+def _figure(
+    figure: str, title: str, levers: Sequence[tuple[str, dict[str, Any]]], ours: str, seed: int
+) -> Figure:
+    run = "levers"
+    return Figure(
+        id=figure,
+        title=title,
+        paper="",
+        ours=ours,
+        runs=(
+            Run(
+                run, BASE, (policy(_OURS, _SHIPPED), *(c for _, c in levers)),
+                rates=_LOADS, seed=seed,
+            ),
+        ),
+        claims=tuple(
+            Claim(f"{text[0].upper()}{text[1:]}.", more(run, c["name"], _OURS))
+            for text, c in levers
+        ),
+        plots=partial(_plot, figure, run),
+        native=None,
+    )  # fmt: skip
+
+
+HOST = _figure(
+    "levers-host",
+    "Levers of the host",
+    _HOST,
+    "The policy that is shipped for hosts like this one, and one more setting at a time. A longer "
+    "queue is no default: at these rates 4000 frames wait for a tenth of a second.",
+    31,
+)
+GUEST = _figure(
+    "levers-guest",
+    "Levers of the guest's definition",
+    _GUEST,
+    "The same policy; the guest's interfaces are plugged in anew with another driver setting. "
+    "Without mergeable buffers this guest reserves 64 KiB for each slot of a ring, since QEMU's USO "
+    "cannot be turned off through libvirt.",
+    32,
+)

@@ -1,0 +1,121 @@
+"""Boots labs for the runs that are still to be made, and keeps their raw results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.plan import TREE, Boot, Figure, Run
+
+LAB = TREE / "tests" / "lab" / "lab"
+TIME_UP = 75
+# The command's own limit is beyond the budget, by the longest run there is.
+_GRACE = 600
+_ATTEMPTS = 6
+
+
+def missing(figures: Iterable[Figure], raw: Path) -> list[tuple[str, Run]]:
+    """Runs without a result, in order: (key, run)."""
+    found = []
+    for figure in figures:
+        for run in figure.runs:
+            key = f"{figure.id}/{run.name}"
+            if not (raw / f"{key}.json").exists():
+                found.append((key, run))
+    return found
+
+
+def make(figures: Sequence[Figure], raw: Path, budget: int) -> bool:
+    """Make what is missing, lab by lab, ``budget`` seconds of runs in each boot at most.
+    False when a run failed or a lab could not be had."""
+    good = True
+    for boot in dict.fromkeys(run.boot for _, run in missing(figures, raw)):
+        good &= _boot_until_done(boot, figures, raw, budget)
+    return good
+
+
+def once(figures: Sequence[Figure], raw: Path, budget: int) -> int:
+    """One boot for the first kind of lab that has something to do: its status, or 0."""
+    left = missing(figures, raw)
+    if not left:
+        return 0
+    boot = left[0][1].boot
+    return _boot(boot, [(key, run) for key, run in left if run.boot == boot], raw, budget)
+
+
+def _boot_until_done(boot: Boot, figures: Sequence[Figure], raw: Path, budget: int) -> bool:
+    for _ in range(_ATTEMPTS):
+        left = [(key, run) for key, run in missing(figures, raw) if run.boot == boot]
+        if not left:
+            return True
+        status = _boot(boot, left, raw, budget)
+        still = [key for key, run in missing(figures, raw) if run.boot == boot]
+        if len(still) == len(left) or status == 1:
+            # Nothing came of a whole boot, or a run failed: again would be the same.
+            for key in still:
+                print(f"results: {key} was not measured", file=sys.stderr)
+            return not still
+    return False
+
+
+def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -> int:
+    # A run that alone is longer than the budget still gets its boot.
+    enough = max(budget, round(runs[0][1].expected_seconds) + 60)
+    with tempfile.TemporaryDirectory(prefix="vsrtune-results-") as name:
+        share = Path(name)
+        (share / "todo.json").write_text(json.dumps(_todo(boot, runs, enough), indent=1))
+        # What rates of other runs are taken from.
+        if raw.is_dir():
+            shutil.copytree(raw, share / "raw")
+        command = [str(LAB), "run", "--release", boot.release, "--cpus", str(boot.cpus)]
+        command += ["--guests", str(len(boot.guests)), "--nic", boot.nic]
+        command += ["--share", name, "--quiet-failure"]
+        command += ["--timeout", str(enough + _GRACE), "--"]
+        command += ["python3", "/mnt/tests/experiments/inlab.py"]
+        status = subprocess.run(command, check=False).returncode
+        for key, _ in runs:
+            _keep(share / "raw" / f"{key}.json", raw / f"{key}.json")
+            for text in (share / "raw" / key).parent.glob(f"{Path(key).name}.*.txt"):
+                shutil.copy(text, raw / Path(key).parent)
+        logs = share / "log"
+        if logs.is_dir() and status not in (0, TIME_UP):
+            for log in sorted(logs.rglob("*.log")):
+                print(f"--- {log.relative_to(logs)}", file=sys.stderr)
+                print(
+                    "\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr
+                )
+        return status
+
+
+def _todo(boot: Boot, runs: Sequence[tuple[str, Run]], budget: int) -> dict[str, Any]:
+    listed = []
+    for key, run in runs:
+        data = asdict(run)
+        del data["boot"]
+        listed.append({**data, "key": key, "expected": run.expected_seconds})
+    return {
+        "guests": [asdict(guest) for guest in boot.guests],
+        "native_routes": boot.native_routes,
+        "budget": budget,
+        "runs": listed,
+    }
+
+
+def _keep(source: Path, target: Path) -> None:
+    """Store a result with one trial on a line: small, and a diff shows what changed."""
+    if not source.exists():
+        return
+    data = json.loads(source.read_text(encoding="utf-8"))
+    trials = data.pop("trials")
+    head = json.dumps(data, ensure_ascii=False, sort_keys=True, indent=1)
+    lines = ",\n".join(json.dumps(t, ensure_ascii=False, sort_keys=True) for t in trials)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = head.removesuffix("\n}") + f',\n "trials": [\n{lines}\n ]\n}}\n'
+    target.write_text(text, encoding="utf-8")

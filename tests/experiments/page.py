@@ -1,0 +1,252 @@
+"""Writes docs/results: a page each for the papers' figures, the peers, the levers and
+NAPI-macvlan, and the plots.
+
+Every figure on the pages is computed from the raw results; a run that was not made
+leaves a line that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.data import Data, Missing
+from experiments.plan import Claim, Figure, Run, Verdict
+from vsrtune.bench.report import plots
+from vsrtune.bench.report.points import DROPS, by_configuration, used
+from vsrtune.bench.report.summaries import number, percent
+from vsrtune.bench.spec.model import Outcome
+
+# Of a claim of a paper, of an aim of our own, and of a lever.
+_AGREES = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
+_REACHED = {"agrees": "reached", "differs": "**not reached**", "open": "not shown"}
+_HELPS = {"agrees": "helps", "differs": "**hurts**", "open": "no difference shown"}
+_PEERS = "peers"
+_LEVERS = "levers"
+_NAPI = "napi-"
+_QUEUE = "queue"
+_HARM = "no-harm"
+
+_HEAD = """\
+One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
+hardware, ratios of interleaved trials do. `make results` measures all of it anew and writes these
+pages, `make results RESUME=1` only what is missing in `raw/`, `FIGURES=fig03` one figure.
+
+Offered and forwarded are frames per second of 60 bytes without check sequence (64 on a wire) unless
+said otherwise. A median is of all trials of a configuration at a load. A ratio is the median of
+the ratios within rounds, with its exact 95 % interval; configurations of a run were interleaved,
+their order shuffled with the seed in the raw file. Where two configurations are compared, a
+verdict needs an interval that excludes 1; otherwise the point is "not shown". CPU time of a
+thread includes the SoftIRQ work that ran on it.
+"""
+
+_NAPI_HEAD = """\
+Seed 000 measured again on today's kernels: routers in namespaces whose interfaces are macvlan
+devices of the kernel, or ours (`napi_macvlan`), beside plain IP forwarding. One machine, everything
+emulated (TCG): rates mean nothing beside those of hardware, ratios of interleaved trials do.
+`make results FIGURES=napi` measures it anew and writes this page.
+
+A NIC here is one end of a veth pair with a NAPI and a ring of 256 frames of its own, which a timer
+polls on CPU 1 as interrupts with moderation would; CPU 1 routes and does nothing else. pktgen on
+CPU 0 only fills the rings, so overload is lost there first, as on a real NIC, and the egress device
+is a dummy, so no receiver takes time on either CPU.
+
+Rates are frames per second of 60 bytes without check sequence. Beside a median stand its lowest and
+highest trial; a ratio is the median of the ratios within rounds, with its exact 95 % interval. In a
+round every kind meets every load once, in an order drawn by a seed. A difference is
+claimed only where that interval excludes 1.
+"""
+
+_WAITS = """\
+## What is missing here
+
+- Fig. 14 is about netmap, which is in neither Debian nor the kernel.
+"""
+
+
+def write(figures: Sequence[Figure], docs: Path) -> None:
+    """Write all pages; plots go to ``docs/png``."""
+    (docs / "png").mkdir(parents=True, exist_ok=True)
+    data = Data(docs / "raw")
+    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _QUEUE, _HARM))]
+    peers = [f for f in figures if f.id.startswith(_PEERS)]
+    levers = [f for f in figures if f.id.startswith(_LEVERS)]
+    title = "# The papers' figures, measured again"
+    _page(docs / "paper.md", [title, "", _HEAD], papers, data, docs, _AGREES, _WAITS)
+    title = "# What else an operator could use"
+    _page(docs / "peers.md", [title, "", _HEAD], peers, data, docs, _REACHED, "")
+    title = "# Which settings are worth something"
+    _page(docs / "levers.md", [title, "", _HEAD], levers, data, docs, _HELPS, "")
+    queue = [f for f in figures if f.id.startswith(_QUEUE)]
+    title = "# Queues that adapt"
+    _page(docs / "queue.md", [title, "", _HEAD], queue, data, docs, _REACHED, "")
+    harm = [f for f in figures if f.id == _HARM]
+    title = "# Does the shipped policy ever cost a router anything?"
+    _page(docs / "no-harm.md", [title, "", _HEAD], harm, data, docs, _REACHED, "")
+    napi = [f for f in figures if f.id.startswith(_NAPI)]
+    title = "# NAPI-macvlan, macvlan and plain IP forwarding"
+    _page(docs / "napi-macvlan.md", [title, "", _NAPI_HEAD], napi, data, docs, _AGREES, "")
+
+
+def _page(
+    path: Path,
+    head: Sequence[str],
+    figures: Sequence[Figure],
+    data: Data,
+    docs: Path,
+    answers: Mapping[str, str],
+    tail: str,
+) -> None:
+    sections: list[str] = []
+    summary = ["| | point | here |", "|---|---|---|"]
+    for figure in figures:
+        own = data.of(figure.id)
+        verdicts = [(claim, _judge(claim, own)) for claim in figure.claims]
+        link = f"[{figure.title}](#{_anchor(figure.title)})"
+        for claim, verdict in verdicts:
+            summary.append(f"| {link} | {claim.text} | {answers[verdict.answer]} |")
+            link = ""
+        sections += _figure(figure, verdicts, own, docs, answers)
+    text = [*head, *_host(figures, data), "## Point by point", "", *summary, ""]
+    path.write_text("\n".join([*text, *sections, tail]).rstrip() + "\n", encoding="utf-8")
+
+
+def _judge(claim: Claim, data: Data) -> Verdict:
+    try:
+        return claim.judge(data)
+    except Missing as run:
+        return Verdict("open", f"`{run}` has not been measured")
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes it of a heading."""
+    kept = (c for c in title.lower() if c.isalnum() or c in " -")
+    return "".join(kept).replace(" ", "-")
+
+
+def _host(figures: Sequence[Figure], data: Data) -> list[str]:
+    """On what it was measured, from the environment blocks."""
+    hosts: dict[str, set[str]] = {}
+    for figure in figures:
+        own = data.of(figure.id)
+        for run in figure.runs:
+            if not own.has(run.name):
+                continue
+            if run.bed is not None:
+                described = [_bed_host(own.bed(run.name).head["environment"])]
+            else:
+                described = list(_described(own.outcome(run.name)))
+            for line in described:
+                hosts.setdefault(line, set()).add(figure.id)
+    lines = [f"- {line} ({', '.join(sorted(ids))})" for line, ids in hosts.items()]
+    return ["Measured on:", "", *lines, ""] if lines else ["Nothing has been measured yet.", ""]
+
+
+def _described(outcome: Outcome) -> Iterator[str]:
+    for block in list(outcome.environment.values())[:1]:
+        kinds = sorted({g.get("vhost", "") for g in block.get("guests", {}).values()})
+        if not kinds:  # native forwarding, on the host of the others
+            return
+        yield (
+            f"{block.get('os') or 'unknown system'}, kernel {block.get('kernel', '?')}, QEMU "
+            f"{block.get('qemu') or '?'}, libvirt {block.get('libvirt') or '?'}, CPUs "
+            f"{block.get('cpus', {}).get('online', '?')}, vhost workers: {'/'.join(kinds)}"
+        )
+
+
+def _bed_host(environment: Mapping[str, Any]) -> str:
+    return (
+        f"{environment['os']}, kernel {environment['kernel']}, {environment['cpus']} CPUs, "
+        f"net.core.netdev_max_backlog {environment['netdev_max_backlog']}"
+    )
+
+
+def _figure(
+    figure: Figure,
+    verdicts: Sequence[tuple[Claim, Verdict]],
+    data: Data,
+    docs: Path,
+    answers: Mapping[str, str],
+) -> list[str]:
+    lines = [f"## {figure.title}", ""]
+    if figure.paper:
+        lines += [f"*The paper.* {figure.paper}", ""]
+    lines += [f"*Here.* {figure.ours}", ""]
+    lines += _plots(figure, data, docs)
+    if verdicts:
+        lines += ["| point | here | by which figures |", "|---|---|---|"]
+        lines += [f"| {c.text} | {answers[v.answer]} | {v.text} |" for c, v in verdicts]
+        lines.append("")
+    for claim, verdict in verdicts:
+        if claim.why is None:
+            continue
+        try:
+            lines += [f"- {claim.text} ({answers[verdict.answer]}) {claim.why(data)}"]
+        except Missing:
+            continue
+    if lines[-1]:
+        lines.append("")
+    if figure.tables is not None:
+        try:
+            lines += [*figure.tables(data), ""]
+        except Missing as run:
+            lines += [f"The table needs `{run}`, which has not been measured.", ""]
+    else:
+        for run in figure.runs:
+            lines += _table(run, data)
+    if figure.runs:
+        lines += ["Raw: " + ", ".join(_links(figure, data)) + ".", ""]
+    return lines
+
+
+def _links(figure: Figure, data: Data) -> Iterator[str]:
+    for run in figure.runs:
+        path = f"raw/{figure.id}/{run.name}.json"
+        yield f"[{run.name}]({path})" if data.has(run.name) else f"{run.name} (not measured)"
+
+
+def _plots(figure: Figure, data: Data, docs: Path) -> list[str]:
+    """Draw the figure's own plots, or a line for each configuration of its runs."""
+    try:
+        made = dict(_default(figure, data) if figure.plots is None else figure.plots(data))
+    except Missing as run:
+        return [f"The plot needs `{run}`, which has not been measured.", ""]
+    lines = []
+    for name, drawn in made.items():
+        plots.png(drawn, docs / "png" / f"{name}.png")
+        lines += [f"![{figure.title}](png/{name}.png)", ""]
+    return lines
+
+
+def _default(figure: Figure, data: Data) -> Iterator[tuple[str, plots.Figure]]:
+    lines = []
+    for run in figure.runs:
+        for name, points in by_configuration(data.outcome(run.name)).items():
+            lines.append(plots.curve(name, points))
+    top = max(max(line.x) for line in lines)
+    if figure.native is not None and data.has(figure.native):
+        native = [p for p in data.points(figure.native) if p.offered <= top * 1.01]
+        lines.append(plots.curve("native forwarding", native, dashed=True))
+    yield figure.id, plots.throughput(lines, figure.title, note="one machine, veth and pktgen")
+
+
+def _table(run: Run, data: Data) -> list[str]:
+    if not data.has(run.name):
+        return []
+    outcome = data.outcome(run.name)
+    found = [point for points in by_configuration(outcome).values() for point in points]
+    places = used(found, DROPS, "drops")
+    heads = ["configuration", "offered", "sent", "forwarded", "lowest..highest", "trials", "lost %"]
+    heads += [place.replace("_", " ") + " %" for place in places]
+    heads += ["vcpu s/M", "vhost s/M", "switches/1000"]
+    lines = [f"`{run.name}`, seed {outcome.seed}, {outcome.started}:", ""]
+    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for p in found:
+        cells = [p.configuration, number(p.offered), number(p.sent_pps), number(p.pps)]
+        cells += [f"{number(p.low)}..{number(p.high)}", str(len(p.trials)), percent(p.loss)]
+        cells += [percent(p.drop_share(place)) for place in places]
+        cells += [number(p.cpu_per_million("vcpu")), number(p.cpu_per_million("vhost"))]
+        cells += [number(p.switches_per_thousand())]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]

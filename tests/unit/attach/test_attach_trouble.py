@@ -1,0 +1,281 @@
+"""A switch that is interrupted, whose disk is full, or whose libvirt and guests go their own
+way: what was begun is taken back, and no guest loses what it stands on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import clone_group as clones
+import pytest
+from attach_host import BOOT, FakeAttachHost
+from test_transaction import A0, A1, B0, fresh
+
+from vsrtune.attach import signals
+from vsrtune.attach.errors import SwitchError
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.transaction import Switcher
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.guest import Attachment
+
+
+@pytest.fixture
+def host() -> FakeAttachHost:
+    return fresh()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attach.jsonl"
+
+
+@pytest.fixture
+def _usual() -> Iterator[None]:
+    """Signals as a shell leaves them to a command in the foreground; in the background SIGINT
+    is ignored, and then it is nothing to be held."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def forth(host: FakeAttachHost) -> Switch:
+    asked = SwitchRequest(Attachment.NAPI_MACVLAN, ("a", "b"))
+    return plan(asked, AttachHostState(host.guests(), host.links().values(), ()))
+
+
+def standing(host: FakeAttachHost) -> bool:
+    """Whether every device that a running guest has is there and up."""
+    return not any("its device is" in problem for problem in host.problems())
+
+
+@pytest.mark.usefixtures("_usual")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_held_until_all_is_taken_back(
+    number: signal.Signals, host: FakeAttachHost, path: Path
+) -> None:
+    before = host.picture()
+    sleep = host.sleep
+
+    def interrupted(seconds: float) -> None:
+        sleep(seconds)
+        if host.now < 10 and host.fakes["uuid-b"].live == []:
+            host.now = 10
+            os.kill(os.getpid(), number)
+
+    host.sleep = interrupted  # type: ignore[method-assign]
+    handlers = signal.getsignal(number)
+    with (
+        AttachLedger.open(path) as ledger,
+        pytest.raises(
+            SwitchError, match=f"interrupted .{number.name}.; everything is as"
+        ) as caught,
+    ):
+        Switcher(host, ledger, BOOT).carry_out(forth(host))
+    assert caught.value.exit_code == 130
+    assert host.now >= 10
+    assert host.picture() == before
+    assert host.problems() == []
+    assert signal.getsignal(number) is handlers
+
+
+@pytest.mark.usefixtures("_usual")
+def test_a_switch_that_fails_by_itself_tells_of_the_signal_too(
+    host: FakeAttachHost, path: Path
+) -> None:
+    """Or the next switch of the same command would be begun."""
+
+    def fail(_number: int) -> None:
+        if host.log[-1] == f"plug {B0}":
+            host.before = lambda n: None
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RefusedError("no")
+
+    host.before = fail
+    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError) as caught:
+        Switcher(host, ledger, BOOT).carry_out(forth(host))
+    assert caught.value.interrupted
+    assert caught.value.exit_code == 130
+    assert host.problems() == []
+
+
+@pytest.mark.usefixtures("_usual")
+def test_a_second_signal_is_not_held() -> None:
+    """Nor one that nobody asked for before the end, nor what a process handles itself."""
+    reached: list[int] = []
+
+    def hit(times: int) -> None:
+        with signals.held():
+            for number in range(1, times + 1):
+                os.kill(os.getpid(), signal.SIGINT)
+                reached.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        hit(2)
+    assert reached == [1]
+    with pytest.raises(KeyboardInterrupt):
+        hit(1)
+    assert reached == [1, 1]
+    got: list[int] = []
+    old = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
+    try:
+        with signals.held() as held:
+            os.kill(os.getpid(), signal.SIGTERM)
+            held.check()
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert got == [signal.SIGTERM]
+
+
+class Full(AttachLedger):
+    """Its disk takes none of the lines with these numbers, counted from 1."""
+
+    line = 0
+    full = range(0)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self.line += 1
+        if self.line in self.full:
+            raise self._broken(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        super()._append(record)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 10_000])
+def test_a_disk_that_fills_up_in_the_middle(lines: int, tmp_path: Path) -> None:
+    first = 0
+    while True:
+        first += 1
+        path, host = tmp_path / f"{first}", fresh()
+        before = host.picture()
+        with Full.open(path) as ledger:
+            ledger.full = range(first, first + lines)
+            try:
+                Switcher(host, ledger, BOOT).carry_out(forth(host))
+                break
+            except VsrtuneError as error:
+                said = str(error)
+        assert "No space left" in said
+        assert "df " in said
+        assert host.picture() == before, (first, host.log)
+        # Taking back was not repeated for what could not be written down.
+        assert host.log.count(f"plug {A0}") <= 2, (first, host.log)
+        with AttachLedger.open(path) as ledger:
+            assert Switcher(host, ledger, BOOT).recover() == []
+        assert host.picture() == before, (first, host.log)
+    assert first > 6
+
+
+@pytest.mark.parametrize("lines", [1, 2, 10_000])
+def test_clones_stay_whole_when_the_disk_is_full(lines: int, tmp_path: Path) -> None:
+    """What is to become of them is said before the end, and counts from the end on alone."""
+    first = 0
+    while True:
+        first += 1
+        path, host = tmp_path / f"{first}", clones.fresh()
+        clones.do(host, path, clones.create("vr1", "vr2"))
+        before = host.picture()
+        with Full.open(path) as ledger:
+            switch = clones.delete(clones.seen(host, ledger))
+            ledger.full = range(first, first + lines)
+            try:
+                Switcher(host, ledger, BOOT).carry_out(switch)
+                break
+            except SwitchError:
+                pass
+            except VsrtuneError:
+                break  # after its end
+        with AttachLedger.open(path) as ledger:
+            assert Switcher(host, ledger, BOOT).recover() == []
+        assert host.picture() == before, (first, host.log)
+    assert first > 4
+
+
+def test_half_a_line_is_taken_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with AttachLedger.open(path) as ledger:
+        first = ledger.add("step", {"a": 1})
+        whole = os.write
+        monkeypatch.setattr(os, "write", lambda file, data: whole(file, data[: len(data) // 2]))
+        with pytest.raises(VsrtuneError, match="No space left"):
+            ledger.add("step", {"b": 2})
+        monkeypatch.undo()
+        ledger.add("step", {"c": 3})
+    with AttachLedger.open(path) as ledger:
+        assert [e.data for e in ledger.pending()] == [{"a": 1}, {"c": 3}]
+        assert ledger.pending()[0].id == first
+
+
+def test_guests_keep_what_they_stand_on_while_libvirt_is_away(tmp_path: Path) -> None:
+    """From any change on, for longer than a switch waits."""
+    number = 0
+    while True:
+        number += 1
+        path, host = tmp_path / f"{number}", fresh()
+        before = host.picture()
+
+        def away(now: int, number: int = number, host: FakeAttachHost = host) -> None:
+            if now == number:
+                host.away_until = 1e9
+
+        host.after = away
+        with AttachLedger.open(path) as ledger:
+            switch = forth(host)
+            try:
+                Switcher(host, ledger, BOOT, patience=2.0).carry_out(switch)
+                break
+            except SwitchError:
+                pass
+        assert standing(host), (number, host.log)
+        host.after = lambda n: None
+        host.away_until = -1.0
+        with AttachLedger.open(path) as ledger:
+            assert Switcher(host, ledger, BOOT).recover() == []
+        assert host.picture() == before, (number, host.log)
+    assert number > 10
+
+
+def test_refused_after_libvirt_was_away(host: FakeAttachHost, path: Path) -> None:
+    """What the first libvirtd passed on is not forgotten when the second one refuses."""
+    before = host.picture()
+
+    def away(_number: int) -> None:
+        if host.log[-1] == f"unplug {A0}":
+            host.away_until = host.now + 5
+
+    def refuse(_number: int) -> None:
+        if host.log[-1] == f"unplug {A1}" and A0 not in str(host.fakes["uuid-a"].live):
+            host.before = lambda n: None
+            raise RefusedError("cannot acquire state change lock")
+
+    host.before, host.after = refuse, away
+    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError) as caught:
+        Switcher(host, ledger, BOOT).carry_out(forth(host))
+    assert "state change lock" in str(caught.value)
+    assert host.picture() == before, host.log
+
+
+def test_a_guest_that_hangs_keeps_no_other_from_what_it_had(
+    host: FakeAttachHost, path: Path
+) -> None:
+    def refuse(_number: int) -> None:
+        if host.log[-1] == f"plug {B0}":
+            host.before = lambda n: None
+            host.hung = {"uuid-a"}
+            raise RefusedError("no")
+
+    host.before = refuse
+    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError, match="did not release"):
+        Switcher(host, ledger, BOOT).carry_out(forth(host))
+    assert [line for line in host.log if line == f"plug {B0}"], host.log
+    assert B0 in str(host.fakes["uuid-b"].live)

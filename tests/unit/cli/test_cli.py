@@ -1,0 +1,570 @@
+"""The command line: exit codes, messages, and what start-up must not import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+
+from vsrtune.cli import main, options
+from vsrtune.cli.trial import guardian
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.core.exit_codes import ExitCode
+from vsrtune.execute.journal import Journal
+from vsrtune.host.filesystem import boot_id
+from vsrtune.model.snapshot import Problem, Snapshot
+
+GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
+REPO = Path(__file__).resolve().parents[3]
+
+
+class Cli:
+    """Runs commands against a host in memory, with policies and journal in tmp_path."""
+
+    def __init__(self, host: FakeHost, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.host = host
+        self.policies = directory / "policies"
+        self.policies.mkdir()
+        self.journal = directory / "journal.jsonl"
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def policy(self, text: str, name: str = "p.yaml") -> Path:
+        path = self.policies / name
+        path.write_text(text)
+        return path
+
+    def __call__(self, *words: str) -> int:
+        code = main.run(words)
+        captured = self._capsys.readouterr()
+        self.out, self.err = captured.out, captured.err
+        assert "Traceback" not in self.err
+        return code
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    host = FakeHost()
+    run = Cli(host, tmp_path, capsys)
+
+    def observe(root: Path | None, uri: str, trace_seconds: float, *_named: object) -> Snapshot:
+        return host.snapshot
+
+    for module in ("cli.show", "cli.plan", "cli.apply"):
+        monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
+    monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
+    monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
+    monkeypatch.setenv("VSRTUNE_POLICIES", str(run.policies))
+    monkeypatch.setenv("VSRTUNE_JOURNAL", str(run.journal))
+    return run
+
+
+class TestShow:
+    def test_json_is_the_snapshot(self, run: Cli) -> None:
+        assert run("show", "--json") == 0
+        assert Snapshot.from_json(run.out) == run.host.snapshot
+
+    def test_table_names_the_guest(self, run: Cli) -> None:
+        assert run("show") == 0
+        assert "Guest vr1 (pid 100)" in run.out
+
+    def test_what_others_changed_is_shown_with_who_and_which_rule(self, run: Cli) -> None:
+        run.policy(GOOD + "drift: {cpus.vhost: report}\n")
+        assert run("apply") == 0
+        assert run("show") == 0
+        assert "Changed since" not in run.out
+        run.host.change("vhost", affinity=samples.ALL)
+        run.host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
+        assert run("show", "vr1") == 0
+        lines = run.out.partition("Changed since")[2].splitlines()
+        (vcpu,) = [line.split() for line in lines if "vcpu 0" in line]
+        (vhost,) = [line.split() for line in lines if "tid 102" in line]
+        assert vcpu[-3:] == ["libvirt", "cpus.vcpu", "report"]
+        assert vhost[-3:] == ["unknown", "cpus.vhost", "report"]
+        assert run("plan") == 0
+        assert "Changed since" in run.out
+
+    def test_only_the_guests_asked_for(self, run: Cli) -> None:
+        run.host.start(samples.guest("pq1", 200, "qemu"))
+        assert run("show", "--json", "qemu:pq1") == 0
+        assert [g["name"] for g in json.loads(run.out)["guests"]] == ["pq1"]
+        assert run("show", "nobody") == 1
+        assert run.err.startswith("vsrtune: error: nobody: no such guest is running\n")
+
+
+class TestPlanAndApply:
+    def test_plan_changes_nothing_and_apply_does_what_it_showed(self, run: Cli) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        assert run("plan") == 0
+        shown = run.out
+        assert "CPUs 0-3" in shown
+        assert run.host.snapshot == before
+        assert run("apply") == 0
+        assert run.out.startswith(shown)
+        assert run.host.snapshot != before
+
+    def test_second_plan_says_why_nothing_is_left_to_do(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run("apply")
+        assert run("plan") == 0
+        assert run.out.startswith("Nothing to change")
+        assert "Left as it is" in run.out
+
+    def test_stored_plan_is_executed_and_refused_when_stale(self, run: Cli, tmp_path: Path) -> None:
+        run.policy(GOOD)
+        assert run("plan", "--json") == 0
+        stored = tmp_path / "plan.json"
+        stored.write_text(run.out)
+        before = run.host.snapshot
+        run.host.change("vhost", affinity=CpuSet([3]))
+        assert run("apply", "--plan", str(stored)) == 1
+        assert "plan again" in run.err
+        assert run("undo") == 0
+        run.host.snapshot = before
+        assert run("apply", "--plan", str(stored)) == 0
+        assert run("verify") == 0
+
+    def test_broken_policy_means_nothing_is_applied(self, run: Cli) -> None:
+        run.policy(GOOD, "good.yaml")
+        bad = run.policy("guest: vr1\nqueue: {macvtap: 0}\nqueues: 1\n", "zz.yaml")
+        for command in ("plan", "apply", "verify", "daemon"):
+            assert run(command) == 2
+            assert f"vsrtune: error: {bad}:2" in run.err
+            assert f"vsrtune: error: {bad}:3" in run.err
+        assert run.host.writes == 0
+        assert not run.journal.exists()
+
+    def test_refusal_has_an_exit_code_of_its_own(self, run: Cli) -> None:
+        run.policy('guest: "*"\ncpus: {vcpu: 77}\n')
+        assert run("plan") == run("plan", "--json") == ExitCode.REFUSED
+        assert run("plan") == ExitCode.REFUSED
+        assert "Refused" in run.out
+        assert run("verify") == ExitCode.REFUSED
+        assert run("apply") == ExitCode.REFUSED
+        assert run.host.writes == 0
+
+    def test_no_policy_says_how_to_write_one(self, run: Cli) -> None:
+        assert run("plan") == 0
+        assert "/usr/share/vsrtune/policies" in run.err
+        assert "vsrtune policy init GUEST" in run.err
+
+    def test_daemon_holding_the_journal_is_named(self, run: Cli) -> None:
+        run.policy(GOOD)
+        with Journal.open(run.journal, samples.BOOT):
+            assert run("apply") == 1
+        assert "systemctl reload vsrtune" in run.err
+        assert run.host.writes == 0
+
+    def test_failure_puts_the_guest_back_and_exits_1(self, run: Cli) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        run.host.fail["txqueuelen"] = WriteError("not permitted")
+        assert run("apply") == 1
+        assert "macvtap100 txqueuelen: not permitted" in run.err
+        assert "is as it was" in run.err
+        assert run.host.snapshot == before
+
+    def test_what_a_changed_policy_drops_is_planned_and_put_back(self, run: Cli) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        run("apply")
+        run.policy('guest: "*"\ncpus: {vcpu: 1, vhost: 2}\n')
+        assert run("verify") == ExitCode.DIFFERS
+        assert "no policy asks for it any more" in run.out
+        run("plan")
+        shown = run.out
+        assert "no policy asks for it any more" in shown
+        assert run("apply") == 0
+        assert run.out.startswith(shown)
+        assert run.host.snapshot.guests[0].interfaces == before.guests[0].interfaces
+        assert run("verify") == 0
+        run.policies.joinpath("p.yaml").unlink()
+        assert run("apply") == 0
+        assert run.host.snapshot == before
+        assert run("undo") == 0
+        assert run.out.startswith("Nothing to undo")
+
+    def test_dropped_setting_that_others_changed_is_left_alone(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run("apply")
+        run.host.change("vhost", affinity=CpuSet([3]))
+        run.policies.joinpath("p.yaml").unlink()
+        assert run("apply") == 0
+        assert "somebody else has changed it" in run.out
+        assert run.host.snapshot.guests[0].threads[2].affinity == CpuSet([3])
+
+
+class TestVerifyAndUndo:
+    def test_verify_names_every_difference(self, run: Cli) -> None:
+        run.policy(GOOD)
+        assert run("apply") == 0
+        assert run("verify") == 0
+        assert run.out == "no drift: the host is as the policies say\n"
+        run.host.change("vhost", affinity=samples.ALL)
+        assert run("verify") == ExitCode.DIFFERS
+        (line,) = run.out.splitlines()
+        assert "tid 102" in line
+        assert "should be CPUs 2" in line
+
+    def test_verify_counts_a_held_pin_as_a_difference(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run("apply")
+        run.host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
+        assert run("verify") == ExitCode.DIFFERS
+        assert "vcpu 0" in run.out
+
+    def test_undo_restores_and_tells(self, run: Cli) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        run("apply")
+        assert run("undo") == 0
+        assert run.host.snapshot == before
+        assert "restored: vr1: macvtap100 txqueuelen: 300 -> 500" in run.out
+        assert run("undo") == 0
+        assert run.out.startswith("Nothing to undo")
+
+    def test_undo_leaves_foreign_values_and_names_them(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run("apply")
+        run.host.change("vhost", affinity=CpuSet([3]))
+        assert run("undo") == 0
+        assert "left alone" in run.out
+
+    def test_undo_that_fails_exits_1_and_can_be_repeated(self, run: Cli) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        run("apply")
+        run.host.fail["txqueuelen"] = WriteError("not permitted")
+        assert run("undo") == 1
+        assert "not permitted" in run.err
+        run.host.fail.clear()
+        assert run("undo") == 0
+        assert run.host.snapshot == before
+
+    def test_undo_as_json(self, run: Cli) -> None:
+        Journal.open(run.journal, samples.BOOT).close()
+        assert run("undo", "--json") == 0
+        assert json.loads(run.out)["restored"] == []
+        run.policy(GOOD)
+        run("apply")
+        assert run("undo", "--json") == 0
+        assert json.loads(run.out)["restored"]
+
+
+class TestConfirm:
+    """`apply --confirm`, whose guardian is a thread here (test_guardian.py has real ones)."""
+
+    @pytest.fixture
+    def guarded(self, run: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+        threads = []
+
+        def spawn(_guard: guardian.TrialGuard, _variables: object) -> None:
+            path = guardian.trial_file(run.journal)
+            watch = lambda: guardian.watch(path, lambda: main.run(["undo"]))  # noqa: E731
+            threads.append(threading.Thread(target=watch))
+            threads[-1].start()
+
+        monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(guardian.TrialGuard, "spawn", spawn)
+        yield run
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def test_unconfirmed_everything_is_back(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+        before = guarded.host.snapshot
+        assert guarded("apply", "--confirm", "1s") == 1
+        assert "Run `vsrtune confirm` within 1 s to keep this." in guarded.out
+        assert "Not confirmed.\n" in guarded.out
+        assert guarded.out.endswith("Everything is put back.\n")
+        assert guarded.host.writes > 0
+        assert guarded.host.snapshot == before
+
+    def test_confirmed_by_another_session_it_stays(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+
+        def confirm() -> None:
+            while main.run(["confirm"]) != 0:
+                time.sleep(0.01)
+
+        other = threading.Thread(target=confirm)
+        other.start()
+        assert guarded("apply", "--confirm", "60s") == 0
+        other.join()
+        assert guarded("verify") == 0
+        assert guarded("confirm") == 1
+        assert "nothing waits for a confirmation" in guarded.err
+
+    def test_what_changes_nothing_waits_for_nobody(self, guarded: Cli) -> None:
+        assert guarded("apply", "--confirm", "60s") == 0
+        assert guarded("apply", "--confirm", "1h") == 2
+        assert "'1h' is not a time" in guarded.err
+        assert guarded("apply", "--confirm", "601s") == 2
+
+    def test_an_apply_that_dies_is_taken_back(
+        self, guarded: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        guarded.policy(GOOD)
+        before = guarded.host.snapshot
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("vsrtune.cli.apply._ask", interrupt)
+        assert guarded("apply", "--confirm", "60s") == 130
+        assert guarded.host.writes > 0
+        assert guarded.host.snapshot == before
+
+    def test_beside_the_daemon_nothing_is_begun(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+        with Journal.open(guarded.journal, samples.BOOT):
+            assert guarded("apply", "--confirm", "60s") == 1
+        assert "systemctl stop vsrtune" in guarded.err
+        assert guarded.host.writes == 0
+        assert not guardian.trial_file(guarded.journal).exists()
+
+
+LIBVIRT = Problem("libvirt", "the Python library libvirt is not installed")
+
+
+class TestNothingRead:
+    """Success is never told where nothing could be looked at."""
+
+    def test_verify_without_a_policy(self, run: Cli) -> None:
+        assert run("verify") == ExitCode.UNREAD
+        assert "no drift" not in run.out
+        assert "vsrtune policy init GUEST" in run.err
+        assert run.err.endswith("nothing was compared: there is no policy\n")
+
+    def test_verify_where_no_guest_runs_that_a_policy_names(self, run: Cli) -> None:
+        path = run.policy("guest: vr9\ncpus: {vcpu: 1}\n")
+        assert run("verify") == ExitCode.UNREAD
+        assert run.out == f"{path}:1: no running guest matches 'vr9'\n"
+        assert "nothing was compared" in run.err
+        run.policy(GOOD, "q.yaml")
+        run("apply")
+        assert run("verify") == 0, "guests that are off are no reason to fail for the others"
+        assert run.out.startswith(f"{path}:1: no running guest matches 'vr9'\nno drift")
+
+    @pytest.mark.parametrize(
+        ("problem", "guest"),
+        [
+            (LIBVIRT, "*"),
+            (LIBVIRT, "vr9"),
+            (Problem("guest vr2", "vr2: Permission denied"), "*"),
+            (Problem("proc", "/proc: Permission denied"), "qemu:*"),
+        ],
+    )
+    def test_guests_that_could_not_be_looked_at(
+        self, run: Cli, problem: Problem, guest: str
+    ) -> None:
+        run.policy(f'guest: "{guest}"\ncpus: {{vcpu: 1}}\n')
+        run("apply")
+        run.host.snapshot = replace(run.host.snapshot, problems=(problem,))
+        for command in ("plan", "apply", "verify"):
+            assert run(command) == ExitCode.UNREAD
+            assert "no drift" not in run.out
+            assert f"error: {problem.reader}: guests that the policies name" in run.err
+            assert problem.what in run.err
+
+    def test_plain_qemu_needs_no_libvirt(self, run: Cli) -> None:
+        run.host.start(samples.guest("pq1", 200, "qemu"))
+        run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
+        run.policy('guest: "qemu:*"\ncpus: {vcpu: 1}\n')
+        assert run("plan") == run("apply") == run("verify") == 0
+
+    def test_a_difference_is_told_though_not_all_could_be_read(self, run: Cli) -> None:
+        run.policy(GOOD)
+        run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
+        assert run("verify") == ExitCode.DIFFERS
+        assert "could not be looked at" in run.err
+
+    def test_undo_with_a_journal_that_does_not_exist(self, run: Cli, tmp_path: Path) -> None:
+        missing = tmp_path / "jornal.jsonl"
+        assert run("undo", "--journal", str(missing)) == ExitCode.UNREAD
+        assert run.out == ""
+        assert run.err.startswith(f"vsrtune: error: {missing}: the file does not exist")
+        assert str(options.JOURNAL) in run.err
+        assert not missing.exists()
+
+    @pytest.mark.parametrize("words", [["attach", "--recover"], ["group", "status"]])
+    def test_a_ledger_that_does_not_exist(self, run: Cli, tmp_path: Path, words: list[str]) -> None:
+        missing = tmp_path / "legder.jsonl"
+        assert run(*words, "--attach-ledger", str(missing)) == ExitCode.UNREAD
+        assert run.err.startswith(f"vsrtune: error: {missing}: the file does not exist")
+        assert not missing.exists()
+
+    def test_a_directory_of_policies_that_does_not_exist(self, run: Cli, tmp_path: Path) -> None:
+        run.policy(GOOD)
+        run("apply")
+        tuned = run.host.snapshot
+        missing = tmp_path / "polices"
+        for words in (["plan"], ["apply"], ["verify"], ["policy", "check"]):
+            assert run(*words, "--policies", str(missing)) == ExitCode.UNREAD
+            assert run.err.startswith(f"vsrtune: error: {missing}: the directory does not exist")
+        assert run.host.snapshot == tuned, "apply took back what the other policies ask for"
+
+    def test_check_of_no_file_says_so(self, run: Cli) -> None:
+        assert run("policy", "check") == 0, "systemctl reload after the last policy was removed"
+        assert "no policy in" in run.err
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["show"], ["show", "--json"], ["plan"], ["verify"], ["doctor"], ["top", "--once"],
+            ["policy", "init", "vr1"],
+        ],
+    )  # fmt: skip
+    def test_a_root_that_holds_no_host(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+    ) -> None:
+        file = tmp_path / "host.json"
+        for text in ("{}", "no recording", '{"host": {"texts": []}}', '{"host": 7}', ""):
+            file.write_text(text)
+            assert main.run([*words, "--root", str(file)]) == ExitCode.UNREAD
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert f"vsrtune: error: {file}: no host is recorded here" in said.err
+            assert "hint: name a file that `vsrtune record` has made" in said.err
+
+
+def test_exit_codes_are_told_apart() -> None:
+    assert sorted(ExitCode) == [0, 1, 2, 3, 4, 5, 6, 75, 130, 141]
+    assert all(code.meaning.endswith(".") for code in ExitCode)
+
+
+class TestPolicy:
+    def test_check_names_errors_and_good_files(self, run: Cli) -> None:
+        good, bad = run.policy(GOOD, "a.yaml"), run.policy("guest: x\nwrong: 1\n", "b.yaml")
+        assert run("policy", "check", str(good)) == 0
+        assert run.out == f"{good}: good\n"
+        assert run("policy", "check", str(good), str(bad)) == 2
+        assert run.out == f"{good}: good\n"
+        assert f"vsrtune: error: {bad}:2" in run.err
+        assert run("policy", "check") == 2
+
+    def test_check_of_what_is_no_text(self, run: Cli, tmp_path: Path) -> None:
+        path = tmp_path / "binary.yaml"
+        path.write_bytes(b"guest: \xff\xfe\n")
+        assert run("policy", "check", str(path)) == 2
+
+    def test_schema_is_json(self, run: Cli) -> None:
+        assert run("policy", "schema") == 0
+        assert "guest" in json.loads(run.out)["properties"]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "words",
+        [["nonsense"], ["show", "--nonsense"], ["daemon", "--metrics", "nowhere"], ["apply", "x"]],
+    )
+    def test_wrong_usage_is_exit_code_2(self, run: Cli, words: list[str]) -> None:
+        assert run(*words) == 2
+        assert "Usage:" in run.err
+
+    def test_error_and_hint_stand_on_lines_of_their_own(
+        self, run: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> Snapshot:
+            raise VsrtuneError("it broke", where="here", hint="mend it")
+
+        monkeypatch.setattr("vsrtune.cli.show.observe", fail)
+        assert run("show") == 1
+        assert run.err == "vsrtune: error: here: it broke\nvsrtune: hint: mend it\n"
+
+    def test_interrupt_is_exit_code_130(self, run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: Any) -> Snapshot:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("vsrtune.cli.show.observe", interrupt)
+        assert run("show") == 130
+
+    def test_system_error_names_the_file(self, run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        def denied(*_: Any) -> Snapshot:
+            raise PermissionError(13, "Permission denied", "/proc/1/fd")
+
+        monkeypatch.setattr("vsrtune.cli.show.observe", denied)
+        assert run("show") == 1
+        assert run.err == "vsrtune: error: /proc/1/fd: Permission denied\n"
+
+    def test_reader_that_goes_away_is_no_error(self) -> None:
+        shell = f"{sys.executable} -m vsrtune policy schema | head -c 1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", shell], cwd=REPO, capture_output=True, text=True, check=False
+        )
+        assert done.stderr == ""
+        assert done.returncode in (0, 141)
+
+    def test_every_command_has_help(self, run: Cli) -> None:
+        assert run("--help") == 0
+        for command in main.COMMANDS:
+            assert f"\n  {command}" in run.out
+        for command in main.COMMANDS:
+            assert run(command, "--help") == 0
+            assert run.out.startswith(f"Usage: vsrtune {command}")
+
+
+@pytest.mark.parametrize(
+    ("words", "forbidden"),
+    [
+        (["--version"], ("libvirt", "rich", "prometheus_client", "ruamel.yaml", "jsonschema")),
+        (
+            ["undo"],
+            ("libvirt", "rich", "prometheus_client", "ruamel.yaml", "jsonschema", "pyroute2"),
+        ),
+        (["policy", "schema"], ("libvirt", "rich", "prometheus_client", "pyroute2")),
+    ],
+)
+def test_start_up_does_not_load_what_is_not_needed(
+    words: list[str], forbidden: tuple[str, ...], tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal.jsonl"
+    Journal.open(journal, boot_id()).close()
+    program = (
+        "import sys\nfrom vsrtune.cli.main import run\ncode = run(sys.argv[1:])\n"
+        "print(*sys.modules, file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"VSRTUNE_JOURNAL": str(journal), "PATH": "/usr/bin"},
+    )
+    assert set(done.stderr.split()).isdisjoint(forbidden)
+
+
+def test_recorded_host_is_nobodys_journal(tmp_path: Path) -> None:
+    assert options.journalled(tmp_path / "missing", tmp_path) == ((), {})
+
+
+def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:
+    guest = replace(samples.guest("vr [x] 1.ü\udcff"))
+    run.host.start(guest)
+    assert run("show") == 0
+    assert "Guest vr [x] 1.ü\\udcff (" in run.out
+
+
+def test_check_without_files_is_as_careful_as_the_daemon(run: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("guest: vr1\n")
+    path.chmod(0o666)
+    assert run("policy", "check", str(path)) == 0
+    assert run("policy", "check", "--policies", str(tmp_path)) == 2
+    assert f"chmod go-w {path}" in run.err
+    assert run.out == ""

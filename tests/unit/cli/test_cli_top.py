@@ -1,0 +1,153 @@
+"""`vsrtune top` on recorded hosts: once, several times, as JSON, as a picture, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from vsrtune.cli import main
+
+REPO = Path(__file__).resolve().parents[3]
+HOST = REPO / "tests/hosts/trixie-e1000e.json"
+FAST = ("top", "--interval", "0.1", "--root", str(HOST))
+POLICY = 'guest: "vr*"\ncpus: {irq: 0, vcpu: 1, vhost: 2}\n'
+
+
+@pytest.fixture(autouse=True)
+def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "policies"
+    place.mkdir()
+    monkeypatch.setenv("VSRTUNE_POLICIES", str(place))
+    monkeypatch.setenv("VSRTUNE_JOURNAL", str(tmp_path / "journal.jsonl"))
+    return place
+
+
+def test_once_names_every_thread_and_says_what_to_do_without_a_policy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.run([*FAST, "--once"]) == 0
+    out = capsys.readouterr().out
+    assert re.match(r"vsrtune top: 2 guests, over [0-9.]+ s, 0 frames/s dropped", out)
+    assert sum(" vhost macvtap" in line for line in out.splitlines() if "irq" not in line) >= 8
+    assert "vsrtune policy init GUEST" in out
+
+
+def test_pending_is_what_the_policies_still_ask_for(
+    policies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (policies / "p.yaml").write_text(POLICY)
+    assert main.run([*FAST, "--json", "--guest", "vr2"]) == 0
+    frame = json.loads(capsys.readouterr().out)
+    assert frame["guests"] == ["vr2"]
+    assert frame["planned"] is True
+    assert {p["guest"] for p in frame["pending"]} == {"vr2"}
+    assert {t["guest"] for t in frame["threads"]} == {"vr2"}
+
+
+def test_a_policy_that_cannot_be_read_is_a_note(
+    policies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (policies / "p.yaml").write_text("guest: x\nwrong: 1\n")
+    assert main.run([*FAST, "--once"]) == 0
+    out = capsys.readouterr().out
+    assert f"{policies}/p.yaml:2" in out
+    assert "pending" not in out
+
+
+def test_frames_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*FAST, "--count", "3"]) == 0
+    assert capsys.readouterr().out.count("vsrtune top: 2 guests") == 3
+
+
+def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "top.svg"
+    assert main.run([*FAST, "--svg", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert ET.parse(target).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (("--guest", "nobody"), 1, "vsrtune: error: nobody: no such guest is running\n"),
+        (("--svg", "/nowhere/x.svg"), 1, "error: /nowhere/x.svg: the picture cannot be written"),
+        (("--svg", "x.svg", "--json"), 2, "exclude each other"),
+        (("--count", "0"), 2, "--count"),
+        (("--interval", "0"), 2, "--interval"),
+    ],
+)
+def test_errors_say_what_and_where(
+    more: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*FAST, *more, *(() if code == 2 else ("--once",))]) == code
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+
+
+class Terminal:
+    """`vsrtune top` on a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.shown = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm", COLUMNS="80", LINES="24")
+            os.chdir(REPO)
+            os.execv(sys.executable, [sys.executable, "-m", "vsrtune", "top", *words])
+
+    def until(self, text: bytes) -> None:
+        """Read until it has shown ``text``; "" reads to its end."""
+        end = time.monotonic() + 60
+        while not text or text not in self.shown:
+            ready, _, _ = select.select([self.fd], [], [], end - time.monotonic())
+            assert ready, self.shown[-500:]
+            try:
+                self.shown += os.read(self.fd, 65536)
+            except OSError:  # EIO: it has gone
+                assert not text, self.shown[-500:]
+                return
+
+    def close(self) -> int:
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal("--interval", "600", "--root", str(HOST))
+
+
+@pytest.mark.parametrize("key", [b"q", b"Q", b"\x03"])
+def test_a_key_ends_it_and_the_terminal_is_as_it_was(terminal: Terminal, key: bytes) -> None:
+    """The first frame is there at once, not after an interval."""
+    terminal.until(b"vcpu 0")
+    os.write(terminal.fd, b"x" + key)
+    terminal.until(b"")
+    assert b"\x1b[?1049h" in terminal.shown
+    assert terminal.shown.rstrip().endswith(b"\x1b[?1049l")
+    assert terminal.close() == 0
+
+
+def test_when_it_is_terminated_the_terminal_is_as_it_was(terminal: Terminal) -> None:
+    terminal.until(b"vcpu 0")
+    os.kill(terminal.pid, signal.SIGTERM)
+    terminal.until(b"")
+    assert terminal.shown.rstrip().endswith(b"\x1b[?1049l")
+    assert terminal.close() == 128 + signal.SIGTERM
+
+
+def test_a_number_of_frames_ends_it() -> None:
+    terminal = Terminal("--interval", "0.1", "--count", "2", "--root", str(HOST))
+    terminal.until(b"")
+    assert terminal.close() == 0

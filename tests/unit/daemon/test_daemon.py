@@ -1,0 +1,764 @@
+"""reconciler.py and loop.py with the real planner, executor and journal, on a host in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shell_samples as samples
+from fake_host import FakeHost
+from shell_samples import POLICY
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import Lasting, PolicyError, WriteError
+from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon.loop import Daemon, Timing
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.scope import FULL, Scope
+from vsrtune.execute.journal import Journal
+from vsrtune.model.daemon_state import DaemonState
+from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
+
+RR = Sched(SchedClass.RR, 7, reset_on_fork=True)
+# An operator's `virsh vcpupin`.
+PINNED: dict[str, object] = {
+    "affinity": CpuSet([3]), "pin": CpuSet([3]), "cpuset_cpus": "3", "cpuset_effective": CpuSet([3]),
+}  # fmt: skip
+
+
+def policies(text: str = POLICY) -> tuple[Policy, ...]:
+    return (parse(text, "test.yaml"),)
+
+
+def thread(host: FakeHost, role: Role, guest: int = 0) -> Thread:
+    (found,) = host.snapshot.guests[guest].by_role(role)
+    return found
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def passes(host: FakeHost, journal: Journal, clock: Clock) -> Reconciler:
+    return Reconciler(host, host, journal, policies(), trace=0.5, clock=clock)
+
+
+class TestPass:
+    def test_tunes_as_the_policy_says_and_then_has_nothing_to_do(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        assert passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert thread(host, Role.VHOST).affinity == CpuSet([2])
+        assert thread(host, Role.VCPU).sched == RR
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
+        assert not passes.run()
+        (state,) = passes.state.guests
+        assert (state.tuned, state.drift) == (True, 0)
+        assert passes.state.totals.passes == 2
+
+    def test_stop_gives_back_the_very_same_host(self, host: FakeHost, passes: Reconciler) -> None:
+        before = host.snapshot
+        passes.run()
+        assert host.snapshot != before
+        assert passes.stop()
+        assert host.snapshot == before
+        assert host.dirs == set()
+
+    def test_no_policy_means_no_write(self, host: FakeHost, passes: Reconciler) -> None:
+        passes.policies = ()
+        assert not passes.run(settle=True)
+        assert host.writes == 0
+        assert passes.state.tuned == 0
+
+    def test_guest_started_later_is_tuned_and_a_destroyed_one_forgotten(
+        self, host: FakeHost, passes: Reconciler, journal: Journal
+    ) -> None:
+        passes.run()
+        host.start(samples.guest("vr 2.ü", pid=200))
+        passes.run()
+        assert {e.target.guest for e in journal.entries()} == {"vr1", "vr 2.ü"}
+        assert passes.state.tuned == 2
+        host.destroy("vr1")
+        host.dirs = {d for d in host.dirs if "vr1" not in d}
+        passes.run()
+        assert "vr1" not in {
+            e.target.guest for e in journal.entries() if e.target.kind != "cgroup-dir"
+        }
+        assert [g.ref for g in passes.state.guests] == ["vr 2.ü"]
+
+    def test_guest_missing_because_its_reader_failed_is_not_forgotten(
+        self, host: FakeHost, passes: Reconciler, journal: Journal
+    ) -> None:
+        passes.run()
+        whole = host.snapshot
+        hidden = replace(whole, guests=())
+        host.observe = lambda trace_seconds=0.0: hidden  # type: ignore[method-assign]
+        passes.run(settle=True)
+        assert {e.target.guest for e in journal.entries()} == {"vr1"}
+        assert host.snapshot == whole
+
+    def test_drift_is_corrected_and_counted(self, host: FakeHost, passes: Reconciler) -> None:
+        passes.run()
+        host.change("vhost", affinity=samples.ALL)
+        passes.run()
+        assert thread(host, Role.VHOST).affinity == CpuSet([2])
+        assert passes.state.totals.corrections == 1
+
+    def test_a_pin_that_has_moved_is_looked_at_twice(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        """libvirt moves the thread and notes the pin later."""
+        elsewhere = {"cpuset_cpus": "3", "cpuset_effective": CpuSet([3]), "affinity": CpuSet([3])}
+        passes.run()
+        host.change("vcpu", **elsewhere)
+        assert not passes.run()
+        assert passes.state.drift > 0
+        assert passes.next_try() is not None
+        host.change("vcpu", pin=CpuSet([3]))
+        assert not passes.run()
+        assert passes.state.guests[0].held == 1
+        host.change("vcpu", pin=CpuSet([1]))
+        assert not passes.run()
+        clock.now += 1
+        assert not passes.run(), "a slow host may have had two passes in between"
+        assert passes.next_try() == 1
+        clock.now += 1
+        assert passes.run(), "nobody asked libvirt for it"
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert passes.next_try() is None
+
+    def test_operators_pin_is_held_until_a_reload(
+        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        passes.run()
+        host.change("vcpu", **PINNED)
+        for _ in range(3):
+            passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([3])
+        (state,) = passes.state.guests
+        assert (state.drift, state.held) == (1, 1)
+        warned = [
+            r for r in caplog.records if r.levelname == "WARNING" and "left alone" in r.message
+        ]
+        assert len(warned) == 1
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert passes.state.drift == 0
+
+    @pytest.mark.parametrize("how", ["refused", "broken off"])
+    def test_a_reload_that_fails_overrules_the_operator_later(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, how: str
+    ) -> None:
+        passes.run()
+        host.change("vcpu", **PINNED)
+        passes.run()
+        error = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
+        if how == "refused":
+            host.fail["vcpu-pin"] = error
+        else:
+            host.fail_observe = error
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).affinity == CpuSet([3])
+        host.fail.clear()
+        host.fail_observe = None
+        wait = passes.next_try()
+        assert wait is not None
+        clock.now += wait
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        host.change("vcpu", **PINNED)
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([3]), "pinned after the reload: held"
+        assert passes.next_try() is None
+
+    def test_what_a_reload_could_not_take_back_is_taken_back_later(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        before = host.snapshot
+        passes.run()
+        passes.policies = ()
+        host.fail["vcpu-pin"] = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
+        passes.run(settle=True, reassert=True)
+        assert host.snapshot != before
+        waits = []
+        for _ in range(8):
+            waits.append(passes.next_try() or 0.0)
+            clock.now += waits[-1]
+            passes.run()
+        assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+        host.fail.clear()
+        passes.run()
+        assert host.snapshot != before, "not before its time"
+        clock.now += 60
+        passes.run()
+        assert host.snapshot == before
+        assert passes.next_try() is None
+
+    def test_a_reload_reaches_a_guest_with_which_libvirt_is_busy_when_it_is_done(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        passes.run()
+        host.change("vcpu", **PINNED)
+        (guest,) = host.snapshot.guests
+        host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=True),))
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).affinity == CpuSet([3])
+        host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=False),))
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+
+    def test_what_was_put_back_is_not_what_stop_restores(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        """stalld sets FIFO 50 for a moment; a realtime class that stays would be nobody's wish."""
+        before = host.snapshot
+        passes.run()
+        for _ in range(3):
+            host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
+            host.set_queue(77)
+            clock.now += 60
+            assert passes.run()
+            assert thread(host, Role.VHOST).sched == RR
+        assert passes.stop()
+        assert host.snapshot == before
+
+    def test_what_was_as_asked_and_is_put_back_is_not_what_stop_restores(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        host.set_queue(300)
+        host.change("vhost", sched=RR)
+        before = host.snapshot
+        passes.run()
+        host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
+        host.set_queue(77)
+        assert passes.run()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
+        assert passes.stop()
+        assert host.snapshot == before
+
+    def test_what_is_reported_is_left_alone_and_counted_until_a_reload(
+        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: report\n")
+        passes.run()
+        theirs = Sched(SchedClass.FIFO, 50)
+        host.change("vhost", sched=theirs)
+        host.change("vcpu", affinity=CpuSet([3]))
+        for _ in range(3):
+            assert not passes.run()
+        assert thread(host, Role.VHOST).sched == theirs
+        assert (passes.state.guests[0].held, passes.state.drift) == (2, 2)
+        assert {d.setting for d in passes.state.drifts} == {"cpus.vcpu", "scheduler.vhost"}
+        assert len([r for r in caplog.records if "left alone: reported" in r.message]) == 2
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VHOST).sched == RR
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert passes.state.drifts == ()
+
+    def test_what_was_as_asked_and_never_written_can_drift_too(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        host.set_queue(300)
+        passes.policies = policies(POLICY + "drift: {queue: report}\n")
+        passes.run()
+        host.set_queue(1000)
+        for _ in range(2):
+            assert not passes.run()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 1000
+        assert passes.state.drift == 1
+        host.set_queue(300)
+        passes.run()
+        assert passes.state.drift == 0
+
+    def test_what_is_adopted_is_right_until_a_reload_and_stays_at_the_end(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: {queue.macvtap: adopt}\n")
+        passes.run()
+        for length in (1000, 900):
+            host.set_queue(length)
+            assert not passes.run()
+            assert passes.state.drift == 0
+            assert passes.state.tuned == 1
+        (drift,) = passes.state.drifts
+        assert (drift.setting, drift.rule.value, drift.found) == ("queue.macvtap", "adopt", "900")
+        assert passes.stop()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 900
+        assert thread(host, Role.VCPU).sched == Sched()
+
+    def test_reload_takes_back_what_was_adopted_and_undo_gives_it_back(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: adopt\n")
+        passes.run()
+        host.set_queue(900)
+        passes.run()
+        passes.run(settle=True, reassert=True)
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
+        assert passes.stop()
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 900
+
+    def test_enforcing_backs_off_and_names_who_changes_it_back(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        passes.policies = policies(POLICY + "drift: {cpus.vcpu: enforce}\n")
+        passes.run()
+        waits = []
+        for _ in range(12):
+            host.change("vcpu", **PINNED)
+            passes.run()
+            if thread(host, Role.VCPU).affinity == CpuSet([1]):
+                continue
+            (drift,) = passes.state.drifts
+            assert drift.by == "libvirt"
+            assert passes.state.tuned == 0
+            wait = passes.next_try()
+            assert wait is not None
+            waits.append(wait)
+            if len(waits) == 2:
+                host.set_queue(77)
+                passes.run()
+                assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300, "does not wait"
+            clock.now += wait
+        assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
+        (said,) = [r for r in caplog.records if "put back less and less often" in r.message]
+        assert "libvirt changed it again" in said.message
+        assert "vcpu 0 pin" in said.message
+        # Peace for long enough: the next change is put back at once.
+        host.change("vcpu", affinity=CpuSet([1]), pin=CpuSet([1]))
+        clock.now += 3600
+        passes.run()
+        host.change("vcpu", **PINNED)
+        passes.run()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+
+    def test_what_a_new_policy_drops_is_taken_back(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.run()
+        passes.policies = policies('guest: "*"\ncpus: {vcpu: 1}\nqueue: {macvtap: 200}\n')
+        passes.run(settle=True, reassert=True)
+        assert thread(host, Role.VCPU).sched == Sched()
+        assert thread(host, Role.VCPU).affinity == CpuSet([1])
+        assert thread(host, Role.VHOST).affinity == samples.ALL
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 200
+        passes.policies = ()
+        passes.run(settle=True)
+        assert host.snapshot == samples.snapshot()
+
+    def test_failed_guest_is_put_back_and_tried_again_later_and_later(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
+        passes.run()
+        assert host.snapshot == samples.snapshot()
+        assert passes.state.tuned == 0
+        assert passes.state.drift > 0
+        tried = passes.state.totals.write_errors
+        passes.run()
+        assert passes.state.totals.write_errors == tried
+        waits = []
+        for _ in range(4):
+            wait = passes.next_try()
+            assert wait is not None
+            waits.append(wait)
+            clock.now += wait
+            passes.run()
+        assert waits == [1.0, 2.0, 4.0, 8.0]
+        said = [r for r in caplog.records if "busy" in r.message]
+        assert len(said) == 1
+        host.fail.clear()
+        clock.now += 60
+        passes.run()
+        assert passes.state.tuned == 1
+        assert passes.next_try() is None
+
+    def test_a_guest_that_failed_and_is_as_asked_or_gone_is_not_waited_for(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        passes.policies = policies('guest: "*"\nqueue: {macvtap: 300}\n')
+        host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
+        passes.run()
+        clock.now += 1
+        passes.run()
+        assert passes.next_try() == 2
+        host.set_queue(300)
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+        host.set_queue(77)
+        passes.run()
+        assert passes.next_try() == 1, "a failure of its own, not one more of the old"
+        host.destroy("vr1")
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+
+    @pytest.mark.parametrize("how", ["busy", "refused", "unread"])
+    def test_a_guest_that_failed_and_is_put_off_is_neither_waited_for_nor_healed(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, how: str
+    ) -> None:
+        both = policies('guest: "*"\nqueue: {macvtap: 300}\n')
+        passes.policies = both
+        host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
+        passes.run()
+        before = host.snapshot
+        (guest,) = before.guests
+        if how == "busy":
+            host.snapshot = replace(before, guests=(replace(guest, busy=True),))
+        elif how == "refused":
+            passes.policies = both + policies("guest: v*\nqueue: {macvtap: 300}\n")
+        else:
+            host.snapshot = replace(before, guests=())
+        clock.now += 60
+        passes.run()
+        assert passes.next_try() is None
+        host.snapshot, passes.policies = before, both
+        passes.run()
+        assert passes.next_try() == 2, "it is the same failure"
+
+    def test_one_guests_failure_is_not_anothers(self, host: FakeHost, passes: Reconciler) -> None:
+        host.start(samples.guest("vr2", pid=200))
+        real = host.write
+
+        def write(target, value):  # type: ignore[no-untyped-def]
+            if target.guest == "vr1" and target.kind == "thread-sched":
+                raise WriteError("not permitted")
+            real(target, value)
+
+        host.write = write  # type: ignore[method-assign]
+        passes.run()
+        assert {g.ref: g.tuned for g in passes.state.guests} == {"vr1": False, "vr2": True}
+
+    def test_failing_observation_is_counted_and_survived(
+        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        host.fail_observe = PolicyError("no luck")
+        passes.run()
+        passes.run()
+        assert passes.state.totals.pass_errors == 2
+        assert len([r for r in caplog.records if "no luck" in r.message]) == 1
+        assert "no luck" in passes.state.failure
+        host.fail_observe = None
+        assert passes.run()
+        assert passes.state.failure == ""
+
+    def test_traces_only_while_that_can_teach_something(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        passes.run()
+        assert host.traces == [0.5]
+        host.traces.clear()
+        passes.run()
+        assert host.traces == [0.0], "an idle worker cannot be seen transmitting"
+        host.traces.clear()
+        host.change("vhost", cpu_ns=2_000_000_000)
+        passes.run()
+        assert host.traces == [0.0, 0.5], "it has worked: a trace may see it"
+        host.traces.clear()
+        host.change("vhost", cpu_ns=3_000_000_000, confidence=Confidence.EXACT)
+        passes.run()
+        assert host.traces == [0.0]
+
+    def test_traces_less_and_less_often_for_a_worker_of_which_that_teaches_nothing(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        def traced(count: int, *, works: bool = False) -> list[int]:
+            """Which of so many passes make a trace."""
+            found = []
+            for number in range(count):
+                host.traces.clear()
+                host.change("vhost", cpu_ns=thread(host, Role.VHOST).cpu_ns + works)
+                passes.run()
+                if 0.5 in host.traces:
+                    found.append(number)
+            return found
+
+        passes.run()
+        host.change("vhost", confidence=Confidence.UNCERTAIN)
+        assert traced(130) == [0, 2, 6, 14, 30, 62, 94, 126]
+        assert traced(40, works=True) == [0, 32], "what begins to work is seen at once"
+        host.start(samples.guest("vr2", pid=200))
+        assert traced(3) == [0], "a new one as well"
+        host.change("vhost", confidence=Confidence.EXACT)
+        assert traced(40, works=True) == []
+
+
+class FakeNotifier:
+    """Records what the service manager would hear."""
+
+    watchdog_seconds: float | None = 30.0
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def ready(self) -> None:
+        self.heard.append("READY")
+
+    def reloading(self) -> None:
+        self.heard.append("RELOADING")
+
+    def stopping(self) -> None:
+        self.heard.append("STOPPING")
+
+    def status(self, text: str) -> None:
+        self.heard.append(f"STATUS {text}")
+
+    def ping(self) -> None:
+        self.heard.append("PING")
+
+    def states(self) -> list[str]:
+        return [h for h in self.heard if h.isupper() and h != "PING"]
+
+
+class Running:
+    """A daemon in a thread, steered like the real one by its flags."""
+
+    def __init__(self, host: FakeHost, journal: Journal, *, keep: bool = False) -> None:
+        self.notifier = FakeNotifier()
+        self.load: Callable[[], tuple[Policy, ...]] = policies
+        self.states: list[DaemonState] = []
+        self.looks: list[Scope] = []
+        reconciler = Reconciler(host, host, journal, policies())
+        real = reconciler.run
+
+        def run(scope: Scope = FULL, **more: bool) -> bool:
+            self.looks.append(scope)
+            return real(scope, **more)
+
+        reconciler.run = run  # type: ignore[method-assign,assignment]
+        self.daemon = Daemon(
+            reconciler,
+            lambda: self.load(),
+            self.notifier,
+            publish=self.states.append,
+            timing=Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.05),
+            keep=keep,
+        )
+        self.code: int | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        self.until(lambda: "READY" in self.notifier.heard)
+
+    def _run(self) -> None:
+        self.code = self.daemon.run()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, self.notifier.heard
+            time.sleep(0.005)
+
+    def stop(self) -> int | None:
+        self.daemon.ask_stop()
+        self.thread.join(20)
+        return self.code
+
+
+@pytest.fixture
+def running(host: FakeHost, journal: Journal) -> Iterator[Running]:
+    daemon = Running(host, journal)
+    yield daemon
+    daemon.stop()
+
+
+class TestLoop:
+    def test_ready_comes_after_the_first_pass_and_stop_restores(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        status = running.notifier.heard.index("STATUS 1 guest tuned, 0 drift")
+        assert status < running.notifier.heard.index("READY")
+        assert running.stop() == 0
+        assert host.snapshot == samples.snapshot()
+        assert running.notifier.states() == ["READY", "STOPPING"]
+
+    def test_event_leads_to_a_pass_long_before_the_interval(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        host.start(samples.guest("vr2", pid=200))
+        running.daemon.mark_dirty("started vr2")
+        running.until(lambda: running.states[-1].tuned == 2)
+
+    def test_pass_is_told_whose_events_it_is_for(self, running: Running) -> None:
+        running.until(lambda: len(running.states) == 2)  # the pass, and the look after it
+        assert running.looks == [FULL, FULL]
+        running.daemon.mark_dirty("device added", "vr1")
+        running.daemon.mark_dirty("started", "vr 2.ü")
+        running.until(lambda: len(running.looks) == 3)
+        assert running.looks[2] == Scope(frozenset({"vr1", "vr 2.ü"}))
+        running.daemon.mark_dirty("tunable", "vr1")
+        running.daemon.mark_dirty("a link has changed")
+        running.until(lambda: len(running.looks) == 4)
+        assert running.looks[3].host
+
+    def test_storm_of_events_is_a_few_passes(self, host: FakeHost, running: Running) -> None:
+        before = running.states[-1].totals.passes
+        for _ in range(500):
+            running.daemon.mark_dirty("storm")
+        running.until(lambda: running.states[-1].totals.passes > before)
+        time.sleep(0.3)
+        assert running.states[-1].totals.passes - before < 10
+
+    def test_broken_policy_on_reload_keeps_the_old_one_and_says_so(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        tuned = host.snapshot
+
+        def broken() -> tuple[Policy, ...]:
+            raise PolicyError("unknown key", where="p.yaml:3")
+
+        running.load = broken
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        assert host.snapshot == tuned
+        assert not running.states[-1].reload_success
+        assert any("older policies are kept" in h for h in running.notifier.heard)
+        assert running.notifier.states() == ["READY", "RELOADING", "READY"]
+        running.load = policies
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 3)
+        assert running.states[-1].reload_success
+
+    def test_reload_takes_the_new_policy(self, host: FakeHost, running: Running) -> None:
+        running.load = lambda: policies('guest: "*"\nqueue: {macvtap: 123}\n')
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
+        assert thread(host, Role.VCPU).affinity == samples.ALL
+
+    def test_changed_files_are_a_reload_and_a_burst_of_them_is_one(
+        self, host: FakeHost, running: Running
+    ) -> None:
+        reads: list[float] = []
+
+        def load() -> tuple[Policy, ...]:
+            reads.append(time.monotonic())
+            return policies('guest: "*"\nqueue: {macvtap: 123}\n')
+
+        running.load = load
+        for _ in range(5):
+            running.daemon.policies_changed("p.yaml has changed")
+            time.sleep(0.005)
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        assert len(reads) == 1
+        assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
+        assert thread(host, Role.VCPU).affinity == samples.ALL
+
+    def test_files_that_say_the_same_change_nothing(self, host: FakeHost, running: Running) -> None:
+        running.until(lambda: len(running.states) == 2)
+        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
+        running.daemon.policies_changed("touched")
+        running.until(lambda: len(running.states) == 3)
+        assert thread(host, Role.VCPU).affinity == CpuSet([3]), "a pin by hand is not taken back"
+        assert len(running.looks) == 2
+
+    def test_broken_files_are_told_and_the_older_policies_stay(
+        self, host: FakeHost, running: Running, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tuned = host.snapshot
+
+        def broken() -> tuple[Policy, ...]:
+            raise PolicyError("unknown key", where="p.yaml:3")
+
+        running.load = broken
+        running.daemon.policies_changed("p.yaml has changed")
+        running.until(lambda: not running.states[-1].reload_success)
+        assert host.snapshot == tuned
+        assert any("p.yaml:3" in r.message for r in caplog.records)
+        running.until(lambda: "older policies are kept" in running.notifier.heard[-1])
+        running.load = policies
+        running.daemon.policies_changed("p.yaml has changed")
+        running.until(lambda: running.states[-1].reload_success)
+
+    def test_idle_daemon_pings_and_does_not_look(
+        self, host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(FakeNotifier, "watchdog_seconds", 0.06)
+        daemon = Running(host, journal)
+        daemon.until(lambda: len(daemon.states) == 2)  # the pass, and the look after it
+        pings = daemon.notifier.heard.count("PING")
+        daemon.until(lambda: daemon.notifier.heard.count("PING") > pings + 5)
+        assert len(daemon.states) == 2
+        daemon.stop()
+
+
+def test_keep_leaves_the_host_tuned_and_the_journal_in_place(
+    host: FakeHost, journal: Journal
+) -> None:
+    daemon = Running(host, journal, keep=True)
+    tuned = host.snapshot
+    assert daemon.stop() == 0
+    assert host.snapshot == tuned
+    assert journal.entries()
+
+
+def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
+    host: FakeHost, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, samples.BOOT) as first:
+        daemon = Running(host, first)
+        tuned, writes = host.snapshot, host.writes
+        daemon.daemon.ask_handover()
+        daemon.thread.join(20)
+        assert daemon.code == ExitCode.HANDED_OVER
+        assert host.snapshot == tuned
+    with Journal.open(path, samples.BOOT) as second:
+        daemon = Running(host, second)
+        assert host.writes == writes, "the next one finds all as it wants it"
+        daemon.stop()
+    assert host.snapshot == samples.snapshot()
+
+
+def test_systemd_starts_it_again_after_a_handover() -> None:
+    unit = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
+    assert f"RestartForceExitStatus={ExitCode.HANDED_OVER}\n" in unit
+
+
+def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, samples.BOOT) as first:
+        Reconciler(host, host, first, policies()).run()
+    # No stop: the process is gone, its lock with it.
+    with Journal.open(path, samples.BOOT) as second:
+        daemon = Running(host, second)
+        assert daemon.states[0].tuned == 1
+        daemon.stop()
+    assert host.snapshot == samples.snapshot()
+
+
+def test_stop_that_cannot_restore_says_so(host: FakeHost, journal: Journal) -> None:
+    daemon = Running(host, journal)
+    host.fail["thread-sched"] = WriteError("not permitted")
+    assert daemon.stop() == 1
+    assert journal.entries()

@@ -1,0 +1,183 @@
+"""Guests become one router and guests again: done whole, or taken back whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attach_host import BOOT, FakeAttachHost
+from pvr_group import A0, A1, B0, B1, create, delete, fresh, live
+from switch_faults import Choose, Switches, do
+
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import SwitchRequest
+from vsrtune.attach.plan.planner import plan as attach_plan
+from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
+from vsrtune.attach.transaction import Switcher
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.group import pvr
+from vsrtune.group import scale as group_scale
+from vsrtune.model.guest import Attachment
+
+
+@pytest.fixture
+def host() -> FakeAttachHost:
+    return fresh()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attach.jsonl"
+
+
+def recover(host: FakeAttachHost, path: Path) -> None:
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, BOOT).recover() == []
+        assert not Switcher(host, ledger, BOOT).unfinished()
+
+
+def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) -> None:
+    before = host.picture()
+    do(host, path, create)
+    assert host.problems() == []
+    shared = [(A0, "edge-in"), (A1, "edge-out")]
+    assert live(host, "a") == live(host, "b") == shared
+    devices = {k.name: k for k in host.table.values() if k.kind == NAPI_KIND}
+    assert {n: (d.mac, d.mtu, d.queue, d.up) for n, d in devices.items()} == {
+        "edge-in": (A0, 1500, 500, True),
+        "edge-out": (A1, 9000, 500, True),
+    }
+    assert all(host.flag(name, EVERY_QUEUE) for name in devices)
+    # One order on all sides, so that a queue's number is one member.
+    plugs = [entry for entry in host.log if entry.startswith("plug")]
+    assert plugs == [f"plug {A0}", f"plug {A1}"] * 2
+    # A member that starts anew joins again.
+    guest = host.fakes["uuid-b"]
+    host.stop(guest)
+    host.start(guest)
+    assert live(host, "b") == shared
+    do(host, path, delete)
+    assert host.problems() == []
+    assert host.picture() == before
+    with AttachLedger.open(path) as ledger:
+        assert ledger.pending() == []
+
+
+def test_drain_and_scale(host: FakeAttachHost, path: Path) -> None:
+    before = host.picture()
+    do(host, path, create)
+    do(host, path, lambda h: group_scale.drain("edge", "a", h))
+    assert live(host, "a") == []
+    assert live(host, "b") == [(A0, "edge-in"), (A1, "edge-out")]
+    with pytest.raises(VsrtuneError, match="no running member would be left"):
+        do(host, path, lambda h: group_scale.drain("edge", "b", h))
+    # The first members stay: those who come are plugged in before the others go.
+    switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
+    assert [type(step).__name__ for step in switch.steps] == ["Plug", "Unplug"]
+    assert live(host, "a") == [(A0, "edge-in"), (A1, "edge-out")]
+    assert live(host, "b") == []
+    assert do(host, path, lambda h: group_scale.scale("edge", 1, h)).steps == ()
+    # From half a group back to two guests.
+    do(host, path, delete)
+    assert host.problems() == []
+    assert host.picture() == before
+
+
+def test_a_member_that_died_is_no_obstacle(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    guest = host.fakes["uuid-b"]
+    host.stop(guest)
+    switch = do(host, path, lambda h: group_scale.scale("edge", 2, h))
+    assert switch.steps == ()
+    assert switch.notes == ("b does not run; it joins when it is started",)
+    do(host, path, delete)
+    host.start(guest)
+    assert host.problems() == []
+    assert live(host, "b") == [(B0, "macvtap2"), (B1, "macvtap3")]
+
+
+def test_devices_come_again_with_their_flag(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    host.reboot()
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).boot_devices()
+    assert did.failed == ()
+    assert host.flag("edge-in", EVERY_QUEUE)
+    assert host.flag("edge-out", EVERY_QUEUE)
+    for guest in host.fakes.values():
+        host.start(guest)
+    assert host.problems() == []
+    host.flagged.clear()
+    with AttachLedger.open(path) as ledger:
+        did = Switcher(host, ledger, BOOT).sweep()
+    assert did.did == tuple(
+        f"set every-queue of {name}, which needs it" for name in ("edge-in", "edge-out")
+    )
+
+
+STARTS: dict[str, tuple[Choose, ...]] = {
+    "create": (),
+    "delete": (create,),
+    "drain": (create,),
+    "scale": (create, lambda h: group_scale.drain("edge", "a", h)),
+}
+CHOICES: dict[str, Choose] = {
+    "create": create,
+    "delete": delete,
+    "drain": lambda h: group_scale.drain("edge", "b", h),
+    "scale": lambda h: group_scale.scale("edge", 1, h),
+}
+
+
+SWITCHES = Switches(fresh, CHOICES, STARTS)
+ready, changes = SWITCHES.ready, SWITCHES.changes
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
+    SWITCHES.fail(what, tmp_path)
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
+    for killing in SWITCHES.kill(what, tmp_path):
+        recover(killing.host, killing.path)
+        SWITCHES.undone(killing, what)
+        if what in ("create", "delete"):
+            assert killing.host.problems() == [], killing.host.log
+
+
+def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
+    return SWITCHES.refused(host, path, choose)
+
+
+def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
+    stranger = host.add("c", ("02:00:00:00:0c:00", "p0"), queues=1)
+    assert "c has a macvtap on it and is no member of edge" in refused(host, path)
+    host.stop(stranger)
+    host.stop(host.fakes["uuid-b"])
+    assert "edge.yaml:1: b does not run" in refused(host, path)
+    host.start(host.fakes["uuid-b"])
+    host.old_module = True
+    assert "no flag every-queue" in refused(host, path)
+    host.old_module = False
+    do(host, path, create)
+    assert "already" in refused(host, path)
+    assert "its members: a, b" in refused(host, path, lambda h: group_scale.drain("edge", "c", h))
+    assert "created groups: edge" in refused(host, path, lambda h: pvr.delete("core", h))
+    assert "from 1 to 2" in refused(host, path, lambda h: group_scale.scale("edge", 3, h))
+
+
+def test_a_member_of_several_queues_would_hear_twice(path: Path) -> None:
+    host = FakeAttachHost()
+    host.add("a", (A0, "p0"), (A1, "p1"), queues=1)
+    host.add("b", (B0, "p0"), (B1, "p1"), queues=2)
+    assert "b: p0: it has 2 queue pairs" in refused(host, path)
+
+
+def test_attach_leaves_members_to_their_group(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    asked = SwitchRequest(Attachment.MACVTAP, ("a",), all_of_lower=True)
+    assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
+    asked = SwitchRequest(Attachment.NAPI_MACVLAN, ("a", "b"))
+    assert do(host, path, lambda h: attach_plan(asked, h)).moves == ()

@@ -1,0 +1,206 @@
+"""Root domains over time: what has to be taken back, by whom, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planning_samples import budget, cpus, host, router, snapshot, with_cpusets
+
+from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import (
+    HOST_REF,
+    CgroupDir,
+    CpusetFile,
+    Partition,
+    Target,
+    ThreadCgroup,
+    ThreadSched,
+    Value,
+)
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.planner import plan, pressing, released
+from vsrtune.plan.safety.projection import project, project_actions
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
+
+TEXT = """\
+guest: {guest}
+cpus: {{vcpu: {vcpu}, vhost: {vhost}}}
+scheduler:
+  vcpu: {{class: deadline, runtime: 2ms, period: 10ms}}
+  vhost: {{class: deadline, runtime: 1ms, period: 10ms}}
+"""
+
+
+def policy(guest: str = "vr1", vcpu: str = "1", vhost: str = "2") -> Policy:
+    return parse(TEXT.format(guest=guest, vcpu=vcpu, vhost=vhost), f"{guest}.yaml")
+
+
+def kthreads(guest: Guest) -> Guest:
+    threads = tuple(
+        replace(t, key=replace(t.key, pid=t.key.tid)) if t.role is Role.VHOST else t
+        for t in guest.threads
+    )
+    return replace(guest, threads=threads)
+
+
+def applied(seen: Snapshot, *policies: Policy) -> tuple[Snapshot, dict[Target, Value]]:
+    made = plan(seen, policies)
+    assert made.refusals == ()
+    after = project(seen, made)
+    guests = tuple(
+        replace(g, threads=tuple(replace(t, last_cpu=t.affinity.first()) for t in g.threads))
+        for g in after.guests
+    )
+    return replace(after, guests=guests), {a.target: a.after for a in made.actions}
+
+
+def new() -> Snapshot:
+    return with_cpusets(snapshot(router(online="0-2"), on=host(3)))
+
+
+def old() -> Snapshot:
+    guest = kthreads(router(online="0-2", kind=WorkerKind.KTHREAD))
+    return with_cpusets(snapshot(guest, on=host(3)), exclusive=False)
+
+
+def entries(seen: Snapshot, ours: dict[Target, Value]) -> list[Entry]:
+    """A journal with these writes, and what undo would restore."""
+    made = plan(seen, [policy()])
+    return [Entry(a.target, a.before, ours[a.target], "done") for a in made.actions]
+
+
+def test_nothing_is_pressing_on_a_host_that_is_as_asked() -> None:
+    seen, ours = applied(new(), policy())
+    assert released(seen, [policy()], ours) == frozenset()
+
+
+def test_an_invalid_partition_makes_its_guests_threads_leave_the_class_first() -> None:
+    seen, ours = applied(new(), policy())
+    groups = tuple(
+        replace(c, partition="root invalid (x)") if c.path.endswith("/vcpu0") else c
+        for c in seen.host.cpusets
+    )
+    broken = replace(seen, host=replace(seen.host, cpusets=groups))
+    gone = released(broken, [policy()], ours)
+    assert gone == {t for t in ours if isinstance(t, ThreadSched)}
+    assert pressing(gone, broken) == gone
+    made = full_plan(broken, [policy()], entries(new(), ours))
+    kinds = [(a.target.kind, str(a.after)) for a in made.actions]
+    deadline = ["deadline:2ms/10ms reset-on-fork", *["deadline:1ms/10ms reset-on-fork"] * 2]
+    assert kinds == [
+        *[("thread-sched", "other")] * 3,
+        ("partition", "root"),
+        *[("thread-sched", text) for text in deadline],
+    ]
+
+
+def test_other_cpus_mean_leaving_the_root_domain_and_making_another() -> None:
+    seen, ours = applied(new(), policy())
+    moved = policy(vhost="1")
+    made = full_plan(seen, [moved], entries(new(), ours))
+    final = project_actions(seen, made.actions)
+    assert {str(t.affinity) for t in final.guests[0].by_role(Role.VHOST)} == {"1"}
+    assert {str(c.path.rpartition("/")[2]) for c in final.host.cpusets if c.valid} == {"vcpu0"}
+    order = [a.target.kind for a in made.actions]
+    # Everybody is out of the class before the first partition is touched.
+    leaving = [n for n, a in enumerate(made.actions) if a.after == Sched()]
+    assert max(leaving) < order.index("partition")
+
+
+def test_budgets_that_are_asked_no_more_are_taken_back_whole() -> None:
+    seen, ours = applied(new(), policy())
+    plainer = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n", "vr1.yaml")
+    made = full_plan(seen, [plainer], entries(new(), ours))
+    final = project_actions(seen, made.actions)
+    assert {t.sched for t in final.guests[0].threads} == {Sched()}
+    assert not [c.path for c in final.host.cpusets if c.valid]
+    assert {c.exclusive for c in final.host.cpusets} == {""}
+    workers = final.guests[0].by_role(Role.VHOST)
+    assert {t.cgroup.rpartition("/")[2] for t in workers} == {"vsrtune"}
+
+
+def test_a_partition_at_the_top_is_given_back_when_its_guest_is_gone() -> None:
+    seen, ours = applied(old(), policy())
+    groups = tuple(replace(c, populated=c.path != "vsrtune.cpus2.1000") for c in seen.host.cpusets)
+    gone = replace(seen, guests=(), host=replace(seen.host, cpusets=groups))
+    alive = ours
+    ours = {t: v for t, v in ours.items() if not isinstance(t, ThreadSched)}
+    left = released(gone, [policy()], ours)
+    assert pressing(left, gone) == left
+    named = {(t.kind, t.path) for t in left if isinstance(t, CgroupDir | CpusetFile | Partition)}
+    assert named == {
+        ("cgroup-dir", "vsrtune.cpus2.1000"),
+        ("cpuset-file", "vsrtune.cpus2.1000"),
+        ("partition", "vsrtune.cpus2.1000"),
+        ("cpuset-file", "machine.slice"),
+        ("partition", "machine.slice"),
+    }
+    # As long as somebody is in it, its guest may only have been unreadable.
+    full = tuple(replace(c, populated=True) for c in seen.host.cpusets)
+    unread = replace(seen, guests=(), host=replace(seen.host, cpusets=full))
+    assert released(unread, [policy()], alive) == frozenset()
+
+
+def test_a_second_guest_on_the_same_cpu_makes_both_float_in_the_slice() -> None:
+    both = (router("vr1", 1000, online="0-2"), router("vr2", 2000, online="0-2"))
+    whole = with_cpusets(snapshot(*both, on=host(3)))
+    seen, ours = applied(new(), policy(vhost="1"))
+    joined = replace(
+        whole,
+        guests=(seen.guests[0], whole.guests[1]),
+        host=replace(
+            whole.host,
+            cpusets=tuple(seen.host.cpuset(c.path) or c for c in whole.host.cpusets),
+        ),
+    )
+    policies = [policy(vhost="1"), policy("vr2", vhost="1")]
+    gone = released(joined, policies, ours)
+    assert pressing(gone, joined) == gone
+    assert {t.guest for t in gone if isinstance(t, Partition)} == {"vr1"}
+    assert {t for t in ours if isinstance(t, ThreadSched | ThreadCgroup)} <= gone
+    made = plan(whole, policies)
+    assert [t.path for a in made.actions if isinstance(t := a.target, Partition)] == [
+        "machine.slice"
+    ]
+    assert [a.target.guest for a in made.actions if isinstance(a.target, Partition)] == [HOST_REF]
+
+
+@pytest.mark.parametrize("runtime", [-1, 0])
+def test_throttling_switched_off_or_shut(runtime: int) -> None:
+    seen = new()
+    seen = replace(seen, host=replace(seen.host, sched_rt_runtime_us=runtime))
+    made = plan(seen, [policy()])
+    if runtime < 0:
+        assert made.refusals == ()
+    else:
+        (refusal,) = made.refusals
+        assert "of which 0 % remains" in refusal.reason
+
+
+def test_someone_elses_budget_is_left_alone() -> None:
+    seen = new()
+    guest = seen.guests[0]
+    threads = tuple(
+        replace(t, sched=budget(1, 10), affinity=cpus("0-2")) if t.role is Role.VCPU else t
+        for t in guest.threads
+    )
+    made = plan(replace(seen, guests=(replace(guest, threads=threads),)), [policy()])
+    vcpu = guest.by_role(Role.VCPU)[0].key
+    assert not [a for a in made.actions if getattr(a.target, "thread", None) == vcpu]
+
+
+def test_kernel_threads_come_back_from_the_top_to_share_a_cpu_with_the_vcpu() -> None:
+    seen, ours = applied(old(), policy())
+    made_entries = [
+        Entry(a.target, a.before, ours[a.target], "done") for a in plan(old(), [policy()]).actions
+    ]
+    made = full_plan(seen, [policy(vhost="1")], made_entries)
+    assert made.refusals == ()
+    final = project_actions(seen, made.actions)
+    assert [c.path for c in final.host.cpusets if c.valid] == ["machine.slice"]
+    workers = final.guests[0].by_role(Role.VHOST)
+    assert {(str(t.affinity), t.sched.cls.value) for t in workers} == {("1", "deadline")}

@@ -1,0 +1,214 @@
+"""A starting policy is valid and refused nowhere: on the recorded hosts, on the hosts of all
+cases of the planner, and for guests of any name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import plan_cases
+import pytest
+import recorded_hosts
+from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot, with_cpusets
+
+from vsrtune.cli.main import run
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.guest import Guest, SchedClass
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.plan.planner import plan
+from vsrtune.plan.starter_policy import start
+from vsrtune.policy.matching import Match, match
+from vsrtune.policy.model import AUTO, Policy, SchedRule
+from vsrtune.policy.parser import parse
+
+TESTS = Path(__file__).parents[2]
+POLICIES = TESTS.parent / "policies"
+HOSTS = recorded_hosts.FILES
+# Every third: what they are about is planning; here they are hosts of many kinds.
+CASES = plan_cases.CASES[::3]
+
+
+def holds(seen: Snapshot, guest: Guest) -> Policy:
+    """The policy that the text is; it plans on the host without a refusal of the guest, and
+    leaves nothing that would make a second plan differ."""
+    made = start(seen, guest)
+    policy = parse(made.text, "p.yaml")
+    assert match(policy, guest) is Match.EXACT
+    again = plan(seen, [policy], reassert=True)
+    assert [r for r in again.refusals if r.guest == guest.ref] == []
+    written = [[(a.target, a.after) for a in one.actions] for one in (again, made.plan)]
+    assert written[0] == written[1]
+    for line in made.text.splitlines():
+        assert line.isprintable()
+    return policy
+
+
+@pytest.mark.parametrize("recorded", HOSTS, ids=lambda path: path.stem)
+def test_recorded_hosts(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = recorded_hosts.shown(recorded)
+    for guest in seen.guests:
+        policy = holds(seen, guest)
+        assert (policy.vcpu, policy.vhost) == (AUTO, AUTO)
+        assert policy.vcpu_sched is not None
+        # The command writes the same, and what it writes can be planned.
+        assert run(["policy", "init", guest.ref, "--root", str(recorded)]) == 0
+        text = capsys.readouterr().out
+        assert parse(text, "p.yaml").guest == policy.guest
+        file = tmp_path / f"{guest.name}.yaml"
+        file.write_text(text)
+    assert run(["policy", "check", str(tmp_path / f"{guest.name}.yaml")]) == 0
+    # All of the host's guests together.
+    words = ["plan", "--json", "--root", str(recorded), "--policies", str(tmp_path)]
+    capsys.readouterr()
+    assert run(words) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["refusals"] == []
+    assert planned["actions"] != []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
+def test_hosts_of_the_planners_cases(case: Path) -> None:
+    seen = plan_cases.read(case).snapshot
+    for guest in seen.guests:
+        if not any("guests are named" in problem for problem in guest.problems):
+            holds(seen, guest)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vr 1.ü", "*", "a[b]?", "#1", "qemu:x", 'quo"te', "yes", "12", "vr\u2028x", "tab\there"],
+)
+def test_names_of_all_kinds(name: str) -> None:
+    holds(snapshot(router(name)), router(name))
+
+
+def test_plain_qemu() -> None:
+    guest = router(source="qemu")
+    policy = holds(snapshot(guest), guest)
+    assert policy.guest == "qemu:vr1"
+
+
+def test_a_name_that_no_policy_can_hold() -> None:
+    guest = replace(router("x" * 300), uuid="")
+    with pytest.raises(VsrtuneError, match="can be written in a policy"):
+        start(snapshot(guest), guest)
+
+
+def test_one_cpu_leaves_nothing_but_the_name_and_the_reasons() -> None:
+    guest = router(online="0")
+    seen = snapshot(guest, on=host(1))
+    policy = holds(seen, guest)
+    assert (policy.vcpu, policy.vcpu_sched) == (None, None)
+    text = start(seen, guest).text
+    assert "refused here: pins and equal realtime priorities: " in text
+
+
+def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
+    guest = router(online="0-1")
+    seen = snapshot(guest, on=host(2, {"p0": "0", "p1": "1"}))
+    policy = holds(seen, guest)
+    assert policy.irq == cpus("0")
+    assert policy.vcpu_sched == SchedRule(SchedClass.BATCH)
+    assert "served on every online CPU" in start(seen, guest).text
+    # What its comment offers moves them, and is no refusal.
+    moved = parse('guest: vr1\ncpus: {vcpu: auto}\nirq: {cpus: "0", set: true}\n', "p.yaml")
+    assert 'irq: {cpus: "0", set: true} moves them' in start(seen, guest).text
+    assert plan(seen, [moved]).refusals == ()
+
+
+def test_vcpus_take_turns_with_workers() -> None:
+    guest = router(online="0-2", vcpus=2)
+    policy = holds(snapshot(guest, on=host(3)), guest)
+    assert policy.vcpu_sched is not None
+    assert policy.vcpu_sched.cls is SchedClass.RR
+    assert (policy.vcpu_sched.slice_ms, policy.vhost_sched) == (8, policy.vcpu_sched)
+
+
+def test_vcpus_that_would_share_a_cpu_are_left_alone() -> None:
+    guest = router(online="0-1", vcpus=2)
+    seen = snapshot(guest, on=host(2))
+    assert holds(seen, guest).vcpu is None
+    text = " ".join(start(seen, guest).text.replace("#", " ").split())
+    assert "its 2 vcpus would share CPUs 1" in text
+    assert "write cpus: {vcpu: 1} and let `vsrtune try` compare" in text
+
+
+def test_a_kernel_that_refuses_realtime() -> None:
+    guest = router()
+    text = start(snapshot(guest), guest, no_realtime="RT_GROUP_SCHED").text
+    policy = parse(text, "p.yaml")
+    assert (policy.vcpu, policy.vcpu_sched) == (AUTO, SchedRule(SchedClass.BATCH))
+    assert "refused here: realtime classes: RT_GROUP_SCHED" in text
+
+
+def test_what_else_the_host_would_take_is_said_and_true() -> None:
+    guest = router(interfaces=(macvtap(10), napi_macvtap(11, "p1")))
+    text = start(with_cpusets(snapshot(guest)), guest).text
+    lines = [line[2:] for line in text.splitlines() if line.startswith("#   v")]
+    assert len(lines) == 2
+    budgets = "cpus: {vcpu: auto, vhost: auto}\nscheduler:\n" + "\n".join(lines)
+    policy = parse(f"guest: vr1\n{budgets}\n", "p.yaml")
+    assert plan(with_cpusets(snapshot(guest)), [policy]).refusals == ()
+    assert "# napi: {threaded: true}" in text
+    # Without cpusets the kernel would not.
+    plain = start(snapshot(guest), guest).text
+    assert "(class deadline) are refused here: " in plain
+
+
+def test_policies_that_are_there_count() -> None:
+    """A guest whose lists leave one CPU: the new guest shares it, and nobody is refused."""
+    first, second = router(), router("vr2", 2000)
+    theirs = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n", "vr1.yaml")
+    seen = snapshot(first, second)
+    made = start(seen, second, [theirs])
+    assert plan(seen, [theirs, parse(made.text, "p")]).refusals == ()
+    assert "(3)" not in made.text  # vr1 is not pinned yet, so its CPUs count as free
+    # One that names the guest already is replaced.
+    assert start(seen, first, [theirs]).plan.refusals == ()
+
+
+class TestCommand:
+    @pytest.fixture
+    def recorded(self) -> str:
+        return str(HOSTS[0])
+
+    def test_an_existing_file_is_left_alone(
+        self, recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "vr1.yaml"
+        words = ["policy", "init", "vr1", "--root", recorded, "-o", str(file)]
+        assert run(words) == 0
+        assert "vsrtune plan" in capsys.readouterr().out
+        text = file.read_text()
+        assert run(words) == 1
+        err = capsys.readouterr().err
+        assert str(file) in err
+        assert "hint:" in err
+        assert file.read_text() == text
+
+    def test_no_such_guest(self, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(["policy", "init", "nobody", "--root", recorded]) == 1
+        assert "vr1" in capsys.readouterr().err
+
+    def test_a_uuid(self, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+        seen = recorded_hosts.shown(HOSTS[0])
+        guest = next(g for g in seen.guests if g.name == "vr1")
+        assert run(["policy", "init", guest.uuid, "--root", recorded]) == 0
+        assert 'guest: "vr1"' in capsys.readouterr().out
+
+    def test_a_directory_that_is_not_there(
+        self, recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["policy", "init", "vr1", "--root", recorded, "-o", str(tmp_path / "no/p.yaml")]
+        assert run(words) == 1
+        assert "no/p.yaml" in capsys.readouterr().err
+
+
+def test_the_shipped_policy_asks_for_what_init_writes() -> None:
+    """The measurements of the one hold for the other."""
+    shipped = parse((POLICIES / "router.yaml").read_text(encoding="utf-8"), "router.yaml")
+    guest = router(online="0-1")
+    written = holds(snapshot(guest, on=host(2)), guest)
+    same = {"path": "", "guest": "", "lines": ()}
+    assert replace(shipped, **same) == replace(written, **same)

@@ -1,0 +1,58 @@
+"""What a source distribution and a wheel hold: made as publishers make them, the wheel from the
+source distribution."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).resolve().parents[3]
+INPUTS = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    place = tmp_path_factory.mktemp("distribution")
+    source = place / "source"
+    shutil.copytree(
+        TREE / "vsrtune", source / "vsrtune", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in INPUTS:
+        shutil.copy(TREE / name, source)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(source)],
+        capture_output=True, text=True, check=False, cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = place.glob("*.whl")
+    assert len(list(place.glob("*.tar.gz"))) == 1
+    return zipfile.ZipFile(made)
+
+
+def test_every_module_is_in_it_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    ours = {str(p.relative_to(TREE)) for p in (TREE / "vsrtune").rglob("*.py")} | {
+        "vsrtune/py.typed"
+    }
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == ours
+
+
+def test_setup_cfg_is_where_the_metadata_come_from(wheel: zipfile.ZipFile) -> None:
+    config = configparser.ConfigParser()
+    config.read(TREE / "setup.cfg")
+    (name,) = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(wheel.read(name))
+    assert metadata["Name"] == config["metadata"]["name"]
+    assert metadata["Version"] == config["metadata"]["version"]
+    assert sorted(metadata.get_all("Requires-Dist", [])) == sorted(
+        config["options"]["install_requires"].split()
+    )
+    (scripts,) = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
+    assert "vsrtune = vsrtune.cli.main:main" in wheel.read(scripts).decode()

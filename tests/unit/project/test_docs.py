@@ -1,0 +1,348 @@
+"""docs/: what is generated is current, every command can be run as written, links lead somewhere,
+and what monitoring names exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_tools import program
+
+from vsrtune.cli.main import cli
+from vsrtune.policy.parser import parse
+from vsrtune.policy.schema import SCHEMA
+from vsrtune.views.metric_families import FAMILIES
+
+REPO = Path(__file__).resolve().parents[3]
+DOCS = REPO / "docs"
+PAGES = sorted(
+    p
+    for p in (
+        *REPO.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        REPO / "tests/lab/README.md",
+        REPO / "kmod/README.md",
+    )
+    if "results" not in p.parts and p.name != "CHANGELOG.md"
+)
+# Behind everything else: the lab's tests have the names of some of these.
+sys.path += [str(REPO / "docs"), str(REPO / "tests/lab/inside")]
+
+from doccommands import Command, commands  # noqa: E402
+from generate import man, roff, tables  # noqa: E402
+from generate.files import contents  # noqa: E402
+
+GENERATED = sorted(contents())
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(REPO))
+
+
+@pytest.mark.parametrize("path", GENERATED)
+def test_what_is_generated_is_current(path: str) -> None:
+    written = (DOCS / path).read_text("utf-8")
+    assert written == contents()[path], "run `make docs` and commit what it writes"
+
+
+def test_the_reference_names_every_key_and_metric() -> None:
+    text = contents()["policy-reference.md"]
+    page = contents()["man/vsrtune-policy.5"]
+
+    def below(schema: dict[str, Any], above: str = "") -> list[str]:
+        found = []
+        for key, part in schema.get("properties", {}).items():
+            found += [above + key, *below(part, f"{above}{key}.")]
+        return found
+
+    for key in below(SCHEMA):
+        assert f"## `{key}`" in text
+        assert f"\\fB{roff.escape(key)}\\fR" in page
+    metrics = contents()["metrics.md"]
+    assert all(f"`{family.exposed}`" in metrics for family in FAMILIES.values())
+
+
+# -- commands
+
+
+def written() -> list[tuple[Path, Command]]:
+    return [(page, c) for page in PAGES for c in commands(page.read_text("utf-8"))]
+
+
+def check(command: Command) -> str:
+    """What is wrong with a command line, "" for nothing: it is read as click reads it, and
+    never run. Names of files and guests need not exist."""
+    group: click.Command = cli
+    words = list(command.words)
+    context = click.Context(cli, info_name="vsrtune")
+    while isinstance(group, click.Group):
+        if not words or words[0] in ("--help", "-h", "--version"):
+            return "" if not command.block or words else "the subcommand is missing"
+        found = group.get_command(context, words[0])
+        if found is None:
+            return f"there is no command {words[0]}"
+        group, context = found, click.Context(found, parent=context, info_name=words.pop(0))
+    if not words and not command.block:
+        return ""  # it is spoken of, not shown
+    try:
+        group.make_context(context.info_name, words, parent=context.parent)
+    except click.MissingParameter as error:
+        return "" if not command.block else error.format_message()
+    except click.BadParameter as error:
+        return "" if "does not exist" in error.format_message() else error.format_message()
+    except click.UsageError as error:
+        return error.format_message()
+    except click.exceptions.Exit:
+        return ""
+    return ""
+
+
+def test_every_command_of_the_documents_is_one(tmp_path: Path) -> None:
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        wrong = [
+            f"{name(page)}:{c.line}: vsrtune {' '.join(c.words)}: {problem}"
+            for page, c in written()
+            if (problem := check(c))
+        ]
+    finally:
+        os.chdir(before)
+    assert wrong == []
+    assert len(written()) > 60
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("    vsrtune plan --polices x", "No such option"),
+        ("    vsrtune plann", "there is no command plann"),
+        ("    vsrtune policy init", "Missing argument"),
+        ("    vsrtune", "the subcommand is missing"),
+        ("    vsrtune verify && vsrtune shw", "there is no command shw"),
+        ("`vsrtune plan --jsn`", "No such option"),
+        ("    vsrtune plan   # as it is", ""),
+        ("    vsrtune show vr1 | less", ""),
+        ("run `vsrtune attach`", ""),
+    ],
+)
+def test_a_wrong_command_would_be_found(line: str, wrong: str) -> None:
+    found = "; ".join(filter(None, (check(c) for c in commands(line))))
+    assert wrong in found
+    assert bool(wrong) == bool(found)
+
+
+def test_every_command_is_in_the_documents() -> None:
+    shown = {c.words[: len(w)] for _, c in written() for w, _ in man.commands()}
+    assert [w for w, _ in man.commands() if w not in shown] == []
+
+
+# -- links, policies, manual pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind #, as GitHub makes it from the headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_name_headings_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8"))
+    wrong = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if "://" not in target and anchor not in anchors(page.parent / target if target else page)
+    ]
+    assert wrong == []
+
+
+def test_every_document_is_in_the_map() -> None:
+    """README.md leads to every page of docs/, the guides by way of their own README."""
+    maps = {REPO / "README.md": DOCS, DOCS / "guides/README.md": DOCS / "guides"}
+    for readme, folder in maps.items():
+        linked = re.findall(r"\]\(([^)#\s]+)", readme.read_text("utf-8"))
+        reached = {(readme.parent / target).resolve() for target in linked if "://" not in target}
+        missing = {p.resolve() for p in folder.glob("*.md")} - reached - {readme}
+        assert sorted(map(name, missing)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_policies_in_documents_are_valid(page: Path) -> None:
+    """Every YAML block that names a guest is a policy."""
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        if re.match(r"(#.*\n)*guest:", block):
+            parse(block, name(page))
+
+
+@pytest.mark.parametrize("page", ["vsrtune.8", "vsrtune-policy.5"])
+def test_manual_pages_are_sound(page: str) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    text = contents()[f"man/{page}"]
+    words = ["groff", "-man", "-ww", "-Tutf8", "-z"]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=60))
+def test_any_text_is_text_in_roff(text: str) -> None:
+    """Nothing of it is a request or an escape of its own."""
+    escaped = roff.escape(text)
+    assert not escaped.startswith((".", "'"))
+    shown = escaped.removeprefix("\\&")
+    for escape, character in (("\\(ti", "~"), ("\\(ha", "^"), ("\\-", "-"), ("\\e", "\\")):
+        shown = shown.replace(escape, character)
+    assert shown == text
+
+
+def test_limits_are_words() -> None:
+    assert tables.limits({"enum": ["a", "b"]}) == "a, b"
+    assert "1 to 99" in tables.limits({"type": "integer", "minimum": 1, "maximum": 99})
+
+
+# -- completion
+
+
+def test_bash_completes_what_the_command_knows(tmp_path: Path) -> None:
+    """With the file as it is installed, and bash's own way to ask for completions."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    program = tmp_path / "vsrtune"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m vsrtune "$@"\n')
+    program.chmod(0o755)
+    script = f"""
+source {DOCS}/completion/bash/vsrtune
+ask() {{
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+  "$(complete -p vsrtune | sed 's/.*-F \\([^ ]*\\).*/\\1/')" vsrtune
+  echo "${{COMPREPLY[*]}}" | tr '\\n' ' '; echo
+}}
+ask vsrtune do
+ask vsrtune policy in
+ask vsrtune doctor --js
+"""
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [bash, "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    assert [line.split() for line in done.stdout.splitlines()] == [["doctor"], ["init"], ["--json"]]
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"), [("zsh", "zsh/_vsrtune"), ("fish", "fish/vsrtune.fish")]
+)
+def test_other_shells_read_their_files(shell: str, file: str) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([program, "-n", str(DOCS / "completion" / file)], check=True)
+
+
+# -- monitoring
+
+MONITORING = DOCS / "monitoring"
+_METRIC = re.compile(r"\bvsrtune_[a-z0-9_]+")
+
+
+def exposed() -> set[str]:
+    """Every name that a scrape can hold."""
+    names = set()
+    for family in FAMILIES.values():
+        suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
+        names |= {family.exposed + suffix for suffix in suffixes}
+    return names
+
+
+def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
+    for file in ("alerts.yaml", "alerts-test.yaml", "dashboard.json"):
+        named = set(_METRIC.findall((MONITORING / file).read_text("utf-8")))
+        assert named
+        assert named - exposed() == set(), file
+
+
+def test_the_dashboard_is_one() -> None:
+    board = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
+    panels = board["panels"]
+    ids = [panel["id"] for panel in panels]
+    assert len(ids) == len(set(ids))
+    taken = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert all(target["expr"] for target in panel["targets"])
+    assert {v["name"] for v in board["templating"]["list"]} == {"datasource", "domain"}
+
+
+def test_every_alert_is_explained_and_tested() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (MONITORING / "alerts.yaml").read_text("utf-8"))
+    tested = set(
+        re.findall(r"alertname: (\w+)", (MONITORING / "alerts-test.yaml").read_text("utf-8"))
+    )
+    assert set(alerts) == tested
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    assert [a for a in alerts if a not in page] == []
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "rules", "alerts.yaml"), ("test", "rules", "alerts-test.yaml")]
+)
+def test_prometheus_takes_the_rules(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [program("promtool"), *words], cwd=MONITORING, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+def test_prometheus_reads_every_expression_of_the_dashboard() -> None:
+    tool = program("promtool")
+    board = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
+    asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
+    rules = [
+        {"record": f"x{number}", "expr": text.replace("$__rate_interval", "5m")}
+        for number, text in enumerate(asked)
+    ]
+    text = json.dumps({"groups": [{"name": "board", "rules": rules}]})
+    done = subprocess.run(
+        [tool, "check", "rules", "/dev/stdin"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout

@@ -1,0 +1,540 @@
+"""An imitated kernel and libvirt, for tests of what writes to a host.
+
+FakeKernel serves the reads of ``filesystem.HostRoot`` and the calls of
+``syscalls.HostCalls``; ``ops()`` puts the real LiveSysOps on top, so its rules are
+what is tested. Affinities follow the kernel named: 6.1 forgets a thread's own
+mask when its cpuset is written or it is moved, 6.12 remembers it (``user_cpus_ptr``).
+
+Every change of the host passes ``step``, where a test makes the nth one fail, or
+kills the process, ahead of the effect or behind it. With ``path`` the state is on
+disk after each step, and survives a real SIGKILL.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError, WriteError
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import (
+    HOST_REF,
+    CgroupDir,
+    EmulatorPin,
+    IrqAffinity,
+    NapiThreaded,
+    Pin,
+    QueueCpus,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    TxQueueLen,
+    Value,
+    VcpuPin,
+)
+
+KERNELS = ("6.1", "6.12")
+TOP = {"type": "domain", "cpus": ""}
+UUID = "7b1e6f0c-3c8b-4a53-9f6e-5a2f7d3e0001"
+SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
+LIBVIRT = f"{SCOPE}/libvirt"
+OURS = f"{LIBVIRT}/vsrtune"
+PLAIN = "system.slice/vr2.service"
+BOOT = "5d8f7a44-1a3f-4b7e-8a5e-000000000001"
+
+Step = Callable[[str], None]
+
+
+class FakeKernel:
+    """State is plain JSON data: ``threads``, ``cgroups``, ``devices``, ``irqs``, ``kernel``."""
+
+    def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
+        self.state = state
+        self.path = path
+        self.ahead: Step = lambda _what: None
+        self.behind: Step = lambda _what: None
+        self.log: list[str] = []
+
+    # -- what tests do to the host
+
+    @classmethod
+    def load(cls, path: Path) -> FakeKernel:
+        return cls(json.loads(path.read_text()), path)
+
+    def save(self) -> None:
+        if self.path is not None:
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps(self.state))
+            os.replace(new, self.path)
+
+    def clone(self) -> FakeKernel:
+        return FakeKernel(copy.deepcopy(self.state))
+
+    def ops(self) -> LiveSysOps:
+        return LiveSysOps(root=self, calls=self)
+
+    def end_thread(self, tid: int) -> None:
+        del self.state["threads"][str(tid)]
+
+    def end_guest(self, pid: int) -> None:
+        """A guest dies: its threads and workers, its cgroups, its devices."""
+        threads = self.state["threads"]
+        for tid in [t for t, v in threads.items() if v["guest"] == pid]:
+            del threads[tid]
+        scope = {1000: SCOPE, 2000: PLAIN}[pid]
+        for cgroup in [c for c in self.state["cgroups"] if c.startswith(scope)]:
+            del self.state["cgroups"][cgroup]
+        for device in [d for d, v in self.state["devices"].items() if v["guest"] == pid]:
+            del self.state["devices"][device]
+
+    def visible(self) -> dict[str, Any]:
+        """Everything an operator can see, to compare to the letter."""
+        seen = copy.deepcopy(self.state)
+        for thread in seen["threads"].values():
+            del thread["user"]
+        return seen
+
+    def mask(self, tid: int) -> str:
+        return str(self.state["threads"][str(tid)]["mask"])
+
+    # -- HostRoot
+
+    def read(self, path: str) -> str:
+        parts = path.split("/")[1:]
+        if parts[0] == "proc" and len(parts) == 5 and parts[2] == "task":
+            return self._read_thread(int(parts[1]), int(parts[3]), parts[4])
+        if path.startswith("/sys/fs/cgroup/"):
+            return self._read_cgroup(path.removeprefix("/sys/fs/cgroup/"))
+        if path.startswith("/sys/class/net/") and len(parts) == 5:
+            device = self.state["devices"].get(parts[3])
+            if device is not None and parts[4] in device:
+                return f"{device[parts[4]]}\n"
+        if "/queues/" in path:
+            queues = self.state["devices"].get(parts[3], {}).get("queues", {})
+            if parts[5] in queues:
+                return CpuSet.parse(queues[parts[5]]).to_mask() + "\n"
+        if path.startswith("/proc/irq/") and parts[2] in self.state["irqs"]:
+            return f"{self.state['irqs'][parts[2]]['mask']}\n"
+        if path.startswith("/sys/kernel/irq/") and parts[3] in self.state["irqs"]:
+            return f"{self.state['irqs'][parts[3]]['actions']}\n"
+        if path.startswith("/sys/devices/system/cpu/"):
+            return f"{self.state[parts[-1]]}\n"
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    def listdir(self, path: str) -> list[str]:
+        if path.startswith("/sys/fs/cgroup/"):
+            above = path.removeprefix("/sys/fs/cgroup/")
+            inside = [c for c in self.state["cgroups"] if c.rpartition("/")[0] == above]
+            return sorted(c.rpartition("/")[2] for c in inside)
+        if path == "/sys/class/net":
+            return sorted(self.state["devices"])
+        raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+
+    def readlink(self, path: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, "no such link", path)
+
+    def exists(self, path: str) -> bool:
+        name = path.removeprefix("/sys/fs/cgroup/").removesuffix("/cgroup.procs")
+        return name in (*self.state["cgroups"], "/sys/fs/cgroup")
+
+    def sched_attr(self, tid: int) -> Sched:
+        return decode(Sched, self._thread(tid)["sched"])
+
+    def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
+        raise NotImplementedError
+
+    def _thread(self, tid: int) -> dict[str, Any]:
+        found: dict[str, Any] | None = self.state["threads"].get(str(tid))
+        if found is None:
+            raise ProcessLookupError(errno.ESRCH, "no such process")
+        return found
+
+    def _read_thread(self, pid: int, tid: int, name: str) -> str:
+        thread = self.state["threads"].get(str(tid))
+        # A thread is found under its own number too, though no listing shows it there.
+        if thread is None or pid not in (thread["pid"], tid):
+            raise FileNotFoundError(errno.ENOENT, "no such thread")
+        if name == "stat":
+            flags = 0x00200000 if thread.get("kthread") else 0
+            before = "0 " * 5 + f"{flags} " + "0 " * 12 + f"{thread['start']} " + "0 " * 16
+            return f"{tid} ({thread['comm']}) S {before}{thread.get('cpu', 0)} " + "0 " * 13
+        if name == "status":
+            return f"Name:\t{thread['comm']}\nCpus_allowed_list:\t{thread['mask']}\n"
+        if name == "cgroup":
+            return f"0::/{thread['cgroup']}\n"
+        raise FileNotFoundError(errno.ENOENT, name)
+
+    def _read_cgroup(self, path: str) -> str:
+        directory, _, name = path.rpartition("/")
+        cgroup = self.state["cgroups"].get(directory)
+        if cgroup is None:
+            raise FileNotFoundError(errno.ENOENT, "no such cgroup", path)
+        if name == "cgroup.type":
+            return f"{cgroup['type']}\n"
+        if name == "cgroup.threads":
+            inside = (t for t, v in self.state["threads"].items() if v["cgroup"] == directory)
+            return "".join(f"{t}\n" for t in inside)
+        if cgroup["cpus"] is not None:
+            if name == "cpuset.cpus":
+                return f"{cgroup['cpus']}\n"
+            if name == "cpuset.cpus.effective":
+                return f"{self.effective(directory)}\n"
+            if name == "cpuset.cpus.partition":
+                return f"{cgroup.get('partition', 'member')}\n"
+            if name == "cpuset.cpus.exclusive" and self.state["kernel"] != "6.1":
+                return f"{cgroup.get('exclusive', '')}\n"
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    def effective(self, path: str) -> CpuSet:
+        """CPUs of the cpuset that rules ``path``."""
+        if not path:
+            return CpuSet.parse(self.state["online"])
+        above = self.effective(path.rpartition("/")[0])
+        text = self.state["cgroups"].get(path, {}).get("cpus")
+        return (CpuSet.parse(text) & above or above) if text else above
+
+    # -- HostCalls
+
+    def write(self, path: str, text: str) -> None:
+        with _Point(self, f"write {path} {text}"):
+            if path.startswith("/proc/irq/"):
+                self._set_irq(path.split("/")[3], text)
+                return
+            if "/queues/" in path:
+                self._set_queue(*path.split("/")[4:7:2], text)
+                return
+            if path.startswith("/sys/class/net/"):
+                self._set_device(*path.split("/")[4:6], int(text))
+                return
+            directory, _, name = path.removeprefix("/sys/fs/cgroup/").rpartition("/")
+            cgroup = self.state["cgroups"].get(directory)
+            if cgroup is None:
+                raise FileNotFoundError(errno.ENOENT, "no such cgroup", path)
+            if name == "cpuset.cpus":
+                self._set_cpuset(directory, text)
+            elif name == "cgroup.type":
+                cgroup["type"] = text
+            elif name == "cgroup.threads":
+                self._attach(int(text), directory)
+            elif name == "cgroup.procs":
+                assert self._thread(int(text))["kthread"], "all of QEMU was moved"
+                self._thread(int(text))["cgroup"] = directory
+                self._cut(text)
+            elif name == "cpuset.cpus.exclusive":
+                cgroup["exclusive"] = text
+            elif name == "cpuset.cpus.partition":
+                self._set_partition(directory, text)
+            else:
+                raise AssertionError(path)
+
+    def mkdir(self, path: str) -> None:
+        with _Point(self, f"mkdir {path}"):
+            name = path.removeprefix("/sys/fs/cgroup/")
+            above = self.state["cgroups"].get(name.rpartition("/")[0], TOP)
+            threaded = above["type"] != "domain"
+            self.state["cgroups"][name] = {
+                "cpus": None if above["cpus"] is None else "",
+                "type": "domain invalid" if threaded else "domain",
+            }
+
+    def rmdir(self, path: str) -> None:
+        with _Point(self, f"rmdir {path}"):
+            name = path.removeprefix("/sys/fs/cgroup/")
+            if any(v["cgroup"] == name for v in self.state["threads"].values()):
+                raise OSError(errno.EBUSY, "busy")
+            if self.state["cgroups"].pop(name, None) is None:
+                raise FileNotFoundError(errno.ENOENT, "no such cgroup")
+
+    def set_affinity(self, tid: int, cpus: CpuSet) -> None:
+        with _Point(self, f"affinity {tid} {cpus}"):
+            self._set_affinity(tid, cpus)
+
+    def set_sched(self, tid: int, sched: Sched) -> None:
+        with _Point(self, f"sched {tid} {sched}"):
+            self._set_sched(tid, sched)
+
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        self._pin(uuid, f"vcpu{vcpu}", 1010 + vcpu, cpus)
+
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        self._pin(uuid, "emulator", 1000, cpus)
+
+    def _pin(self, uuid: str, cgroup: str, tid: int, cpus: CpuSet) -> None:
+        if str(tid) not in self.state["threads"]:
+            raise VanishedError("domain is not running", where=uuid)
+        path = f"{LIBVIRT}/{cgroup}"
+        try:
+            # Two steps of libvirtd, which may fail in between.
+            with _Point(self, f"libvirt cpuset {cgroup} {cpus}"):
+                if self.state["cgroups"][path]["cpus"] is not None:
+                    self._set_cpuset(path, str(cpus))
+            with _Point(self, f"libvirt affinity {tid} {cpus}"):
+                self._set_affinity(tid, cpus)
+        except OSError as error:
+            raise WriteError(f"libvirt refused: {error}", where=uuid) from error
+
+    # -- the kernel
+
+    def _set_affinity(self, tid: int, cpus: CpuSet) -> None:
+        thread = self._thread(tid)
+        mask = cpus & self.effective(thread["cgroup"])
+        if not mask:
+            raise OSError(errno.EINVAL, "invalid argument")
+        thread["mask"], thread["user"] = str(mask), str(cpus)
+
+    def _cut(self, tid: str) -> None:
+        """A thread's cpuset has changed."""
+        thread = self.state["threads"][tid]
+        allowed = self.effective(thread["cgroup"])
+        if self.state["kernel"] == "6.1":
+            thread["user"] = self.state["possible"]
+        thread["mask"] = str(allowed & CpuSet.parse(thread["user"]) or allowed)
+
+    def _set_cpuset(self, path: str, text: str) -> None:
+        cpus = CpuSet.parse(text)
+        if not cpus <= CpuSet.parse(self.state["possible"]):
+            raise OSError(errno.EINVAL, "invalid argument")
+        inside = any(v["cgroup"] == path for v in self.state["threads"].values())
+        if inside and self.state["cgroups"][path]["cpus"] and not cpus:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        self.state["cgroups"][path]["cpus"] = str(cpus)
+        for tid, thread in self.state["threads"].items():
+            if (thread["cgroup"] + "/").startswith(path + "/"):
+                self._cut(tid)
+
+    def _attach(self, tid: int, path: str) -> None:
+        if self.state["cgroups"][path]["type"] != "threaded":
+            raise OSError(errno.EOPNOTSUPP, "operation not supported")
+        self._thread(tid)["cgroup"] = path
+        self._cut(str(tid))
+
+    def _set_partition(self, path: str, text: str) -> None:
+        """6.12's rules for lists of cgroups beside one that is to be a partition."""
+        cgroup = self.state["cgroups"][path]
+        cpus = CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
+        beside = [
+            CpuSet.parse(v.get("exclusive") or v["cpus"] or "")
+            for c, v in self.state["cgroups"].items()
+            if c != path and c.rpartition("/")[0] == path.rpartition("/")[0]
+        ]
+        if text == "root" and any(not b.isdisjoint(cpus) for b in beside):
+            text = "root invalid (Cpu list in cpuset.cpus not exclusive)"
+        for thread in self.state["threads"].values():
+            inside = (thread["cgroup"] + "/").startswith(path + "/")
+            if inside and decode(Sched, thread["sched"]).cls is SchedClass.DEADLINE:
+                self.state["miscounted"] = True
+        cgroup["partition"] = text
+        # Root domains are built anew, from the threads that are DEADLINE.
+        self.state["leaked"] = 0
+
+    def root_domain(self, path: str) -> CpuSet:
+        """CPUs of the partition above a thread in ``path``, of all CPUs without one."""
+        while path:
+            cgroup = self.state["cgroups"].get(path, {})
+            if cgroup.get("partition") == "root":
+                return CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
+            path = path.rpartition("/")[0]
+        return CpuSet.parse(self.state["online"])
+
+    def _set_sched(self, tid: int, sched: Sched) -> None:
+        """DEADLINE needs the whole root domain in the mask, of the CPU last used; leaving
+        it asleep keeps the bandwidth booked."""
+        thread = self._thread(tid)
+        old = decode(Sched, thread["sched"])
+        mask = CpuSet.parse(thread["mask"])
+        if sched.cls is SchedClass.DEADLINE:
+            domain = self.root_domain(thread["cgroup"])
+            if not domain <= mask or thread.get("cpu", 0) not in domain:
+                raise OSError(errno.EPERM, "operation not permitted")
+        elif old.cls is SchedClass.DEADLINE:
+            leaked = old.runtime_ns * (1 << 20) // old.period_ns
+            self.state["leaked"] = self.state.get("leaked", 0) + leaked
+        thread["sched"] = encode(sched)
+
+    def _set_irq(self, number: str, text: str) -> None:
+        """write_irq_affinity, without its special case of an empty mask."""
+        irq = self.state["irqs"].get(number)
+        if irq is None:
+            raise FileNotFoundError(errno.ENOENT, "no such interrupt")
+        if irq.get("managed"):
+            raise OSError(errno.EIO, "input/output error")
+        if not CpuSet.parse(text) & CpuSet.parse(self.state["online"]):
+            raise OSError(errno.EINVAL, "invalid argument")
+        irq["mask"] = text
+
+    def _set_queue(self, name: str, queue: str, mask: str) -> None:
+        queues = self.state["devices"].get(name, {}).get("queues", {})
+        if queue not in queues:
+            raise FileNotFoundError(errno.ENOENT, "no such queue")
+        queues[queue] = str(CpuSet.from_mask(mask))
+
+    def _set_device(self, name: str, attribute: str, value: int) -> None:
+        device = self.state["devices"].get(name)
+        if device is None:
+            raise FileNotFoundError(errno.ENOENT, "no such device")
+        if attribute == "threaded" and "threaded" not in device:
+            raise OSError(errno.EOPNOTSUPP, "no NAPI")
+        device[attribute] = value
+
+
+class _Point:
+    """One change of the host: hooks ahead and behind, then saved."""
+
+    def __init__(self, host: FakeKernel, what: str) -> None:
+        self._host = host
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._host.ahead(self._what)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._host.log.append(self._what)
+            self._host.save()
+            self._host.behind(self._what)
+
+
+def failing_at(n: int, error: Callable[[], BaseException]) -> Step:
+    """A hook that raises at the nth call, and only then."""
+    left = n
+
+    def step(_what: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise error()
+
+    return step
+
+
+def _row(guest: int, pid: int, comm: str, cgroup: str, **other: Any) -> dict[str, Any]:
+    base = {
+        "guest": guest,
+        "pid": pid,
+        "start": 5000 + pid,
+        "comm": comm,
+        "cgroup": cgroup,
+        "mask": "0-3",
+        "user": "0-3",
+        "sched": encode(Sched()),
+    }
+    return base | other
+
+
+def make_host(kernel: str) -> FakeKernel:
+    """Four CPUs; a libvirt guest vr1 with two vcpus and two workers, whose QEMU has a
+    thread with a mask of its own; a plain QEMU vr2 in a service."""
+    kthreads = kernel == "6.1"
+    emulator = f"{LIBVIRT}/emulator"
+    nice = encode(Sched(nice=-5))
+    threads = {
+        "1000": _row(1000, 1000, "qemu-system-x86", emulator),
+        "1001": _row(1000, 1000, "call_rcu", emulator),
+        "1002": _row(1000, 1000, "IO) mon_iothr(", emulator, mask="2", user="2"),
+        "1010": _row(1000, 1000, "CPU 0/KVM", f"{LIBVIRT}/vcpu0"),
+        "1011": _row(1000, 1000, "CPU 1/KVM", f"{LIBVIRT}/vcpu1", sched=nice),
+        "2000": _row(2000, 2000, "qemu-system-x86", PLAIN),
+        "2010": _row(2000, 2000, "CPU 0/KVM", PLAIN, mask="0-1", user="0-1"),
+    }
+    threads["3000"] = _row(0, 3000, "napi/eth0-8193", "", kthread=True)
+    for tid, own in ((1020, {}), (1021, {"mask": "1-3", "user": "1-3"})):
+        pid = tid if kthreads else 1000
+        threads[str(tid)] = _row(1000, pid, "vhost-1000", emulator, **own)
+    for tid in (1020, 1021):
+        threads[str(tid)]["start"] = 7000 + tid
+    cgroups = {
+        "machine.slice": ("", "domain"),
+        SCOPE: ("", "domain"),
+        LIBVIRT: ("", "domain threaded"),
+        emulator: ("", "threaded"),
+        f"{LIBVIRT}/vcpu0": ("", "threaded"),
+        f"{LIBVIRT}/vcpu1": ("0-2", "threaded"),
+        "system.slice": (None, "domain"),
+        PLAIN: (None, "domain"),
+    }
+    state: dict[str, Any] = {
+        "kernel": kernel,
+        "possible": "0-3",
+        "online": "0-3",
+        "threads": threads,
+        "cgroups": {name: {"cpus": c, "type": t} for name, (c, t) in cgroups.items()},
+        "irqs": {
+            "41": {"guest": 0, "actions": "eth0-rx-0", "mask": "0-3"},
+            "42": {"guest": 0, "actions": "eth0-tx-0", "mask": "2"},
+        },
+        "devices": {
+            "eth0": {
+                "guest": 0,
+                "ifindex": 2,
+                "tx_queue_len": 1000,
+                "queues": {"rx-0": "", "tx-0": "1-3"},
+            },
+            "macvtap0": {"guest": 1000, "ifindex": 7, "tx_queue_len": 500, "threaded": 0},
+            "tap1": {"guest": 2000, "ifindex": 8, "tx_queue_len": 500},
+        },
+    }
+    state["threads"]["1011"]["mask"] = "0-2"
+    return FakeKernel(state)
+
+
+def key(host: FakeKernel, tid: int) -> ThreadKey:
+    """The identity of a thread of the host."""
+    thread = host.state["threads"][str(tid)]
+    return ThreadKey(thread["pid"], tid, thread["start"])
+
+
+def make_plan(host: FakeKernel) -> Plan:
+    """Every kind of action, on both guests and the host itself, interleaved."""
+    fifo = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
+    one, two = CpuSet([1]), CpuSet([2])
+
+    def k(tid: int) -> ThreadKey:
+        return key(host, tid)
+
+    wanted: list[tuple[Target, Value]] = [
+        (IrqAffinity(HOST_REF, 41, "eth0-rx-0"), one),
+        (QueueCpus(HOST_REF, "eth0", 2, "rx-0"), one),
+        (CgroupDir("vr1", OURS), True),
+        (ThreadCgroup("vr1", k(1020), "vhost 0"), OURS),
+        (ThreadCgroup("vr1", k(1021), "vhost 1"), OURS),
+        (EmulatorPin("vr1", UUID, k(1000)), Pin(CpuSet([0]), "0")),
+        (ThreadAffinity("qemu:vr2", k(2010), "vcpu 0"), CpuSet([3])),
+        (VcpuPin("vr1", UUID, 0, k(1010)), Pin(one, "1")),
+        (VcpuPin("vr1", UUID, 1, k(1011)), Pin(two, "2")),
+        (ThreadAffinity("vr1", k(1020), "vhost 0"), one),
+        (ThreadAffinity("vr1", k(1021), "vhost 1"), two),
+        (ThreadSched("vr1", k(1010), "vcpu 0"), fifo),
+        (ThreadSched("vr1", k(1011), "vcpu 1"), fifo),
+        (ThreadSched("qemu:vr2", k(2010), "vcpu 0"), fifo),
+        (ThreadSched("vr1", k(1020), "vhost 0"), fifo),
+        (ThreadSched("vr1", k(1021), "vhost 1"), fifo),
+        (TxQueueLen("vr1", "macvtap0", 7), 100),
+        (TxQueueLen("qemu:vr2", "tap1", 8), 1000),
+        (NapiThreaded("vr1", "macvtap0", 7), 1),
+    ]
+    ops = host.clone().ops()
+    return Plan(tuple(Action(t, ops.read(t), v, "test") for t, v in wanted))
+
+
+def replan(host: FakeKernel, plan: Plan) -> Plan:
+    """What is left of ``plan`` on the host as it is, without vanished targets."""
+    ops = host.clone().ops()
+    actions = []
+    for action in plan.actions:
+        try:
+            now = ops.read(action.target)
+        except VanishedError:
+            continue
+        if now != action.after:
+            actions.append(Action(action.target, now, action.after, action.reason))
+    return Plan(tuple(actions))

@@ -1,0 +1,22 @@
+"""The recorded hosts of tests/hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vsrtune.host.recorded import load
+from vsrtune.model.snapshot import Snapshot
+
+PLACE = Path(__file__).resolve().parents[2] / "hosts"
+FILES = sorted(PLACE.glob("*.json"))
+
+
+def file(name: str) -> Path:
+    """Where that host is recorded."""
+    return PLACE / f"{name}.json"
+
+
+def shown(path: Path) -> Snapshot:
+    """What the recording says that it shows."""
+    return Snapshot.from_json(json.dumps(load(path).snapshot))

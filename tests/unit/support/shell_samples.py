@@ -1,0 +1,160 @@
+"""A small made-up host for tests of the shell: two guests, one NIC, four CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import (
+    Confidence,
+    Guest,
+    Interface,
+    NicKind,
+    Role,
+    Sched,
+    Thread,
+    ThreadKey,
+    WorkerKind,
+)
+from vsrtune.model.host import Competitor, Cpu, Host, Irq, Nic
+from vsrtune.model.module_counters import QueueCounters, TapCounters
+from vsrtune.model.snapshot import Problem, Snapshot
+
+BOOT = "6f1c0c1e-0000-4000-8000-000000000001"
+ALL = CpuSet([0, 1, 2, 3])
+# Tunes all of it.
+POLICY = """\
+guest: "*"
+cpus: {vcpu: 1, vhost: 2}
+scheduler:
+  vcpu: {class: rr, priority: 7}
+  vhost: {class: rr, priority: 7}
+queue: {macvtap: 300}
+"""
+SCOPE = "machine.slice/machine-qemu-1-vr1.scope/libvirt"
+
+
+def thread(pid: int, tid: int, role: Role, **more: object) -> Thread:
+    """A thread on all CPUs; ``more`` overrides fields."""
+    base = Thread(
+        key=ThreadKey(pid, tid, 5000 + tid),
+        name="qemu",
+        role=role,
+        sched=Sched(),
+        affinity=ALL,
+        last_cpu=0,
+        cpu_ns=1_500_000_000,
+        cgroup=f"{SCOPE}/emulator",
+        cpuset_cpus="",
+        cpuset_effective=ALL,
+    )
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def guest(name: str = "vr1", pid: int = 100, source: str = "libvirt") -> Guest:
+    """A router with one vcpu and one macvtap with one worker."""
+    tap = f"macvtap{pid}"
+    return Guest(
+        name=name,
+        uuid="0b1d" + "0" * 28,
+        source=source,
+        pid=pid,
+        start_time=5000,
+        threads=(
+            thread(pid, pid, Role.EMULATOR, name="qemu-system-x86", pin=ALL),
+            thread(
+                pid,
+                pid + 1,
+                Role.VCPU,
+                name="CPU 0/KVM",
+                index=0,
+                cgroup=f"{SCOPE}/vcpu0",
+                pin=ALL,
+            ),
+            thread(
+                pid,
+                pid + 2,
+                Role.VHOST,
+                name=f"vhost-{pid}",
+                worker=WorkerKind.KTHREAD,
+                interface=tap,
+                queue=0,
+                confidence=Confidence.ORDER,
+            ),
+        ),
+        interfaces=(
+            Interface(
+                target=tap,
+                ifindex=pid,
+                kind=NicKind.MACVTAP,
+                mac="52:54:00:00:00:01",
+                model="virtio",
+                vhost=True,
+                queues=1,
+                txqueuelen=500,
+                ring_drops=7,
+                lower=("p0",),
+            ),
+        ),
+    )
+
+
+def napi_guest() -> Guest:
+    """The router on a threaded device of our kernel module, with two queues open."""
+    plain = guest()
+    tap = replace(
+        plain.interfaces[0],
+        kind=NicKind.NAPI_MACVTAP,
+        threaded=1,
+        counters=TapCounters(
+            rx_received=106,
+            rx_delivered=100,
+            rx_dropped_ring_full=4,
+            rx_dropped_queue_full=2,
+            rx_dropped_no_queue=0,
+            rx_nic=6,
+            rx_broadcast=100,
+            rx_diverted=3,
+            queue_high_water=31,
+            tx_packets_lower=9,
+            tx_dropped=0,
+            napi_thread_tid=170,
+            queues=(
+                QueueCounters(0, 104, 100, 4, 500, 9, 102, stalled=0),
+                QueueCounters(1, received=0, worker_tid=0),
+            ),
+        ),
+    )
+    napi = thread(
+        170,
+        170,
+        Role.NAPI,
+        name=f"napi/{tap.target}-8193",
+        cgroup="",
+        cpuset_cpus=None,
+        interface=tap.target,
+        confidence=Confidence.EXACT,
+    )
+    return replace(plain, interfaces=(tap,), threads=(*plain.threads, napi))
+
+
+def snapshot(*guests: Guest) -> Snapshot:
+    """The host with the given guests (vr1 when none is given)."""
+    host = Host(
+        boot_id=BOOT,
+        kernel="6.1.0",
+        clock_ticks=100,
+        cpus=tuple(Cpu(i, True, False, CpuSet([i]), 0) for i in range(4)),
+        nics=(
+            Nic(
+                "p0", 2, "e1000e", 0, 1000, False, CpuSet(),
+                (Irq(24, "p0-rx-0", ALL, CpuSet([0])),),
+            ),
+            Nic("p1", 3, "veth", 0, 1000, False, CpuSet()),
+        ),
+        sched_rt_runtime_us=950000,
+        sched_rt_period_us=1000000,
+        neighbours=(Competitor("irqbalance", 77, "moves interrupts"),),
+    )  # fmt: skip
+    problems = (Problem("trace", "tracefs is not mounted"),)
+    return Snapshot(host, guests or (guest(),), problems)

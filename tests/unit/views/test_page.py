@@ -1,0 +1,360 @@
+"""page_data.py, page_html.py: what the status page tells of recorded hosts, that no name breaks
+it, and that it stays small."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+
+import pytest
+import recorded_hosts
+import recorded_state
+import shell_samples as samples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vsrtune.core.codec import encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.daemon_state import DaemonState, GuestState, QueueState
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.host import Cpu
+from vsrtune.model.load import mean
+from vsrtune.views import page_data
+from vsrtune.views.page_data import status_page
+from vsrtune.views.page_html import Markup, element, html, table
+from vsrtune.views.page_model import (
+    CpuView,
+    DriftView,
+    GuestView,
+    InterfaceView,
+    PlanView,
+    StatusPage,
+    ThreadView,
+)
+
+
+class Outline(HTMLParser):
+    """Elements with their attributes, and all text outside the style sheet."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+def page_of(name: str, rename: str = "") -> StatusPage:
+    with recorded_state.passes(name, rename=rename) as (_, passes):
+        passes.run(settle=True)
+        return status_page(passes.state)
+
+
+def test_the_host_map_tells_interrupts_and_threads() -> None:
+    page = page_of("trixie-e1000e")
+    assert [(c.cpu, c.interrupts, c.reserved) for c in page.cpus] == [
+        (0, ("p0", "p1"), False),
+        (1, ("p0", "p1"), False),
+        (2, (), False),
+    ]
+    on_two = {(t.guest, t.thread, t.sched, t.pinned) for t in page.cpus[2].threads}
+    assert ("vr1", "vcpu 0", "rr:10", True) in on_two
+    assert ("vr2", "vhost macvtap0/0", "rr:10", True) in on_two
+    assert not any("vcpu" in t.thread for c in page.cpus[:2] for t in c.threads)
+
+
+def test_interrupt_cpus_that_a_policy_names() -> None:
+    source = recorded_state.POLICY.replace("irq: auto", "irq: 1").replace("vcpu: auto", "vcpu: 2")
+    source = source.replace("vhost: auto", "vhost: 2")
+    with recorded_state.passes("trixie-napi", source=source) as (_, passes):
+        passes.run(settle=True)
+        page = status_page(passes.state)
+    assert [c.reserved for c in page.cpus] == [False, True, False]
+    assert "interrupt CPU by policy" in Outline(html(page)).text
+
+
+@pytest.mark.parametrize("name", [file.stem for file in recorded_hosts.FILES])
+def test_every_thread_and_interface_of_a_recorded_host_is_told(name: str) -> None:
+    page = page_of(name)
+    snapshot = recorded_hosts.shown(recorded_hosts.file(name))
+    assert page.totals.tuned == len(snapshot.guests)
+    told = {g.name: g for g in page.guests}
+    text = Outline(html(page)).text
+    for guest in snapshot.guests:
+        view = told[guest.ref]
+        assert view.policy.endswith("plain.yaml" if guest.source == "qemu" else "routers.yaml")
+        assert {t.tid for t in view.threads} == {t.key.tid for t in guest.threads}
+        assert {t.priority for t in view.threads if t.sched_class == "rr"} == {10}
+        assert {i.device for i in view.interfaces} == {i.target for i in guest.interfaces}
+        assert all(i.queue_length == 300 for i in view.interfaces if "macvtap" in i.kind)
+        for word in (guest.ref, *(i.target for i in guest.interfaces)):
+            assert word in text
+    assert f"vsrtune: {len(told)} of {len(told)} guests tuned, 0 drift" in text
+    assert "Nothing to change." in text
+    assert "Nobody has changed what was set." in text
+
+
+def test_drift_tells_who_what_and_the_rule() -> None:
+    with recorded_state.passes("bookworm-veth-plain") as (host, passes):
+        passes.run(settle=True)
+        device = recorded_state.set_queue(host, 0, 77)
+        passes.run()
+        page = status_page(passes.state)
+    (drift,) = page.drift
+    assert (drift.guest, drift.was_set_to, drift.found) == ("vr1", "300", "77")
+    assert (drift.by, drift.key, drift.rule) == ("", "queue.macvtap", "report")
+    assert device in drift.setting
+    assert "a reload takes it back" in drift.left
+    (held,) = [s for s in page.plan.skipped if s.held]
+    assert page.plan.skipped[0] == held
+    shown = Outline(html(page)).text
+    assert "unknown" in shown
+    assert "report" in shown
+
+
+def test_changes_that_are_not_made_are_told_with_their_error() -> None:
+    with recorded_state.passes("bookworm-veth-plain") as (host, passes):
+        recorded_state.refuse_classes(host)
+        passes.run(settle=True)
+        page = status_page(passes.state)
+        assert {g.state for g in page.guests} == {"degraded"}
+        assert (page.totals.tuned, page.totals.degraded) == (0, 2)
+        whys = {(c.guest, c.why) for c in page.plan.changes}
+        assert any(guest == "vr1" and "not permitted" in why for guest, why in whys)
+        assert any("another change of the guest failed" in why for _, why in whys)
+        text = Outline(html(page)).text
+        assert "Changes that are not made yet" in text
+        passes.run()
+        waits = status_page(passes.state).plan.changes
+        assert {c.why for c in waits if c.guest == "vr1"} == {
+            "it failed before, and is tried again less and less often"
+        }
+
+
+def test_refused_and_without_a_policy() -> None:
+    source = 'guest: "vr1"\ncpus: {{vcpu: 7}}\n'
+    with recorded_state.passes("bookworm-veth-plain", source=source) as (_, passes):
+        passes.policies = passes.policies[:1]
+        passes.run(settle=True)
+        page = status_page(passes.state)
+    assert [(g.name, g.state) for g in page.guests] == [
+        ("vr1", "refused"),
+        ("qemu:pq1", "no policy"),
+    ]
+    (refusal,) = page.plan.refusals
+    assert refusal.guest == "vr1"
+    assert refusal.instead in Outline(html(page)).text
+
+
+def test_budget_load_and_adaptive_queue() -> None:
+    guest = samples.guest()
+    emulator, vcpu, worker = guest.threads
+    budget = Sched(
+        SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=5_000_000, period_ns=10_000_000
+    )
+    vcpu = replace(vcpu, sched=budget, load=(0.25, 0.75))
+    state = DaemonState(
+        snapshot=samples.snapshot(replace(guest, threads=(emulator, vcpu, worker))),
+        guests=(GuestState("vr1", "libvirt", tuned=False, drift=1, pending=1, policy="a.yaml"),),
+        budgets=((vcpu.key, 0.98),),
+        queues=(QueueState("vr1", 50, "trial", "50 forwards as much as 500"),),
+        reload_success=False,
+    )
+    page = status_page(state)
+    (view,) = page.guests
+    assert view.state == "pending"
+    (thread,) = [t for t in view.threads if t.thread == "vcpu 0"]
+    assert (thread.runtime_ns, thread.period_ns) == (2_000_000, 10_000_000)
+    assert (thread.used, thread.load, thread.priority) == (0.98, mean(vcpu.load), None)
+    assert view.interfaces[0].adaptive == "trial: 50 forwards as much as 500"
+    assert view.interfaces[0].ring_drops == 7
+    text = Outline(html(page)).text
+    assert "98 %" in text
+    assert "older policies stay in force" in text
+    assert "tracefs is not mounted" in text
+
+
+def test_a_pass_that_failed_says_why() -> None:
+    for snapshot in (None, samples.snapshot()):
+        page = status_page(DaemonState(snapshot=snapshot, failure="libvirtd does not answer"))
+        assert "libvirtd does not answer" in Outline(html(page)).text
+        assert page.failure == "libvirtd does not answer"
+
+
+def test_before_the_first_pass() -> None:
+    text = Outline(html(status_page(DaemonState()))).text
+    assert "No pass has ended yet." in text
+    assert "No guest is running" in text
+
+
+def test_a_thread_that_was_moved_since_it_ran_stands_where_it_may_run() -> None:
+    guest = samples.guest()
+    threads = tuple(replace(t, affinity=CpuSet([2]), last_cpu=0) for t in guest.threads)
+    page = status_page(DaemonState(snapshot=samples.snapshot(replace(guest, threads=threads))))
+    assert [len(c.threads) for c in page.cpus] == [0, 0, 3, 0]
+
+
+# -- foreign names
+
+
+EVIL = [
+    '<script>alert(1)</script>',
+    '"><img src=x onerror=alert(1)>',
+    "</title></style></td></table><h1>",
+    "' onmouseover='x",
+    "&lt;b&gt;",
+    "]]>--><!--",
+    "javascript:alert(1)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_name_is_text_wherever_it_stands(name: str) -> None:
+    """The same elements as with a harmless name, and the name as it is among the texts."""
+    harmless = Outline(html(page_of("bookworm-veth-plain", "vr9")))
+    outline = Outline(html(page_of("bookworm-veth-plain", name)))
+    assert outline.elements == harmless.elements
+    assert outline.text.count(name) == harmless.text.count("vr9") > 2
+
+
+@given(st.text(st.characters(), max_size=400))
+def test_any_text_is_text(text: str) -> None:
+    guest = replace(samples.guest(), name=text, problems=(text,))
+    told = GuestState(guest.ref, "libvirt", tuned=True, policy=text)
+    page = status_page(DaemonState(snapshot=samples.snapshot(guest), guests=(told,)))
+    document = html(page)
+    outline = Outline(document.encode().decode())
+    assert outline.open == []
+    assert not {"script", "img", "iframe", "svg"} & {tag for tag, _ in outline.elements}
+    json.dumps(encode(page)).encode()
+    shown = page.guests[0].name
+    assert shown.isprintable()
+    assert shown in outline.text or not shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("bad\udcff", "bad\\udcff"),
+        ("line\nbreak", "line\\nbreak"),
+        ("txt\u202egpj", "txt\\u202egpj"),
+        ("vr 1.\u00fc", "vr 1.\u00fc"),
+        ("x" * 999, "x" * 300 + "\u2026"),
+    ],
+)
+def test_what_cannot_be_shown_is_escaped_and_what_is_long_is_cut(name: str, shown: str) -> None:
+    guest = samples.guest(name)
+    told = GuestState(guest.ref, "libvirt", tuned=True)
+    page = status_page(DaemonState(snapshot=samples.snapshot(guest), guests=(told,)))
+    assert page.guests[0].name == shown
+
+
+def test_markup_is_made_by_element_alone() -> None:
+    assert element("p", "<b>", element("i", "&")) == "<p>&lt;b&gt;<i>&amp;</i></p>"
+    assert element("a", "x", href='"><script>') == '<a href="&quot;&gt;&lt;script&gt;">x</a>'
+    assert table("", ("a",), []) == ""
+    assert isinstance(table("t", ("a",), [("<",)]), Markup)
+
+
+# -- it needs nothing from elsewhere
+
+
+def test_nothing_is_asked_of_anybody_else() -> None:
+    document = html(page_of("trixie-veth-multiqueue"))
+    elements = Outline(document).elements
+    assert [a["href"] for tag, a in elements if tag == "link"] == ["data:,"]
+    assert {a["href"] for tag, a in elements if tag == "a"} == {"status.json", "metrics"}
+    assert not any({"src", "style", "onclick"} & set(a) for _, a in elements)
+    assert not {"script", "img", "iframe", "form", "base"} & {tag for tag, _ in elements}
+    assert "http:" not in document and "https:" not in document and "url(" not in document
+
+
+# -- sizes
+
+
+def many(guests: int, name: str = "router") -> DaemonState:
+    found = tuple(samples.guest(f"{name}{n:04}", pid=1000 + 10 * n) for n in range(guests))
+    snapshot = samples.snapshot(*found)
+    cpus = tuple(Cpu(i, True, False, CpuSet([i]), 0) for i in range(64))
+    return DaemonState(
+        snapshot=replace(snapshot, host=replace(snapshot.host, cpus=cpus)),
+        guests=tuple(
+            GuestState(g.ref, "libvirt", tuned=n % 100 != 7, drift=n % 100 == 7, policy="a.yaml")
+            for n, g in enumerate(found)
+        ),
+    )
+
+
+def test_of_many_guests_those_that_need_somebody_come_first() -> None:
+    page = status_page(many(1000))
+    assert len(page.guests) == page_data.GUESTS
+    assert page.guests_left_out == 1000 - page_data.GUESTS
+    assert [g.name for g in page.guests[:2]] == ["router0007", "router0107"]
+    assert {g.state for g in page.guests[:10]} == {"degraded"}
+    assert page.guests[10].name == "router0000"
+    assert page.totals.guests == 1000
+    (full,) = [c for c in page.cpus if c.threads]
+    assert len(full.threads) + full.left_out == 3000
+    document = html(page)
+    text = Outline(document).text
+    assert "960 more guests not listed here" in text
+    assert "and 2,984 more threads" in text
+    assert len(document) < 200_000
+
+
+def test_the_largest_page_stays_bounded() -> None:
+    """Everything longer than it ever is."""
+    guest = samples.guest("g" * 5000)
+    thread, interface = guest.threads[1], guest.interfaces[0]
+    guest = replace(
+        guest,
+        threads=tuple(replace(thread, index=n) for n in range(2000)),
+        interfaces=(replace(interface, target="t" * 5000, lower=("l" * 5000,)),) * 200,
+        problems=("p" * 5000,) * 500,
+    )
+    guests = tuple(replace(guest, name=f"{n}{guest.name}") for n in range(300))
+    told = tuple(GuestState(g.ref, "libvirt", tuned=False, policy="x" * 5000) for g in guests)
+    begin = time.process_time()
+    page = status_page(DaemonState(snapshot=samples.snapshot(*guests), guests=told))
+    assert len(html(page)) < 3_000_000
+    assert len(json.dumps(encode(page))) < 3_000_000
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize(
+    ("row", "shape"),
+    [
+        ("cpus", CpuView),
+        ("guests", GuestView),
+        ("guests[].threads", ThreadView),
+        ("guests[].interfaces", InterfaceView),
+        ("drift", DriftView),
+        ("plan", PlanView),
+        ("totals", StatusPage),
+    ],
+)
+def test_the_fields_that_the_documentation_names_exist(row: str, shape: type) -> None:
+    page = recorded_hosts.PLACE.parents[1] / "docs/status-page.md"
+    (line,) = [x for x in page.read_text("utf-8").splitlines() if x.startswith(f"| `{row}` |")]
+    named = set(re.findall(r"`(\w+)`", line.partition("|")[2]))
+    assert named - {f.name for f in fields(shape)} <= {row}
