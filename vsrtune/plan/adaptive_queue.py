@@ -54,7 +54,7 @@ IDLE = 0.95
 BETTER = 1.02
 # Pairs of turns in a trial.
 FEWEST, LEAST, ENOUGH = 2, 4, 8
-# Fewer than LEAST pairs suffice if their mean is this many standard errors above.
+# Fewer than LEAST pairs suffice if their mean is this many standard errors above SAME.
 CLEARLY = 4
 # The least standard deviation of pairs, as a share: few pairs are no surer.
 NOISE = 0.02

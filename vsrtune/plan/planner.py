@@ -105,7 +105,7 @@ def released(
     steps: Steps = NO_STEPS,
 ) -> frozenset[Target]:
     """Targets of ``applied`` that no policy asks for any more: of running guests, of the host,
-    and partitions at the top that guests left behind.
+    and cgroups at the top that guests left behind.
 
     The caller undoes these after a reload. Targets of refused guests stay: a mistake in a policy
     must not untune its guest. So do those of guests that libvirt is busy with (it would not take

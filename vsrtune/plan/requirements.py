@@ -461,8 +461,8 @@ def _emulator(context: Context, out: _Judgement) -> None:
 
 
 def _check_crowded(out: _Judgement) -> None:
-    """Refuse a guest whose vcpus would share CPUs, because these lose the work that they would
-    do at once: the medians of such guests were measured down to 0.85 of untuned ones
+    """Refuse a guest whose vcpus would share CPUs: they lose the work that they would do at the
+    same time. Measured medians of such guests went down to 0.85 of untuned ones
     (docs/results/no-harm.md). Budgets divide a CPU on purpose."""
     rule = rule_for(out.policy, Role.VCPU)
     pins = [p for p in out.pins if p.thread.role is Role.VCPU and p.cpus is None]

@@ -247,7 +247,7 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
 
 
 def _options(case: _Case, candidate: _Candidate) -> str:
-    """Settings that the policy does not ask for, each with what this host would do."""
+    """Settings that the policy does not ask for, each with the answer of this host."""
     lines: list[str] = []
     rings = [i for i in case.guest.interfaces if i.kind.rings]
     if rings:

@@ -328,7 +328,7 @@ def _back(
         if found is None:
             pairs.append(("", ""))
             continue
-        # The interface before, unless somebody has changed it since.
+        # The interface that was there before, unless somebody has changed it since.
         if not before or domain_xml.differences(
             domain_xml.on_device(domain_xml.nic(before), source.device), found.xml
         ):

@@ -200,8 +200,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A device of ours and its interface before, for the way back: ``live`` and ``config`` are the
-    interface's XML in the running guest and in its persistent definition, "" where it had none.
+    """A device of ours and the interface that it replaces, for the way back: ``live`` and
+    ``config`` are the interface's XML in the running guest and in its persistent definition, ""
+    where it had none.
     ``by_policy``: a policy asked for the device, not an operator by hand. ``group`` names the
     group that owns the device; there is then one Origin for each member, and ``queue`` is the
     txqueuelen of the device that this member had. Devices of a multistage router have a

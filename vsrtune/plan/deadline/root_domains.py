@@ -109,8 +109,8 @@ def _sets(
     search: Search,
 ) -> dict[CpuSet, list[Member]]:
     """The CPU sets of DEADLINE threads, each with every thread that has CPUs of it. Overlapping
-    sets become one. Unless its threads float, guests whose threads have other CPUs than its first
-    DEADLINE thread are refused."""
+    sets become one. Unless the threads of a set float, guests whose threads have other CPUs than
+    the set's first DEADLINE thread are refused."""
     sets: dict[CpuSet, list[Member]] = {}
     for member in sorted(members, key=lambda m: m.booked == 0):
         cpus = search.chosen[member.thread.key].cpus

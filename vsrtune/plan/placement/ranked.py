@@ -4,7 +4,7 @@ Pins are tight, one thread on one CPU, because threads that may move bounce betw
 overload (Abeni et al., section 3.2). Every thread gets a CPU of its own while free CPUs last;
 then threads share CPUs.
 
-Three passes make guests that come and go move the others as little as possible:
+With three passes, guests that come and go move the others as little as possible:
 
 1. A thread keeps the CPU it had if that is allowed.
 2. Every other thread, vcpus first, takes the CPU with the lowest ``rank``.
