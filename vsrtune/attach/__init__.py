@@ -1,2 +1,2 @@
-"""Wall: writing. Moves guests' interfaces between macvtap and our devices, and takes it back:
-the transaction, its ledger, and what it writes with."""
+"""Wall: writing. Moves guests' interfaces between macvtap and our devices, and back: the
+transaction, its ledger, and its primitive calls."""

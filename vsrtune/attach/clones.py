@@ -1,6 +1,6 @@
-"""Clones as a switch makes and ends them.
+"""Makes and ends the clones of a switch.
 
-Every method looks first at what is there, so that all of them may be repeated.
+Every method first checks what exists, so all of them may be repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Clones:
         self._host = host
 
     def do(self, step: CloneStep) -> None:
-        """One step. Raises RefusedError when it has done nothing, else WriteError."""
+        """Carry out one step. Raises RefusedError if it has done nothing, otherwise WriteError."""
         match step:
             case MakeFiles():
                 self._make(step.files)
@@ -45,8 +45,8 @@ class Clones:
                 self._host.stop_guest(step.uuid)
 
     def end(self, clone: Clone) -> list[str]:
-        """Undefine it and remove its files; what was done. A file that is not what was made,
-        or that another guest names, is left."""
+        """Undefine a clone and remove its files. Returns what was done. Leaves a file that is not
+        the one that was made, or that another guest names."""
         self._host.stop_guest(clone.uuid)
         self._host.undefine_guest(clone.uuid)
         did = [f"undefined {clone.guest}"]
@@ -72,7 +72,7 @@ class Clones:
             self._host.make_file(file)
 
     def _user(self, file: File) -> str:
-        """A guest whose definition names the file."""
+        """The guest whose definition names the file, "" when there is none."""
         for guest in self._host.guests():
             try:
                 if file.path in domain_xml.disk_files(self._host.definition(guest.uuid)):

@@ -1,7 +1,7 @@
-"""The devices that vsrtune makes for guests: made, kept apart from others', removed.
+"""Makes and removes vsrtune's devices for guests, and keeps them apart from others' devices.
 
-Every method looks first at what is there, so that all of them may be repeated. They raise
-WriteError, and OSError as the kernel answers.
+Every method first checks what exists, so all of them may be repeated. They raise WriteError, and
+OSError as the kernel answers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _CDEV_SECONDS = 10.0
 _BUSY_SECONDS = 5.0
 _PAUSE = 0.05
 
-# The module of a kind, where it is called otherwise.
+# The modules whose name is not that of the kind.
 _MODULES = {"vlan": "8021q"}
-# What happens without a flag.
+# The consequence of a missing flag.
 _WITHOUT = {
     EVERY_QUEUE: "guests that share a device do not all find their neighbours",
     UPLINK: "a balancer does not hear what routers send to their neighbours",
@@ -44,7 +44,7 @@ class Devices:
         self._host = host
 
     def make(self, device: MadeDevice) -> None:
-        """Make it, down, and wait for its /dev/tapN if it has one."""
+        """Make a device, down, and wait for its /dev/tapN if it has one."""
         link = self.find(device)
         if link is None:
             self._make(device)
@@ -79,7 +79,7 @@ class Devices:
             ) from error  # fmt: skip
 
     def flag(self, device: MadeDevice) -> tuple[str, ...]:
-        """Set the private flags that it must have; those that were not set."""
+        """Set the private flags that a device must have. Returns those that were not set."""
         missing = [f for f in device.flags if not self._host.flag(device.name, f)]
         for name in missing:
             try:
@@ -94,13 +94,13 @@ class Devices:
         return tuple(missing)
 
     def remove(self, device: MadeDevice) -> None:
-        """Remove it, if it is there."""
+        """Remove a device, if it is there."""
         link = self.find(device)
         if link is not None:
             self._host.remove(link.index)
 
     def set_up(self, device: MadeDevice) -> None:
-        """Bring it up; what is about to leave its lower device gets the time to do so."""
+        """Bring a device up; wait while another is about to leave its lower device."""
         link = self.find(device)
         if link is None:
             raise WriteError("is gone", where=device.name, hint="try again")
@@ -115,13 +115,14 @@ class Devices:
             self._host.sleep(_PAUSE)
 
     def set_down(self, device: MadeDevice) -> None:
-        """Bring it down, if it is there."""
+        """Bring a device down, if it is there."""
         link = self.find(device)
         if link is not None:
             self._host.set_up(link.index, False)
 
     def find(self, device: MadeDevice) -> Link | None:
-        """The link of that name; None when there is none. Raises when it is another's."""
+        """The link of the device's name; None when there is none. Raises WriteError when the link
+        is another's."""
         link = self._host.links().get(device.name)
         if link is not None and (link.kind, link.mac) != (device.kind, device.mac):
             raise WriteError(

@@ -1,4 +1,4 @@
-"""How a switch of attachments fails: what an operator is told."""
+"""The errors of a switch of attachments, as an operator reads them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vsrtune.core.errors import VsrtuneError, WriteError
 
 
 class SwitchError(VsrtuneError):
-    """A switch that failed. ``put_back`` tells whether the guests have what they had,
-    ``started`` are those that had to be started for that; ``interrupted`` whether the command
-    was asked to end as well."""
+    """A switch that failed. ``put_back`` tells whether the guests have their interfaces back,
+    ``started`` are the guests that had to be started for that. ``interrupted`` tells whether a
+    signal asked the command to end as well."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SwitchError(VsrtuneError):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """OSError of a link request as an error for people."""
+    """Turn the OSError of a link request into an error for people."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """The primitive calls with which a switch reads and changes a host, one each.
 
-They stand apart from the rules (``attach``), so that these can be tested against an
-imitated host where every call is a place to fail or to be killed at.
+They are separate from the rules (transaction.py), so that tests can run these against an imitated
+host, and fail or kill them at every call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from vsrtune.model.host import Link
 
 
 class AttachHost(Protocol):
-    """Links raise OSError as from the system call; domains as LiveDomains says."""
+    """Calls for links raise the OSError of the system call, calls for domains the errors of
+    LiveDomains."""
 
     def links(self) -> dict[str, Link]:
         """Every device by name."""
@@ -36,7 +37,7 @@ class AttachHost(Protocol):
         ...
 
     def make(self, device: MadeDevice, lower: int) -> None:
-        """Make a device, down; ``lower`` is 0 when it stands on none."""
+        """Make a device, down; ``lower`` is the index of its lower device, 0 for none."""
         ...
 
     def remove(self, index: int) -> None:
@@ -56,7 +57,7 @@ class AttachHost(Protocol):
         ...
 
     def set_flag(self, name: str, flag: str) -> None:
-        """Set it; EOPNOTSUPP when the loaded module does not have it."""
+        """Set a private flag; EOPNOTSUPP when the loaded module does not have it."""
         ...
 
     def guests(self) -> tuple[GuestNics, ...]:
@@ -104,11 +105,11 @@ class AttachHost(Protocol):
         ...
 
     def remove_file(self, file: File) -> str:
-        """Remove it, if it is there; why it was left, "" when it is gone."""
+        """Remove a clone's file, if it is there. Returns why it was left, "" when it is gone."""
         ...
 
     def start_ended(self, uuid: str) -> bool:
-        """Start a guest that libvirt itself has ended; whether it had."""
+        """Start a guest if libvirt itself has ended it. Returns whether it had."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -130,8 +131,8 @@ class LiveHost:
         *,
         files: bool = True,
     ) -> None:
-        """``pulse`` is called whenever this waits. Without ``files`` this process does not
-        see the host's files as they are."""
+        """``pulse`` is called at every wait. Without ``files`` this process does not see the
+        host's files as they are."""
         self._files = files
         self._pulse = pulse
         self._domains = DomainLife(uri)
@@ -226,7 +227,7 @@ class LiveHost:
         return time.monotonic()
 
     def close(self) -> None:
-        """Give the connection to libvirt back."""
+        """Close the connection to libvirt."""
         self._domains.close()
 
     def _reach(self, path: str) -> None:

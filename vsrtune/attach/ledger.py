@@ -1,8 +1,8 @@
-"""The ledger of switches and of what they made.
+"""The ledger of switches and of the devices, guests and groups that they made.
 
-An entry of kind STEP is a step that was begun and not retired, ORIGIN a device that vsrtune
-made, CLONE a guest that it made, ENDED one that is to be removed with its files, and GROUP
-the name of a group whose create has come to its end.
+An entry of kind STEP is a step that was begun and not retired, ORIGIN a device that vsrtune made,
+CLONE a guest that it made, ENDED a clone that it has to remove with its files, and GROUP the name
+of a group whose create is complete.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
 
 
 class AttachLedger(Ledger):
-    """It outlives a boot, as the persistent definitions do that name these devices."""
+    """It outlives a boot, like the persistent definitions that name these devices."""
 
     busy = ("another switch is under way, or is being recovered", "wait for its end")
     unusable = ("the ledger of attachments cannot be used", "run as root")
 
     def of(self, *kinds: str) -> list[LedgerEntry]:
-        """What is pending of these kinds, oldest first."""
+        """The pending entries of these kinds, oldest first."""
         return [entry for entry in self.pending() if entry.kind in kinds]
 
     def origins(self) -> Iterator[tuple[LedgerEntry, Origin]]:
-        """Of every device that vsrtune made and has not removed."""
+        """The Origin of every device that vsrtune made and has not removed."""
         return ((entry, steps.origin_from(entry.data)) for entry in self.of(ORIGIN))
 
     def clones(self, kind: str = CLONE) -> Iterator[tuple[LedgerEntry, Clone]]:
-        """Every guest that vsrtune made and has not ended, or (ENDED) is to remove."""
+        """Every guest that vsrtune made and has not ended, or (ENDED) has to remove."""
         return ((entry, steps.clone_from(entry.data)) for entry in self.of(kind))
 
     def groups(self) -> Iterator[tuple[LedgerEntry, str]]:

@@ -1,4 +1,4 @@
-"""libvirt domains: their XML, interfaces unplugged and plugged, definitions changed."""
+"""libvirt domains: reads their XML, plugs and unplugs interfaces, changes definitions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from vsrtune.host import netlink
 from vsrtune.host.libvirt import Patience
 from vsrtune.model.domain_xml import DomainNic, nics
 
-# A guest acknowledges an unplug within a second; one that boots may take longer.
+# A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
 _PAUSE = 0.05
-# The request is lost when the guest's kernel does not listen yet.
+# The request is lost if the guest's kernel does not listen yet.
 _ASK_AGAIN = 10.0
 _ALIAS = re.compile(r"<alias name='([^']+)'")
 _NET_ALIAS = re.compile(r"net\d+")
-# A back end of libvirt's making in the human monitor's `info network`.
+# A back end that libvirt made, in the human monitor's `info network`.
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
-# When an unplug of an interface (UUID of the domain, MAC) was asked for, by the caller's clock.
+# The time of the last request to unplug an interface (UUID of the domain, MAC), by the caller's
+# clock.
 Requests = dict[tuple[str, str], float]
 
 
 class AwayError(WriteError):
-    """libvirt does not answer: nothing is known of what it did with the request."""
+    """libvirt does not answer: it is unknown whether it carried out the request."""
 
 
 class RefusedError(WriteError):
@@ -41,7 +42,7 @@ class RefusedError(WriteError):
 
 
 class Unpluggable(Protocol):
-    """What ``unplug`` needs of libvirt."""
+    """The calls of libvirt that ``unplug`` needs."""
 
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
@@ -60,11 +61,11 @@ def unplug(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Unplug the interfaces (UUID of the domain, MAC) that are there, all at once, and
-    return when the guests have released them. ``requests`` is what an earlier call, which found
-    libvirt away, has asked for; it is kept up.
+    """Unplug the interfaces (UUID of the domain, MAC) that are there, all at the same time, and
+    return when the guests have released them. ``requests`` are those of an earlier call that
+    found libvirt away; this call keeps it up to date.
 
-    Raises RefusedError when libvirt refused and nothing was asked for, else WriteError.
+    Raises RefusedError when libvirt refused before any request was made, otherwise WriteError.
     """
     requests = {} if requests is None else requests
     try:
@@ -106,7 +107,7 @@ def _unplug(
                 try:
                     domains.request_unplug(key[0], present[key])
                 except AwayError:
-                    requests[key] = now  # for all that is known
+                    requests[key] = now  # libvirt may have passed it on
                     raise
                 requests[key] = now
         sleep(_PAUSE)
@@ -123,9 +124,9 @@ class DomainXml:
 
 
 class LiveDomains:
-    """One connection to libvirt, opened when first needed and again after it broke.
-    VanishedError means that the domain does not run (any more), AwayError that libvirt
-    does not answer, WriteError anything else that libvirt refused."""
+    """One connection to libvirt, opened at first need and again after it broke. Methods raise
+    VanishedError when the domain does not run (any more), AwayError when libvirt does not answer,
+    and WriteError for any other refusal by libvirt."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -133,7 +134,7 @@ class LiveDomains:
         self._patience = Patience()
 
     def uuid(self, name: str) -> str:
-        """Of the running domain of that name (or UUID)."""
+        """The UUID of the running domain of that name (or UUID)."""
         libvirt = _library()
         connection = self._open()
         try:
@@ -161,7 +162,7 @@ class LiveDomains:
             self._refused(error, f"domain {uuid}")
 
     def all(self) -> tuple[DomainXml, ...]:
-        """Every domain that there is."""
+        """Every domain."""
         libvirt = _library()
         found = []
         try:
@@ -180,7 +181,7 @@ class LiveDomains:
         return tuple(found)
 
     def definition(self, uuid: str) -> str:
-        """The persistent definition, secrets included. VanishedError without one."""
+        """The persistent definition, secrets included. Raises VanishedError without one."""
         libvirt = _library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
         domain = self._domain(uuid)
@@ -192,9 +193,9 @@ class LiveDomains:
             self._refused(error, f"domain {uuid}")
 
     def start_ended(self, uuid: str) -> bool:
-        """Start the guest if libvirt itself has ended it; whether it had. A libvirtd that
-        comes back and cannot take a running guest over ends it (qemuProcessReconnect), for
-        example when it died right after QEMU had removed a device."""
+        """Start the guest if libvirt itself has ended it. Returns whether it had. A libvirtd that
+        comes back and cannot take a running guest over ends the guest (qemuProcessReconnect), for
+        example when libvirtd died right after QEMU had removed a device."""
         libvirt = _library()
         domain = self._domain(uuid)
         ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
@@ -220,8 +221,8 @@ class LiveDomains:
         unplug(self, [(uuid, mac)])
 
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
-        """Ask the guest to release the interface; one that was asked, or has done so, is
-        no error."""
+        """Ask the guest to release the interface. It is no error if the guest was asked already,
+        or has released it."""
         libvirt = _library()
         where = f"domain {uuid} interface {found.mac}"
         domain = self._domain(uuid)
@@ -235,8 +236,8 @@ class LiveDomains:
             self._refused(error, where)
 
     def attach(self, uuid: str, xml: str, mac: str) -> None:
-        """Plug an interface in. What a libvirtd that was killed in between has forgotten,
-        in QEMU or on the host, is cleared away before a second try."""
+        """Plug an interface in. If libvirt refuses, clear the remains that a killed libvirtd has
+        forgotten in QEMU or on the host, and try again."""
         where = f"domain {uuid} interface {mac}"
         try:
             self._attach(uuid, xml, where)
@@ -262,9 +263,9 @@ class LiveDomains:
             self._refused(error, where)
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
-        """Take away interfaces that QEMU has and libvirt does not know: those it was
-        plugging in when it died, back ends (which hold a macvtap open) without a device
-        included. Their names; returns when they are gone."""
+        """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
+        it plugged them in, including back ends without a device (which hold a macvtap open).
+        Returns their names when they are gone."""
         known = set(_ALIAS.findall(self._live_xml(uuid)))
         orphans = [name for name in self._plugged(uuid) if name not in known]
         for name in orphans:
@@ -278,7 +279,7 @@ class LiveDomains:
                     hint="its kernel must support PCI hotplug; a guest started anew is well",
                 )
             time.sleep(_PAUSE)
-        # QMP itself has no list of them.
+        # QMP itself has no list of back ends.
         command = {"command-line": "info network"}
         told = self._monitor(uuid, "human-monitor-command", command)
         lone = sorted(set(_BACK_END.findall(told if isinstance(told, str) else "")) - known)
@@ -295,7 +296,7 @@ class LiveDomains:
             self._refused(error, f"domain {uuid}")
 
     def _plugged(self, uuid: str) -> list[str]:
-        """Network devices by QEMU's own account (their ids are libvirt's aliases)."""
+        """The network devices that QEMU itself lists (their ids are libvirt's aliases)."""
         found = self._monitor(uuid, "qom-list", {"path": "/machine/peripheral"})
         if not isinstance(found, list):
             return []
@@ -303,8 +304,8 @@ class LiveDomains:
         return [name for name in names if _NET_ALIAS.fullmatch(name)]
 
     def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
-        """One QMP command through libvirt; an error of QEMU's is no error here, because
-        what is to be taken away may be gone."""
+        """Send one QMP command through libvirt. An error of QEMU is no error here, because the
+        device to remove may be gone."""
         libvirt, qemu = _library(), importlib.import_module("libvirt_qemu")
         domain = self._domain(uuid)
         text = json.dumps({"execute": command, "arguments": arguments})
@@ -315,7 +316,7 @@ class LiveDomains:
         return answer.get("return")
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             libvirt = _library()
@@ -342,8 +343,8 @@ class LiveDomains:
         libvirt = _library()
         if self._connection is None:
             self._connection = libvirt.open(self._uri)
-        # One that is there and says nothing would be waited for without end. What else is wrong
-        # with the connection the call tells for which it is wanted.
+        # Without this a silent libvirtd would keep the caller waiting without end. The caller's
+        # own call reports any other fault of the connection.
         with contextlib.suppress(libvirt.libvirtError):
             self._connection.getLibVersion()
         return self._connection
@@ -358,7 +359,7 @@ class LiveDomains:
             self._refused(error, f"domain {uuid}")
 
     def _refused(self, error: Any, where: str) -> NoReturn:
-        """Raise what the error means."""
+        """Raise our error for an error of libvirt."""
         libvirt = _library()
         code = error.get_error_code()
         text = error.get_error_message()
@@ -396,7 +397,7 @@ def _library() -> Any:
         ) from error
 
 
-# A definition leaves nothing of itself behind; what disks it had is not libvirt's to remove.
+# A definition leaves nothing of itself behind; libvirt does not remove its disks.
 _ALL_OF_IT = (
     "VIR_DOMAIN_UNDEFINE_MANAGED_SAVE", "VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA",
     "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", "VIR_DOMAIN_UNDEFINE_NVRAM",
@@ -404,7 +405,8 @@ _ALL_OF_IT = (
 
 
 class DomainLife(LiveDomains):
-    """All of this may be asked for again: what is so already is no error."""
+    """Starts and ends domains. Every method may be repeated: a state reached already is no
+    error."""
 
     def start(self, uuid: str) -> None:
         """Start the guest; returns when it runs. Raises WriteError when it ended at once."""
@@ -430,7 +432,7 @@ class DomainLife(LiveDomains):
         self._with(uuid, end, absent_ok=True)
 
     def undefine(self, uuid: str) -> None:
-        """Remove the guest's definition, if there is one; it does not run."""
+        """Remove the guest's definition, if there is one; the guest does not run."""
         libvirt = importlib.import_module("libvirt")
         flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
 
@@ -447,7 +449,7 @@ class DomainLife(LiveDomains):
         return any(found)
 
     def _with(self, uuid: str, work: Callable[[Any], None], *, absent_ok: bool = False) -> None:
-        """Do it with the domain; with ``absent_ok``, one that is not there needs nothing."""
+        """Call ``work`` with the domain; with ``absent_ok`` a missing domain is no error."""
         libvirt = importlib.import_module("libvirt")
         try:
             domain = self._domain(uuid)
@@ -461,9 +463,9 @@ class DomainLife(LiveDomains):
 
 
 def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
-    """Remove the macvtaps of that MAC that are none of ``known`` (device names) and that
-    nobody holds open; whether there were any. A lower device takes no other of the same MAC
-    beside one. Raises OSError."""
+    """Remove the macvtaps of that MAC that are none of ``known`` (device names) and that no
+    process holds open. Returns whether there were any. A lower device takes no second macvtap of
+    the same MAC. Raises OSError."""
     left_over = [
         link.index
         for link in netlink.links()

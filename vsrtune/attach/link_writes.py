@@ -15,9 +15,9 @@ from vsrtune.host.netlink import attribute, link_message, nested, request
 def make(
     kind: str, name: str, lower: int, mac: str, mode: int, mtu: int, queue: int, vlan: int = 0
 ) -> None:
-    """A device of ``kind`` (its module is loaded by the kernel), down, on the device of index
-    ``lower``, 0 for none. ``mode`` as in rtnl_model.MODES, 0 for kinds without, ``queue`` its
-    txqueuelen, ``vlan`` the id of one of kind vlan. Raises OSError."""
+    """Make a device of ``kind`` (the kernel loads its module), down, on the device of index
+    ``lower``, 0 for none. ``mode`` as in host.MODES, 0 for kinds without. ``queue`` is its
+    txqueuelen, ``vlan`` the id of a device of kind vlan. Raises OSError."""
     parts = [
         attribute(netlink.IFNAME, name.encode() + b"\0"),
         attribute(netlink.ADDRESS, bytes.fromhex(mac.replace(":", ""))),
@@ -36,7 +36,7 @@ def make(
 
 
 def remove(index: int) -> None:
-    """The device of that index. Raises OSError: ENODEV when there is none."""
+    """Remove the device of that index. Raises OSError: ENODEV when there is none."""
     request(netlink.DELLINK, 0, link_message(index=index))
 
 
@@ -47,7 +47,7 @@ def set_up(index: int, up: bool) -> None:
 
 
 def set_queue(index: int, queue: int) -> None:
-    """txqueuelen, in frames; the rings of a macvtap follow at once. Raises OSError."""
+    """Set txqueuelen, in frames; the rings of a macvtap follow at once. Raises OSError."""
     body = attribute(netlink.TXQLEN, _u32(queue))
     request(netlink.NEWLINK, 0, link_message(index=index) + body)
 

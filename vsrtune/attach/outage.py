@@ -1,11 +1,10 @@
-"""How long a guest does not forward: seen on the counters of its host devices.
+"""Measures how long a guest does not forward, by the counters of its host devices.
 
-A frame that the guest sends is counted as sent by its macvtap or napi_macvtap device. The
-outage is the time between the last moment before the switch and the first one after it
-at which the guest sent at least half as many frames as it had sent before; single frames
-do not count, because a guest greets a new interface with some of its own. With traffic
-that it forwards, that is the time in which it did not forward. Without traffic there is
-none to see.
+The guest's macvtap or napi_macvtap device counts the frames that the guest sends. The outage is
+the time between the last moment before the switch and the first moment after it at which the
+guest sent at least half as many frames as before. Single frames do not count, because a guest
+greets a new interface with some of its own. If the guest has traffic to forward, the outage is
+the time in which it did not forward. Without traffic no outage can be measured.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 PERIOD = 0.02
-# The rate before is taken over this time, and a moment is this long; seconds.
+# Seconds: SETTLE to measure the rate before the switch; MOMENT is the length of a moment.
 SETTLE = 0.6
 MOMENT = 0.1
 
@@ -29,9 +28,9 @@ Counters = Callable[[], Mapping[str, int]]
 
 
 class Outage:
-    """What was seen. ``see`` is fed with the time in seconds and the frames sent, by
-    device; ``begin`` is when the first interface is about to go, ``released`` when the
-    guest has none of them any more, ``plugged`` when it has all of them again."""
+    """The samples of one switch. ``see`` takes the time in seconds and the frames sent, by
+    device. The caller calls ``begin`` when the first interface is about to go, ``released`` when
+    the guest has none of them any more, ``plugged`` when it has all of them again."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, int] | None = None
@@ -40,8 +39,8 @@ class Outage:
         self._begun = self._released = self._plugged = float("inf")
 
     def see(self, now: float, counts: Mapping[str, int]) -> None:
-        """One look at the counters. All that a device has sent that was not there at the
-        look before was sent since; the first look of all is what to compare with."""
+        """Add one sample of the counters. If a device was not in the previous sample, it has sent
+        all its frames since then. The first sample of all is the base."""
         known = self._known
         self._known = dict(counts)
         sent = self._seen[-1][1] if self._seen else 0
@@ -54,8 +53,7 @@ class Outage:
         self._begun = now
 
     def released(self, now: float) -> None:
-        """The guest has released all of them: what it sends from now on, it sends through
-        the new ones."""
+        """The guest has released all of them: from now on it sends through the new ones."""
         self._released = now
 
     def plugged(self, now: float) -> None:
@@ -72,8 +70,8 @@ class Outage:
 
     @property
     def seconds(self) -> float | None:
-        """How long the guest sent less than half of what it had; None when that was not
-        seen, or not its end."""
+        """How long the guest sent less than half its rate before; None when the samples do not
+        show that, or not its end."""
         if not self.rate:
             return None
         last = first = None
@@ -95,7 +93,7 @@ class Outage:
         return self._plugged - self._begun
 
     def _moments(self) -> Iterator[tuple[int, int]]:
-        """Indices of looks that are a moment apart."""
+        """Indices of samples that are a moment apart."""
         at = 0
         for number, (now, _) in enumerate(self._seen):
             while self._seen[at + 1][0] <= now - MOMENT:
@@ -105,8 +103,8 @@ class Outage:
 
 
 class OutageWatch:
-    """Looks at the counters every PERIOD, in a thread, while the block runs. ``counters``
-    gives the frames sent, by device, of the devices that there are."""
+    """Samples the counters every PERIOD, in a thread, while the block runs. ``counters`` gives
+    the frames sent, by device, of the devices that exist."""
 
     def __init__(self, counters: Counters) -> None:
         self.outage = Outage()
@@ -124,7 +122,7 @@ class OutageWatch:
         self._thread.join()
 
     def settle(self) -> None:
-        """Look long enough to know whether there is traffic."""
+        """Sample long enough to know whether there is traffic."""
         time.sleep(SETTLE)
 
     def begin(self) -> None:
@@ -133,17 +131,17 @@ class OutageWatch:
             self.outage.begin(time.monotonic())
 
     def released(self) -> None:
-        """The guest has none of them any more."""
+        """The guest has none of the interfaces any more."""
         with self._lock:
             self.outage.released(time.monotonic())
 
     def plugged(self) -> None:
-        """The guest has them all again; only the first call counts."""
+        """The guest has all the interfaces again; only the first call counts."""
         with self._lock:
             self.outage.plugged(time.monotonic())
 
     def wait(self, patience: float) -> None:
-        """Up to ``patience`` seconds for the traffic to come back, where there was some."""
+        """Wait up to ``patience`` seconds for the traffic to come back, if there was some."""
         end = time.monotonic() + patience
         while time.monotonic() < end:
             with self._lock:
@@ -152,7 +150,7 @@ class OutageWatch:
             time.sleep(3 * MOMENT)
 
     def lines(self) -> tuple[str, ...]:
-        """What was measured, for people."""
+        """The measurement, for people."""
         found = self.outage
         unplugged = f"unplugged to plugged in: {found.unplugged:.3f} s"
         if not found.rate:
@@ -172,7 +170,7 @@ class OutageWatch:
 
 
 def sent_by(macs: Collection[str]) -> Counters:
-    """Frames that were sent by each device of this host with one of these MACs."""
+    """A reader of the frames sent by each device of this host with one of these MACs."""
     known: dict[str, bool] = {}
 
     def read() -> dict[str, int]:

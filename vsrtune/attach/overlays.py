@@ -2,11 +2,11 @@
 
 A file appears under its name whole or not at all, and never in the place of another.
 
-Directories of guests' files may belong to others: libvirt gives that of the NVRAMs to
-QEMU's user, who can put a link or another file under any name in it at any moment. Every
-directory is therefore opened once, without links that such a user could have made, and
-everything else happens by its descriptor: a file is made in a directory of its own that
-nobody else may enter, gets its owner there, and is linked from there to its name.
+Directories of guests' files may belong to others: libvirt gives that of the NVRAMs to QEMU's user,
+who can put a link or another file under any name in it at any moment. This module therefore opens
+every directory once, without links that such a user could have made, and does everything else
+through its descriptor: it makes a file in a directory of its own that nobody else may enter, sets
+the owner there, and links the file from there to its name.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from vsrtune.attach.plan.clone_model import File
 from vsrtune.core.errors import WriteError
 
 _PROGRAM = "qemu-img"
-# Added to a file's name: the directory in which it is made. One of ours that is found was
-# left by a process that was killed.
+# A file's name with this suffix: the directory in which the file is made. If one of ours exists,
+# a killed process left it.
 _PART = ".vsrtune-part"
-# What is made there.
+# The name of the file there.
 _NEW = "made-by-vsrtune"
 # An overlay is some 200 KiB; a base on a network may take its time.
 _SECONDS = 60.0
 # The largest NVRAM that any firmware has is 64 MiB.
 _LARGEST_COPY = 256 << 20
-# The first fields of a qcow2 file: magic, version, where the name of its base is and how long,
+# The first fields of a qcow2 file: magic, version, offset and length of the name of its base,
 # log2 of a cluster, and the size of the disk.
 _HEADER = struct.Struct(">4sIQIIQ")
 _MAGIC = b"QFI\xfb"
 _SECTOR = 512
-# QEMU makes none larger: a table of 32 MiB for clusters of 64 KiB.
+# QEMU makes no larger disk: a table of 32 MiB for clusters of 64 KiB.
 _LARGEST_DISK = 2 << 50
 _LONGEST = 1023
-# As many as the kernel follows in one path.
+# As many links as the kernel follows in one path.
 _LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OutOfReachError(WriteError):
-    """This process may not see or write where guests' files are; another may."""
+    """This process may not see or write the directories of guests' files; another may."""
 
 
 def there(path: str) -> bool:
-    """Whether there is anything of that name."""
+    """Whether anything of that name exists."""
     return os.path.lexists(path)
 
 
 def make(file: File) -> None:
-    """Make it, owned and readable as its base is; a copy whose original is not there is left
-    out. Raises WriteError, also when there is a file of that name."""
+    """Make a file, owned and readable like its base. A copy is left out if its original does not
+    exist. Raises WriteError, also when there is a file of that name."""
     with contextlib.ExitStack() as held:
         with _told(file.base, "the template's file cannot be read", "is its storage there?"):
             try:
-                # What is copied becomes readable to the clone: no link may choose it.
+                # The clone can read the copy, so no link may choose the original.
                 found = held.enter_context(_opened(_walk(file.base, follow=bool(file.format))))
             except FileNotFoundError:
                 if not file.format:
@@ -81,13 +81,13 @@ def make(file: File) -> None:
             else:
                 _copy(file, base, private)
             _own_as(base, private)
-            # Unlike a rename this takes nobody's place.
+            # Unlike a rename this replaces no file.
             os.link(_NEW, name, src_dir_fd=private, dst_dir_fd=parent, follow_symlinks=False)
 
 
 def remove(file: File) -> str:
-    """Remove what ``make`` made, whole or in part; why it was left, "" when it is gone.
-    Raises WriteError."""
+    """Remove a file that ``make`` made, whole or in part. Returns why it was left, "" when it is
+    gone. Raises WriteError."""
     directory, name = posixpath.split(file.path)
     with _told(file.path), contextlib.ExitStack() as held:
         try:
@@ -106,9 +106,9 @@ def remove(file: File) -> str:
 
 
 def _walk(path: str, *, follow: bool = True) -> int:
-    """A descriptor (O_PATH) of what is at an absolute path. A symbolic link is followed only
-    in a directory that nobody but root may write; without ``follow`` the last component may
-    be none, and is opened itself. Raises OSError, WriteError for other links."""
+    """A descriptor (O_PATH) of the file at an absolute path. A symbolic link is followed only in
+    a directory that nobody but root may write. Without ``follow`` a link as the last component is
+    not followed but opened itself. Raises OSError, WriteError for other links."""
     if not posixpath.isabs(path):
         raise WriteError(
             "it is no absolute path", where=path, hint="virsh edit of the guest that names it"
@@ -139,14 +139,14 @@ def _walk(path: str, *, follow: bool = True) -> int:
 
 def _look(name: str, directory: int) -> int:
     try:
-        # So asked, the kernel mounts what is mounted on demand.
+        # With O_DIRECTORY the kernel mounts directories that are mounted on demand.
         return os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=directory)
     except NotADirectoryError:
         return os.open(name, _LOOK, dir_fd=directory)
 
 
 def _components(path: str) -> list[str]:
-    """The first one last."""
+    """The components of a path, the first one last."""
     return [name for name in path.split("/") if name not in ("", ".")][::-1]
 
 
@@ -157,8 +157,8 @@ def _only_root_writes(directory: int) -> bool:
 
 @contextlib.contextmanager
 def _private(parent: int, path: str) -> Iterator[int]:
-    """A new directory that nobody else may enter, and that is gone afterwards. Whoever owns
-    the parent can move it away, but not change what is in it."""
+    """A new directory that nobody else may enter, and that is gone afterwards. The owner of the
+    parent can move it away, but not change its content."""
     name = posixpath.basename(path)
     os.mkdir(name, 0o700, dir_fd=parent)
     try:
@@ -211,7 +211,7 @@ def _opened(descriptor: int) -> Iterator[int]:
 
 
 def _read(found: int) -> int:
-    """The file of an O_PATH descriptor, opened to be read."""
+    """The file of an O_PATH descriptor, opened for reading."""
     return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -219,8 +219,8 @@ def _read(found: int) -> int:
 
 
 def _base_of(file: File, found: int) -> int:
-    """A template's file, opened to be read. Raises WriteError when it is none to make a
-    clone's from."""
+    """A template's file, opened for reading. Raises WriteError when no file of a clone can be made
+    from it."""
     status = os.fstat(found)
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG and not (kind == stat.S_IFBLK and file.format):
@@ -239,7 +239,7 @@ def _base_of(file: File, found: int) -> int:
 
 
 def _names_as_base(found: int) -> str:
-    """What a file is an overlay of, "" for any that is none."""
+    """The base of which a file is an overlay, "" for a file that is none."""
     if not stat.S_ISREG(os.fstat(found).st_mode):
         return ""
     with _opened(_read(found)) as opened:
@@ -267,8 +267,8 @@ def _copy(file: File, base: int, private: int) -> None:
 
 
 def _own_as(base: int, private: int) -> None:
-    """libvirt gives a guest's files to QEMU's user, unless it was told not to: then they
-    are that user's already."""
+    """Give the new file the owner and the permissions of its base. libvirt gives a guest's files
+    to QEMU's user, unless it was told not to; they are then that user's already."""
     status = os.fstat(base)
     block = stat.S_ISBLK(status.st_mode)
     with _opened(os.open(_NEW, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=private)) as new:
@@ -277,7 +277,7 @@ def _own_as(base: int, private: int) -> None:
 
 
 def _disk_size(file: File, base: int) -> int:
-    """Of the disk in a template's file, bytes. Raises WriteError."""
+    """The size of the disk in a template's file, in bytes. Raises WriteError."""
     if file.format == "qcow2":
         head = os.pread(base, _HEADER.size, 0)
         size = _HEADER.unpack(head)[-1] if len(head) == _HEADER.size else 0
@@ -296,9 +296,9 @@ def _disk_size(file: File, base: int) -> int:
 
 
 def _create(file: File, size: int, private: int) -> None:
-    """The overlay. By way of the descriptor, whatever its directory is called by now, and
-    without a look into the base (-u): its header, which the template's QEMU writes, can name
-    any file, socket or server as what is below it, and qemu-img would open that as root."""
+    """Make the overlay through the descriptor, whatever the name of its directory is by now, and
+    without opening the base (-u). The header of the base, which the template's QEMU writes, can
+    name any file, socket or server as its own base, and qemu-img would open that as root."""
     new = f"/proc/self/fd/{private}/{_NEW}"
     words = [
         _PROGRAM, "create", "-q", "-u", "-f", "qcow2", "-F", file.format, "-b", file.base,
@@ -332,7 +332,7 @@ def _told(
     what: str = "the file cannot be made or removed",
     hint: str = "the directory must be there, and its filesystem must know hard links",
 ) -> Iterator[None]:
-    """OSError as an error for people."""
+    """Turn an OSError into an error for people."""
     try:
         yield
     except FileExistsError as error:

@@ -1,4 +1,4 @@
-"""Signals that would end a command in the middle of what it has to take back."""
+"""Signals that would end a command in the middle of changes that it has to take back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HeldSignal:
         self.signal = 0
 
     def check(self) -> None:
-        """Raise Interrupted when one has come."""
+        """Raise Interrupted when a signal has come."""
         if self.signal:
             raise Interrupted(f"interrupted ({signal.Signals(self.signal).name})")
 
@@ -38,8 +38,8 @@ class HeldSignal:
 @contextmanager
 def held() -> Iterator[HeldSignal]:
     """Note SIGINT, SIGTERM and SIGHUP instead of ending. A second signal ends the process at
-    once, and one that came does when the block is left without an error. What the process
-    handles in a way of its own, as the daemon does, is left to it."""
+    once. A noted signal ends the process when the block is left without an error. Signals for
+    which the process has a handler of its own, as the daemon has, keep it."""
     noted = HeldSignal()
     before: dict[signal.Signals, Any] = {}
 

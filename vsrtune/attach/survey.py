@@ -1,4 +1,4 @@
-"""The host as the planning of a switch wants it: guests, links, and our devices."""
+"""Reads the host for the planning of a switch: guests, links, and our devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def survey(
     clones: Iterable[Clone] = (),
     cloning: Cloning | None = None,
 ) -> AttachHostState:
-    """Read it. Raises VsrtuneError."""
+    """Read the host. Raises VsrtuneError."""
     try:
         links = host.links().values()
     except OSError as error:
@@ -38,7 +38,7 @@ def survey(
 
 
 def known_origins(ledger: Path) -> tuple[Origin, ...]:
-    """What the ledger says of our devices, without its lock. Raises VsrtuneError."""
+    """The Origins of our devices in the ledger, read without its lock. Raises VsrtuneError."""
     return tuple(origin_from(e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
 
 
@@ -50,8 +50,8 @@ def _definition(host: AttachHost, clone: Clone) -> str:
 
 
 def _kept(journal: Path) -> Callable[[Link], int]:
-    """The queue length for a new device. One that the daemon had set begins at its
-    original, because the daemon sets and undoes it again; else it is what it is now."""
+    """A function that gives the queue length for a new device: the original of a length that the
+    daemon had set, because the daemon sets and undoes it again; otherwise the present length."""
     originals: dict[int, int] = {}
     if in_use(journal):
         for entry in read_entries(journal, boot_id()):
@@ -64,7 +64,8 @@ MACHINE_ID = Path("/etc/machine-id")
 
 
 def cloning(host: LiveHost, name: str) -> Cloning | None:
-    """None when there is no guest of that name that is defined. Raises VsrtuneError."""
+    """The inputs for clones of a guest; None when no guest of that name is defined. Raises
+    VsrtuneError."""
     found = next((g for g in host.guests() if g.name == name), None)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""What is done between switches: devices that a guest needs are there and up, those that
-nobody needs any more go, and so do clones whose group was deleted.
+"""The work between switches: makes and brings up devices that a guest needs, removes devices that
+nobody needs any more, and clones whose group was deleted.
 
-Everything here looks first at what is there, and may be repeated at any time.
+Everything here first checks what exists, and may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Patiently = Callable[[Callable[[], list[str]]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What ``sweep`` did, and what it could not do."""
+    """The changes that ``sweep`` made, and its failures."""
 
     did: tuple[str, ...]
     failed: tuple[VsrtuneError, ...]
 
 
 class Sweep:
-    """Over a host and an open ledger; ``patiently`` calls again while libvirt is away."""
+    """Sweeps a host with an open ledger; ``patiently`` repeats a call while libvirt is away."""
 
     def __init__(self, host: AttachHost, ledger: AttachLedger, patiently: Patiently) -> None:
         self._host = host
@@ -43,7 +43,7 @@ class Sweep:
         self._clones = Clones(host)
 
     def all(self) -> Swept:
-        """Everything; removes nothing while libvirt does not answer."""
+        """Sweep everything; remove nothing while libvirt does not answer."""
         ended = self._end_clones()
         try:
             kept = self.devices(self._host.guests())
@@ -52,7 +52,8 @@ class Sweep:
         return Swept((*ended.did, *kept.did), (*ended.failed, *kept.failed))
 
     def devices(self, guests: tuple[GuestNics, ...] | None) -> Swept:
-        """Those that ``guests`` need, or all of them (None: not known)."""
+        """Keep the devices that ``guests`` need and remove the others. With None the guests are
+        unknown, and all devices are kept."""
         origins = list(self._ledger.origins())
         created = {group for _, group in self._ledger.groups()}
         named = _named([origin for _, origin in origins], guests, created)
@@ -70,7 +71,7 @@ class Sweep:
             live, config = named[origin.device.name]
             if live or config:
                 guarded(lambda origin=origin, live=live: self._keep(origin, did, live=live))  # type: ignore[misc]
-        # A device goes before what it stands on, which was made before it.
+        # A device goes before the device below it, which was made before it.
         for entry, origin in reversed(origins):
             if not any(named[origin.device.name]):
                 guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
@@ -80,7 +81,8 @@ class Sweep:
         return Swept(tuple(did), tuple(failed))
 
     def _end_clones(self) -> Swept:
-        """What a switch left to do after its end, for it cannot be taken back."""
+        """End the clones that a switch left until after its end, because that cannot be taken
+        back."""
         did: list[str] = []
         failed: list[VsrtuneError] = []
         for entry, clone in list(self._ledger.clones(ENDED)):
@@ -126,12 +128,12 @@ class Sweep:
 def _named(
     origins: Sequence[Origin], guests: tuple[GuestNics, ...] | None, created: Collection[str]
 ) -> dict[str, tuple[bool, bool]]:
-    """Of each device by name, whether a running guest, or a definition, names it or one that
-    stands on it; when libvirt does not answer, a definition may. A device comes after the one
-    below it.
+    """For each device by name: whether a running guest, and whether a definition, names it or a
+    device that stands on it. If libvirt does not answer, a definition may name it. In ``origins``
+    a device comes after the one below it.
 
-    As good as named is what a running guest of a group in ``created`` was given: when it is
-    drained, and its definition is another or none, the Origin alone knows what it had.
+    The devices of a running guest of a group in ``created`` count as named: while the guest is
+    drained, and its definition is another one or none, only the Origin knows its devices.
     """
     if guests is None:
         return {origin.device.name: (False, True) for origin in origins}

@@ -1,11 +1,10 @@
-"""Carries a switch out, and puts the guests back when it does not come to its end.
+"""Carries a switch out, and puts the guests back if it does not complete.
 
-Each step is in the ledger from before it is begun; one line retires all of them when the
-last is done. So whatever stops a switch (a step that fails, a kill, a crash of the host),
-the ledger says what to take back, and taking back may be repeated at any time: every
-inverse looks at what is there first.
+Each step is in the ledger before it begins; one line retires all steps when the last is done.
+Whatever stops a switch (a step that fails, a kill, a crash of the host), the ledger tells what to
+take back. This may be repeated at any time, because every inverse first checks what exists.
 
-A signal that would end the process is held until what was begun is taken back.
+A signal that would end the process is held until the steps that began are taken back.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.jsonl_log import LedgerEntry
 from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, replaced
 
-# libvirtd is started again by systemd, and reads all its guests then.
+# systemd starts libvirtd again, which then reads all its guests.
 _AWAY_SECONDS = 40.0
 _TRIES, _TRY_PAUSE = 3, 2.0
 
@@ -39,8 +38,8 @@ T = TypeVar("T")
 
 
 class Switcher:
-    """Switches over a host and an open ledger. ``before`` is called with each step before it
-    is begun; ``patience`` is how long libvirt may be away, in seconds."""
+    """Carries out switches on a host with an open ledger. ``before`` is called with each step
+    before it begins; ``patience`` is how long libvirt may be away, in seconds."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Switcher:
         self._check: Callable[[], None] = _nothing
 
     def origins(self) -> tuple[Origin, ...]:
-        """Of every device that vsrtune made and has not removed."""
+        """The Origin of every device that vsrtune made and has not removed."""
         return tuple(origin for _, origin in self._ledger.origins())
 
     def clones(self) -> tuple[Clone, ...]:
@@ -73,7 +72,7 @@ class Switcher:
         return bool(self._ledger.of(STEP))
 
     def carry_out(self, switch: Switch) -> Swept:
-        """All steps, or none; what became of devices that nobody needs any more. Raises
+        """Carry out all steps, or none. Returns the result of the sweep that follows. Raises
         SwitchError."""
         self._no_remains(switch)
         with held() as signals:
@@ -107,7 +106,7 @@ class Switcher:
                 if isinstance(step, (steps.Unplug, MakeFiles)):
                     self._ledger.done(entry)  # nothing was done, and a file there is not ours
                 raise
-        # What becomes of clones and groups is said before the steps are retired, and counts
+        # The entries for clones and groups are written before the steps are retired, and count
         # from then on.
         for kind, clones in ((CLONE, switch.clones), (ENDED, switch.ended)):
             for clone in clones:
@@ -120,8 +119,8 @@ class Switcher:
         self._ledger.done(*(entry.id for entry in (*self._ledger.of(STEP), *kept, *left)))
 
     def _no_remains(self, switch: Switch) -> None:
-        """Refuse to make a guest that an earlier switch has left to be removed: it has the
-        same UUID, and would be taken for that one."""
+        """Refuse to make a guest with the UUID of an earlier clone that is not removed yet: it
+        would be taken for that clone."""
         for _, old in self._ledger.clones(ENDED):
             if any(old.uuid == new.uuid for new in switch.clones):
                 raise VsrtuneError(
@@ -132,8 +131,8 @@ class Switcher:
                 )
 
     def _start_ended(self, switch: Switch, left: list[VsrtuneError]) -> tuple[str, ...]:
-        """Start the guests that ran and that libvirt ended meanwhile; their names. What
-        keeps one from it is added to ``left``."""
+        """Start the guests that ran and that libvirt ended meanwhile. Returns their names, and
+        adds errors to ``left``."""
         started = []
         for name, uuid in sorted({(m.guest, m.uuid) for m in switch.moves if any(m.live)}):
             try:
@@ -144,8 +143,8 @@ class Switcher:
         return tuple(started)
 
     def recover(self) -> list[VsrtuneError]:
-        """Take back what an unfinished switch has done; what could not be. May be called
-        at any time."""
+        """Take back the steps of an unfinished switch. Returns the errors of those that could not
+        be taken back. May be called at any time."""
         failures: list[VsrtuneError] = []
         taken: set[int] = set()
         for attempt in range(_TRIES):
@@ -153,7 +152,7 @@ class Switcher:
                 # libvirt may still be plugging an interface in for a caller that died.
                 self._host.sleep(_TRY_PAUSE)
             failures = self._take_back_all(taken)
-            # Waiting helps nobody who may not.
+            # Waiting does not help a process without access.
             if all(isinstance(error, OutOfReachError) for error in failures):
                 break
         if not failures:
@@ -161,8 +160,8 @@ class Switcher:
         return failures
 
     def _take_back_all(self, taken: set[int]) -> list[VsrtuneError]:
-        """``taken`` are the steps that need not be taken back again, though the ledger may
-        not say so yet: its disk may be full."""
+        """Take back every step once. ``taken`` are the steps that need not be taken back again
+        even if the ledger does not have that yet: its disk may be full."""
         failures: list[VsrtuneError] = []
         begun = min((entry.id for entry in self._ledger.of(STEP)), default=0)
         said = self._ledger.of(CLONE, ENDED, GROUP) if begun else []
@@ -177,12 +176,12 @@ class Switcher:
                     with translated():
                         self._take_back(entry)
                     taken.add(entry.id)
-                # Without any step what was said would count.
+                # Without any step the entries for clones and groups would count.
                 if told:
                     self._ledger.done(entry.id)
             except AwayError as error:
-                # The steps before it made what guests may stand on, and are taken back after
-                # it or not at all.
+                # The steps before it made devices on which guests may stand, and are taken back
+                # after it or not at all.
                 failures.append(error)
                 break
             except VsrtuneError as error:
@@ -192,14 +191,14 @@ class Switcher:
     # -- between switches
 
     def boot_devices(self) -> Swept:
-        """Make and bring up every device that was made before this host booted, without
-        asking libvirt: its daemon may start guests as soon as it runs itself. Those of an
-        unfinished switch too: its guests' definitions may name them."""
+        """Make and bring up every device that was made before this host booted, without asking
+        libvirt, whose daemon may start guests as soon as it runs. This includes the devices of an
+        unfinished switch, because its guests' definitions may name them."""
         return self._sweep.devices(None)
 
     def sweep(self) -> Swept:
-        """Make and bring up the devices that a guest needs, remove those that no guest needs
-        and clones that were to go. Does nothing while a switch is unfinished, removes nothing
+        """Make and bring up the devices that a guest needs, remove those that no guest needs and
+        the clones that switches ended. Does nothing while a switch is unfinished, removes nothing
         while libvirt does not answer."""
         if self.unfinished() or not self._ledger.of(ORIGIN, ENDED, GROUP):
             return Swept((), ())
@@ -231,7 +230,7 @@ class Switcher:
                 self._patiently(lambda: self._clones.do(step))
 
     def _take_back(self, entry: LedgerEntry) -> None:
-        """The inverse of a step that was begun and may have been done in part."""
+        """Carry out the inverse of a step that began and may be done in part."""
         step = steps.step_from(entry.data["step"])
         this_boot = entry.data["boot"] == self._boot
         inverse = step.inverse()
@@ -247,7 +246,7 @@ class Switcher:
                 if this_boot:
                     self._unless_gone(lambda: self._clones.do(inverse))
             case steps.Raise():
-                # Its lower device may be gone together with it.
+                # The lower device may be gone together with the device.
                 for device in inverse.devices:
                     if self._devices.find(device) is not None:
                         self._devices.set_up(device)
@@ -255,7 +254,8 @@ class Switcher:
                 self._do(inverse)
 
     def _each(self, cards: tuple[Card, ...], work: Callable[[Card], None]) -> None:
-        """A guest that does not give way keeps no other from what it had."""
+        """Call ``work`` for each card. A guest that does not give way does not stop the others;
+        the first error is raised after them."""
         failed: list[VsrtuneError] = []
         for card in cards:
             try:
@@ -268,17 +268,17 @@ class Switcher:
             raise failed[0]
 
     def _unless_gone(self, work: Callable[[], None]) -> None:
-        """A guest that does not run any more needs nothing: its next start reads its
-        definition."""
+        """Call ``work``. A guest that does not run any more needs nothing: its next start reads
+        its definition."""
         try:
             self._patiently(work)
         except VanishedError:
             return
 
     def _replug(self, card: Card, this_boot: bool) -> None:
-        """Give the guest what it had. An interface that is there may be about to go,
-        because its unplug was asked for; so it is unplugged first, unless the guest does
-        not let go of it."""
+        """Give the guest its interface back. A present interface may be about to go, because its
+        unplug was requested. It is therefore unplugged first, unless the guest does not release
+        it."""
         present = self._nic(card)
         if present is not None:
             same = not differences(card.xml, present.xml)
@@ -318,7 +318,7 @@ class Switcher:
     # -- helpers
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Again when libvirt was away: everything here looks first at what is there."""
+        """Repeat ``work`` while libvirt is away: everything here first checks what exists."""
         end = self._host.clock() + self._patience
         while True:
             try:
@@ -334,7 +334,7 @@ class Switcher:
 
 
 def _nothing() -> None:
-    """Nobody asks for an end."""
+    """The check outside a switch: no signal is held."""
 
 
 def define(host: AttachHost, step: Define) -> None:
@@ -364,7 +364,7 @@ def define(host: AttachHost, step: Define) -> None:
 
 
 def undefine(host: AttachHost, inverse: Define) -> None:
-    """Take back, unless somebody else has changed or removed the interface since."""
+    """Take a Define back, unless somebody else has changed or removed the interface since."""
     present = nics(host.definition(inverse.uuid))
     if not inverse.before:
         if not any(now.mac == nic(inverse.after).mac for now in present):
@@ -377,6 +377,6 @@ def undefine(host: AttachHost, inverse: Define) -> None:
 
 
 def _first(domain: str, *macs: str) -> DomainNic | None:
-    """A domain's interface of the first of these MACs that it has."""
+    """The interface of a domain with the first of these MACs that it has."""
     by_mac = {n.mac: n for n in reversed(nics(domain))}
     return next((by_mac[mac] for mac in macs if mac in by_mac), None)

@@ -1,1 +1,1 @@
-"""Wall: writing. Carries a plan out, journals it, takes it back; the writers of each setting."""
+"""Wall: writing. Executes plans, journals them, undoes them; the writers of each setting."""

@@ -1,4 +1,4 @@
-"""cgroups of our own, their CPU lists, and cpuset partitions: read and written."""
+"""Reads and writes cgroups of our own, CPU lists of cgroups, and cpuset partitions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _RMDIR_PAUSE = 0.02
 
 
 def settle(thread: HostThread, wanted: CpuSet) -> None:
-    """Give a thread ``wanted`` after its cpuset was written, as far as that allows.
+    """Give a thread ``wanted`` after a write of its cpuset, as far as the cpuset allows.
 
-    The kernel has mostly done so: it cuts masks to the new cpuset, and widens
-    them again from 6.2 on. It does not restore the own mask of a thread on 6.1,
-    nor widen a thread that was born while its parent was narrow.
+    The kernel has mostly done that: it cuts masks to the new cpuset, and from 6.2 on widens them
+    again. It does not restore a thread's own mask on 6.1, nor widen a thread that was born while
+    its parent was narrow.
     """
     try:
         thread.check()
@@ -54,15 +54,15 @@ def settle(thread: HostThread, wanted: CpuSet) -> None:
 
 
 class Cgroups:
-    """CgroupDir, CpusetFile and Partition on a host. Raises VanishedError when the cgroup
-    above is gone, WriteError, or OSError as from the file."""
+    """CgroupDir, CpusetFile and Partition on a host. Raises VanishedError when the cgroup above
+    is gone, WriteError, or the OSError of the file."""
 
     def __init__(self, root: HostRoot, calls: HostCalls) -> None:
         self._root = root
         self._calls = calls
 
     def read(self, target: CgroupTarget) -> Value:
-        """The value now."""
+        """The present value."""
         base = f"{MOUNT}/{target.path}"
         if isinstance(target, CgroupDir):
             if self._root.exists(base):
@@ -75,7 +75,7 @@ class Cgroups:
                 return PartitionState(self._root.read(f"{base}/{PARTITION_FILE}").strip())
             text = self._root.read(f"{base}/{target.file}").strip()
         except FileNotFoundError:
-            # systemd takes the controller away when no guest is left to need it.
+            # systemd removes the controller when no guest needs it any more.
             raise VanishedError("the cgroup has no cpuset any more", where=str(target)) from None
         return CpusetList(text, self._own_masks(target))
 
@@ -119,8 +119,8 @@ class Cgroups:
     # -- lists
 
     def write_list(self, target: CpusetFile, value: CpusetList) -> None:
-        """Write a CPU list, and give threads below their own masks back, which 6.1 makes
-        all that the new list allows."""
+        """Write a CPU list, and give threads below their own masks back: 6.1 widens these to the
+        whole new list."""
         base = f"{MOUNT}/{target.path}"
         self._check(base, target)
         keep = {m.thread: m.cpus for m in (*self._own_masks(target), *value.masks)}
@@ -130,8 +130,8 @@ class Cgroups:
         except OSError as error:
             if error.errno != errno.ENOSPC or value.text:
                 raise write_error(operation, error, str(target), value.text) from error
-            # With threads below, a list cannot be taken away again (validate_change), but
-            # one of all CPUs means the same.
+            # With threads below, a list cannot be emptied again (validate_change), but a list
+            # of all CPUs means the same.
             possible = self._root.read(f"{CPUS}/possible").strip()
             self._calls.write(f"{base}/{target.file}", possible)
         for key, cpus in keep.items():
@@ -180,14 +180,14 @@ class Cgroups:
         return False
 
     def write_partition(self, target: Partition, state: PartitionState) -> None:
-        """Make a cgroup a partition or a member again; a partition that the kernel makes
-        but calls invalid is a failure, with the kernel's reason."""
+        """Make a cgroup a partition or a member again. Raises WriteError with the kernel's reason
+        when the kernel makes a partition but calls it invalid."""
         base = f"{MOUNT}/{target.path}"
         self._check(base, target)
         file = f"{base}/{PARTITION_FILE}"
         try:
             if state.wanted == "root" and "invalid" in self._root.read(file):
-                # One that is invalid stays so, whatever has become of the cause.
+                # An invalid partition stays invalid even after the cause is gone.
                 self._calls.write(file, "member")
             self._calls.write(file, state.wanted)
         except OSError as error:

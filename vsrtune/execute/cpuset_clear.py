@@ -1,9 +1,9 @@
-"""Makes ``cpuset.cpus`` of a cgroup with threads empty again, as it was before a pin.
+"""Empties ``cpuset.cpus`` of a cgroup with threads again, as it was before a pin.
 
-The kernel refuses that while the cgroup is populated (``validate_change``: ENOSPC), so
-the threads are parked meanwhile in a threaded sibling made for it, ``vsrtune-NAME``
-beside ``NAME``. The sibling's name says where they belong: what a crash leaves
-parked, the next write of the same pin brings home.
+The kernel refuses that while the cgroup is populated (``validate_change``: ENOSPC), so ``clear``
+parks the threads meanwhile in a new threaded sibling, ``vsrtune-NAME`` beside ``NAME``. The
+sibling's name tells where they belong: the next write of the same pin brings home the threads
+that a crash left parked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 
 _PREFIX = "vsrtune-"
-# Threads may be born in the cgroup while others are moved out of it.
+# New threads may be born in the cgroup while others leave it.
 _ROUNDS = 50
 
 
@@ -28,7 +28,7 @@ def parking_of(path: str) -> str:
 
 
 def home_of(path: str) -> str:
-    """Where threads found in ``path`` belong: elsewhere only when they are parked."""
+    """The cgroup to which threads in ``path`` belong: another one only if they are parked."""
     above, _, name = path.rpartition("/")
     return f"{above}/{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) else path
 
@@ -65,7 +65,7 @@ def clear(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
 
 
 def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
-    """Bring the parked threads of ``path`` home, and remove the parking. Raises WriteError."""
+    """Bring the parked threads of ``path`` home, and remove their cgroup. Raises WriteError."""
     parking = parking_of(path)
     if not root.exists(f"{MOUNT}/{parking}"):
         return
@@ -89,7 +89,7 @@ def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
 
 
 def make_threaded(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
-    """Make a threaded cgroup, or finish one half made. Raises WriteError."""
+    """Make a threaded cgroup, or finish a half-made one. Raises WriteError."""
     parent, _, _ = path.rpartition("/")
     kind = root.read(f"{MOUNT}/{parent}/cgroup.type").strip()
     if kind not in ("threaded", "domain threaded"):

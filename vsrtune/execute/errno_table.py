@@ -1,8 +1,8 @@
-"""What an errno means for each operation on the host: the one classification table.
+"""The meaning of an errno for each operation on the host: the only classification table.
 
-A verdict says whether the object is gone, whether trying again later can help,
-why the kernel answers so, and what to do. Sources are the kernel functions named
-beside the rows (6.1 and 6.12) and the lab's findings.
+A verdict tells whether the object is gone, whether a later try can help, why the kernel gives
+this answer, and what to do. The sources are the kernel functions named beside the rows (6.1 and
+6.12) and the lab's findings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEVER = Lasting.PERMANENT
 
 
 class Operation(Enum):
-    """What was being done when the errno came."""
+    """The operation that failed with the errno."""
 
     READ = "read"
     AFFINITY = "sched_setaffinity"
@@ -43,8 +43,8 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrnoVerdict:
-    """``vanished``: the object is gone, which is no failure. ``reason`` is one clause
-    that follows "because"; ``hint`` tells the operator what to do, may be empty."""
+    """``vanished``: the object is gone, which is no failure. ``reason`` is one clause that
+    follows "because". ``hint`` tells the operator what to do, and may be empty."""
 
     lasting: Lasting
     reason: str
@@ -222,14 +222,14 @@ _COMMON: dict[int, ErrnoVerdict] = {
 
 
 def name(number: int) -> str:
-    """The symbol of an errno, the one the kernel's sources use where there are two."""
+    """The symbol of an errno; if there are two, the one that the kernel's sources use."""
     if number == errno.EOPNOTSUPP:
         return "EOPNOTSUPP"
     return errno.errorcode.get(number, str(number))
 
 
 def classify(operation: Operation, number: int) -> ErrnoVerdict:
-    """The verdict on an errno; one without a row is permanent and says its name."""
+    """The verdict on an errno. An errno without a row is permanent, and the reason names it."""
     found = _TABLE.get((operation, number)) or _COMMON.get(number)
     if found is not None:
         return found
@@ -237,8 +237,8 @@ def classify(operation: Operation, number: int) -> ErrnoVerdict:
 
 
 def write_error(operation: Operation, error: OSError, where: str, wanted: str = "") -> WriteError:
-    """The error to raise: VanishedError when the object is gone, else WriteError
-    with the verdict's lasting, reason and hint."""
+    """The error to raise: VanishedError when the object is gone, otherwise WriteError with the
+    verdict's lasting, reason and hint."""
     number = error.errno or 0
     verdict = classify(operation, number)
     if verdict.vanished:

@@ -1,28 +1,28 @@
-"""Executes plans, takes them back, and resolves what a crash left, with the journal.
+"""Executes plans, undoes them, and resolves unfinished writes of a crash, with the journal.
 
-Each guest is a transaction. Actions run in the plan's order, guests interleaved as
-planned; when one fails, what this pass did to its guest is taken back in reverse
-order, the rest of the guest's actions are skipped, and other guests go on.
+Each guest is a transaction. Actions run in the plan's order, guests interleaved as planned. When
+an action fails, the executor takes back what this pass did to its guest, in reverse order, and
+skips the rest of the guest's actions. Other guests go on.
 
 For each action
 
-1. The value is read again. One that is not ``before`` any more is a StaleError, which
-   fails the guest. A value that is ``after`` already counts as done, and is not recorded,
-   in two cases: this pass has written to the guest, and the value came with that (a
-   cpuset cuts the masks of all its threads); or it is a cgroup that exists, which no
-   snapshot shows while it is empty.
-2. The intent is journalled (fsync), the value written, read back, the result journalled.
-   If the journal cannot be written the host is not written: JournalError leaves the
-   function, and what was done until then stands in the journal. Disk space for
-   the pass, and for the way back of it and of all passes before, is reserved before the
-   first write, so that a full disk shows then and not half-way.
-3. A vanished thread, device or guest is no failure: its entry is dropped and
-   the rest goes on, each action finding out for itself whether its object is gone.
+1. The executor reads the value again. A value that is no longer ``before`` is a StaleError, which
+   fails the guest. A value that is already ``after`` counts as done, and is not recorded, in two
+   cases: this pass has written to the guest, which may have changed the value too (a cpuset cuts
+   the masks of all its threads); or the target is a cgroup that exists, which no snapshot shows
+   while it is empty.
+2. The executor journals the intent (fsync), writes the value, reads it back and journals the
+   result. If it cannot write the journal, it does not write the host: it raises JournalError, and
+   the journal has everything done until then. Before the first write it reserves disk space for
+   the pass and for the undo of this and all earlier passes, so that a full disk shows then and
+   not half-way.
+3. A vanished thread, device or guest is no failure: the executor drops its entry and goes on.
+   Each action finds out for itself whether its object is gone.
 
-A move between cgroups may cost the thread its affinity (6.1), which is no part of the
-cgroup's value. So the affinity is journalled around the move as an intent of its own,
-from and to the present value: after a crash in between it is written again. Whoever set
-it, that is no write of ours: it ends as taken back, with the entry as it was.
+A move between cgroups may cost the thread its affinity (6.1), which is no part of the cgroup's
+value. The executor therefore journals the affinity around the move as an intent of its own, from
+and to the present value; after a crash in between, ``recover`` writes it again. This is no change
+of ours, whoever set the affinity: the intent ends as taken back, with the entry as it was.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from vsrtune.plan.brought_pins import REASON, entries
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A value that is no longer the one we wrote, and was left alone."""
+    """A value that is no longer the one that we wrote, and was left alone."""
 
     target: Target
     current: Value
@@ -85,12 +85,12 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What happened. ``done`` holds no action of a guest that failed. ``failed`` holds
-    the action that failed first in its guest, and any that could not be taken back
-    (as its inverse). ``skipped`` were not tried because of an earlier failure of
-    the guest. ``pending`` are settings that the kernel will take later, which is no
-    failure, ``fixed`` such as it never will. ``rolled_back`` is True when something failed
-    and every failed guest is as it was before the pass."""
+    """The outcome of a pass. ``done`` holds no action of a guest that failed. ``failed`` holds
+    the action that failed first in its guest, and any action that could not be taken back (as its
+    inverse). ``skipped`` were not tried because of an earlier failure of the guest. ``pending``
+    are settings that the kernel will accept later, ``fixed`` those that it never will; neither
+    is a failure. ``rolled_back`` is True when something failed and every failed guest is as it
+    was before the pass."""
 
     done: tuple[Action, ...] = ()
     failed: tuple[tuple[Action, VsrtuneError], ...] = ()
@@ -104,7 +104,7 @@ class Result:
 
 @dataclass(slots=True)
 class _Tally:
-    """A Result in the making."""
+    """A Result in progress."""
 
     done: list[Action] = field(default_factory=list)
     failed: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
@@ -134,7 +134,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     # What this pass did, by guest, in order; None when the guest has failed.
     passes: dict[str, list[Action] | None] = {}
     stuck = False
-    # Of these the records alone would not say what undo restores.
+    # Targets for which the records alone would not tell what undo restores.
     named: set[Target] = set()
     for action in plan.actions:
         target = action.target
@@ -156,7 +156,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
                     hint="plan again",
                     lasting=Lasting.TRANSIENT,
                 )
-            # The value just read knows more than the plan (threads beside a pin).
+            # The value just read has more than the plan's (threads beside a pin).
             action = replace(action, before=now)
             original = None
             if action.enforced:
@@ -186,18 +186,17 @@ def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = 
     """Restore the originals of the live entries, or of those that ``only`` accepts, in
     reverse order of their first write (``undo_order``). ``done`` holds the inverse actions.
 
-    Unfinished writes are resolved first, as ``recover`` does. A value that is no longer
-    the one we wrote is left alone, reported and forgotten. An entry whose write
-    fails is kept for the next try, and what depends on it in its guest is not tried
-    (``obstacles``). When all is undone, no guest is stepped down any more. Raises
-    JournalError only.
+    Unfinished writes are resolved first, as in ``recover``. A value that is no longer the one
+    that we wrote is left alone, reported and forgotten. An entry whose write fails is kept for
+    the next try, and entries of its guest that depend on it are not tried (``check``). Without
+    ``only``, no guest is stepped down any more afterwards. Raises JournalError only.
     """
     tally = _Tally()
     chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
     _resolve_all(chosen, ops, journal, tally)
     tally.done.clear()
     _restore_all({e.target for e in chosen}, ops, journal, tally)
-    # A CPU list may be refused while those beside it are not back yet.
+    # The kernel may refuse a CPU list while the lists beside it are not restored yet.
     lists: set[Target] = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
     if lists:
         tally.failed = [f for f in tally.failed if f[0].target not in lists]
@@ -225,16 +224,16 @@ def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tal
 
 
 def recover(ops: SysOps, journal: Journal) -> Result:
-    """Resolve writes that a crash left unfinished, latest first; settled entries stay.
+    """Resolve writes that a crash left unfinished, latest first; finished entries stay.
 
     With the target's identity intact, an unfinished write from ``before`` to ``after`` is
 
-    * adopted when the host has ``after``: written once more, which completes steps
-      that cannot be seen (``done``);
-    * forgotten when the host has ``before``;
-    * half-written when the host has a mixture of both: ``before`` is written again, or
-      ``after`` when that is the original (the crash was in an undo) (``done``);
-    * else somebody else's value: left alone and dropped (``left``).
+    * adopted when the host has ``after``: written once more, which completes hidden steps
+      (``done``);
+    * forgotten when the host has ``before``, unless it is a pin;
+    * half-written when the host has a mixture of both, or ``before`` of a pin: ``before`` is
+      written again, or ``after`` if that is the original (the crash was in an undo) (``done``);
+    * otherwise somebody else's value: left alone and dropped (``left``).
 
     Raises JournalError only. An entry whose write fails stays unfinished (``failed``).
     """
@@ -255,9 +254,9 @@ def _change(
     others: bool = False,
 ) -> None:
     """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``others``:
-    the value is somebody else's again, and not booked as written. After a WriteError the host
-    has ``before`` again; if even that failed, the entry stays unfinished. VanishedError as it
-    comes."""
+    the value is somebody else's again, so it is not journalled as written. Raises WriteError
+    after writing ``before`` back; if that fails too, the entry stays unfinished. Raises
+    VanishedError."""
     guard = _guard(action, ops, journal)
     if guard is not None:
         kept = journal.entry(guard.target)
@@ -284,7 +283,7 @@ def _change(
 def _take_back(
     action: Action, guard: Action | None, ops: SysOps, journal: Journal, error: WriteError
 ) -> None:
-    """Bring a failed write back to ``before``: some of its steps may be on the host."""
+    """Write ``before`` back after a failed write: some of its steps may be on the host."""
     try:
         if not exactly(action.before, ops.read(action.target), ops):
             ops.write(action.target, action.before)
@@ -345,10 +344,10 @@ def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
 def _roll_back(
     done: list[Action], named: Collection[Target], ops: SysOps, journal: Journal, tally: _Tally
 ) -> bool:
-    """Take back a guest's part of the pass, ``named`` to what others had set; whether all of
-    it, and the action that failed, is back."""
+    """Take back a guest's actions of the pass, those of ``named`` to the values that others had
+    set. Returns whether all of them, and the action that failed, are back."""
     clean = not isinstance(tally.failed[-1][1], _StuckError)
-    # What has failed is back where it was, and in nothing's way, unless it is stuck.
+    # Unless it is stuck, the failed action is taken back and obstructs nothing.
     first = len(tally.failed) - (0 if clean else 1)
     for action in reversed(done):
         back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
@@ -365,7 +364,7 @@ def _roll_back(
 
 
 def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
-    """Undo one settled entry."""
+    """Undo one finished entry."""
     now = ops.read(entry.target)
     if exactly(entry.original, now, ops):
         journal.drop(entry.target, "the original is on the host")
@@ -381,8 +380,8 @@ def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _
 
 
 def _finish_interrupted(target: Target, ops: SysOps, journal: Journal) -> list[Left]:
-    """Resolve an unfinished write of ``target`` ahead of another one. Raises WriteError
-    when that fails."""
+    """Resolve an unfinished write of ``target`` before another one. Raises WriteError when that
+    fails."""
     tally = _Tally()
     for entry in journal.entries(frozenset([target.guest])):
         if entry.target == target and entry.state == "intent":
@@ -410,7 +409,7 @@ def _unfinished(entry: Entry) -> Action:
 
 
 def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
-    """See ``recover``."""
+    """Resolve one unfinished write, as in ``recover``."""
     target = entry.target
     before, after = action.before, action.after
     now = ops.read(target)
@@ -423,7 +422,7 @@ def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally:
             journal.done(target)
         tally.done.append(action)
     elif exactly(before, now, ops) and not isinstance(before, Pin):
-        # The write never happened. A pin may have reached the threads beside it.
+        # The write never happened. A pin, however, may have reached the threads beside it.
         journal.revert(target)
     elif before == after or between(before, after, now, ops):
         if after == entry.original:
@@ -444,8 +443,8 @@ def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally:
 def adopt_brought(
     snapshot: Snapshot, guests: Iterable[Guest], journal: Journal
 ) -> frozenset[Target]:
-    """Journal what guests have brought: the targets to undo, with those of an earlier pass
-    that could not. Raises JournalError."""
+    """Journal the pins that guests have brought. Returns the targets to undo, with those that an
+    earlier pass could not undo. Raises JournalError."""
     names = frozenset(guest.ref for guest in guests if guest.carried)
     if not names:
         return frozenset()
@@ -462,8 +461,8 @@ Failed = Iterable[tuple[Action, VsrtuneError]]
 
 
 def check(target: Target, failed: Failed) -> None:
-    """Raise WriteError when the target has to wait for one of ``failed``, BusyError when
-    libvirt would only let it wait (``check_busy``)."""
+    """Raise WriteError when the target has to wait for one of ``failed``, BusyError when libvirt
+    would only keep it waiting (``check_busy``)."""
     failed = tuple(failed)
     obstacle = _blocked(target, failed)
     if obstacle is not None:
@@ -477,9 +476,9 @@ def check(target: Target, failed: Failed) -> None:
 
 
 def check_busy(target: Target, failed: Failed) -> None:
-    """Raise BusyError for a pin of a guest of which libvirt took none a moment ago. It may
-    have waited for half a minute, and would for each of the others: longer than systemd waits
-    for a daemon that stops."""
+    """Raise BusyError for a pin of a guest if libvirt was busy at another of its pins a moment
+    ago. That pin may have waited for half a minute, and so would each of the others: longer than
+    systemd waits for a daemon that stops."""
     if not isinstance(target, VcpuPin | EmulatorPin):
         return
     for action, error in failed:
@@ -493,16 +492,16 @@ def check_busy(target: Target, failed: Failed) -> None:
 
 
 def _blocked(target: Target, failed: Failed) -> Target | None:
-    """The failed target that ``target`` has to wait for in its guest: a worker goes
-    back into the emulator's cgroup only once that is wide again, and a cgroup is removed
-    only once its threads are out."""
+    """The failed target of its guest for which ``target`` has to wait: a worker goes back into
+    the emulator's cgroup only after that is wide again, and a cgroup is removed only after its
+    threads have left."""
     for action, _ in failed:
         other = action.target
         if other.guest != target.guest:
             continue
         if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
             return other
-        # No root domain is taken away from a thread that is still DEADLINE.
+        # A thread that is still DEADLINE keeps its root domain.
         left = action.before
         still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
         if (
@@ -521,8 +520,8 @@ def _blocked(target: Target, failed: Failed) -> Target | None:
 
 
 def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
-    """Whether a write of ``wanted`` gives ``now``: equality, but for CPUs that are
-    offline, which no thread can have."""
+    """Whether a write of ``wanted`` gives ``now``: equality, except for offline CPUs, which no
+    thread can have."""
     if wanted == now and type(wanted) is type(now):
         return True
     if isinstance(wanted, TimeSlice) and isinstance(now, TimeSlice):
@@ -533,8 +532,8 @@ def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
     if isinstance(wanted, Pin) and isinstance(now, Pin):
         return wanted.cpuset == now.cpuset and exactly(wanted.cpus, now.cpus, ops)
     if isinstance(wanted, CpusetList) and isinstance(now, CpusetList) and not wanted.text:
-        # A list of all CPUs means the same as none, and the kernel lets no cgroup with
-        # threads have none again.
+        # A list of all CPUs means the same as no list, which the kernel does not allow a cgroup
+        # with threads again.
         return ops.online() <= CpuSet.parse(now.text)
     return False
 
@@ -549,8 +548,8 @@ def still_ours(written: Value, now: Value, ops: SysOps) -> bool:
 
 
 def between(before: Value, after: Value, now: Value, ops: SysOps) -> bool:
-    """Whether ``now`` can be a write from ``before`` to ``after`` that stopped half-way:
-    each part is that of one of the two, or what libvirt writes on the way."""
+    """Whether ``now`` can come from a write from ``before`` to ``after`` that stopped half-way:
+    each part is from one of the two, or an intermediate value of libvirt's."""
     if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):
         online = ops.online()
         masks = [before.cpus & online, after.cpus & online, online]

@@ -1,12 +1,12 @@
 """Reads and writes one action target on the host: the only writer.
 
-Every read and write first checks that the object is still the one the target
-names: a thread by its start time, a device by its ifindex, a domain by the thread
-of its QEMU. Otherwise VanishedError is raised.
+Every read and write first checks that the object is still the one that the target names: a
+thread by its start time, a device by its ifindex, a domain by the thread of its QEMU. Otherwise
+it raises VanishedError.
 
-A write may take several steps (a pin is the cpuset, the affinity, then the threads
-beside it). Each write is idempotent and starts from any half-way state, so that the
-executor can finish or take back one that a crash interrupted.
+A write may take several steps (a pin is the cpuset, the affinity, then the threads beside it).
+Each write is idempotent and starts from any half-way state, so that the executor can finish or
+take back a write that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
 
 
 class SysOps(Protocol):
-    """What the executor needs of a host."""
+    """The operations of a host that the executor needs."""
 
     def read(self, target: Target) -> Value:
-        """The value now. Raises VanishedError, or WriteError when it cannot be read."""
+        """The present value. Raises VanishedError, or WriteError when it cannot be read."""
         ...
 
     def write(self, target: Target, value: Value) -> None:
@@ -75,11 +75,11 @@ class SysOps(Protocol):
 
 
 class LiveSysOps:
-    """SysOps on this machine, or on what ``root`` (reads) and ``calls`` (writes) stand for.
+    """SysOps on this machine, or on the host that ``root`` (reads) and ``calls`` (writes) give.
 
-    No root domain is changed before ``budgets_end``, which ``Journal.budgets_end`` tells.
-    ``original`` is what undo restores of a target, as ``Journal.original`` tells: of a pin it
-    is noted in the guest's domain (``carried``).
+    No root domain is changed before ``budgets_end`` (``Journal.budgets_end``). ``original`` gives
+    the value that undo restores for a target (``Journal.original``); that of a pin is noted in
+    the guest's domain (``carried``).
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class LiveSysOps:
 
     @contextmanager
     def _translated(self, target: Target) -> Iterator[None]:
-        """Every error that leaves is a WriteError or a VanishedError."""
+        """Turn every error into a WriteError or a VanishedError."""
         try:
             yield
         except WriteError:
@@ -201,7 +201,8 @@ class LiveSysOps:
             self._budgets_end = max(self._budgets_end, over)
 
     def _enter_deadline(self, thread: HostThread, target: ThreadSched, sched: Sched) -> None:
-        """Raises PendingError as long as the thread has not run on its CPUs, OSError else."""
+        """Make the thread DEADLINE. Raises PendingError if the thread has not run on its CPUs,
+        otherwise the OSError of the call."""
         while True:
             outside = thread.last_cpu() not in thread.affinity()
             try:
@@ -218,7 +219,7 @@ class LiveSysOps:
                         hint="tried again when it has run",
                         lasting=Lasting.TRANSIENT,
                     ) from error
-                # It has run since it was asked for: then, and only then, another answer may come.
+                # A second call may succeed only if the thread has run on its CPUs meanwhile.
                 if not outside:
                     raise
 
@@ -229,14 +230,14 @@ class LiveSysOps:
             return 0
 
     def _wait_for_budgets(self) -> None:
-        """Until no thread that has left class deadline is in a period of its budget.
+        """Wait until no thread that has left class deadline is in a period of its budget.
 
-        Its bandwidth stays booked until then (its 0-lag time, ``inactive_task_timer``),
-        and a root domain that is built anew meanwhile would be left with less than
-        nothing. What a thread that left asleep keeps booked for good goes with the root
-        domain; where there is no partition to take away it leaves by ``LEAVING``. (Not
-        elsewhere: a thread that runs with that budget is throttled at once, and stays so
-        when it is given another one soon.)
+        Its bandwidth stays booked until then (its 0-lag time, ``inactive_task_timer``), and a
+        root domain that is built anew meanwhile would be left with less than nothing. A thread
+        that left asleep keeps its bandwidth booked until its root domain goes; if there is no
+        partition to remove, the thread leaves through ``LEAVING``. (Not elsewhere: a thread that
+        runs with that budget is throttled at once, and stays throttled if it gets another budget
+        soon.)
         """
         rest = self._budgets_end - self._clock()
         if rest > 0:
@@ -247,9 +248,8 @@ class LiveSysOps:
         if thread.cgroup() == path:
             return
         mask = thread.affinity()
-        # Single threads move within their threaded domain only. A kernel thread is a
-        # process of its own, and may go anywhere as such; one of QEMU's would take the
-        # whole of QEMU along.
+        # A single thread moves only within its threaded domain. A kernel thread is a process of
+        # its own and may go anywhere as such; a thread of QEMU would take all of QEMU along.
         leaves = "/" not in path or "/" not in thread.cgroup()
         file = "cgroup.procs" if leaves and thread.kernel() else "cgroup.threads"
         try:
@@ -275,10 +275,9 @@ class LiveSysOps:
     def _write_pin(self, target: VcpuPin | EmulatorPin, pin: Pin) -> None:
         """Pin through libvirt, then correct what it cannot express.
 
-        libvirt writes the cpuset and the affinity of one thread. When the value
-        is somebody's original, its cpuset text may be another one (empty, as
-        libvirt starts a guest without pins), and its affinity another one again
-        (isolcpus): both follow after the pin that comes nearest.
+        libvirt writes the cpuset and the affinity of one thread. An original may have another
+        cpuset text (empty, as libvirt starts a guest without pins), and another affinity again
+        (isolcpus): both are written after the nearest pin.
         """
         thread = self._identified(target.thread, str(target))
         where = str(target)
@@ -303,7 +302,7 @@ class LiveSysOps:
                 self._calls.pin_emulator(target.uuid, nearest, self._was(target))
         except VanishedError as error:
             thread.check()
-            # What comes after the pin relies on it: a realtime class, above all.
+            # Later actions rely on the pin: a realtime class, above all.
             raise WriteError(
                 f"its QEMU runs, but libvirt has no such domain running: {error.what}",
                 where=where,
@@ -329,7 +328,7 @@ class LiveSysOps:
             settle(HostThread(self._root, self._calls, key, where), wanted)
 
     def _was(self, target: VcpuPin | EmulatorPin) -> CpuSet | None:
-        """What libvirt pinned to before us, as ``HostCalls.pin_vcpu`` wants it."""
+        """The CPUs to which libvirt pinned before us: ``was`` of ``HostCalls.pin_vcpu``."""
         original = self._original(target)
         if not isinstance(original, Pin):
             return None
@@ -396,7 +395,8 @@ class LiveSysOps:
             raise write_error(Operation.TIMESLICE, error, str(target), str(value)) from error
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
-        """VanishedError when the target's thread is gone by now, else the error itself."""
+        """VanishedError if the target's thread is gone by now, otherwise the error itself as a
+        WriteError."""
         if not isinstance(target, ThreadlessTarget):
             try:
                 self._identified(target.thread, str(target))

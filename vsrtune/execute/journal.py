@@ -1,20 +1,20 @@
-"""The journal: what we changed on the host and what it was, safe against crashes.
+"""The journal: the settings that we changed on the host and their originals, safe against crashes.
 
-Append-only JSON lines, fsynced one by one (``journal_records`` says what they mean).
-A file belongs to one boot: every setting we write is volatile, so entries of another
-boot are discarded, and counted in ``Journal.discarded``.
+Append-only JSON lines, fsynced one by one (``journal_records`` defines them). A file belongs to
+one boot: every setting that we write is volatile, so the journal discards entries of another boot
+and counts them in ``Journal.discarded``.
 
-A line without its newline at the end of the file was torn by a crash while it was
-written. It is ignored: the host is written only after its record is complete. The header
-is written before any record, so a torn header means that the host was not written.
-Any other line that cannot be read is corruption: JournalError, and the host stays as it is.
+A crash during the write of a line leaves it at the end of the file without its newline. Such a
+line is ignored: the host is written only after its record is complete. The header is written
+before any record, so a torn header means that the host was not written. Any other unreadable line
+is corruption: JournalError, and the host stays as it is.
 
-A file of another version of the format (``VERSION``) is renamed when it is of another
-boot. When it is of this boot it stays where it is, for the version that can read it, and
-the journal takes no records (``Journal.foreign``): what the host has now may be tuned,
-and must not become an original.
+A file of another version of the format (``VERSION``) is renamed if it is of another boot. If it
+is of this boot, it stays where it is, for the version that can read it, and the journal takes no
+records (``Journal.foreign``): the present settings of the host may be tuned, and must not become
+originals.
 
-One process writes at a time (``journal_lock``).
+One process writes at a time (``jsonl_log.take_lock``).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from vsrtune.model.stepdown import Step
 from vsrtune.model.targets import Target, ThreadCgroup, Value
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
-# A journal is compacted when it has more than this many bytes, or more than this
-# many times those of its live entries (and is not tiny anyway).
+# A journal is compacted when it has more than MAX_SIZE bytes, or more than MAX_RATIO times the
+# bytes of its live entries (and more than TINY).
 MAX_SIZE = 1 << 20
 MAX_RATIO = 10
 TINY = 16 << 10
 _VERSION = str(VERSION)
-# For lines that come out longer than was reckoned.
+# Room for lines that are longer than estimated.
 _SLACK = 4096
 _HOW_TO_REPAIR = (
     "nothing was changed on the host; move the file away to go on without undo "
@@ -78,13 +78,13 @@ class Journal(Closing):
     """The open journal of this boot, locked. Use as a context manager, or ``close``.
 
     ``discarded`` counts entries of another boot. ``set_aside`` is the new name of a file of
-    another boot and version. ``foreign`` says why nothing can be recorded or undone: the
+    another boot and version. ``foreign`` is the reason why nothing can be recorded or undone: the
     file is of this boot and of another version. ``budgets_end`` is on the clock of
-    ``time.monotonic``: until then the kernel may have bandwidth booked for threads that
-    whoever wrote the journal before us took out of class deadline.
+    ``time.monotonic``: until then the kernel may have bandwidth booked for threads that the
+    previous writer of the journal took out of class deadline.
 
-    Every method that appends raises JournalError when the record did not get to the
-    disk; then the caller must not write to the host.
+    Every method that appends raises JournalError when the record did not reach the disk; the
+    caller must then not write to the host.
     """
 
     def __init__(self, path: Path, boot_id: str, lock: int) -> None:
@@ -100,7 +100,7 @@ class Journal(Closing):
         self._fd = -1
         self._size = 0
         self._weigh_at = 0
-        # The end of what is claimed of the disk, and what undo needs, by target and in all.
+        # The end of the claimed disk space, and the space that undo needs, by target and in all.
         self._claimed = 0
         self._rooms: dict[Target, int] = {}
         self._owed = 0
@@ -108,11 +108,11 @@ class Journal(Closing):
 
     @classmethod
     def open(cls, path: Path, boot_id: str) -> Journal:
-        """Lock and read the journal, making it and its directory when missing. One of another
-        version is opened as well (``foreign``, ``set_aside``).
+        """Lock and read the journal, and make it and its directory if they are missing. A journal
+        of another version is opened as well (``foreign``, ``set_aside``).
 
-        Raises JournalError when another process holds it, when it is corrupt, or
-        when it cannot be written.
+        Raises JournalError when another process holds it, when it is corrupt, or when it cannot
+        be written.
         """
         try:
             private_directory(path.parent)
@@ -135,11 +135,11 @@ class Journal(Closing):
         return tuple(e for g in sorted(guests) for e in by_guest.get(g, {}).values())
 
     def guests(self) -> frozenset[str]:
-        """Those that have live entries."""
+        """The guests that have live entries."""
         return frozenset(guest for guest, entries in self._fold.by_guest.items() if entries)
 
     def applied(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
-        """What we last wrote and read back, by target, for all guests or for some."""
+        """The values that we last wrote and read back, by target, for all guests or for some."""
         committed = (e if e.state == "done" else e.committed for e in self.entries(guests))
         return {e.target: e.written for e in committed if e is not None}
 
@@ -148,19 +148,19 @@ class Journal(Closing):
         return self._fold.live.get(target)
 
     def original(self, target: Target) -> Value | None:
-        """What undo restores of a target; None when it has no live entry."""
+        """The value that undo restores for a target; None when it has no live entry."""
         return None if target not in self._fold.live else self._fold.live[target].original
 
     def intent(self, action: Action, original: Value | None = None) -> None:
-        """Record that ``action.after`` is about to be written. ``original`` is what undo is
-        to restore, where that is not what the records so far say (``Fold``)."""
+        """Record that ``action.after`` is about to be written. ``original`` is the value that
+        undo restores, if it is not the one that follows from the records so far (``Fold``)."""
         self._fold_checked(action.target, lambda fold: fold.intent(action, original))
         self._append(intent_record(action, original))
         self._fold.intent(action, original)
         self._reckon(action.target)
 
     def adopt(self, entry: Entry) -> None:
-        """Record a settled entry of a target that has none."""
+        """Record a finished entry of a target that has none."""
         self._append(entry_record(entry))
         self._fold.entry(entry)
         self._reckon(entry.target)
@@ -170,7 +170,7 @@ class Journal(Closing):
         self._finish("done", target)
 
     def revert(self, target: Target) -> None:
-        """Record that the value ahead of the last intent is on the host again."""
+        """Record that the value before the last intent is on the host again."""
         self._finish("revert", target)
 
     def drop(self, target: Target, why: str) -> None:
@@ -180,7 +180,7 @@ class Journal(Closing):
 
     @property
     def steps(self) -> dict[str, Step]:
-        """Which guests are stepped down, and how far."""
+        """The guests that are stepped down, and how far."""
         return dict(self._fold.steps)
 
     def step(self, guest: str, step: Step | None) -> None:
@@ -191,10 +191,9 @@ class Journal(Closing):
             self._compact_if_grown()
 
     def reserve(self, actions: Iterable[Action]) -> None:
-        """Claim disk space for applying and later undoing ``actions``, and for undoing all
-        that was done before, so that a disk that fills up meanwhile cannot stop any of it
-        half-way. Raises JournalError when there is not enough; file systems that cannot
-        reserve are let pass."""
+        """Claim disk space to apply and later undo ``actions``, and to undo everything before, so
+        that a disk that fills up meanwhile stops none of that half-way. Raises JournalError when
+        there is not enough space. File systems that cannot reserve space are accepted."""
         need = sum(2 * _room(action) for action in actions)
         if not need:
             return
@@ -244,12 +243,12 @@ class Journal(Closing):
         self._size = whole
         for target in fold.live:
             self._reckon(target)
-        # Another version may have claimed less, and cutting a torn end gives all of it back.
+        # Another version may have claimed less, and the cut of a torn end gives all of it back.
         with contextlib.suppress(OSError):
             if fold.live:
                 claim(self._fd, self._size, self._owed + _SLACK)
-        # The file is as old as its last record. A clock that was set back makes it wait
-        # for all of the lag, and no longer.
+        # The file is as old as its last record. If the clock was set back, the wait is all of
+        # the lag, and no longer.
         age = max(0.0, time.time() - os.fstat(self._fd).st_mtime)
         self.budgets_end = time.monotonic() + fold.lag - age
         self._compact_if_grown()
@@ -286,8 +285,8 @@ class Journal(Closing):
         self._compact_if_grown()
 
     def _fold_checked(self, target: Target, step: Any) -> None:
-        """A record out of turn is our own defect; find it before it is in the file. A
-        record is about one target and says nothing of others."""
+        """Find a record out of turn, which is our own defect, before it is in the file. A record
+        concerns one target only, so the check needs no others."""
         trial = Fold()
         known = self._fold.live.get(target)
         if known is not None:
@@ -295,8 +294,8 @@ class Journal(Closing):
         step(trial)
 
     def _reckon(self, target: Target) -> None:
-        """Keep in ``_owed`` what it takes to undo all entries: adding them up for every
-        change of a queue would cost more than the change."""
+        """Keep the space that undo of all entries needs in ``_owed``: a sum over all entries for
+        every change of a queue would cost more than the change."""
         self._owed -= self._rooms.pop(target, 0)
         entry = self._fold.live.get(target)
         if entry is not None:
@@ -327,7 +326,7 @@ class Journal(Closing):
         try:
             os.fsync(self._fd)
         except OSError as error:
-            # What is on the disk is unknown now, and a second fsync would not tell.
+            # The content of the disk is unknown now, and a second fsync would not tell it.
             self._broken = str(error)
             raise _unwritable(self.path, error) from error
         self._size += len(data)
@@ -342,14 +341,14 @@ class Journal(Closing):
             # The old file is complete and has its room; a failed compaction costs only space.
             with contextlib.suppress(JournalError):
                 self._replace(self._fold)
-        # Weighing goes through all entries: the more there are, the less often.
+        # Weighing reads all entries: the more there are, the rarer it is.
         self._weigh_at = self._size + max(TINY, self._size // 2)
 
     def _replace(self, fold: Fold) -> None:
         """Write ``fold`` to a new file and put it in the journal's place."""
         records = [header_record(self._boot_id), *compacted(fold)]
         data = b"".join(map(_line, records))
-        # A pass that is under way goes on with as much room as it had.
+        # A pass in progress goes on with as much room as it had.
         room = max(self._owed + _SLACK, self._claimed - self._size) if fold.live else 0
         try:
             replace_file(self.path, data, 0o600, room)
@@ -366,7 +365,7 @@ class Journal(Closing):
 
 
 def read_fold(path: Path, boot_id: str) -> Fold:
-    """What the journal holds, without the lock, for commands that only show it.
+    """The content of the journal, read without the lock, for commands that only show it.
 
     A missing journal, or one of another boot, holds nothing. Raises JournalError when it
     is corrupt, unreadable, or of this boot and another version.
@@ -390,8 +389,8 @@ def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:
 
 def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     """The fold of a file's content, and whether it is of this boot. A file that is empty,
-    or has a torn header, is of no boot. The records of a file of another boot never raise:
-    nothing in them is needed. Raises JournalError."""
+    or has a torn header, is of no boot. The records of a file of another boot never raise,
+    because nothing in them is needed. Raises JournalError."""
     fold = Fold()
     if torn_header(data):
         return fold, False
@@ -454,7 +453,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def _room(action: Action) -> int:
-    """How much of the file a change takes: its intent, and results that are shorter. A move
+    """The bytes that a change takes in the file: its intent, and results that are shorter. A move
     between cgroups has a second change around it, which keeps the affinity."""
     changes = 2 if isinstance(action.target, ThreadCgroup) else 1
     return 2 * changes * len(_line(intent_record(action)))

@@ -1,13 +1,12 @@
-"""A ledger: what has to be taken back on this host, on disk before it is done.
+"""A ledger: the changes of this host that have to be put back, on disk before they are made.
 
-Append-only JSON lines. An entry is added before the host is changed and marked done
-after it was put back, or needs no putting back any more; what is left over tells the
-next start what to put back. A last line without its newline was never complete, so
-nothing followed from it, and it is cut off. Any other line that cannot be read is an
-error.
+Append-only JSON lines. The user adds an entry before it changes the host, and marks the entry
+done after it has put the change back or no longer has to. Entries that are left tell the next
+start what to put back. A last line without its newline was never complete, so no change followed
+it, and the ledger cuts it off. Any other unreadable line is an error.
 
-One user at a time: whoever has the ledger open holds an exclusive flock beside it. A
-process that inherits the descriptor shares it, so that the lock is free only after both.
+One user at a time: the process that has the ledger open holds an exclusive flock beside it. A
+process that inherits the descriptor shares the lock, which is free only after both.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
 from vsrtune.host.state_files import FULL, open_private, private_directory, read_file, replace_file
 
-# One that still cleans up after a killed user gets this long.
+# A process that still cleans up after a killed user gets this long.
 LOCK_SECONDS = 10.0
-# A file this large is written anew when most of it is about what was done long ago.
+# A larger file is written anew when most of it is about entries that are done.
 _LARGE = 64 << 10
 
 Cleaner = Callable[[dict[str, Any]], None]
@@ -38,7 +37,7 @@ Cleaner = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Something to put back: ``kind`` names the cleaner, ``data`` is its own."""
+    """A change to put back: ``kind`` names the cleaner, ``data`` is for the cleaner."""
 
     id: int
     kind: str
@@ -59,8 +58,8 @@ class Failure:
 class Ledger(Closing):
     """The open ledger. Use as a context manager, or ``close``.
 
-    ``busy`` is the error when somebody else has it open, ``unusable`` begins the one
-    when the file cannot be used; each with what to do next.
+    ``busy`` is the error when somebody else has it open, ``unusable`` begins the error when the
+    file cannot be used; each has a hint what to do next.
     """
 
     busy = ("another process is using it", "wait for its end")
@@ -79,8 +78,8 @@ class Ledger(Closing):
     def open(cls, path: Path, *, lock: int | None = None, wait: float = LOCK_SECONDS) -> Self:
         """Lock and read the ledger, waiting up to ``wait`` seconds for the lock.
 
-        ``lock`` is the descriptor of one that is held already (the guard's). Raises
-        VsrtuneError when somebody else has it open, or it cannot be read or written.
+        ``lock`` is the descriptor of a lock that is held already (the guard's). Raises
+        VsrtuneError when somebody else has the ledger open, or it cannot be read or written.
         """
         opened: list[int] = []
         try:
@@ -92,7 +91,7 @@ class Ledger(Closing):
             text = read_file(path)
             whole = text[: text.rfind(b"\n") + 1]
             entries, last = parse(path, whole)
-            # With nothing pending a new one begins; the lock makes us its only user.
+            # With nothing pending a new file begins; the lock makes us its only user.
             os.ftruncate(file, len(whole) if entries else 0)
             pending = b"".join(_line(_added(entry)) for entry in entries.values())
             if len(whole) > max(_LARGE, 4 * len(pending)):
@@ -109,8 +108,8 @@ class Ledger(Closing):
         return cls(path, lock, file, entries, last)
 
     def add(self, kind: str, data: Mapping[str, Any]) -> int:
-        """Write down what must be put back, before the host is changed. ``data`` is
-        JSON. Returns the id for ``done``. Raises VsrtuneError: then change nothing."""
+        """Record a change that must be put back, before it is made. ``data`` is JSON. Returns the
+        id for ``done``. Raises VsrtuneError; the caller must then change nothing."""
         self._last += 1
         entry = LedgerEntry(self._last, kind, dict(data))
         self._append(_added(entry))
@@ -118,8 +117,8 @@ class Ledger(Closing):
         return entry.id
 
     def done(self, *entries: int) -> None:
-        """They were put back, or need it no more: all of them at once, or none when this
-        process is killed meanwhile. Ids that are not pending are left alone."""
+        """Mark entries as put back, or as no longer in need of it: all of them, or none if this
+        process is killed meanwhile. Ids that are not pending are ignored."""
         pending = [entry for entry in entries if entry in self._entries]
         if pending:
             self._append({"done": pending[0] if len(pending) == 1 else pending})
@@ -127,13 +126,13 @@ class Ledger(Closing):
                 del self._entries[entry]
 
     def pending(self) -> list[LedgerEntry]:
-        """What is pending, oldest first."""
+        """The pending entries, oldest first."""
         return [self._entries[number] for number in sorted(self._entries)]
 
     def resolve(self, cleaners: Mapping[str, Cleaner]) -> list[Failure]:
-        """Put back everything pending, newest first, by the cleaner of its kind.
+        """Put back all pending entries, newest first, with the cleaner of their kind.
 
-        One that fails hides no other; what failed is returned and stays pending.
+        A failure does not stop the others. Failed entries are returned and stay pending.
         """
         failures = []
         for entry in reversed(self.pending()):
@@ -148,7 +147,7 @@ class Ledger(Closing):
         return failures
 
     def close(self) -> None:
-        """Close it and, when no guard shares it, unlock."""
+        """Close the ledger and, unless a guard shares the lock, unlock it."""
         for descriptor in (self._file, self.lock_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -160,7 +159,7 @@ class Ledger(Closing):
             size = os.fstat(self._file).st_size
             written = os.write(self._file, line)
             if written != len(line):
-                # The next line would be read as the rest of this one.
+                # Otherwise the next line would be read as the rest of this one.
                 os.ftruncate(self._file, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file)
@@ -197,8 +196,8 @@ class Ledger(Closing):
 
 
 def read_pending(path: Path) -> list[LedgerEntry]:
-    """What is pending, oldest first, without the lock: for readers. A missing
-    file owes nothing. Raises VsrtuneError when it cannot be read."""
+    """The pending entries, oldest first, read without the lock. A missing file has none. Raises
+    VsrtuneError when the file cannot be read."""
     try:
         text = read_file(path)
     except FileNotFoundError:
@@ -212,7 +211,7 @@ def read_pending(path: Path) -> list[LedgerEntry]:
 
 
 def parse(path: Path, text: bytes) -> tuple[dict[int, LedgerEntry], int]:
-    """What is pending, and the last id that was given. Raises VsrtuneError."""
+    """The pending entries, and the last id that was given. Raises VsrtuneError."""
     entries: dict[int, LedgerEntry] = {}
     last = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -244,8 +243,8 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def take_lock(path: Path) -> int:
-    """Take the lock and leave our pid in it: the descriptor that holds it. Raises
-    JournalError when another process has it, OSError when it cannot be made."""
+    """Take the lock of a journal and write our pid into it. Returns the descriptor that holds the
+    lock. Raises JournalError when another process has it, OSError when it cannot be made."""
     fd = open_private(_name(path), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +261,7 @@ def take_lock(path: Path) -> int:
     except OSError:
         os.close(fd)
         raise
-    # The pid only serves the message above: a full disk may cost it.
+    # The pid serves only the message above: a full disk may cost it.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

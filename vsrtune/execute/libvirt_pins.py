@@ -1,17 +1,17 @@
-"""Pins of vcpus and of the emulator through libvirt, on the running domain only.
+"""Pins vcpus and the emulator through libvirt, on the running domain only.
 
-What libvirt pinned to before stands in the domain's metadata before it is pinned
-(``carried``): it travels with the pins.
+Before a pin, the domain's metadata gets the CPUs to which libvirt pinned before us (``carried``):
+they travel with the pins.
 
-The connection is opened at the first pin and opened again once when libvirtd was
-restarted meanwhile. Both calls are idempotent, so the second try is safe.
+The connection is opened at the first pin, and opened again once if libvirtd was restarted
+meanwhile. Both calls are idempotent, so the second try is safe.
 
-A libvirtd that is there and says nothing is not waited for: ahead of each pin it has to say a
-word, within a time limit.
+libvirtd has to answer a call within a time limit before each pin, so a silent libvirtd does not
+keep the pin waiting.
 
-libvirt lets a pin wait for up to 30 s while it has a job on the domain that takes no
-changes: a live migration, a snapshot with memory, a dump. The domain runs meanwhile, so
-that its state does not tell. It is asked for such a job ahead of the pin.
+libvirt keeps a pin waiting for up to 30 s while it has a job on the domain that takes no changes:
+a live migration, a snapshot with memory, a dump. The domain runs meanwhile, so its state does not
+show the job. Each pin therefore asks libvirt for such a job first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LATER = "tried again at the next pass"
 
 
 class LibvirtPins:
-    """Sets pins; holds one connection. Raises VanishedError when the domain is gone
-    or not running, BusyError when libvirt takes no pins of it now, else WriteError."""
+    """Sets pins; holds one connection. Raises VanishedError when the domain is gone or not
+    running, BusyError when libvirt takes no pins for it now, otherwise WriteError."""
 
     def __init__(self, uri: str = "qemu:///system") -> None:
         self._uri = uri
@@ -39,7 +39,7 @@ class LibvirtPins:
         self._patience = Patience()
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``: as ``virsh vcpupin --live``. ``was`` as for
+        """``virDomainPinVcpuFlags(LIVE)``, like ``virsh vcpupin --live``. ``was`` as for
         ``HostCalls.pin_vcpu``."""
         import libvirt
 
@@ -49,7 +49,7 @@ class LibvirtPins:
         self._call(f"domain {uuid} vcpu {vcpu}", uuid, vcpu, cpus, was, pin)
 
     def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        """``virDomainPinEmulator(LIVE)``: as ``virsh emulatorpin --live``. ``was`` as for
+        """``virDomainPinEmulator(LIVE)``, like ``virsh emulatorpin --live``. ``was`` as for
         ``HostCalls.pin_vcpu``."""
         import libvirt
 
@@ -59,7 +59,7 @@ class LibvirtPins:
         self._call(f"domain {uuid} emulator", uuid, None, cpus, was, pin)
 
     def close(self) -> None:
-        """Give the connection back; the next pin opens a new one."""
+        """Close the connection; the next pin opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             import libvirt
@@ -134,7 +134,7 @@ class LibvirtPins:
 
         if self._connection is None:
             self._connection = libvirt.open(self._uri)
-        # What is wrong with a connection that was there the call tells for which it is wanted.
+        # The pin reports any fault of a connection that was open already.
         with contextlib.suppress(libvirt.libvirtError):
             self._connection.getLibVersion()
         return self._connection
@@ -156,8 +156,8 @@ def _check_job(domain: Any, where: str) -> None:
     try:
         job = domain.jobStats()
     except libvirt.libvirtError as error:
-        # The question waits as the pin would. What else is wrong the pin tells; some drivers
-        # know no jobs at all.
+        # The query waits as the pin would. The pin reports any other fault; some drivers know no
+        # jobs at all.
         if error.get_error_code() == libvirt.VIR_ERR_OPERATION_TIMEOUT:
             raise
         return
@@ -190,7 +190,7 @@ def _cputune(domain: Any, where: str) -> domain_xml.Cputune:
 
 
 def _note(domain: Any, notes: Mapping[domain_xml.Which, domain_xml.Note]) -> None:
-    """``virDomainSetMetadata(LIVE)``. Its event is none that we listen to (``events``)."""
+    """``virDomainSetMetadata(LIVE)``. We do not listen to its event (daemon/events)."""
     import libvirt
 
     domain.setMetadata(

@@ -1,8 +1,8 @@
-"""Writes where a NIC's work is done: its interrupts, and RPS and XPS of its queues.
+"""Writes the CPUs of a NIC's work: of its interrupts, and of RPS and XPS of its queues.
 
-An interrupt is the one meant when its number is still its driver's: the kernel tells who
-has requested it in /sys/kernel/irq/N/actions. While a device is down nobody has, and the
-number and its affinity are kept for it.
+An interrupt is the right one if its number is still its driver's: /sys/kernel/irq/N/actions names
+who has requested it. While a device is down nobody has requested it, and the kernel keeps the
+number and its affinity for the device.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from vsrtune.host.interrupts import joined
 from vsrtune.model.targets import IrqAffinity, NicTarget, QueueCpus
 
 _NET = "/sys/class/net"
-# What the kernel answers for interrupts that it moves itself.
+# The errnos for interrupts that the kernel manages itself.
 _MANAGED = (errno.EIO, errno.EPERM)
 
 
 class NicWrites:
-    """OSError where nothing else is said."""
+    """Interrupts and queues of NICs. Methods raise OSError unless they state otherwise."""
 
     def __init__(self, root: HostRoot, calls: HostCalls) -> None:
         self._root = root
         self._calls = calls
 
     def read_irq(self, target: IrqAffinity) -> CpuSet:
-        """Its ``smp_affinity_list``. Raises VanishedError."""
+        """The ``smp_affinity_list`` of an interrupt. Raises VanishedError."""
         return CpuSet.parse(self._root.read(self._irq(target)))
 
     def write_irq(self, target: IrqAffinity, cpus: CpuSet) -> None:
         """Set ``smp_affinity_list``; an empty mask would mean the kernel's default. Raises
-        VanishedError, FixedError for an interrupt that the kernel moves itself, and
+        VanishedError, FixedError for an interrupt that the kernel manages itself, and
         WriteError."""
         path = self._irq(target)
         self._check(target, cpus, empty=False)
@@ -49,14 +49,14 @@ class NicWrites:
             raise told from error
 
     def read_queue(self, target: QueueCpus, device: str) -> CpuSet:
-        """CPUs of a queue of ``device``, its present name. Raises VanishedError."""
+        """The CPUs of a queue; ``device`` is the device's present name. Raises VanishedError."""
         try:
             return CpuSet.from_mask(self._root.read(_queue(target, device)))
         except FileNotFoundError:
             raise VanishedError("the device has no such queue now", where=str(target)) from None
 
     def write_queue(self, target: QueueCpus, device: str, cpus: CpuSet) -> None:
-        """Set the CPUs of a queue, none to switch it off. Raises VanishedError, WriteError."""
+        """Set the CPUs of a queue; no CPUs switch it off. Raises VanishedError, WriteError."""
         self._check(target, cpus, empty=True)
         operation = Operation.RPS if target.file == "rps_cpus" else Operation.XPS
         try:

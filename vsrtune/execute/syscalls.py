@@ -1,7 +1,7 @@
-"""The primitive calls with which sysops changes a host, one kernel or libvirt call each.
+"""The primitive calls with which host_writer changes a host, one kernel or libvirt call each.
 
-They stand apart from sysops so that its rules can be tested against an imitated
-kernel, where every call is a place to fail or to be killed at.
+They are separate from host_writer so that tests can run its rules against an imitated kernel, and
+fail or kill it at every call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vsrtune.model.guest import Sched
 
 
 class HostCalls(Protocol):
-    """Paths are absolute as on the host. OSError as from the system call; the pins
-    raise WriteError and VanishedError, for libvirt has no errno."""
+    """Paths are absolute as on the host. Methods raise the OSError of the system call; the pins
+    raise WriteError and VanishedError, because libvirt has no errno."""
 
     def write(self, path: str, text: str) -> None:
         """Write a line to a file that exists."""
@@ -56,8 +56,8 @@ class LiveCalls:
         self._pins = LibvirtPins(libvirt_uri)
 
     def write(self, path: str, text: str) -> None:
-        # Without O_CREAT and O_TRUNC: these files are the kernel's, and one that is
-        # missing must be an error. The newline makes an empty value a write at all.
+        # Without O_CREAT and O_TRUNC: these files are the kernel's, and a missing one must be an
+        # error. Without the newline an empty value would be no write at all.
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, f"{text}\n".encode())

@@ -1,8 +1,8 @@
-"""One thread of the host: its identity, mask, cgroup and cpuset, read and written.
+"""Reads the identity, mask, cgroup and cpuset of one thread of the host; writes mask and cpuset.
 
-A thread whose affinity is to be all that its cpuset allows gets a mask of all possible
-CPUs. The kernel cuts it to the cpuset, and since 6.2 remembers the wide one
-(``user_cpus_ptr``), so the thread follows later widenings as it did before us.
+A thread that is to have all CPUs of its cpuset gets a mask of all possible CPUs. The kernel cuts
+the mask to the cpuset, and since 6.2 remembers the wide one (``user_cpus_ptr``), so the thread
+follows later widenings as it did before us.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CPUS = "/sys/devices/system/cpu"
 
 
 class HostThread:
-    """One thread and what sysops does to it. OSError where nothing else is said."""
+    """One thread, as host_writer uses it. Methods raise OSError unless they state otherwise."""
 
     def __init__(self, root: HostRoot, calls: HostCalls, key: ThreadKey, where: str) -> None:
         self.key = key
@@ -31,7 +31,7 @@ class HostThread:
         self._base = f"/proc/{key.pid}/task/{key.tid}"
 
     def check(self) -> None:
-        """Raises VanishedError unless the thread is the very one, and alive."""
+        """Raise VanishedError unless the thread is the very one, and alive."""
         try:
             text = self._root.read(f"{self._base}/stat")
         except (FileNotFoundError, ProcessLookupError):
@@ -94,8 +94,8 @@ class HostThread:
             raise write_error(Operation.CPUSET, error, self.where, text) from error
 
     def allowed(self) -> CpuSet | None:
-        """CPUs of the nearest cpuset below the root one that confines the thread; None
-        when no such cpuset does, or cgroup v2 does not rule here."""
+        """The CPUs of the nearest cpuset below the root that confines the thread; None when there
+        is none, or the controller is not on cgroup v2."""
         try:
             path = self.cgroup()
         except WriteError:

@@ -1,7 +1,7 @@
-"""Which devices of a guest a second guest can have too, and with what change: pure.
+"""Judges which devices of a guest a second guest can have too, and adapts them. Pure.
 
-What is not known here is refused: a device that names something of the host may work for
-one guest at a time only.
+Unknown devices are refused, because a device that names something of the host may work for one
+guest at a time only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _PLAIN = {
     "sound", "video", "watchdog",
 }  # fmt: skip
 _CHARACTER = {"channel", "console", "parallel", "redirdev", "serial"}
-# Of a character device: what each guest has of its own.
+# The types of a character device that each guest has of its own.
 _OWN = {"dbus", "null", "pty", "qemu-vdagent", "spiceport", "spicevmc", "stdio", "vc"}
 _WIRES = {"bridge", "direct", "ethernet", "network", "null", "user"}
 
 
 def obstacle(device: ET.Element) -> str:
-    """Why two guests cannot have this device, "" when they can. Disks are judged elsewhere."""
+    """Why two guests cannot have this device, "" when they can. Disks are for clone_disks."""
     kind = device.tag
     if kind in _PLAIN:
         return ""
@@ -32,7 +32,7 @@ def obstacle(device: ET.Element) -> str:
 
 
 def adapt(device: ET.Element) -> None:
-    """Leave out what is one guest's alone and libvirt gives each guest anew."""
+    """Remove the settings that belong to one guest alone and that libvirt gives each guest anew."""
     if device.tag in _CHARACTER and device.get("type") == "pty":
         device.attrib.pop("tty", None)
         for source in device.findall("source"):
@@ -50,7 +50,7 @@ def adapt(device: ET.Element) -> None:
 
 
 def note(device: ET.Element) -> str:
-    """What an operator should know of a device that the clones have too, "" for most."""
+    """A note for the operator on a device that the clones have too, "" for most devices."""
     if device.tag != "filesystem" or device.find("readonly") is not None:
         return ""
     source = device.find("source")

@@ -1,4 +1,4 @@
-"""A disk of a template, and the overlay of it that a clone writes to instead: pure."""
+"""A disk of a template, and its overlay to which a clone writes instead. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vsrtune.attach.plan.clone_model import File
 
 # For templates on block devices, beside which no file can be.
 IMAGES = "/var/lib/libvirt/images"
-# The attribute of <source> that names what a disk of that type is on.
+# The attribute of <source> that names the file or block device, by type of disk.
 _NAMES = {"file": "file", "block": "dev"}
 _FORMATS = ("raw", "qcow2")
-# What of a <source> or <disk> an overlay of our making would not have.
+# The elements of a <source> or <disk> that our overlay would not have.
 _ENTANGLED = {
     "encryption": "it is encrypted by QEMU, and an overlay needs the secret too",
     "reservations": "it has SCSI reservations",
@@ -23,7 +23,7 @@ _ENTANGLED = {
 
 
 def target(disk: ET.Element) -> str:
-    """Its name in the guest, such as vda."""
+    """The disk's name in the guest, such as vda."""
     found = disk.find("target")
     return found.get("dev", "") if found is not None else ""
 
@@ -60,7 +60,7 @@ def obstacle(disk: ET.Element) -> str:
 
 
 def base(disk: ET.Element) -> str:
-    """The file or block device that it is on."""
+    """The file or block device that the disk is on."""
     source = disk.find("source")
     assert source is not None
     return source.get(_NAMES[disk.get("type", "")], "")
@@ -83,11 +83,11 @@ def put_on(disk: ET.Element, file: File) -> None:
         for old in disk.findall(name):
             disk.remove(old)
     disk.set("type", "file")
-    # The order of libvirt's schema is free; this is that of its own writing.
+    # libvirt's schema accepts any order; this is the order in which libvirt writes.
     at = next((n + 1 for n, child in enumerate(disk) if child.tag == "driver"), 0)
     disk.insert(at, ET.Element("source", {"file": file.path}))
     if under is not None:
-        # The definition says what is below, so libvirt does not look into the files.
+        # The definition names the file below, so libvirt does not probe the files.
         below = ET.Element("backingStore", {"type": kind})
         ET.SubElement(below, "format", {"type": file.format})
         ET.SubElement(below, "source", {_NAMES[kind]: file.base})
@@ -102,5 +102,5 @@ def put_on(disk: ET.Element, file: File) -> None:
 
 def _format(disk: ET.Element) -> str:
     driver = disk.find("driver")
-    # libvirt does not look either: a file may say of itself what a guest wrote into it.
+    # libvirt does not probe either: a guest may have written the header of its file.
     return (driver.get("type") if driver is not None else None) or "raw"

@@ -1,8 +1,8 @@
-"""Which members of a group are made from its template, and how: pure.
+"""Plans the members of a group that are made from its template. Pure.
 
-The template is protected from its clones, and they from it: they write to overlays, and as
-long as the group's devices are up on the template's lower devices, the kernel refuses the
-macvtaps without which the template cannot start.
+The template and its clones are protected from each other: clones write to overlays, and while the
+group's devices are up on the template's lower devices, the kernel refuses the macvtaps without
+which the template cannot start.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vsrtune.model.domain_xml import DomainNic
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What makes clones and starts them: ``files`` before a guest is interrupted, ``guests``
-    once the group's devices are up."""
+    """The steps that make clones and start them: ``files`` before a guest is interrupted,
+    ``guests`` after the group's devices are up."""
 
     clones: tuple[Clone, ...]
     files: tuple[Step, ...]
@@ -39,7 +39,7 @@ def missing(group: Group, host: AttachHostState) -> tuple[str, ...]:
 
 
 def source(group: Group, host: AttachHostState) -> GuestNics:
-    """The template, when clones can be made of it now. Raises VsrtuneError."""
+    """The template, if clones can be made from it now. Raises VsrtuneError."""
     where = group.at("group", "template")
     found = next((g for g in host.guests if g.name == group.template), None)
     if found is None or found.config is None or host.cloning is None:
@@ -73,8 +73,8 @@ def source(group: Group, host: AttachHostState) -> GuestNics:
 
 
 def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState) -> GuestNics:
-    """A clone as if it ran already, with interfaces as its template's and MACs of its own:
-    what its group takes it for, and leaves behind when the clone is kept."""
+    """A clone as if it ran already, with its template's interfaces and MACs of its own. Its group
+    treats the clone as this guest, and leaves this guest behind when the clone is kept."""
     assert host.cloning is not None
     if "/" in name or name.startswith("."):
         raise VsrtuneError(
@@ -98,7 +98,7 @@ def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState
 
 
 def in_the_place(original: GuestNics, clone: GuestNics, mac: str) -> DomainNic:
-    """The template's interface that the clone has with that MAC."""
+    """The template's interface that is the clone's interface of that MAC."""
     pairs = zip(original.config or (), clone.config or (), strict=True)
     return next(old for old, new in pairs if new.mac == mac)
 
@@ -110,7 +110,7 @@ def make(
     interfaces: Mapping[tuple[str, str], str],
     host: AttachHostState,
 ) -> Made:
-    """Of the stand-ins ``guests``: ``interfaces`` is what to put in the place of a clone's
+    """The steps for the stand-ins ``guests``. ``interfaces`` is the XML that replaces a clone's
     (UUID) interface of that MAC. Raises VsrtuneError."""
     assert host.cloning is not None
     clones: list[Clone] = []
@@ -144,9 +144,9 @@ def of_group(name: str, host: AttachHostState) -> tuple[Clone, ...]:
 
 
 def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], list[str]]:
-    """The steps that end them, and what an operator should know. What cannot be taken back
-    (they are undefined, and their files are removed) comes after the last step of all.
-    Raises VsrtuneError."""
+    """The steps that end the clones, and notes for the operator. The part that cannot be taken
+    back (undefine the clones, remove their files) comes after the last step of all. Raises
+    VsrtuneError."""
     steps: list[Step] = []
     notes: list[str] = []
     for clone in clones:
@@ -185,6 +185,6 @@ def _free(files: Collection[File], cloning: Cloning, guest: str) -> None:
 
 
 def _macs(host: AttachHostState) -> set[str]:
-    """All that are in use on this host."""
+    """All MACs that are in use on this host."""
     guests = {n.mac for g in host.guests for n in (*(g.live or ()), *(g.config or ()))}
     return guests | {link.mac for link in host.links.values()}

@@ -1,7 +1,7 @@
-"""The definition of a clone, made from its template's: pure.
+"""Makes the definition of a clone from its template's. Pure.
 
-The guest sees the same machine: addresses of devices, disks, firmware, all that is said of
-CPUs and memory. Its own are the name, the UUID, the MACs, and whatever it writes to.
+The guest sees the same machine: addresses of devices, disks, firmware, all settings of CPUs and
+memory. Its own are the name, the UUID, the MACs, and every file to which it writes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from vsrtune.core.untrusted import xml_element
 from vsrtune.group import clone_devices, clone_disks
 
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
-# So that a clone's definition is written as its template's is.
+# With these prefixes a clone's definition is written like its template's.
 ET.register_namespace("qemu", _QEMU)
 ET.register_namespace("libosinfo", "http://libosinfo.org/xmlns/libvirt/domain/1.0")
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A clone's definition, the files that have to be there before it starts, and what an
-    operator should know."""
+    """A clone's definition, the files that have to exist before it starts, and notes for the
+    operator."""
 
     xml: str
     files: tuple[File, ...]
@@ -34,13 +34,13 @@ class Copy:
 
 
 def own_uuid(machine: str, template: Template, group: str, guest: str) -> str:
-    """Of a clone: always the same on one host, and another on each host."""
+    """The UUID of a clone: always the same on one host, and another on each host."""
     space = uuid.UUID(machine)
     return str(uuid.uuid5(space, f"{template.uuid}/{group}/{guest}"))
 
 
 def own_mac(own: str, mac: str, taken: Collection[str]) -> str:
-    """What a clone (UUID) has for its template's MAC: none of those that are taken."""
+    """The MAC that a clone (UUID) has for its template's ``mac``: none of those ``taken``."""
     space, number = uuid.UUID(own), 0
     while True:
         digits = uuid.uuid5(space, f"{mac}/{number}").hex[:6]
@@ -58,10 +58,10 @@ def copy(
     mac: Callable[[str], str],
     directory: str = "",
 ) -> Copy:
-    """The clone of that name and UUID (``own``). ``interfaces`` is the XML to put in the place
-    of the template's interface of that MAC, ``mac`` what the others get for theirs,
-    ``directory`` where overlays are made, "" for beside the template's disks. Raises
-    VsrtuneError with what cannot be had twice."""
+    """The clone of that name and UUID (``own``). ``interfaces`` is the XML that replaces the
+    template's interface of that MAC, ``mac`` gives the other interfaces their MACs, ``directory``
+    is that of the overlays, "" for beside the template's disks. Raises VsrtuneError with the
+    device that cannot exist twice."""
     try:
         root = xml_element(template.definition)
     except ValueError as error:
@@ -108,7 +108,8 @@ def _identity(root: ET.Element, guest: str, own: str) -> None:
 
 
 def _firmware(root: ET.Element, template: Template, guest: str) -> list[File]:
-    """Its NVRAM: a copy, for it holds what the installed system told the firmware to boot."""
+    """Give the clone a copy of the NVRAM, because that holds what the installed system told the
+    firmware to boot."""
     found = root.find("os/nvram")
     if found is None:
         return []
@@ -143,7 +144,7 @@ def _warnings(root: ET.Element) -> list[str]:
 
 
 def _called(device: ET.Element) -> str:
-    """For people."""
+    """The name of a device in messages."""
     if device.tag == "disk":
         return f"disk {clone_disks.target(device)}"
     if device.tag == "interface":

@@ -1,5 +1,4 @@
-"""Guests of a group and their interfaces, found and judged: what every kind of group
-needs. Pure."""
+"""Finds and judges the guests of a group and their interfaces, for every kind of group. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from vsrtune.model.host import mode_name
 
 
 def of_group(name: str, host: AttachHostState) -> tuple[Origin, ...]:
-    """The Origins of a group that was created, by member, then side. Raises VsrtuneError
-    when there is none."""
+    """The Origins of a created group, by member, then side. Raises VsrtuneError when there is no
+    such group."""
     if name not in host.groups:
         known = ", ".join(sorted(host.groups)) or "none"
         raise VsrtuneError(
@@ -32,7 +31,7 @@ def on_device(nics: Iterable[DomainNic], device: str) -> DomainNic | None:
 
 
 def members_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """Those of the guests that come and go: the members of a pvr, the routers of an msr."""
+    """The Origins of the guests that come and go: the members of a pvr, the routers of an msr."""
     return tuple(o for o in origins if o.stage is None or o.stage.role is MsrRole.ROUTER)
 
 
@@ -57,7 +56,8 @@ def free_name(name: str, host: AttachHostState) -> None:
 
 
 def running(name: str, where: str, host: AttachHostState) -> GuestNics:
-    """A guest that runs and is in no other group; ``where`` names it."""
+    """The guest of that name, which runs and is in no other group. ``where`` is the place that
+    names it."""
     guest = next((g for g in host.guests if g.name == name), None)
     if guest is None:
         raise VsrtuneError(
@@ -126,12 +126,12 @@ def defined(guest: GuestNics, nic: DomainNic, lower: str, notes: list[str]) -> D
 
 
 def moved(nic: DomainNic, device: MadeDevice) -> str:
-    """The interface on a device of ours."""
+    """The XML of the interface on a device of ours."""
     return domain_xml.with_mac(domain_xml.on_device(nic, device.name), device.mac)
 
 
 def back(origin: Origin, guest: GuestNics) -> Move:
-    """How the interface of a member comes to what it was."""
+    """The move that gives a member the interface that it had before."""
     before = domain_xml.nic(origin.live or origin.config)
     live = config = ("", "")
     if guest.live is not None:
@@ -148,8 +148,8 @@ def back(origin: Origin, guest: GuestNics) -> Move:
 
 
 def _was(origin: Origin, now: DomainNic, before: str) -> str:
-    """What an interface was, unless somebody has changed it since: then the like of what it
-    is, with its old MAC."""
+    """The XML of the interface that a member had before. If somebody has changed the interface
+    since, the present one on a macvtap, with the MAC from before."""
     was = domain_xml.nic(before or origin.live or origin.config)
     if before and not domain_xml.differences(moved(was, origin.device), now.xml):
         return before
@@ -160,7 +160,7 @@ def _was(origin: Origin, now: DomainNic, before: str) -> str:
 def free_again(
     name: str, origins: Iterable[Origin], moves: Iterable[Move], host: AttachHostState
 ) -> None:
-    """Refuse when other NAPI-macvlan devices stand where macvtaps are to come back now."""
+    """Refuse if other NAPI-macvlan devices stand on lower devices to which macvtaps come back."""
     own = {o.device.name for o in origins}
     lowers = {domain_xml.nic(m.live[1]).lower for m in moves if m.live[1]}
     no_others(host, lowers, forth=False, but=own)
@@ -181,6 +181,6 @@ def free_again(
 
 
 def card(move: Move, which: int, queue: int | None) -> Card:
-    """Of the interface as it is (0) or as it shall be (1)."""
+    """The card of the interface before (0) or after (1) the move."""
     xml = move.live[which]
     return Card(move.guest, move.uuid, domain_xml.nic(xml).mac, xml, queue)

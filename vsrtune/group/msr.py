@@ -1,11 +1,11 @@
-"""Which steps put balancers in front of routers (MSR), and take them away again: pure.
+"""Plans the steps that put balancers in front of routers (MSR), and remove them again. Pure.
 
-Invariants, which hold before and after every switch of these:
-- On every link there is one device of a balancer, which has the flag uplink: what routers
-  send to their neighbours outside reaches it.
+Invariants, which hold before and after each of these switches:
+- On every link there is one device of a balancer, which has the flag uplink: it gets the frames
+  that routers send to their neighbours outside.
 - A balancer's interfaces outside are left alone; their MACs are those of the whole router.
-- Routers keep their MACs, so what they configure by MAC stays right.
-- What each router had before is in its Origins until the group is deleted.
+- Routers keep their MACs, so their configuration by MAC stays right.
+- The Origins of each router hold the interfaces that it had before, until the group is deleted.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _TO = Attachment.NAPI_MACVLAN
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """One side as it is, and what is to be made for it; ``nics`` and ``devices`` are those of
-    the routers, in their order."""
+    """One side as it is, and the devices to make for it. ``nics`` and ``devices`` are those of the
+    routers, in their order."""
 
     name: str
     lower: str
@@ -68,8 +68,7 @@ class _Found:
 
 
 def create(group: Group, host: AttachHostState) -> Switch:
-    """Put running routers behind running balancers. Raises VsrtuneError with what is in the
-    way."""
+    """Put running routers behind running balancers. Raises VsrtuneError with the obstacle."""
     new(group, host)
     routers = _routers(group, host)
     sides = _sides(group, routers, host)
@@ -108,7 +107,7 @@ def create(group: Group, host: AttachHostState) -> Switch:
     devices = tuple(origin.device for origin in origins)
     steps: list[Step] = [MakeDevice(device) for device in devices]
     steps.append(Raise(devices))
-    # The balancers first: as long as one cannot take what it needs, the routers go on.
+    # The balancers first: while one of them cannot take its interfaces, the routers go on.
     steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in inner)))
     steps.append(Unplug(tuple(card(m, 0, m.queue) for m in moves)))
     steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in moves)))
@@ -117,8 +116,8 @@ def create(group: Group, host: AttachHostState) -> Switch:
 
 
 def delete(name: str, host: AttachHostState) -> Switch:
-    """Give every router what it had before, and take from the balancers what they got.
-    Raises VsrtuneError when there is no such group."""
+    """Give every router the interfaces that it had before, and remove the internal ones of the
+    balancers. Raises VsrtuneError when there is no such group."""
     origins = of_group(name, host)
     moves: list[Move] = []
     for origin in origins:
@@ -137,15 +136,15 @@ def delete(name: str, host: AttachHostState) -> Switch:
         steps.append(Unplug(off))
     if home:
         steps.append(Plug(home))
-    # Backwards, so that what is taken back comes to its place again.
+    # Backwards, so that interfaces come to their places again if the steps are taken back.
     steps += _defines(moves[::-1])
     devices = tuple(origin.device for origin in reversed(origins))
     return Switch(Attachment.MACVTAP, tuple(moves), tuple(steps), (), devices)
 
 
 def planned(group: Group, host: AttachHostState) -> tuple[Side, ...]:
-    """The sides of a group that was not created, for its rules. Raises VsrtuneError with
-    what is in the way of a create."""
+    """The sides of a group that was not created, for its rules. Raises VsrtuneError with the
+    obstacle to its create."""
     new(group, host)
     return tuple(
         Side(
@@ -162,9 +161,9 @@ def planned(group: Group, host: AttachHostState) -> tuple[Side, ...]:
 
 
 def created(name: str, host: AttachHostState) -> tuple[tuple[str, ...], tuple[Side, ...]]:
-    """The routers of a group that was, and its sides. A router that somebody took a side
-    from, or undefined, is none of them. Raises VsrtuneError when there is no such group, or
-    a balancer is not what it was."""
+    """The routers of a created group, and its sides. A router that somebody undefined, or from
+    which somebody took a side, is none of them. Raises VsrtuneError when there is no such group,
+    or when a balancer is not what it was."""
     by_side: dict[str, list[tuple[Stage, Origin]]] = {}
     for origin in of_group(name, host):
         if origin.stage is None:
@@ -240,7 +239,7 @@ def _differ(routers: list[GuestNics], nics: tuple[DomainNic, ...]) -> None:
 
 
 def _device(name: str, on: str, nic: DomainNic, host: AttachHostState) -> MadeDevice:
-    """A router's device in the place of its macvtap."""
+    """A router's device in place of its macvtap."""
     link = host.links.get(nic.device)
     mtu = link.mtu if link is not None else host.links[nic.lower].mtu
     queue = _kept(nic, host)
@@ -253,7 +252,7 @@ def _kept(nic: DomainNic, host: AttachHostState) -> int | None:
 
 
 def _gone(origin: Origin, guest: GuestNics) -> Move:
-    """How a balancer's internal interface goes."""
+    """The move that removes a balancer's internal interface."""
     live = on_device(guest.live or (), origin.device.name)
     config = on_device(guest.config or (), origin.device.name)
     pairs = [(nic.xml if nic is not None else "", "") for nic in (live, config)]

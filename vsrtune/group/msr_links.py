@@ -1,16 +1,16 @@
-"""Names, MACs and devices of what is between balancers and routers of a group: pure.
+"""Names, MACs and devices of the links between balancers and routers of a group. Pure.
 
-A name is that of the group, a dash, the number of the side (1 is the first under
-``lower``), a letter, and the number of the router where one is meant:
+A name is that of the group, a dash, the number of the side (1 is the first under ``lower``), a
+letter, and the number of the router if the device is for one:
 
-    edge-1l    what the devices of side 1 stand on (l: link): the dummy of a bridge, or
-               the one that carries the VLANs
+    edge-1l    the device below those of side 1 (l: link): the dummy of a bridge, or the one
+               that carries the VLANs
     edge-1l2   the hub, or the VLAN, of router 2
     edge-1b    the balancer's device on a bridge, edge-1b2 the one that leads to router 2
     edge-1r2   the device of router 2
 
-Devices of a pvr have a letter after the dash (groups), so no two groups can mean one
-name. MACs are locally administered and follow from the same words.
+Devices of a pvr have a letter after the dash (Group.device), so no two groups can have the same
+name. MACs are locally administered and follow from the names.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def mac(words: str, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SideLinks:
-    """Our devices of one side. ``links`` are those to stand on, each after the one below
-    it, ``balancer`` the balancer's, in the order of the routers, ``of_router`` the names on
-    which the routers' own stand, in the same order."""
+    """Our devices of one side. ``links`` are those on which others stand, each after the one below
+    it. ``balancer`` are the balancer's, in the order of the routers. ``of_router`` names the
+    lower devices of the routers' own, in the same order."""
 
     links: tuple[MadeDevice, ...]
     balancer: tuple[MadeDevice, ...]
@@ -61,8 +61,8 @@ class SideLinks:
 def side_links(
     group: str, side: int, kind: str, routers: int, mtu: int, taken: Collection[str]
 ) -> SideLinks:
-    """What to make for a side with that many routers; ``kind`` is one of group_schema.LINKS,
-    ``taken`` the MACs that others have."""
+    """The devices to make for a side with that many routers. ``kind`` is one of schema.LINKS,
+    ``taken`` are the MACs that others have."""
     have = set(taken)
 
     def mac_of(device: str) -> str:

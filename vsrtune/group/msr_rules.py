@@ -1,16 +1,17 @@
-"""The nftables rules of a balancer, as text for ``nft -f`` in its guest: pure.
+"""The nftables rules of a balancer, as text for ``nft -f`` in its guest. Pure.
 
 Frames never reach the guest's own stack. On the outside:
-- To all routers at once go broadcast and multicast, unchanged, and ARP to our MAC, which may
-  be the answer to any of them: to each with its own MAC, because a Linux guest that hears an
-  answer to somebody else takes it for a rumour and soon asks again. That is all routers, also
-  those that get no frames now: one that comes finds its neighbours while balancers have their new
-  rules one after the other.
-- IPv4 goes to one router, by a hash of addresses and, where a datagram is whole, ports. The
-  first side hashes what comes in as it is and the others turned around, with one seed, so a
-  flow between the first side and another meets one router both ways, also through two
-  balancers. The seed is the group's own: routers in a row must not all divide alike.
-On the inside everything that routers send leaves with our MAC, also in what ARP says.
+- All routers get broadcast and multicast, unchanged, and ARP to our MAC, which may be the answer
+  to any of them. Each router gets this ARP with its own MAC, because a Linux guest that hears an
+  answer to somebody else takes it for a rumour and soon asks again. Routers that get no frames now
+  are included: one that joins finds its neighbours while the balancers get their new rules one
+  after the other.
+- IPv4 goes to one router, by a hash of addresses and, if a datagram is whole, ports. The first
+  side hashes incoming frames as they are, the other sides with source and destination swapped,
+  all with one seed. A flow between the first side and another therefore meets one router both
+  ways, also through two balancers. The seed is the group's own, because routers in a row must not
+  all divide alike.
+On the inside everything that routers send leaves with our MAC, also inside ARP.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from vsrtune.group.schema import MSR
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a multistage router: ``mac`` is the balancer's on the device ``lower``,
-    ``inner`` the MAC and the lower device of each of its internal interfaces: one for all
-    routers, or, when ``each``, one for every router; ``routers`` the routers' MACs there."""
+    """One side of a multistage router. ``mac`` is the balancer's on the device ``lower``.
+    ``inner`` has the MAC and the lower device of each of its internal interfaces: one for all
+    routers, or, with ``each``, one for every router. ``routers`` are the routers' MACs there."""
 
     name: str
     lower: str
@@ -46,8 +47,8 @@ class Side:
 def text(
     group: str, balancer: str, sides: Sequence[Side], routers: Sequence[str], use: Collection[str]
 ) -> str:
-    """The rules of one balancer. ``sides`` are all of the group in their order, ``routers``
-    the names of all, ``use`` those of the ones that get frames: one at least."""
+    """The rules of one balancer. ``sides`` are all sides of the group in their order, ``routers``
+    the names of all routers, ``use`` the names of those that get frames: one at least."""
     own = [(number, side) for number, side in enumerate(sides) if side.balancer == balancer]
     used = [n for n, router in enumerate(routers) if router in use]
     names = ", ".join(routers[n] for n in used)
@@ -57,7 +58,7 @@ def text(
         "# load it: nft -f FILE. It replaces what it was before, at once. IPv4 only.",
         *_defines([side for _, side in own]),
         "",
-        # Replaced in one transaction, there or not.
+        # One transaction replaces the table, whether it exists or not.
         f"table netdev vsrtune_{group}",
         f"delete table netdev vsrtune_{group}",
         f"table netdev vsrtune_{group} {{",
@@ -88,7 +89,7 @@ def _side(
     ends = list(dict.fromkeys(_inside(side, n) for n in everyone))
     yield "\t# What all routers must hear."
     yield from _chain(f"to_{side.name}_all", _to_each([f"to ${end}" for end in ends]))
-    # The last word of each of these is the verdict, so its MAC is set for it alone.
+    # Each rule ends with its verdict, so its MAC is set for that frame alone.
     each = [(side.routers[n], f"to ${_inside(side, n)}") for n in everyone]
     told = [f"ether daddr set {mac} {way}" for (mac, _), way in
             zip(each, _to_each([to for _, to in each]), strict=True)]  # fmt: skip
@@ -120,7 +121,7 @@ def _to_each(ways: Sequence[str]) -> list[str]:
 
 
 def _spread(side: str, used: Sequence[int], seed: str, *, turned: bool) -> Iterator[str]:
-    """IPv4 to one of the routers."""
+    """Send IPv4 to one of the routers."""
     if len(used) == 1:
         yield f"ether type ip goto to_{side}_{used[0] + 1}"
         return
@@ -141,8 +142,8 @@ def _chain(name: str, rules: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rulebook:
-    """A multistage router: ``routers`` are the names of all, ``plugged`` those of the ones
-    that get frames as it is now."""
+    """A multistage router. ``routers`` are the names of all its routers, ``plugged`` the names of
+    those that get frames now."""
 
     group: str
     sides: tuple[Side, ...]
@@ -152,8 +153,8 @@ class Rulebook:
     def text(
         self, balancer: str | None = None, count: int | None = None, without: Collection[str] = ()
     ) -> str:
-        """The rules for one balancer, which needs no name when it is the only one; ``count``
-        is for the first routers, plugged in or not. Raises VsrtuneError."""
+        """The rules for one balancer, which needs no name if it is the only one. ``count`` selects
+        the first routers, plugged in or not. Raises VsrtuneError."""
         use = [r for r in self._first(count) if r not in without]
         for name in without:
             if name not in self.routers:
@@ -195,8 +196,8 @@ class Rulebook:
 
 
 def of_group(name: str, wanted: Group | None, host: AttachHostState) -> Rulebook:
-    """That of a group which was created, or of the file of one that was not (``wanted``).
-    Raises VsrtuneError."""
+    """The Rulebook of a created group, or of the file of a group that was not created
+    (``wanted``). Raises VsrtuneError."""
     if wanted is None:
         routers, sides = msr.created(name, host)
         plugged = scale.plugged(members_of(host.groups[name]), host)

@@ -1,7 +1,7 @@
-"""Group files: YAML text to a frozen Group, every error with its line.
+"""Parses group files: YAML text to a frozen Group, every error with its line.
 
-A group is several guests that are one router. What depends on the host (guests that run,
-devices that exist) is for ``group_plan`` and ``group_msr`` to judge.
+A group is several guests that are one router. pvr.py and msr.py judge everything that depends on
+the host (guests that run, devices that exist).
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _Error = Callable[[KeyPath, str, str], PolicyError]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One group file. ``members`` are libvirt names in the order in which they are plugged
-    in (of a multistage router its routers), ``lowers`` pairs of a side's name and the device
-    below it, ``balancers`` pairs of a libvirt name and the sides that it serves, ``links``
-    what is between balancers and routers (group_schema.LINKS). Members that are not there are
-    made from ``template``, their overlays in the directory ``overlays``, "" for beside the
-    template's disks."""
+    """One group file. ``members`` are libvirt names in the order in which they are plugged in (of
+    a multistage router its routers), ``lowers`` pairs of a side's name and the device below it,
+    ``balancers`` pairs of a libvirt name and the sides that it serves, ``links`` the kind of links
+    between balancers and routers (schema.LINKS). Missing members are made from ``template``, with
+    their overlays in the directory ``overlays``, "" for beside the template's disks."""
 
     path: str
     name: str
@@ -97,7 +96,7 @@ def parse(text: str, path: str) -> Group:
 
 
 def _kind(inside: object) -> str:
-    """Whose keys the others are checked against, also when no known kind is written."""
+    """The kind against whose keys the file is checked, also when it names no known kind."""
     if not isinstance(inside, dict):
         return PVR
     if inside.get("kind") in KINDS:
@@ -131,7 +130,7 @@ def _balancers(
     lowers: tuple[tuple[str, str], ...],
     error: _Error,
 ) -> Iterator[PolicyError]:
-    """Every side has exactly one balancer, which is no router."""
+    """Errors unless every side has exactly one balancer, which is no router."""
     known = [side for side, _ in lowers]
     served: dict[str, str] = {}
     for name, sides in balancers:

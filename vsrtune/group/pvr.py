@@ -1,12 +1,13 @@
-"""Which steps make several guests one router (PVR), and guests of their own again: pure.
+"""Plans the steps that make several guests one router (PVR), and separate them again. Pure.
 
-Invariants, which hold before and after every switch of these:
-- All members stand on the same device of each side, one queue each: with a second queue
-  a member would hear every broadcast twice.
-- Members are plugged in in one order on all sides. The kernel numbers the queues of a
-  device as they are opened, so a queue's number means the same member on each side.
-- What each member had before is in its Origins until the group is deleted. For one that
-  was made for the group (``clone_plan``) that is what it would have by itself.
+Invariants, which hold before and after each of these switches:
+- All members stand on the same device of each side, one queue each: with a second queue a member
+  would hear every broadcast twice.
+- Members are plugged in in the same order on all sides. The kernel numbers the queues of a device
+  in the order in which they are opened, so a queue's number means the same member on each side.
+- The Origins of each member hold the interfaces that it had before, until the group is deleted.
+  For a member that was made for the group (``clone_plan``) they hold those that it would have by
+  itself.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _TO = Attachment.NAPI_MACVLAN
 
 
 def create(group: Group, host: AttachHostState) -> Switch:
-    """Put running guests on the shared devices of a group. Raises VsrtuneError with what
-    is in the way."""
+    """Put running guests, and clones in place of missing ones, on the shared devices of a group.
+    Raises VsrtuneError with the obstacle."""
     new(group, host)
     absent = clone_plan.missing(group, host)
     template = clone_plan.source(group, host) if absent else None
@@ -72,7 +73,7 @@ def create(group: Group, host: AttachHostState) -> Switch:
     for side, _ in group.lowers:
         first = found[guests[0].uuid, side]
         if template is not None and guests[0].uuid in made_here:
-            # It is the router that the template would be.
+            # The group is then the router that the template would be.
             first = clone_plan.in_the_place(template, guests[0], first.mac)
             _nobodys(first, template, host)
         devices[side] = _device(group, side, first, host)
@@ -133,11 +134,11 @@ def create(group: Group, host: AttachHostState) -> Switch:
 
 
 def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Switch:
-    """Give every member what it had before, and end those that were made for the group; with
-    ``keep_clones`` they become guests like the others. Raises VsrtuneError when there is no
-    such group."""
+    """Give every member the interfaces that it had before, and end the members that were made for
+    the group; with ``keep_clones`` these become guests like the others. Raises VsrtuneError when
+    there is no such group."""
     clones = clone_plan.of_group(name, host)
-    # Of clones that somebody undefined nothing may be left but their files.
+    # Clones that somebody undefined may have left nothing but their files.
     origins = () if clones and name not in host.groups else of_group(name, host)
     ended = () if keep_clones else clones
     ending, notes = clone_plan.end(ended, host)
@@ -164,7 +165,7 @@ def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Sw
 
 
 def _alone(group: Group, guests: list[GuestNics], host: AttachHostState) -> None:
-    """Refuse when anybody else stands on the lower devices."""
+    """Refuse if anything but the members stands on the lower devices."""
     members = {g.uuid for g in guests}
     lowers = {lower for _, lower in group.lowers}
     no_others(host, lowers, forth=True)

@@ -1,4 +1,4 @@
-"""Which members of a group are plugged in: drain and scale, of every kind. Pure."""
+"""Plans which members of a group are plugged in: drain and scale, for every kind. Pure."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def scale(name: str, count: int, host: AttachHostState) -> Switch:
 
 
 def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str]) -> Switch:
-    """Plug in the members ``keep`` and take the others off; first those that come, so that
-    somebody forwards at any time."""
+    """Plug in the members ``keep``, then take the others off, so that somebody forwards at any
+    time."""
     come: list[Move] = []
     go: list[Move] = []
     notes: list[str] = []
@@ -71,8 +71,8 @@ def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str])
     steps: list[Step] = []
     if come:
         steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in come)))
-    # One guest after the other: the kernel puts the last queue of a device into the place of
-    # one that is closed, and two that go at once would be in another order on each side.
+    # One guest after the other: the kernel puts the last queue of a device into the place of a
+    # closed one, so two guests that go at once could leave another order on each side.
     steps += [
         Unplug(tuple(card(m, 0, m.device.queue) for m in go if m.uuid == uuid))
         for uuid in dict.fromkeys(m.uuid for m in go)
@@ -95,7 +95,7 @@ def _unlike(guest: GuestNics, mac: str) -> None:
 
 
 def _rules(group: str, come: list[Move], go: list[Move]) -> Iterator[str]:
-    """What becomes of a balancer's rules."""
+    """Notes about the rules that balancers have to load."""
     command = f"vsrtune group rules {group} BALANCER"
     if come:
         who = ", ".join(dict.fromkeys(m.guest for m in come))

@@ -11,11 +11,11 @@ KINDS = (PVR, MSR)
 BRIDGE, HUB, VLAN = "bridge", "hub", "vlan"
 LINKS = (BRIDGE, HUB, VLAN)
 
-# With a dash between them a device's name, of which the kernel takes 15 characters.
+# A dash between both makes a device's name, for which the kernel takes 15 characters.
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,8}$"
 SIDE_PATTERN = r"^[a-z][a-z0-9]{0,4}$"
-# Devices of a multistage router carry the number of their side, a digit, and of their
-# router (group_links).
+# The names of a multistage router's devices have the number of the side, a digit, and the number
+# of the router (msr_links).
 MOST_SIDES = 9
 MOST_ROUTERS = 99
 
@@ -77,7 +77,7 @@ def _common(lower: str, most_sides: int | None = None) -> dict[str, Any]:
     }
 
 
-# Of a kind whose members can be made from a definition.
+# Keys of a kind whose members can be made from a definition.
 _CLONES: dict[str, Any] = {
     "template": {
         "description": "A libvirt guest that is shut off; members that are not there are made "
@@ -140,7 +140,7 @@ _OPTIONAL = ("links", "template", "overlays")
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """That of the files of one kind."""
+    """The schema of the files of one kind."""
     keys = _KEYS[kind]
     required = [key for key in keys if key not in _OPTIONAL]
     words = f"{', '.join(required[:-1])} and {required[-1]}"

@@ -1,2 +1,2 @@
-"""Wall: pure. From a snapshot and policies to ordered actions: what the policies require, which
-CPUs, which classes, what is refused, and the invariants of every plan."""
+"""Wall: pure. Turns a snapshot and policies into ordered actions: requirements, CPUs, scheduling
+classes, refusals, and the invariants of every plan."""

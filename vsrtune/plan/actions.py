@@ -33,8 +33,8 @@ def build(
     found: RootDomains,
     draft: Draft,
 ) -> None:
-    """Fill ``draft`` with everything asked of the guests that are not refused, but for
-    the root domains themselves (domain_build)."""
+    """Add worker moves, pins, scheduling and ring lengths of these guests to ``draft``.
+    deadline/partitions.py adds the root domains."""
     claimed: dict[int, str] = {}
     for requirements in per_guest:
         draft.skipped += requirements.skipped
@@ -70,7 +70,7 @@ def _moves(context: Context, requirements: Requirements, found: RootDomains, dra
 
 
 def pin_values(thread: Thread, target: Target, cpus: CpuSet) -> tuple[Value, Value]:
-    """Before and after of giving ``cpus`` to a thread."""
+    """The values of ``target`` before and after the thread gets ``cpus``."""
     if isinstance(target, VcpuPin | EmulatorPin):
         cpuset = None if thread.cpuset_cpus is None else str(cpus)
         return Pin(thread.affinity, thread.cpuset_cpus), Pin(cpus, cpuset)
@@ -153,8 +153,9 @@ def _no_budget(found: RootDomains, thread: Thread) -> str | None:
 
 
 def _waits(context: Context, found: RootDomains, thread: Thread) -> str | None:
-    """A thread that sleeps is still counted in the root domain in which it last ran;
-    the kernel refuses DEADLINE (EPERM) until it wakes in the new one."""
+    """The reason to wait before a thread becomes DEADLINE, None when there is none. The kernel
+    counts a sleeping thread in the root domain in which it last ran, and refuses DEADLINE
+    (EPERM) until the thread wakes in the new one."""
     domain = found.of(thread.key)
     if domain is None or thread.sched.cls is SchedClass.DEADLINE:
         return None
@@ -174,7 +175,7 @@ def _why_not(
     rule: SchedRule,
     chosen: Mapping[ThreadKey, Chosen],
 ) -> str | None:
-    """The reason why a thread's scheduling is left alone, None when it is not."""
+    """The reason to leave a thread's scheduling alone, None when there is none."""
     if thread.sched == rule.sched:
         return f"already as asked: {rule.sched}"
     if foreign_deadline(context, requirements.guest, thread):
@@ -227,7 +228,8 @@ def _queues(
 
 
 def _present(desired: QueueBounds, applied: Value | None) -> int:
-    """Where an adaptive queue stands: what its keeper wrote last, else long."""
+    """The present length of an adaptive queue: what its keeper wrote last, otherwise the
+    upper bound."""
     if isinstance(applied, int) and desired.low <= applied <= desired.high:
         return applied
     return desired.high

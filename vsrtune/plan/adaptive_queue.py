@@ -1,24 +1,25 @@
 """The rule for the length of a guest's macvtap rings under `queue: {macvtap: adaptive}`.
 
-A short ring drops early what would be dropped later, after work was spent on it, and keeps
-waiting times short; but where vhost moves frames in batches it starves the guest, and below
-saturation it loses bursts (docs/policy.md, section 4.3 and Fig. 15 of the paper, and what
-docs/results measured against it). Which of these holds depends on the kernel and the load,
-so the rule tries instead of believing:
+A short ring drops frames before work is spent on them, and keeps waiting times short. But
+where vhost moves frames in batches it starves the guest, and below saturation it loses bursts
+(docs/policy.md, section 4.3 and Fig. 15 of the paper, and the measurements in docs/results).
+Which effect prevails depends on the kernel and the load, so the rule tries lengths:
 
 1. Without overload the rings are as long as allowed.
 2. Overload is a window in which rings dropped frames and the guest's threads used the CPU
-   they have. After some such windows on end half the length is tried beside the best known
-   one: they take turns, and what the guest sent on is compared by pairs of turns.
-3. The shorter one stays only where it surely sends SAME of the best; otherwise the rings
-   are at once what they were, and the next trial waits, each time twice as long. One that
-   leaves the guest's threads idle and sends less is not waited for: bursts do not fit in it.
-4. What stays is compared again from time to time. When overload ends rings are long again;
-   for MEMORY seconds the rule knows what it had found.
+   they have. After some consecutive windows of overload the rule tries half the length beside
+   the best known one: the two take turns, and the rule compares what the guest sent by pairs
+   of turns.
+3. The shorter length stays only if it surely sends SAME of the best. Otherwise the rings get
+   their previous length back at once, and the wait before the next trial doubles each time. A
+   length that leaves the guest's threads idle and sends less fails at once: bursts do not fit
+   in it.
+4. The rule compares a length that stays again from time to time. When overload ends, the rings
+   are long again; the rule remembers its findings for MEMORY seconds.
 
-``step`` is pure: (state, bounds, window) to a state whose ``length`` is to be set. Lengths
-stay within the bounds, changes are SPACING seconds apart; only the way back to a longer one
-that is no turn of a trial may be half of that.
+``step`` is pure: it maps (state, bounds, window) to a state whose ``length`` the caller sets.
+Lengths stay within the bounds. Changes are at least SPACING seconds apart; only a change back
+to a longer length that is no turn of a trial may come after half of that.
 """
 
 from __future__ import annotations
@@ -31,38 +32,39 @@ from statistics import fmean, stdev
 from vsrtune.model.load import Window
 from vsrtune.policy.model import QueueBounds
 
-# Seconds between two changes, half of which the rings have to settle.
+# Seconds between two changes; the rings settle in half of them.
 SPACING = 1.0
-# So many changes may come in a row, then one in REFILL seconds; the rings only leave their
-# full length with changes for the way there and back, and for a trial with those for it.
+# CHANGES changes may come in a row, then one in REFILL seconds. The rings leave their full
+# length only if VISIT changes (there and back) are left, and a trial begins only if TRIAL are.
 CHANGES, REFILL = 40, 10.0
 VISIT, TRIAL = 2, 10
-# Windows on end: of overload until something is done, without until it is over. Both grow up
-# to the last, the first while overload keeps ending within BRIEF seconds, the second while it
-# is back within SOON: then it was the short ring that had ended it.
+# Consecutive windows: ENTER of overload before the rule acts, LEAVE without before overload is
+# over. Both grow, to MOST at most: ENTER while overload keeps ending within BRIEF seconds, LEAVE
+# while overload returns within SOON seconds, because the short ring had ended it then.
 ENTER, LEAVE, MOST = 2, 2, 256
 BRIEF, SOON = 3.0, 6.0
-# A shorter ring stays when it sends at least this much of the best one.
+# A shorter ring stays if it sends at least this share of what the best one sends.
 SAME = 0.98
-# One pair of turns with less ends a trial.
+# One pair of turns below this share ends a trial.
 HOPELESS = 0.85
-# A ring in which frames are dropped has no room when the threads use less than this of the
-# CPU time that they use beside the best one.
+# A ring that drops frames is too short if the threads use less than this share of the CPU time
+# that they use with the best one.
 IDLE = 0.95
-# A length that sends so much more becomes the best one.
+# A length that sends more than this share of the best one becomes the best one.
 BETTER = 1.02
 # Pairs of turns in a trial.
 FEWEST, LEAST, ENOUGH = 2, 4, 8
-# So many standard errors above, fewer than LEAST pairs will do.
+# Fewer than LEAST pairs suffice if their mean is this many standard errors above SAME.
 CLEARLY = 4
-# No mean of few pairs is surer than this, as a share.
+# The least standard deviation of pairs, as a share: few pairs are no surer.
 NOISE = 0.02
-# Seconds: from one that stays to the next trial; first and longest wait after one that
-# failed, and between looks at what stays; how long findings outlive overload.
+# Seconds: DWELL from a length that stays to the next trial; PAUSE and MOST_PAUSE are the first
+# and the longest wait after a failed trial and between comparisons of a length that stays;
+# MEMORY is how long findings outlive overload.
 DWELL = 5.0
 PAUSE, MOST_PAUSE = 30.0, 1800.0
 MEMORY = 60.0
-# A guest that sends less than this share of what it gets is no router.
+# A guest that sends less than this share of what it receives is no router.
 ROUTES = 0.1
 
 
@@ -76,9 +78,9 @@ class QueuePhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueTurn:
-    """One side of a pair: its length, what was sent in the settled part of it, the CPU time
-    that its windows' most loaded threads used, as a share of what they can have, times
-    seconds, and whether there was no overload in it."""
+    """One side of a pair. ``sent``: frames in its settled part of ``seconds``. ``used``: the
+    share that the most loaded threads used of the CPU time they can have, times seconds, summed
+    over the windows. ``calm``: in one of its windows the rings did not drop."""
 
     length: int
     sent: int = 0
@@ -91,7 +93,7 @@ class QueueTurn:
         return self.sent / self.seconds if self.seconds > 0 else 0.0
 
     def starves(self, window: Window) -> bool:
-        """Whether the length of ``window`` has no room for what this one's had room for."""
+        """Whether the rings of ``window`` are too short for what this turn's length holds."""
         if not window.drops or self.seconds <= 0:
             return False
         idler = window.busy < IDLE * self.used / self.seconds
@@ -100,10 +102,10 @@ class QueueTurn:
 
 @dataclass(frozen=True, slots=True)
 class QueueRuleState:
-    """``length`` is what the rings shall have, ``why`` says so to people. ``best`` sent
-    most, ``held`` is the shortest that stays under overload. ``pairs`` are logarithms of
-    ``tried`` over the best, one for each pair of turns; ``first`` is the side of a pair
-    that has had its turn. Times are those of the samples."""
+    """``length`` is the length to set, ``why`` the reason for people. ``best`` is the length
+    that sent most, ``held`` the shortest that stays under overload. ``pairs`` holds a logarithm
+    for each pair of turns: the rate of ``tried`` over that of ``against``. ``first`` is the side
+    of a pair that has had its turn. Times are those of the samples."""
 
     length: int
     best: int
@@ -122,7 +124,7 @@ class QueueRuleState:
     entered_at: float = 0.0
     left_at: float = 0.0
     changed_at: float = float("-inf")
-    # No trial of a shorter one before, no look at what stays before; and the next waits.
+    # The earliest time of a trial, and of a comparison of ``held``; and the next wait for each.
     try_at: float = 0.0
     look_at: float = 0.0
     pause: float = PAUSE
@@ -131,12 +133,12 @@ class QueueRuleState:
     allowance: float = CHANGES
 
     def idle(self, bounds: QueueBounds) -> bool:
-        """True while only a drop in a ring could make a difference."""
+        """True while only a drop in a ring can change the state."""
         return self.phase is QueuePhase.LONG and not self.overloaded and self.length == bounds.high
 
 
 def begin(bounds: QueueBounds) -> QueueRuleState:
-    """The rings are long and nothing is known."""
+    """The first state: the rings are long and nothing is known."""
     return QueueRuleState(bounds.high, bounds.high, bounds.high)
 
 
@@ -149,7 +151,7 @@ def step(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRul
     elif after.calm >= (LEAVE if after.held == bounds.high else after.leave):
         after = _leave(after, bounds, now)
     elif after.phase is QueuePhase.TRIAL and after.calm >= LEAVE:
-        # The length that stays has ended overload; nothing can be compared now.
+        # The held length has ended overload, so nothing can be compared now.
         why = f"{after.held} has ended overload"
         after = replace(
             after, phase=QueuePhase.SHORT, length=after.held, try_at=now + PAUSE, why=why
@@ -162,13 +164,13 @@ def step(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRul
 
 
 def _spaced(state: QueueRuleState, after: QueueRuleState, now: float) -> QueueRuleState:
-    """Changes stay apart; what cannot be changed yet is asked for again."""
+    """Put off a change that comes too soon after the last one; later windows ask again."""
     if after.length == state.length:
         return after
     back = after.length > state.length and after.phase is not QueuePhase.TRIAL
     spacing = SPACING / 2 if back else SPACING
     if now - state.changed_at < spacing - 1e-3:
-        # Nothing of a turn is measured on a length that is not there.
+        # A turn is not measured before its length is set.
         return replace(after, length=state.length, turn=None)
     return replace(after, changed_at=now, changes=state.changes + 1, allowance=after.allowance - 1)
 
@@ -178,7 +180,7 @@ def _counted(state: QueueRuleState, window: Window) -> QueueRuleState:
     state = replace(state, allowance=allowance)
     if window.overloaded:
         return replace(state, overloaded=min(state.overloaded + 1, MOST), calm=0)
-    # What a length on trial ends may come back without it.
+    # Overload that the tried length ends may return without it.
     tried = state.phase is QueuePhase.TRIAL and state.length == state.tried
     return replace(state, overloaded=0, calm=state.calm if tried else min(state.calm + 1, MOST))
 
@@ -188,7 +190,7 @@ def _counted(state: QueueRuleState, window: Window) -> QueueRuleState:
 
 def _from_long(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRuleState:
     now = window.end
-    # A length could not be set at once (``_spaced``).
+    # ``_spaced`` may have put off the full length.
     state = replace(state, length=bounds.high)
     if state.overloaded < state.enter:
         why = "no overload" if not state.overloaded else "overload has just begun"
@@ -211,7 +213,7 @@ def _from_long(state: QueueRuleState, bounds: QueueBounds, window: Window) -> Qu
 
 
 def _leave(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleState:
-    """Overload is over. Findings and pairs are kept for a while."""
+    """End overload, and keep findings and pairs for a while."""
     brief = now - state.entered_at < BRIEF
     enter = min(2 * state.enter, MOST) if brief else max(state.enter // 2, ENTER)
     return replace(
@@ -231,7 +233,8 @@ def _leave(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleS
 
 
 def _look_or_try(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueRuleState:
-    """A ring that stays short; one that bursts do not fit in is looked at early."""
+    """Compare a short ring again when that is due, otherwise try a shorter one. The comparison
+    is due early for a ring in which bursts do not fit."""
     now = window.end
     due = state.changed_at + DWELL if window.starved else state.look_at
     if now >= due and state.allowance >= TRIAL:
@@ -248,7 +251,7 @@ def _try_shorter(state: QueueRuleState, bounds: QueueBounds, now: float) -> Queu
 
 
 def _hold(state: QueueRuleState, bounds: QueueBounds) -> QueueRuleState:
-    """Overload, and for now nothing is tried."""
+    """Keep the held length under overload, without a trial for now."""
     if state.held == bounds.high:
         why = "overload, but no shorter queue forwards as much"
         return replace(state, phase=QueuePhase.LONG, length=bounds.high, why=why)
@@ -268,8 +271,8 @@ def _begin_trial(state: QueueRuleState, tried: int, against: int) -> QueueRuleSt
 
 
 def _next_turn(state: QueueRuleState) -> QueueRuleState:
-    """Whose turn it is: best, tried, tried, best, best, tried..., so that what drifts with
-    time falls on both, and every second turn needs no change."""
+    """Begin a turn. The order is best, tried, tried, best, best, tried...: a drift over time
+    falls on both lengths, and every second turn needs no change."""
     swapped = len(state.pairs) % 2 == 1
     length = state.tried if swapped is (state.first is None) else state.against
     why = f"overload, {state.tried} is tried beside {state.against}"
@@ -283,10 +286,10 @@ def _trial(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueR
         share = window.sent / window.seconds / first.rate
         return _fails(replace(state, pairs=(*state.pairs, log(max(share, 0.01)))), bounds, now)
     if calm and state.length != state.tried:
-        # What is offered limits both sides alike; such a turn says nothing.
+        # The offered load limits both lengths alike, so this turn tells nothing.
         return replace(state, turn=None, first=None)
     if state.turn is None:
-        # The window in which it was set, or in which load came back: rings settle.
+        # The length was set, or load came back, in this window: the rings settle.
         begun = _next_turn(state)
         there = begun.length == state.length
         return replace(begun, turn=QueueTurn(begun.length)) if there else begun
@@ -307,7 +310,7 @@ def _trial(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueR
         return _next_turn(alone)
     pair = log(sides[state.tried] / sides[state.against])
     if pair < 0 and (turn.calm or state.first.calm):
-        # Less was offered meanwhile.
+        # The offered load fell meanwhile.
         return _next_turn(alone)
     measured = replace(alone, pairs=(*state.pairs, pair))
     verdict = judge(measured.pairs)
@@ -317,7 +320,7 @@ def _trial(state: QueueRuleState, bounds: QueueBounds, window: Window) -> QueueR
 
 
 def judge(pairs: tuple[float, ...]) -> bool | None:
-    """Whether a length stays, by its pairs; None while that is not clear."""
+    """Whether its pairs let a length stay; None while that is unclear."""
     if pairs and pairs[-1] < log(HOPELESS):
         return False
     if len(pairs) < FEWEST:
@@ -355,7 +358,7 @@ def _stays(state: QueueRuleState, now: float) -> QueueRuleState:
 
 
 def _fails(state: QueueRuleState, bounds: QueueBounds, now: float) -> QueueRuleState:
-    """Back at once. A length that had stayed and fails now is forgotten."""
+    """Go back at once. A held length that fails now is forgotten."""
     refreshed = state.tried == state.held
     held = state.against if refreshed else state.held
     best = state.against if refreshed else state.best

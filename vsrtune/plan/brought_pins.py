@@ -1,12 +1,12 @@
-"""Pins of ours that a guest has brought along: given back before anything else is done.
+"""Pins of ours that a guest has brought along: they are put back before anything else.
 
 Such a guest was saved, migrated or reverted while it was tuned. libvirt has started it with
-our pins, and with its workers in their cgroups and on their CPUs. What it would have without
-us its domain says (``carried``). These originals become entries of the journal, and undo
-restores them; then the guest is planned for as one that was just started.
+our pins, and its workers in the cgroups and on the CPUs of these pins. The domain records what
+the guest would have without us (``carried``). These originals become journal entries, and undo
+restores them. Then the planner treats the guest as one that has just started.
 
-A guest of which the journal has entries for threads of its present process has brought
-nothing: the journal knows more. (NAPI threads are their device's, which may outlive it.)
+A guest has brought nothing if the journal has entries for threads of its present process,
+because the journal knows more. (NAPI threads belong to a device, which may outlive the process.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ REASON = "the guest has brought it along"
 
 
 def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) -> tuple[Entry, ...]:
-    """What guests have brought, as the journal would have it; none of guests with which
-    libvirt is busy. ``journalled`` are the journal's entries."""
+    """Journal entries for the pins that guests have brought, except guests with which libvirt
+    is busy. ``journalled`` are the journal's entries."""
     tuned_here = {_thread(entry.target) for entry in journalled}
     return tuple(
         entry
@@ -61,8 +61,8 @@ def _entry(guest: Guest, host: Host, carried: CarriedPin) -> tuple[Entry, ...]:
 
 
 def _original(thread: Thread, host: Host, carried: CarriedPin) -> Pin:
-    """What libvirt gives a thread with that pin, or without one
-    (qemuProcessGetAllCpuAffinity: all CPUs online but those isolated)."""
+    """The pin that libvirt gives a thread for ``carried.original``. Without one these are all
+    online CPUs that are not isolated (qemuProcessGetAllCpuAffinity)."""
     if carried.original is not None:
         cpus, text = carried.original & host.online, str(carried.original)
     else:

@@ -1,5 +1,5 @@
-"""CPUs for everything that policies ask of all guests: lists as written, then what is
-chosen, then the emulators, which get what is left."""
+"""Selects CPUs for all guests: lists as written, then ``auto``, then the emulators, which get
+the remaining CPUs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def choose(
             if pin.cpus is not None:
                 chosen[pin.thread.key] = Chosen(pin.cpus)
                 by_hand |= pin.cpus
-                # One of auto that floats in its root domain reserves none of it: the threads
-                # beside it would leave, and the domain grow after them, plan by plan.
+                # An ``auto`` thread that floats in its root domain reserves none of it. Otherwise
+                # the threads beside it would leave, and the domain would grow after them, plan
+                # by plan.
                 floats = cpus_for(requirements.policy, pin.thread.role) is AUTO
                 linked = links[requirements.guest.ref]
                 occupants.append(_fixed(requirements, pin, pin.cpus, linked, reserves=not floats))
@@ -53,7 +54,7 @@ def choose(
         ]
     cpus = {c.id: c for c in context.host.cpus}
     placed = place(seats, occupants, cpus)
-    # Those placed by their number do not know of loads; those placed by load come to them.
+    # Placement by number ignores loads; threads placed by load come beside the others.
     beside = [
         Occupant(
             s.guest,
@@ -90,8 +91,8 @@ def _occupants(
 
 
 def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> CpuSet:
-    """The CPU that auto leaves free when no interrupt CPU keeps house: not asked
-    for by hand, least occupied, not isolated, lowest."""
+    """The CPU that ``auto`` leaves free if no interrupt CPU serves for housekeeping: not listed
+    by hand, least occupied, not isolated, lowest."""
     if context.irq:
         return CpuSet()
     isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
@@ -157,10 +158,9 @@ def _booked(requirements: Requirements, pin: PinRequest) -> int:
 def _housekeepers(
     context: Context, pin: PinRequest, pinned: CpuSet, roaming: CpuSet
 ) -> Chosen | None:
-    """CPUs for an emulator: as written, else those without pinned vcpu or vhost
-    threads, without the isolated and the interrupt CPUs when others remain. Where
-    threads of the ``roaming`` CPUs may turn up on all of these, an interrupt CPU
-    is the quieter place."""
+    """CPUs for an emulator: as written, otherwise those without pinned vcpu, vhost or NAPI
+    threads, and without isolated and interrupt CPUs if others remain. If threads may roam on
+    all of these (``roaming``), an interrupt CPU is the quieter place."""
     if pin.cpus is not None:
         return Chosen(pin.cpus)
     pool = pin.allowed - pinned

@@ -1,11 +1,11 @@
-"""Settings that are no longer as they were left: which, by whom, and what is done.
+"""Drift: which settings somebody changed, who did, and what the plan does about it.
 
-The planner asks before it plans. What is to be left alone it then leaves alone, so every
-rule about what stands where still holds for what it does plan. What is put back is an
-ordinary action.
+The planner determines the drift before it plans. It plans nothing for a setting that is left
+alone, so every rule about placement still holds for the rest. An ordinary action puts a setting
+back.
 
-The other party is named by evidence only: what libvirt has noted, the list of the cgroup,
-or a program that runs and is known to write such settings.
+Only evidence names the other party: libvirt's own record of the pin, the list of the cgroup, or
+a running program that is known to write such settings.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from vsrtune.policy.drift_rules import DriftRules, rule_of
 from vsrtune.policy.model import Policy, slice_of
 
 Pairs = Iterable[tuple[Guest, Policy]]
-# Of which guests what was set by hand is overruled; a bool: of all, of none.
+# The guests whose settings by hand are overruled; a bool: all, or none.
 Overruled = bool | frozenset[str]
 
-# Sections of settings that neighbours are known to write while they run (neighbours.py).
+# Sections of settings that neighbours are known to write while they run (Host.neighbours).
 _HABITS = {
     "irqbalance": ("irq",),
     "numad": ("cpus",),
@@ -50,14 +50,14 @@ _HABITS = {
 }
 _IRQ = "irq.set"
 _SLICE = "scheduler.slice"
-# Whoever wants it otherwise counts, where a setting of the host has several policies.
+# If policies have several rules for a setting of the host, the first of these applies.
 _STRICTEST = (DriftRule.ENFORCE, DriftRule.REPORT, DriftRule.ADOPT)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What earlier passes know beyond the journal: values that were found as asked and were
-    never written (``for_verify``), and why a setting is not put back yet (``waits``)."""
+    """What earlier passes know beyond the journal. ``for_verify``: values that were found as
+    desired and were never written. ``waits``: why a setting is not put back yet."""
 
     for_verify: Mapping[Target, Value] = field(default_factory=dict)
     waits: Mapping[Target, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ NO_MEMORY = Memory()
 
 
 def put_back(plan: Plan) -> dict[Target, Drift]:
-    """What the plan writes because its policy enforces it."""
+    """The drift that the plan puts back because the policy enforces the setting."""
     planned = {action.target for action in plan.actions}
     enforced = (d for d in plan.drift if d.rule is DriftRule.ENFORCE)
     return {d.target: d for d in enforced if d.target in planned}
@@ -77,8 +77,8 @@ def enforcing(plan: Plan, applied: Mapping[Target, Value]) -> Plan:
     """``plan``, with its actions that put a setting back marked as ``enforced``. ``applied`` are
     the values in the journal. A boost by stalld lasts a moment: undo must not restore it.
 
-    An action is not marked when the journal does not know its target and the policy asks for
-    another value than the one that was found at first: undo then restores what it replaces.
+    An action is not marked if the journal does not know its target and the policy asks for
+    another value than the one first found; undo then restores the value that it replaces.
     """
     drifted = put_back(plan)
 
@@ -93,16 +93,16 @@ def enforcing(plan: Plan, applied: Mapping[Target, Value]) -> Plan:
 
 
 def overrules(reassert: Overruled, guest: str) -> bool:
-    """Whether what was set by hand on ``guest`` gives way."""
+    """Whether settings by hand on ``guest`` are overruled."""
     return reassert if isinstance(reassert, bool) else guest in reassert
 
 
 def drifts(
     snapshot: Snapshot, pairs: Pairs, applied: Mapping[Target, Value], memory: Memory = NO_MEMORY
 ) -> dict[Target, Drift]:
-    """Every setting that differs from ``applied`` (the journal) or from the memory, with what
-    its policy says of that. Also one whose policy asks for what is found: the planner knows
-    what is asked, and leaves those out."""
+    """Every setting that differs from ``applied`` (the journal) or from ``memory``, with the
+    drift rule of its policy. Includes settings whose policy asks for the value found; the
+    planner leaves those out."""
     for_verify = {**applied, **memory.for_verify}
     by_guest: dict[str, list[tuple[Target, Value]]] = {}
     for target, value in for_verify.items():
@@ -149,7 +149,7 @@ def drifts(
 def _changed(
     guest: Guest, for_verify: Iterable[tuple[Target, Value]]
 ) -> Iterator[tuple[Target, Value, Value, Thread | None]]:
-    """Target, expected value, value found and thread of what differs."""
+    """Target, desired value, found value and thread of every setting that differs."""
     threads = {t.key: t for t in guest.threads}
     interfaces = {i.ifindex: i for i in guest.interfaces}
     for target, desired in for_verify:
@@ -199,7 +199,8 @@ def _by(host: Host, setting: str, desired: Value, thread: Thread | None) -> str:
 
 
 def _strictest(asking: Iterable[DriftRules], setting: str) -> DriftRule | None:
-    """The rule of a setting of the host, for which several policies may ask."""
+    """The strictest rule of the policies that ask for a setting of the host. None when one of
+    them has no rule, or when no policy asks."""
     rules = [rule_of(rules, setting) for rules in asking]
     if not rules or None in rules:
         return None

@@ -1,7 +1,7 @@
-"""The plan with what has to go: settings of ours that no policy asks for any more.
+"""The plan together with the undo of settings that no policy asks for any more.
 
-Putting such a setting back is an action like any other, so `plan` shows it, a
-stored plan holds it, and the journal forgets it once the original is on the host.
+An action that puts such a setting back is like any other: `plan` shows it, a stored plan holds
+it, and the journal forgets the setting once the original is on the host.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def full_plan(
     reassert: bool = False,
     steps: Steps = NO_STEPS,
 ) -> Plan:
-    """planner.plan for the host as it is once left-overs are put back, with the actions
-    that put them back, latest first, ahead of the others. ``entries`` and ``steps`` are the
-    journal's. What guests have brought along is put back as well, whoever asks for it."""
+    """planner.plan for the host after left-overs are put back. The actions that put them back
+    come first, the latest entry first. ``entries`` and ``steps`` are the journal's. Pins that
+    guests have brought along are put back even if a policy asks for them."""
     entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
     came = {e.target for e in entries if e.reason == brought_pins.REASON}
     applied: Mapping[Target, Value] = {e.target: e.written for e in entries}
@@ -72,7 +72,7 @@ def full_plan(
 def _still_ours(snapshot: Snapshot, target: Target, written: Value) -> bool:
     group = snapshot.host.cpuset(target.path) if isinstance(target, CgroupTarget) else None
     if isinstance(target, Partition) and isinstance(written, PartitionState):
-        # One that became invalid is ours all the same.
+        # A partition that became invalid is still ours.
         return group is not None and PartitionState(group.partition).wanted == written.wanted
     if isinstance(target, CpusetFile) and isinstance(written, CpusetList) and group is not None:
         now = group.cpus if target.file == "cpuset.cpus" else group.exclusive
@@ -80,5 +80,5 @@ def _still_ours(snapshot: Snapshot, target: Target, written: Value) -> bool:
     if isinstance(written, TimeSlice):
         slice_ms = snapshot.host.rr_timeslice_ms
         return slice_ms is not None and written.reached_by(TimeSlice(slice_ms))
-    # Writing what is there already changes nothing.
+    # The setting is ours if writing our value changes nothing.
     return after(snapshot, Action(target, written, written, "")) == snapshot

@@ -1,12 +1,12 @@
-"""Planning for guests alone: where others can neither change what they get nor be changed.
+"""Plans some guests alone, if they and the other guests cannot affect each other.
 
-A whole plan remembers what each guest brought to it. A guest that brings the same again (the
-same lists of CPUs, the same threads where CPUs are chosen for it, the same devices) changes
-nothing for the others, and gets what it had: interrupt CPUs, housekeeping and what was chosen
-are as they were. Whatever else happened, the whole is planned again.
+A whole plan remembers the inputs of each guest. A guest with the same inputs again (the same
+lists of CPUs, the same threads where CPUs are selected for it, the same devices) changes nothing
+for the others and gets what it had: interrupt, housekeeping and selected CPUs stay. After any
+other change all guests are planned again.
 
-Guests that are gone leave room. Others get it with the next whole plan: nothing of theirs is
-wrong meanwhile.
+Guests that are gone leave room, which others get with the next whole plan. Their settings are
+not wrong meanwhile.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from vsrtune.policy.model import Policy
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A plan for all guests, in which none was refused and no root domain needed. ``shapes``
-    is what each guest brought, ``devices`` whose device an ifindex is, ``by_hand`` the interrupt
-    CPUs that policies name."""
+    """A plan for all guests that refused none and needed no root domain. ``shapes`` are the
+    inputs of each guest, ``devices`` the guest of each ifindex, ``by_hand`` the interrupt CPUs
+    that policies name."""
 
     host: Host
     policies: tuple[Policy, ...]
@@ -58,8 +58,8 @@ def remember(
     found: RootDomains,
     heeded: Mapping[str, CpuSet | None],
 ) -> Whole | None:
-    """What a whole plan leaves for guests alone; None when they have to wait for the next
-    one: root domains are shared, and so may devices be."""
+    """The memory of a whole plan for planning guests alone. None when guests share root domains
+    or devices: they have to wait for the next whole plan."""
     if found.domains or found.later or context.lists:
         return None
     shapes: dict[str, Hashable] = {}
@@ -88,8 +88,9 @@ def plan_alone(
     memory: Memory,
     steps: Steps = NO_STEPS,
 ) -> Plan | None:
-    """The plan for the guests of ``snapshot``, which has no others (part.Part.alone); ``applied``
-    and ``memory`` need to know of them only. None when the whole has to be planned."""
+    """The plan for the guests of ``snapshot``, which has no others (SnapshotSlice.alone).
+    ``applied`` and ``memory`` need to cover these only. None when all guests have to be
+    planned."""
     host = snapshot.host
     if whole.policies != tuple(policies):
         return None
@@ -114,7 +115,7 @@ def plan_alone(
     draft = Draft(skipped=list(assigned.skipped))
     build(context, per_guest, chosen, RootDomains(), draft)
     kernel_threads.build_napi(context, per_guest, draft)
-    # What the others' policies name by hand counts; of where they are served, nothing changed.
+    # CPUs that the others' policies name by hand count; where the others are served is unchanged.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
     made = Plan(
         draft.actions(),
@@ -144,14 +145,14 @@ def _pins(requirements: Requirements) -> list[PinRequest]:
 
 
 def _shape(host: Host, requirements: Requirements) -> Hashable:
-    """Everything of a guest that plans of others depend on, and what was chosen for it."""
+    """Everything of a guest on which the plans of others and the CPUs selected for it depend."""
     return (
         requirements.policy.path,
         _moved(requirements),
         _interrupts(host, requirements.guest, requirements.policy),
         tuple(requirements.occupants),
         tuple(
-            # Where CPUs are chosen, they are for this very thread.
+            # Selected CPUs belong to this very thread.
             (p.thread.role, p.number, p.cpus, p.allowed, p.thread.key if p.cpus is None else None)
             for p in _pins(requirements)
         ),
@@ -159,7 +160,7 @@ def _shape(host: Host, requirements: Requirements) -> Hashable:
 
 
 def _moved(requirements: Requirements) -> frozenset[str]:
-    """The lower devices whose interrupts are moved for the guest, by the whole plan only."""
+    """The lower devices whose interrupts are moved for the guest; only a whole plan moves them."""
     if requirements.policy.moves_irqs is None:
         return frozenset()
     return frozenset(name for i in requirements.guest.interfaces for name in i.lower)

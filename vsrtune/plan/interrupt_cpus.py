@@ -1,7 +1,7 @@
 """Which CPUs serve the interrupts of the NICs below a guest (``cpus.irq: auto``).
 
-A guest thread there competes with the SoftIRQ that feeds it (Abeni et al.,
-section 3.2), so these CPUs are kept free of vcpu and vhost threads.
+A guest thread there competes with the SoftIRQ that feeds it (Abeni et al., section 3.2), so
+plans keep these CPUs free of vcpu and vhost threads.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Interface
 from vsrtune.model.host import Host, Irq, Nic, NicThread
 
-# What to do about an interrupt that the kernel moves itself.
+# What an operator can do about an interrupt that the kernel manages.
 MANAGED_HINT = (
     "name its CPU in irq.cpus too, which keeps guests off it, or give the device fewer queues "
     "(ethtool -L)"
 )
 
 
-# Drivers name the vector that tells of links, commands and errors so; it fires
-# now and then and carries no frame. Others use the device's bare name.
+# Drivers use these names for the vector of links, commands and errors, which fires now and then
+# and carries no frame. Others use the device's bare name.
 _CONTROL_SUFFIXES = ("-config", "misc", "-other", "-ctrl", "-async", "-mgmnt", "adminq", "-lsc")
 
 
 @dataclass(frozen=True, slots=True)
 class IrqChoice:
-    """The CPUs, and a sentence per device saying which rule gave which."""
+    """The CPUs, and a note for each device with the rule that gave its CPUs."""
 
     cpus: CpuSet
     notes: tuple[str, ...]
 
 
 def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
-    """The union over the guest's lower devices.
+    """The union over the guest's lower devices; empty when it has none.
 
-    Per device, the first rule that yields CPUs: the effective CPUs of its
-    interrupts, without those for control only, together with its RPS CPUs and those to which
-    its NAPI threads are confined; its RPS CPUs, with the same; the CPUs where its receive
-    SoftIRQ was seen; the lowest CPU that is online.
-    Empty when the guest has no interface on a lower device.
+    For each device, the first rule that yields CPUs applies:
+
+    1. the effective CPUs of its interrupts, without those for control only, together with its
+       RPS CPUs and those to which its NAPI threads are confined
+    2. its RPS CPUs and those to which its NAPI threads are confined
+    3. the CPUs on which its receive SoftIRQ was observed
+    4. the lowest online CPU
     """
     cpus = CpuSet()
     notes: list[str] = []
@@ -64,14 +66,14 @@ def lower_nics(host: Host, guest: Guest) -> tuple[Nic, ...]:
 
 
 def inner_links(host: Host, guest: Guest) -> frozenset[str]:
-    """Devices over which the guest hands frames to other guests and to nobody else."""
+    """Devices over which the guest hands frames to other guests only."""
     ends = ((i.lower[0], host.nic(i.lower[-1])) for i in guest.interfaces if i.lower)
     return frozenset(name for name, end in ends if end is not None and end.inner)
 
 
 def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
-    """The interrupts that bring or take frames: all, unless some are known by name
-    to be for control and others remain."""
+    """The interrupts that carry frames: all except those for control by their name, or all if no
+    others remain."""
     queues = tuple(
         irq
         for irq in nic.irqs
@@ -81,9 +83,9 @@ def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
 
 
 def serving(host: Host, interface: Interface) -> tuple[str, ...]:
-    """The devices of the chain on whose CPUs frames are received, lowest first: those that have
-    interrupts (below a bond there are several), RPS or confined NAPI threads, and where
-    none has interrupts the lowest one. None when there is no chain."""
+    """The devices below the interface on whose CPUs frames are received, lowest first: those
+    with interrupts (several below a bond), RPS or confined NAPI threads, and the lowest one if
+    none has interrupts. Empty when there is no device below."""
     nics = [nic for nic in map(host.nic, reversed(interface.lower)) if nic is not None]
     found = [n.name for n in nics if n.irqs or n.rps_cpus or confined(host, n)]
     lowest = interface.lower[-1:]
@@ -93,8 +95,8 @@ def serving(host: Host, interface: Interface) -> tuple[str, ...]:
 
 
 def napi_threads(nic: Nic) -> tuple[NicThread, ...]:
-    """The threads of its threaded NAPI. None when more threads have its name than it has
-    queues: which are its own is then not known."""
+    """The threads of the device's threaded NAPI. Empty when more threads have its name than it
+    has queues, because its own ones are then unknown."""
     known = nic.threaded_napi and len(nic.napi) <= len(nic.queues)
     return nic.napi if known else ()
 
@@ -106,7 +108,7 @@ def confined(host: Host, nic: Nic) -> CpuSet:
 
 
 def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
-    """The interrupt CPUs of one device, and which rule of ``interrupt_cpus`` gave them."""
+    """The interrupt CPUs of one device, and the rule of ``interrupt_cpus`` that gave them."""
     online = host.online
     fallback = CpuSet([online.first()]) if online else CpuSet()
     if nic is None:

@@ -1,15 +1,15 @@
-"""Moving the work of the lower NICs to the interrupt CPUs (``irq.set``).
+"""Moves the work of the lower NICs to the interrupt CPUs (``irq.set``).
 
-What is moved, for each lower device of the guest's interfaces, down to the physical ones:
+For each lower device of the guest's interfaces, down to the physical ones, the plan moves
 
-- every interrupt; one that the kernel manages, or that other devices share, is left alone
-- RPS and XPS of its queues where they are on; what is off stays off, because the SoftIRQ
-  then runs where the interrupt is served
-- its NAPI threads, where its NAPI is threaded
+- every interrupt, except those that the kernel manages or that other devices share
+- RPS and XPS of its queues if they are on; otherwise they stay off, because the SoftIRQ then
+  runs where the interrupt is served
+- its NAPI threads, if its NAPI is threaded
 
-Below an interface without any interrupt (a veth), RPS alone moves the SoftIRQ, so there it
-is switched on. A device belongs to the host: the settings stay for as long as any guest's
-policy asks for them.
+Below an interface without any interrupt (a veth), only RPS moves the SoftIRQ, so the plan
+switches RPS on there. A device belongs to the host: its settings stay for as long as the policy
+of any guest asks for them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from vsrtune.policy.yaml_reader import dotted
 
 
 def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Target] = ()) -> Host:
-    """The host with the interrupts where the policies move them: what the others among
-    them find when they read the interrupt CPUs from the host. What is in ``left`` stays,
-    because somebody has moved it and the policy leaves that alone."""
+    """The host with the interrupts where the policies move them. The other policies read their
+    interrupt CPUs from this host. Targets in ``left`` stay, because somebody has moved them and
+    the policy leaves that alone."""
     nics = {nic.name: nic for nic in host.nics}
     for guest, policy in pairs:
         cpus = policy.moves_irqs
@@ -75,7 +75,7 @@ def conflicts(host: Host, pairs: Sequence[tuple[Guest, Policy]]) -> list[Refusal
 
 
 def build(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
-    """Add what the policies ask of lower devices."""
+    """Add the actions that policies ask for on lower devices."""
     host = context.host
     done: set[str] = set()
     for requirements in per_guest:
@@ -94,7 +94,7 @@ def build(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> 
 
 
 def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
-    """What an operator should know of ``result``, the snapshot as the plan leaves it."""
+    """Warnings about ``result``, the snapshot as the plan leaves it."""
     nics: dict[str, tuple[Nic, CpuSet]] = {}
     for requirements in per_guest:
         cpus = requirements.policy.moves_irqs
@@ -107,7 +107,7 @@ def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
 
 
 def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
-    """Interrupts that cannot be moved away from threads that are pinned beside them."""
+    """Warnings about interrupts that cannot be moved away from threads pinned beside them."""
     out = []
     for irq in queue_irqs(nic):
         if _movable(irq) or irq.effective <= cpus:
@@ -126,9 +126,9 @@ def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
 
 
 def _irqbalance(host: Host, nics: Iterable[Nic]) -> list[str]:
-    """irqbalance moves interrupts by its own lights, every ten seconds."""
+    """A warning that irqbalance moves interrupts by its own rules, every ten seconds."""
     running = [n for n in host.neighbours if n.name == IRQBALANCE]
-    # What a script bans cannot be known here; what it forgot is seen as drift.
+    # The bans of a policy script are unknown here; an interrupt that it misses shows as drift.
     if not running or running[0].policy_script:
         return []
     movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
@@ -148,7 +148,7 @@ def _irqbalance(host: Host, nics: Iterable[Nic]) -> list[str]:
 
 
 def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], ...]:
-    """Number and name of the interrupts among actions that the kernel will never take."""
+    """Number and name of the interrupts among ``actions``, which the kernel will never accept."""
     targets = (action.target for action, _ in actions)
     return tuple((t.irq, t.name) for t in targets if isinstance(t, IrqAffinity))
 
@@ -158,9 +158,9 @@ def _movable(irq: Irq) -> bool:
 
 
 def _steered(host: Host, guest: Guest) -> frozenset[str]:
-    """Devices whose SoftIRQ only RPS can move: veths and the like, of which sysfs tells no
-    kind, below an interface that has no interrupts below it. A NIC that is down has none
-    either, but will have."""
+    """Devices whose SoftIRQ only RPS can move: those without a driver in sysfs (a veth), below
+    an interface whose lower devices have no interrupts. A NIC that is down has none either, but
+    it has a driver."""
     found: set[str] = set()
     for interface in guest.interfaces:
         nics = [nic for nic in map(host.nic, interface.lower) if nic is not None]
@@ -196,7 +196,7 @@ class _Device:
         self._draft.skip(HOST_REF, f"{self.nic.name} {what}", why)
 
     def _desire(self, target: Target, before: CpuSet) -> bool:
-        """Ask for a setting; True when it is as asked already."""
+        """Plan a setting; True when it is as desired already."""
         self._draft.desired.add(target)
         if before == self.cpus:
             self._draft.for_verify[target] = before

@@ -1,11 +1,10 @@
-"""Scheduling of ksoftirqd beside realtime guest threads.
+"""Scheduling of ksoftirqd beside realtime guest threads, threaded NAPI, and the slice of class rr.
 
-A frame that a vhost worker sends to a veth, or to another guest, is received by
-the SoftIRQ of the CPU it was sent on. Once that work has been put off to
-ksoftirqd, kernels before 6.5 leave all of it to that thread (``ksoftirqd_running``
-in kernel/softirq.c); an ordinary ksoftirqd below realtime guest threads then
-hardly runs, and routed frames are dropped at the per-CPU backlog, after all the
-work on them was done.
+When a vhost worker sends a frame to a veth or to another guest, the SoftIRQ of the sending CPU
+receives it. Once the kernel has deferred that work to ksoftirqd, kernels before 6.5 leave all of
+it to that thread (``ksoftirqd_running`` in kernel/softirq.c). Below realtime guest threads an
+ordinary ksoftirqd hardly runs, and the per-CPU backlog drops routed frames after all the work on
+them was done.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ def build(
     chosen: Mapping[ThreadKey, Chosen],
     draft: Draft,
 ) -> None:
-    """Add what the policies ask of ksoftirqd threads.
+    """Add the scheduling of ksoftirqd threads that policies ask for.
 
-    The most urgent rule wins where guests share a CPU. An interrupt CPU's thread
-    is never touched: there the SoftIRQ competes with no realtime guest thread.
+    Where guests share a CPU, the most urgent rule wins. The thread of an interrupt CPU is never
+    changed, because the SoftIRQ there competes with no realtime guest thread.
     """
     rules: dict[int, tuple[SchedRule, Requirements]] = {}
     for requirements in per_guest:
@@ -122,7 +121,7 @@ def _one(
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
-    """CPUs whose ksoftirqd stands below realtime threads of a managed guest."""
+    """Warnings about CPUs whose ksoftirqd is below realtime threads of a managed guest."""
     below: set[int] = set()
     on = {t.cpu: t.sched for t in result.host.softirq}
     for guest in result.guests:
@@ -146,7 +145,7 @@ _KEYS = ("napi", "threaded")
 
 
 def build_napi(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
-    """Add what the policies ask of ``threaded``, and say which threads are missing."""
+    """Add the ``threaded`` settings that policies ask for, and report missing threads."""
     claimed: dict[int, str] = {}
     for requirements in per_guest:
         devices = [i for i in requirements.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
@@ -201,7 +200,7 @@ def _threaded(
 def _missing(
     requirements: Requirements, device: Interface, claimed: dict[int, str], draft: Draft
 ) -> None:
-    """Say why CPUs or a class asked for NAPI threads cannot be given to this device's."""
+    """Report why this device's NAPI thread cannot get the CPUs or the class of the policy."""
     ref, policy = requirements.guest.ref, requirements.policy
     if any(t.interface == device.target for t in requirements.threads(Role.NAPI)):
         return

@@ -1,9 +1,11 @@
-"""The order in which a plan writes; it stands here and nowhere else.
+"""The order in which a plan writes; no other place defines it.
 
-Undo goes through it in reverse. On the way, there and back, no thread is realtime on a CPU
-where it is not so at either end, no worker stands above its vcpu that does not at either end,
-no thread asks for CPUs outside its cpuset, and no thread is DEADLINE while its root domain is
-made or taken away.
+Undo reverses the order. During a plan and its undo
+
+- no thread is realtime on a CPU where it is not realtime at either end,
+- no worker is above its vcpu unless it is at either end,
+- no thread asks for CPUs outside its cpuset,
+- no thread is DEADLINE while its root domain is made or removed.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ OWN_CGROUP = "vsrtune"
 
 
 class Phase(IntEnum):
-    """What is written together. Actions of one phase keep the order in which they are added."""
+    """A group of writes. Actions of one phase keep the order in which they were added."""
 
     # Interrupts, RPS, XPS and NAPI threads of lower devices leave the guests' CPUs first.
     INTERRUPTS = auto()
@@ -47,7 +49,7 @@ class Phase(IntEnum):
     WORKER_CGROUPS = auto()
     # Workers leave the emulator's cgroup before the emulator is narrowed.
     WORKER_MOVES = auto()
-    # The vcpus of a guest that is stepped down keep its workers from running: they go first.
+    # The vcpus of a stepped-down guest keep its workers from running, so they go first.
     STEP_DOWN = auto()
     # A worker is lowered before and raised after its vcpus, NAPI threads with the workers.
     LOWER_WORKERS = auto()
@@ -69,14 +71,15 @@ class Phase(IntEnum):
     RAISE_VCPUS = auto()
     RAISE_WORKERS = auto()
     QUEUES = auto()
-    # The threads that this makes are tuned one pass later.
+    # The next pass tunes the threads that this makes.
     THREADED_NAPI = auto()
 
 
 @dataclass(slots=True)
 class Draft:
-    """A plan under way. ``desired``: the targets that policies have a value for; ``for_verify``:
-    those that have it already; ``left``: those left alone because somebody changed them."""
+    """A plan in progress. ``desired``: the targets for which policies have a value;
+    ``for_verify``: those that have it already; ``left``: those left alone because somebody
+    changed them."""
 
     skipped: list[Skipped] = field(default_factory=list)
     desired: set[Target] = field(default_factory=set)
@@ -89,7 +92,7 @@ class Draft:
         self._added.append((phase, action))
 
     def of(self, *phases: Phase) -> Sequence[Action]:
-        """What the phases have so far."""
+        """The actions of these phases so far."""
         return [action for phase, action in self._added if phase in phases]
 
     def actions(self) -> tuple[Action, ...]:
@@ -120,7 +123,8 @@ def on_lower_device(action: Action) -> bool:
 
 
 def out_of_order(actions: Sequence[Action]) -> Action | None:
-    """The first action that can be in no phase after those of the actions before it."""
+    """The first action that fits into no phase from that of the action before it on; None when
+    all are in order."""
     phases = list(Phase)
     at = 0
     for action in actions:
@@ -132,7 +136,7 @@ def out_of_order(actions: Sequence[Action]) -> Action | None:
 
 
 def _lowers(action: Action) -> bool:
-    """Whether a thread becomes less urgent. What becomes DEADLINE is raised."""
+    """Whether a thread becomes less urgent. A thread that becomes DEADLINE is raised."""
     before, after = action.before, action.after
     if not isinstance(before, Sched) or not isinstance(after, Sched):
         return False

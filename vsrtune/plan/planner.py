@@ -1,20 +1,20 @@
-"""Snapshot and policies to a Plan, without touching the host.
+"""Turns a snapshot and policies into a Plan, without touching the host.
 
-The pipeline is ``_pipeline``, read downwards: each stage takes the value of the one before it and
-returns its own, frozen. Guests are refused on the way; where a refusal changes what the others
-get (it leaves interrupts where they are, or would have let a thread stand still), ``_make`` runs
-the pipeline again without these guests.
+``_pipeline`` runs the stages in order: each takes the value of the previous stage and returns
+its own, frozen. Stages refuse guests. If a refusal changes what other guests get (interrupts
+stay where they are, or the guest would have let a thread stand still), ``_make`` runs the
+pipeline again without these guests.
 
 Invariants (safety/invariants.py checks them on every plan, before it is returned):
 
 - No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest, nor of a
   refused one whose policy would have moved its interrupts away.
-- At least one housekeeping CPU is left: online, no pinned one of these threads.
-- Widen before narrow: a vhost worker leaves the emulator's cgroup before the
-  emulator is narrowed; no thread is asked for CPUs outside its cpuset.
+- At least one housekeeping CPU is left: online, and without such a thread pinned to it.
+- Widen before narrow: a vhost worker leaves the emulator's cgroup before the emulator is
+  narrowed; no thread gets CPUs outside its cpuset.
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
-- A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only when
-  the kernel's limit admits its budget; the domain has no interrupt CPU.
+- A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only if the
+  kernel's limit admits its budget; the domain has no interrupt CPU.
 - No realtime vcpu can keep another thread of a router from running (safety/standstill.py).
 - A refused guest gets no action; no target gets two.
 - Actions come in the order of the phases (phases.py).
@@ -75,13 +75,12 @@ def plan(
     memory: Memory = NO_MEMORY,
     steps: Steps = NO_STEPS,
 ) -> Plan:
-    """What to change so that the host is as the policies ask, but for what guests are
-    stepped down by (``steps``).
+    """The changes that bring the host to its policies, as lowered for stepped-down guests
+    (``steps``).
 
-    ``applied`` is what was last written (from the journal): it keeps placements
-    stable and tells what somebody has changed since, of which ``memory`` knows more.
-    What a policy wants left alone then is left alone (plan/drift.py), unless ``reassert``: of all
-    guests, or of these.
+    ``applied`` is what was last written (from the journal). It keeps placements stable and shows
+    what somebody has changed since; ``memory`` knows more of that. Drift that a policy leaves
+    alone stays (plan/drift.py), unless ``reassert`` overrules it: of all guests, or of these.
     Raises PlanError when the result breaks an invariant.
     """
     return _make(Inputs(snapshot, policies, applied or {}, reassert, memory, steps)).plan
@@ -95,7 +94,7 @@ def plan_whole(
     memory: Memory,
     steps: Steps = NO_STEPS,
 ) -> tuple[Plan, Whole | None]:
-    """As ``plan``, with what lets guests be planned alone afterwards (plan_alone)."""
+    """Like ``plan``, with the memory for planning guests alone afterwards (plan_alone)."""
     judged = _make(Inputs(snapshot, policies, applied, reassert, memory, steps))
     return judged.plan, judged.whole
 
@@ -106,20 +105,20 @@ def released(
     applied: Mapping[Target, Value],
     steps: Steps = NO_STEPS,
 ) -> frozenset[Target]:
-    """Targets of ``applied`` that no policy asks for any more, on guests that run.
+    """Targets of ``applied`` that no policy asks for any more: of running guests, of the host,
+    and cgroups at the top that guests left behind.
 
-    The caller undoes these after a reload. Targets of refused guests are not
-    among them: a mistake in a policy must not untune its guest. Nor are those of guests
-    with which libvirt is busy: it would not take the pins back. What such a guest needs of
-    the host stays as well.
+    The caller undoes these after a reload. Targets of refused guests stay: a mistake in a policy
+    must not untune its guest. So do those of guests that libvirt is busy with (it would not take
+    the pins back) or has not confirmed. The settings of the host that such guests need stay too.
     """
-    # What has to go first may stand in the way of what is planned: not to be checked yet.
+    # Released settings may stand in the way of this plan until they are undone: no check yet.
     judged = _make(Inputs(snapshot, policies, applied, steps=steps), checked=False)
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in judged.plan.refusals}
     refused |= {g.ref for g in snapshot.guests if g.waits}
-    # Entries of dead threads are dropped before: a guest that is missing and has budgets
-    # could not be read.
+    # Entries of dead threads are already dropped, so a missing guest with budgets could not be
+    # read.
     budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in applied.items())
     spared = (g for g in snapshot.guests if g.ref in refused)
     if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
@@ -131,12 +130,12 @@ def released(
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
     changing = {t.guest for t in out if isinstance(t, Partition)}
-    # What is in a partition that goes leaves it; where to then is planned from there.
+    # Threads leave a partition that goes; the plan after that moves them on.
     out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
     changing |= _broken(snapshot, applied)
     if HOST_REF in changing:
         changing = running - refused
-    # A thread leaves class deadline before its root domain is taken away or built anew.
+    # A thread leaves class deadline before its root domain is removed or built anew.
     out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
     return frozenset(out)
 
@@ -144,9 +143,9 @@ def released(
 def pressing(
     released: frozenset[Target], snapshot: Snapshot, steps: Steps = NO_STEPS
 ) -> frozenset[Target]:
-    """Those of ``released`` that cannot wait for a reload: what is the host's own or was
-    left by a guest that is gone, root domains that have to be made anew, and all of a guest
-    that is stepped down to nothing."""
+    """Those of ``released`` that cannot wait for a reload: targets of the host, of guests that
+    are gone, of guests whose root domains have to be made anew, and of guests that are stepped
+    down to nothing."""
     running = {g.ref for g in snapshot.guests}
     anew = {t.guest for t in released if isinstance(t, Partition | ThreadSched)}
     anew |= {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
@@ -154,8 +153,8 @@ def pressing(
 
 
 def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
-    """Guests (or the host) of partitions of ours that something made invalid. What the
-    kernel has booked is not to be relied on then, until the root domain is built anew."""
+    """Guests (or the host) of our partitions that something made invalid. The bandwidth that the
+    kernel has booked is unreliable until the root domain is built anew."""
     paths = {c.path for c in snapshot.host.cpusets if not c.valid}
     return {t.guest for t in applied if isinstance(t, Partition) and t.path in paths}
 
@@ -165,8 +164,8 @@ def _is_deadline(written: Value) -> bool:
 
 
 def _left_behind(snapshot: Snapshot, target: Target) -> bool:
-    """A partition at the top outlives its guest; one that nobody is in any more has to
-    give its CPUs back. (The reader of a guest that still runs may have failed.)"""
+    """Whether a partition at the top has outlived its guest: an empty one has to give its CPUs
+    back. (A guest that still runs may have been unreadable.)"""
     if not isinstance(target, CgroupTarget) or "/" in target.path:
         return False
     group = snapshot.host.cpuset(target.path)
@@ -178,7 +177,7 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a plan is made of. ``unable``: guests that are refused from the start, and why."""
+    """The inputs of a plan. ``unable``: guests that are refused from the start, and why."""
 
     snapshot: Snapshot
     policies: Sequence[Policy]
@@ -191,21 +190,21 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a plan says beside its actions."""
+    """What a plan reports besides its actions."""
 
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
 
     def plus(self, refusals: Iterable[Refusal] = (), notes: Iterable[str] = ()) -> Report:
-        """This, and what a stage adds."""
+        """This report with the additions of a stage."""
         return Report((*self.refusals, *refusals), (*self.notes, *notes), self.skipped)
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Guests with their policies. ``out`` are those of ``Inputs.unable``; ``drifts``: what
-    somebody has changed, and what is done about it."""
+    """Guests with their policies. ``out`` are the guests of ``Inputs.unable``. ``drifts``: what
+    somebody has changed, and what the plan does about it."""
 
     inputs: Inputs
     pairs: Pairs
@@ -215,7 +214,7 @@ class Matched:
 
     @property
     def movers(self) -> Pairs:
-        """Those whose policies move interrupts."""
+        """The guests whose policies move interrupts."""
         return tuple((g, p) for g, p in self.pairs if p.moves_irqs is not None)
 
 
@@ -232,8 +231,8 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """What each guest needs, before CPUs are chosen. ``left``: what is left alone because
-    somebody changed it, of refused guests as well."""
+    """The requirements of each guest, before CPU selection. ``left``: targets that are left
+    alone because somebody changed them, those of refused guests included."""
 
     located: Located
     context: Context
@@ -265,8 +264,8 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The plan as it is returned. ``standstills``: refusals of guests that it would let stand
-    still; then it is not to be used."""
+    """The plan as returned. ``standstills``: refusals of guests that it would let stand still;
+    if there are any, the plan must not be used."""
 
     plan: Plan
     desired: frozenset[Target]
@@ -279,9 +278,10 @@ class Judged:
 
 
 def _make(inputs: Inputs, *, checked: bool = True) -> Judged:
-    """The plan. Where interrupts will be is known only once nobody who moves them is
-    refused, and that nobody could stand still only once all is planned: whoever is refused
-    for that has everything planned again without it, from where its interrupts are now."""
+    """Run the pipeline until no refusal affects other guests. The places of interrupts are known
+    only when no guest that moves them is refused, and standstills only when everything is
+    planned. After such a refusal everything is planned again without the guest, and its
+    interrupts stay where they are."""
     unable: dict[str, tuple[Refusal, ...]] = {}
     while True:
         judged = _pipeline(replace(inputs, unable=unable))
@@ -306,7 +306,7 @@ def _pipeline(inputs: Inputs) -> Judged:
 
 
 def _match(inputs: Inputs) -> Matched:
-    """Which policy each guest gets."""
+    """Assign the policies to the guests."""
     snapshot, unable = inputs.snapshot, inputs.unable or {}
     assigned = assign(snapshot.guests, inputs.policies, inputs.steps)
     quarrels = interrupts.conflicts(snapshot.host, assigned.pairs)
@@ -324,17 +324,17 @@ def _match(inputs: Inputs) -> Matched:
 
 
 def _locate(matched: Matched) -> Located:
-    """The interrupt CPUs of all managed guests, guest by guest; one whose NICs are
+    """Find the interrupt CPUs of all managed guests, guest by guest. A guest whose NICs are
     served by the last CPUs that are free of interrupts is refused."""
     left = [target for target, drift in matched.drifts.items() if drift.left]
-    # The host as it will be once interrupts are moved.
+    # The host as it will be after the interrupts move.
     host = interrupts.moved(matched.inputs.snapshot.host, matched.movers, left)
     irq = CpuSet()
     heeded: dict[str, CpuSet | None] = {}
     notes: list[str] = []
     refusals: list[Refusal] = []
     for guest in matched.out:
-        # Its interrupts stay where they are, unless that is everywhere.
+        # Its interrupt CPUs count as they are, unless they would leave no CPU.
         choice = interrupt_cpus(host, guest)
         together = (irq | choice.cpus) & host.online
         if not host.online <= together:
@@ -377,7 +377,7 @@ def _locate(matched: Matched) -> Located:
 
 
 def _require(located: Located) -> Required:
-    """What each policy asks of its guest, judged by everything but the choice of CPUs."""
+    """Collect the requirements of each policy, and judge all of them except CPU selection."""
     inputs, drifts = located.matched.inputs, located.matched.drifts
     context = Context(inputs.snapshot.host, located.irq, inputs.applied, drifts)
     every = [requirements_of(context, guest, policy) for guest, policy in located.pairs]
@@ -400,10 +400,10 @@ def _require(located: Located) -> Required:
 
 
 def _place(required: Required) -> Seated:
-    """CPUs for every thread, and the root domains of DEADLINE threads. Guests for whom there
-    is none are refused, and it is chosen again for the rest; so is the last guest that pins
-    where narrow cgroups force auto onto the last free CPU, and the last one of which auto would
-    have two vcpus share a CPU."""
+    """Select CPUs for every thread and root domains for DEADLINE threads. Guests for which there
+    is no root domain are refused. So is the last guest that pins if narrow cgroups force ``auto``
+    onto the last free CPU, and the last one whose vcpus ``auto`` would have share a CPU. CPUs are
+    then selected again for the rest."""
     context, snapshot = required.context, required.located.matched.inputs.snapshot
     per_guest, refusals = required.per_guest, []
     while True:
@@ -425,7 +425,7 @@ def _place(required: Required) -> Seated:
 
 
 def _order(placed: Seated) -> Ordered:
-    """The actions of all guests in the order of the phases."""
+    """Make the actions of all guests, in the order of the phases."""
     required, per_guest = placed.required, placed.per_guest
     context, snapshot = required.context, required.located.matched.inputs.snapshot
     draft = Draft(skipped=list(placed.report.skipped))
@@ -450,7 +450,7 @@ def _order(placed: Seated) -> Ordered:
 
 
 def _judge(ordered: Ordered) -> Judged:
-    """The plan with its warnings, and whether a guest could stand still under it."""
+    """Add the warnings to the plan, and find guests that could stand still under it."""
     placed, made = ordered.placed, ordered.plan
     located = placed.required.located
     matched, per_guest = located.matched, placed.per_guest

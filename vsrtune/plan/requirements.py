@@ -1,7 +1,7 @@
-"""What a policy asks of one guest's threads on this host, before CPUs are chosen.
+"""The requirements of a policy for one guest's threads on this host, before CPU selection.
 
-Judges everything that needs the host but not the other guests: CPUs that exist,
-vcpus and interfaces the guest has, threads that are held or must be left alone.
+This module judges everything that needs the host but not the other guests: CPUs that exist,
+vcpus and interfaces that the guest has, threads that are held or must be left alone.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ EMULATOR_CGROUP = "emulator"
 
 @dataclass(frozen=True)
 class Context:
-    """What all guests share: ``irq`` are the interrupt CPUs of all managed guests."""
+    """The inputs that all guests share. ``irq`` are the interrupt CPUs of all managed guests."""
 
     host: Host
     irq: CpuSet
     applied: Mapping[Target, Value]
-    # What somebody has changed, and what is done about it.
+    # What somebody has changed, and what the plan does about it.
     drifts: Mapping[Target, Drift] = field(default_factory=dict)
 
     @property
@@ -62,7 +62,7 @@ class Context:
         return self.host.online
 
     def left_alone(self, target: Target) -> Drift | None:
-        """The drift because of which a setting is left alone, None when it is not."""
+        """The drift because of which the plan leaves a setting alone, None when there is none."""
         drift = self.drifts.get(target)
         return drift if drift is not None and drift.left else None
 
@@ -74,8 +74,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class PinRequest:
-    """CPUs for one thread. ``cpus`` None means auto; ``allowed`` is what the
-    thread's cgroup lets it have."""
+    """A request of CPUs for one thread. ``cpus`` None means ``auto``. ``allowed`` are the CPUs
+    that its cgroup permits; for ``auto`` without interrupt CPUs, except for the emulator."""
 
     thread: Thread
     target: Target
@@ -87,9 +87,9 @@ class PinRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Everything that a policy asks of one guest. ``moves``: the cgroup to which a worker
+    """Everything that a policy asks of one guest. ``moves``: the cgroup to which each worker
     moves. ``occupants``: threads that stay where they are. ``desired``: the targets for which
-    the policy has a value. ``left``: those that are left alone because somebody changed them."""
+    the policy has a value. ``left``: those left alone because somebody changed them."""
 
     guest: Guest
     policy: Policy
@@ -126,7 +126,7 @@ def refusal(guest: Guest, policy: Policy, keys: KeyPath, reason: str, hint: str)
 
 @dataclass(slots=True)
 class _Judgement:
-    """Requirements under way."""
+    """Requirements in progress."""
 
     guest: Guest
     policy: Policy
@@ -164,7 +164,7 @@ class _Judgement:
 
 
 def label(thread: Thread) -> str:
-    """What messages call a thread: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
+    """The name of a thread in messages: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
     if thread.role is Role.VCPU:
         return f"vcpu {thread.index}"
     if thread.role is Role.NAPI:
@@ -182,7 +182,7 @@ def mapped(thread: Thread) -> bool:
 
 
 def pin_target(guest: Guest, thread: Thread) -> Target:
-    """How a thread's CPUs are set: through libvirt where it has a call for it."""
+    """The target that sets a thread's CPUs: through libvirt if it has a call for that."""
     if guest.source == "libvirt" and thread.role is Role.VCPU and thread.index is not None:
         return VcpuPin(guest.ref, guest.uuid, thread.index, thread.key)
     if guest.source == "libvirt" and thread.role is Role.EMULATOR:
@@ -198,7 +198,7 @@ def pinned_cpus(value: Value | None) -> CpuSet | None:
 
 
 def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
-    """True for a DEADLINE thread that we did not make one."""
+    """True for a thread that somebody else made DEADLINE."""
     if thread.sched.cls is not SchedClass.DEADLINE:
         return False
     applied = context.applied.get(ThreadSched(guest.ref, thread.key, ""))
@@ -212,8 +212,8 @@ def main_thread(guest: Guest) -> Thread | None:
 
 
 def staying(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet) -> list[Occupant]:
-    """Occupants for threads that stay where they are; one that may run everywhere
-    occupies nothing."""
+    """Occupants for threads that stay where they are. A thread that may run everywhere occupies
+    nothing."""
     links = inner_links(host, guest)
     return [
         Occupant(
@@ -262,7 +262,7 @@ def _check_lists(context: Context, out: _Judgement) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
-    # Who names them by hand already is on a CPU of another guest's NIC.
+    # A policy that names them by hand already conflicts with another guest's NIC.
     otherwise = "" if isinstance(out.policy.irq, CpuSet) else ", or write cpus.irq by hand"
     for keys, cpus in lists:
         both = cpus & context.irq
@@ -338,8 +338,8 @@ def _interface(guest: Guest, key: str) -> Interface | None:
 
 
 def _moves(context: Context, out: _Judgement, named: Mapping[str, tuple[str, CpuSet]]) -> None:
-    """vhost workers leave libvirt's emulator cgroup as soon as CPUs are asked for
-    them or for the emulator, so that no emulatorpin reaches them."""
+    """Move vhost workers out of libvirt's emulator cgroup if the policy asks for CPUs for them or
+    for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
         return
     for thread in out.guest.by_role(Role.VHOST):
@@ -396,7 +396,7 @@ def _request(
     target = pin_target(out.guest, thread)
     if choice is None:
         if thread.role is Role.VHOST and not mapped(thread) and isinstance(out.policy.vhost, tuple):
-            # What an earlier, surer mapping wrote stays asked for.
+            # A value that an earlier, surer mapping wrote stays desired.
             out.desired.add(target)
             sure = thread.confidence.value if thread.confidence is not None else "none"
             out.skip(subject, f"which interface it serves is not known (confidence {sure})")
@@ -418,7 +418,7 @@ def _request(
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
-        # One of ours: it keeps its root domain for as long as it is in it.
+        # A thread that we made DEADLINE keeps its root domain for as long as it is in it.
         cpus = thread.affinity & context.online
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
@@ -553,7 +553,7 @@ def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
 
 
 def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int | QueueBounds]]:
-    """What a policy asks of an interface's device, and not of threads."""
+    """The settings that a policy asks for on an interface's device, not on threads."""
     out: list[tuple[KeyPath, int | QueueBounds]] = []
     if policy.macvtap_queue is not None and interface.kind.rings:
         out.append((("queue", "macvtap"), policy.macvtap_queue))
@@ -565,15 +565,15 @@ def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int 
 def allowed_cpus(
     host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, *, moves: bool
 ) -> CpuSet:
-    """CPUs that the thread's cgroup lets it have once the plan has run.
+    """The CPUs that the thread's cgroup permits after the plan.
 
-    libvirt rewrites the cpuset of vcpus and emulator, and a worker that moves
-    (``moves``) gets the scope's, so for these only the cgroup above is a limit. What
-    partitions of ours take away is no limit: a plan may place everything anew.
+    libvirt rewrites the cpuset of vcpus and emulator, and a worker that moves (``moves``) gets
+    the scope's, so only the cgroup above limits these. The CPUs that our partitions take are no
+    limit, because a plan may place everything anew.
     """
     if thread.role is Role.NAPI:
-        # A kernel thread of the host's own, outside the guest's cgroups; partitions are
-        # not for it (plan/deadline/root_domains.py).
+        # A kernel thread of the host, outside the guest's cgroups and every partition
+        # (plan/deadline/root_domains.py).
         limit = thread.cpuset_effective
         return host.online if limit is None else host.online & limit
     rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
@@ -587,8 +587,8 @@ def allowed_cpus(
 def _by_lists(
     host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, rewritten: bool
 ) -> CpuSet:
-    """What the lists of the cgroups leave that we have not written, but for CPUs that
-    partitions of others hold."""
+    """The CPUs that cgroup lists which we did not write permit, without the CPUs that partitions
+    of others hold."""
     partitions = {t.path for t in applied if isinstance(t, Partition)}
     lists = {t.path for t in applied if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
     written = partitions | lists

@@ -1,8 +1,8 @@
 """A starting policy for one guest of a host, as text with comments.
 
-Candidates are planned on the snapshot, the most useful first, and the first that the host
-does not refuse is taken; so the text holds nothing that `vsrtune plan` would refuse here.
-What was tried and refused, and what else could be asked for, stands in its comments.
+Candidates are planned on the snapshot, the most useful first. The first that the host does not
+refuse is used, so the text holds nothing that `vsrtune plan` would refuse here. Its comments
+list the refused candidates and the other possible settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
 
 PRIORITY = 10
-# Turns that measured best with busy and idle guests (docs/results/no-harm.md).
+# The slice that measured best with busy and idle guests (docs/results/no-harm.md).
 SLICE = "8ms"
 _WIDTH = 96
 _NAME = "policy"
@@ -47,7 +47,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Settings, as the YAML text of their values, with what they are for."""
+    """Settings, as the YAML text of their values, with a title."""
 
     title: str
     cpus: Mapping[str, str]
@@ -56,7 +56,7 @@ class _Candidate:
 
 @dataclass(slots=True)
 class _Case:
-    """What a candidate is tried on."""
+    """The host and the guest on which candidates are tried."""
 
     snapshot: Snapshot
     guest: Guest
@@ -85,10 +85,9 @@ def start(
 ) -> Start:
     """A starting policy for ``guest``.
 
-    ``others`` are the policies that are there already (one that names this very guest is left
-    out), ``applied`` what is written on the host. ``no_realtime`` says why the kernel would
-    refuse classes fifo and rr, "" when it does not. Raises VsrtuneError for a guest that no
-    policy can name.
+    ``others`` are the existing policies (one that names this very guest is left out), ``applied``
+    the values written on the host. ``no_realtime`` says why the kernel would refuse classes fifo
+    and rr, "" when it does not. Raises VsrtuneError for a guest that no policy can name.
     """
     others = [p for p in others if match(p, guest) is not Match.EXACT]
     case = _Case(snapshot, guest, policy_name(guest), others, {} if applied is None else applied)
@@ -106,9 +105,9 @@ def start(
 
 
 def policy_name(guest: Guest) -> str:
-    """The guest's name as a policy writes it, in quotes, with the line that names its user where
-    that is not root; its UUID where its name cannot be written. Raises
-    VsrtuneError for a guest that no policy can name."""
+    """The guest's name as a policy writes it, in quotes, with a line for its user unless that is
+    root; its UUID if the name cannot be written. Raises VsrtuneError for a guest that no policy
+    can name."""
     kind = PLAIN_QEMU if guest.source == "qemu" else ""
     user = f"\nuser: {guest.uid}" if guest.uid else ""
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.name)
@@ -128,8 +127,8 @@ def policy_name(guest: Guest) -> str:
 
 
 def _candidates(case: _Case, *, realtime: bool) -> Iterator[_Candidate]:
-    """Most useful first. A realtime thread beside interrupts starves reception, so where
-    the interrupt CPUs are only named by hand no class is asked for."""
+    """The candidates, the most useful first. A realtime thread beside interrupts starves
+    reception, so a candidate with interrupt CPUs by hand has no realtime class."""
     if realtime:
         rule = f"{{class: rr, priority: {PRIORITY}, slice: {SLICE}}}"
         softirq = f"{{class: fifo, priority: {PRIORITY}}}"
@@ -173,7 +172,7 @@ def _text(case: _Case, candidate: _Candidate, made: Plan, tried: list[tuple[str,
 
 
 def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
-    """What each setting means here and now."""
+    """What each setting means on this host now."""
     after = _after(case, made)
     irq = _interrupts(case).cpus
     notes = {
@@ -248,7 +247,7 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
 
 
 def _options(case: _Case, candidate: _Candidate) -> str:
-    """Settings that are not asked for, each with what this host says of it."""
+    """Settings that the policy does not ask for, each with the answer of this host."""
     lines: list[str] = []
     rings = [i for i in case.guest.interfaces if i.kind.rings]
     if rings:
@@ -288,7 +287,7 @@ def _options(case: _Case, candidate: _Candidate) -> str:
 
 
 def _rest(written: str) -> str:
-    """What else the schema knows, a line for each key that the text does not mention."""
+    """The other keys of the schema, a line for each key that the text does not mention."""
     missing = [
         f"{path}: {part.get('x-expects') or part.get('description', '')}"
         for path, part in _keys(SCHEMA)
@@ -331,5 +330,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Text that ends no comment: names of guests and devices may hold anything."""
+    """Text that cannot end a comment: names of guests and devices may hold anything."""
     return "".join(c if c.isprintable() else "?" for c in text)

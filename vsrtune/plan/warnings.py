@@ -1,4 +1,4 @@
-"""What a plan allows but an operator should know: priority orders that starve."""
+"""Warnings about what a plan allows, such as priority orders that starve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vsrtune.plan.phases import level
 from vsrtune.plan.requirements import label, main_thread
 from vsrtune.plan.safety.standstill import standstills, without_idle
 
-# So much is asked of a CPU that another one is missing: a fifth more than it has.
+# Threads ask for so much of a CPU that another one is missing: a fifth more than it has.
 OVERCOMMITTED = 1.2
 
 
@@ -67,7 +67,7 @@ def _order(guest: Guest) -> list[str]:
 
 
 def _standing_still(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
-    """What a policy with ``standstill: accept`` lets pass, once for every vcpu."""
+    """Standstills that a policy with ``standstill: accept`` permits, once for every vcpu."""
     found = {s.vcpu.key: s for s in standstills(result, managed)}
     return [
         f"{s.vcpu_guest}: {label(s.vcpu)} is {s.vcpu.sched} on CPU {s.cpus}, and keeps "
@@ -78,7 +78,7 @@ def _standing_still(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
 
 
 def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
-    """CPUs of the ``lower`` threads that have none without a more urgent ``higher`` one."""
+    """CPUs of those ``lower`` threads that have a more urgent ``higher`` thread on every CPU."""
     out = CpuSet()
     most = max((level(t.sched) for t in guest.by_role(higher)), default=0)
     for thread in guest.by_role(lower):
@@ -134,8 +134,8 @@ def _between_guests(guests: Sequence[Guest]) -> list[str]:
 
 
 def _overcommitted(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
-    """CPUs of which more was asked than there is in each of the latest windows. No numbers: a
-    warning that stays the same is said once."""
+    """CPUs of which threads asked for more than there is in each of the latest windows. The text
+    has no numbers, because a warning that stays the same is reported once."""
     on: dict[int, list[tuple[str, Thread]]] = {}
     for guest in result.guests:
         for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):

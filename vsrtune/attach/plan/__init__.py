@@ -1,1 +1,1 @@
-"""Wall: pure. Which switches are asked for, and the steps of each."""
+"""Wall: pure. The switches that operators and policies ask for, and the steps of each."""

@@ -1,4 +1,4 @@
-"""Guests that are made from a template: what they are made of, and what is known before."""
+"""Values for guests that are made from a template: the guests, and the inputs of their plan."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a clone's own. It is a qcow2 overlay of ``base``, whose format ``format`` is,
-    or a copy of it where that is ""."""
+    """A file of a clone's own: a qcow2 overlay of ``base``, which has the format ``format``, or a
+    copy of it if that is ""."""
 
     path: str
     base: str
@@ -44,8 +44,8 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Cloning:
-    """What clones are planned from. ``machine`` is this host's machine id, so that UUIDs and
-    MACs are the same in each plan and no other host's. ``taken`` tells whether there is a
+    """The inputs for a plan of clones. ``machine`` is this host's machine id, which makes UUIDs
+    and MACs the same in each plan and different on each host. ``taken`` tells whether there is a
     file of that path."""
 
     template: Template

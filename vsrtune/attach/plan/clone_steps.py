@@ -1,4 +1,4 @@
-"""The steps that make a guest from a template, and unmake it: see ``attach_steps``."""
+"""The steps that make a guest from a template, and remove it: see steps.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vsrtune.attach.plan.clone_model import File
 
 @dataclass(frozen=True, slots=True)
 class MakeFiles:
-    """Make the files of a clone's own, none of which may be there."""
+    """Make the files of a clone's own, none of which may exist."""
 
     guest: str
     files: tuple[File, ...]
@@ -25,7 +25,7 @@ class MakeFiles:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFiles:
-    """Remove them, as far as they are what MakeFiles made."""
+    """Remove those of the files that MakeFiles made."""
 
     guest: str
     files: tuple[File, ...]
@@ -40,7 +40,7 @@ class RemoveFiles:
 
 @dataclass(frozen=True, slots=True)
 class DefineGuest:
-    """Define a guest that is not there."""
+    """Define a new guest."""
 
     guest: str
     uuid: str
@@ -57,7 +57,7 @@ class DefineGuest:
 
 @dataclass(frozen=True, slots=True)
 class UndefineGuest:
-    """Undefine it."""
+    """Undefine the guest."""
 
     guest: str
     uuid: str
@@ -74,7 +74,7 @@ class UndefineGuest:
 
 @dataclass(frozen=True, slots=True)
 class StartGuest:
-    """Start it, and see that it runs."""
+    """Start the guest, and check that it runs."""
 
     guest: str
     uuid: str
@@ -89,7 +89,7 @@ class StartGuest:
 
 @dataclass(frozen=True, slots=True)
 class StopGuest:
-    """End it at once, as `virsh destroy` does."""
+    """End the guest at once, as `virsh destroy` does."""
 
     guest: str
     uuid: str

@@ -1,6 +1,6 @@
-"""What a switch of attachments is planned from, and what a plan is: frozen values.
+"""The inputs and the plan of a switch of attachments: frozen values.
 
-``Host`` is what was read of this host, with the few questions that planning asks of it.
+``AttachHostState`` is the host as read, with the few queries that planning needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import Link
 
-# Kinds that, like ours, want a lower device for themselves.
+# Kinds that, like ours, need a lower device for themselves.
 STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
 OURS = (NAPI_KIND, "napi_macvlan")
 
@@ -33,10 +33,10 @@ class GuestNics:
 
 @dataclass(frozen=True, slots=True)
 class SwitchRequest:
-    """What the operator asks: these guests (names), of them the interfaces that
-    ``interface`` names by MAC, host device or lower device ("": all), in the running
-    guests, in their persistent definitions, or both; ``all_of_lower`` takes along every
-    other guest on the same lower devices."""
+    """A request of the operator or of a policy: of these guests (names) the interfaces that
+    ``interface`` names by MAC, host device or lower device ("": all), in the running guests, in
+    their persistent definitions, or both. ``all_of_lower`` includes every other guest on the same
+    lower devices."""
 
     to: Attachment
     guests: tuple[str, ...]
@@ -49,8 +49,8 @@ class SwitchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One interface of one guest, from what it stands on to what it shall: XML before and
-    after, "" where that side of the guest does not change."""
+    """The move of one interface of one guest between devices: XML before and after, "" where that
+    side of the guest does not change."""
 
     guest: str
     uuid: str
@@ -63,10 +63,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What would be done: no steps when all is as asked already. ``origins`` are written
-    down before the first step, those of ``leaves`` are forgotten after the last, with
-    their devices. After the last step the ``clones`` are written down as vsrtune's, the
-    ``ended`` are undefined with all their files, the ``kept`` are the operator's."""
+    """A planned switch; it has no steps if all is as desired already. The ledger gets ``origins``
+    before the first step, and forgets those of ``leaves``, with their devices, after the last.
+    After the last step the ledger has the ``clones`` as vsrtune's, the ``ended`` are undefined
+    with all their files, and the ``kept`` are the operator's."""
 
     to: Attachment
     moves: tuple[Move, ...]
@@ -80,8 +80,8 @@ class Switch:
 
 
 class AttachHostState:
-    """The host as it was read: guests, links, the origins of our devices. ``kept(link)``
-    is the queue length that a guest's new device shall have."""
+    """The host as read: guests, links, the Origins of our devices. ``kept(link)`` is the queue
+    length for a guest's new device."""
 
     def __init__(
         self,
@@ -97,19 +97,19 @@ class AttachHostState:
         self.links = {link.name: link for link in links}
         self.by_index = {link.index: link for link in links}
         self.origins = {o.device.name: o for o in origins if not o.group}
-        # By group, of every member and side in the order in which they were plugged in.
+        # By group: of every member and side, in the order in which they were plugged in.
         self.groups: dict[str, list[Origin]] = {}
         for origin in origins:
             if origin.group:
                 self.groups.setdefault(origin.group, []).append(origin)
         self.kept = kept
-        # Those that vsrtune made, with their definition now; "" for one that has none.
+        # The guests that vsrtune made, with their present definition; "" for a guest without.
         self.clones = dict(clones or {})
-        # What members that are not there can be made from.
+        # The template from which missing members can be made.
         self.cloning = cloning
 
     def guest(self, name: str) -> GuestNics:
-        """By name or UUID. Raises VsrtuneError."""
+        """The guest of that name or UUID. Raises VsrtuneError."""
         for guest in self.guests:
             if name in (guest.name, guest.uuid):
                 return guest
@@ -118,7 +118,7 @@ class AttachHostState:
         )
 
     def group(self, device: str) -> Origin | None:
-        """An Origin of the group whose device that is; None for any other device."""
+        """An Origin of the group to which the device belongs; None for any other device."""
         found = (o for origins in self.groups.values() for o in origins)
         return next((o for o in found if o.device.name == device), None)
 
@@ -142,5 +142,5 @@ class AttachHostState:
 
 
 def movable(found: DomainNic, host: AttachHostState) -> bool:
-    """Whether it stands on a macvtap, or on a device of ours."""
+    """Whether an interface stands on a macvtap, or on a device of ours."""
     return host.lower(found) != "" and (found.kind == "direct" or host.on_napi(found))

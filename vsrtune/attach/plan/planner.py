@@ -1,12 +1,12 @@
-"""Which steps bring guests from macvtap to NAPI-macvlan, and back: pure.
+"""Plans the steps that move guests from macvtap to NAPI-macvlan, and back. Pure.
 
 Invariants, which ``plan`` keeps:
-- All interfaces on one lower device stand on the same kind: both kinds want that device
-  for themselves. So either every guest on it moves, or none.
+- All interfaces on one lower device stand on the same kind, because both kinds need that device
+  for themselves. Either every guest on it moves, or none.
 - A device exists, with its /dev/tapN, before a guest is unplugged for it.
 - A device of ours is up only while its lower device carries no macvtap.
-- A guest's persistent definition changes last: it is what an interrupted switch leaves
-  behind for the next start of the guest.
+- A guest's persistent definition changes last: the next start of the guest uses it after an
+  interrupted switch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vsrtune.model.host import MODES, Link, mode_name
 
 
 def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
-    """The switch that was asked for. Raises VsrtuneError with what is in its way."""
+    """Plan the requested switch. Raises VsrtuneError with the obstacle."""
     guests = [host.guest(name) for name in request.guests]
     wanted = {g.uuid: _selected(g, request, host) for g in guests}
     lowers = {
@@ -72,7 +72,7 @@ def _named(found: DomainNic, name: str, host: AttachHostState) -> bool:
 
 
 def _selected(guest: GuestNics, request: SwitchRequest, host: AttachHostState) -> set[str]:
-    """MACs of the interfaces that are asked for."""
+    """MACs of the requested interfaces."""
     if guest.live is None and not request.config:
         raise VsrtuneError(
             "the guest does not run", where=guest.name, hint="start it, or use --config"
@@ -102,9 +102,9 @@ def _take_along(
     lowers: set[str],
     notes: list[str],
 ) -> None:
-    """Interfaces that must move too, because they stand on the same lower devices. A guest
-    that does not run holds one by our device, which stays up for it; its macvtap is made
-    when it starts."""
+    """Add the interfaces that must move too, because they stand on the same lower devices. A guest
+    that does not run holds a lower device by our device, which stays up for it; its macvtap is
+    made when it starts."""
     others: list[str] = []
     back = request.to is Attachment.MACVTAP
     for guest in host.guests:
@@ -134,7 +134,7 @@ def _take_along(
 
 
 def _there(request: SwitchRequest, found: DomainNic, host: AttachHostState) -> bool:
-    """Whether the interface stands on what is asked for already."""
+    """Whether the interface stands on the requested kind already."""
     if request.to is Attachment.NAPI_MACVLAN:
         return host.on_napi(found)
     return found.kind == "direct"
@@ -143,7 +143,7 @@ def _there(request: SwitchRequest, found: DomainNic, host: AttachHostState) -> b
 def _no_members(
     request: SwitchRequest, host: AttachHostState, wanted: Mapping[str, set[str]]
 ) -> None:
-    """Refuse to take members of a group away from their device one by one."""
+    """Refuse to take single members of a group off their device."""
     if request.to is Attachment.NAPI_MACVLAN:
         return
     for guest in host.guests:
@@ -160,9 +160,8 @@ def _no_members(
 def no_others(
     host: AttachHostState, lowers: Collection[str], *, forth: bool, but: Collection[str] = ()
 ) -> None:
-    """Refuse when the lower devices carry something that is no libvirt guest's, none of
-    ``but``, and is in the way of NAPI-macvlan (``forth``), or of macvtap. Raises
-    VsrtuneError."""
+    """Refuse if the lower devices carry something that belongs to no libvirt guest, is none of
+    ``but``, and is in the way of NAPI-macvlan (``forth``), or of macvtap. Raises VsrtuneError."""
     kinds = STACKED if forth else OURS
     known = {n.device for g in host.guests for n in _both(g)} | set(but)
     for name in sorted(lowers):
@@ -190,7 +189,7 @@ def no_others(
 def _move(
     request: SwitchRequest, host: AttachHostState, guest: GuestNics, mac: str, notes: list[str]
 ) -> Move | None:
-    """How one interface moves; None when it stands where it shall."""
+    """The move of one interface; None when nothing of it has to move."""
     live = _of(guest.live, mac) if request.live else None
     config = _of(guest.config, mac) if request.config else None
     if live is not None and _there(request, live, host):
@@ -246,7 +245,7 @@ def _device(
     live: DomainNic | None,
     config: DomainNic | None,
 ) -> MadeDevice:
-    """What to make for the interface; the same as before where it was made already."""
+    """The device to make for the interface; the same as before if it was made already."""
     for origin in host.origins.values():
         if (origin.uuid, origin.device.mac) == (guest.uuid, mac):
             return origin.device
@@ -271,8 +270,8 @@ def device_like(
     *,
     every_queue: bool = False,
 ) -> MadeDevice:
-    """A device of ours in the place of the macvtap of an interface: ``link`` is that macvtap,
-    None when the guest does not run."""
+    """A device of ours in place of the macvtap of an interface: ``link`` is that macvtap, None
+    when the guest does not run."""
     return MadeDevice(
         name=name,
         lower=lower.name,
@@ -285,7 +284,7 @@ def device_like(
 
 
 def _name(host: AttachHostState, mac: str) -> str:
-    """One that libvirt leaves alone and that nobody has."""
+    """A free device name that libvirt leaves alone."""
     base = f"nvt{mac.replace(':', '')[-8:]}"
     taken = set(host.links) | set(host.origins)
     return next(
@@ -329,7 +328,7 @@ def _back(
         if found is None:
             pairs.append(("", ""))
             continue
-        # What was before, unless somebody has changed the interface since.
+        # The interface that was there before, unless somebody has changed it since.
         if not before or domain_xml.differences(
             domain_xml.on_device(domain_xml.nic(before), source.device), found.xml
         ):
@@ -346,7 +345,7 @@ def _switch(
     new = tuple(Card(m.guest, m.uuid, m.mac, m.live[1], m.queue) for m in moves if m.live[0])
     defines = tuple(Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0])
     forth = request.to is Attachment.NAPI_MACVLAN
-    # Back, those of guests that do not run give way too.
+    # On the way back, devices of guests that do not run go down too.
     devices = tuple(m.device for m in moves if m.live[0] or not forth)
     steps: list[Step] = []
     if forth:
@@ -369,7 +368,7 @@ def _switch(
 
 
 def _unused(host: AttachHostState, moves: tuple[Move, ...]) -> tuple[MadeDevice, ...]:
-    """Devices that nothing needs once the moves are done."""
+    """Devices that nothing needs after the moves."""
     leaves = []
     for move in moves:
         now = host.by_uuid[move.uuid]

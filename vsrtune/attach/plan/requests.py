@@ -1,8 +1,8 @@
-"""Which switches the policies ask for: pure.
+"""The switches that policies ask for. Pure.
 
-A policy's ``attachment`` concerns the guest's macvtap and NAPI-macvlan interfaces, in the
-running guest and in its persistent definition. Guests that share a lower device are
-switched together, and only when the policies of all of them ask for the same.
+A policy's ``attachment`` concerns the guest's macvtap and NAPI-macvlan interfaces, in the running
+guest and in its persistent definition. Guests that share a lower device switch together, and only
+if the policies of all of them ask for the same.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vsrtune.policy.model import Policy
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Guests (names) that switch together, and how; ``error`` says why they cannot, and
-    then there is no ``switch``. ``reason`` names who asks."""
+    """Guests (names) that switch together. ``error`` tells why they cannot; there is then no
+    ``switch``. ``reason`` tells why they switch."""
 
     guests: tuple[str, ...]
     to: Attachment
@@ -32,7 +32,8 @@ class Batch:
 
 
 def wanted(host: AttachHostState, policies: Sequence[Policy]) -> dict[str, tuple[Attachment, str]]:
-    """By libvirt guest that runs: what its policy asks for, and where that is written."""
+    """For each running libvirt guest: the attachment that its policy asks for, and its place in
+    the policy."""
     running = [_guest(g) for g in host.guests if g.live is not None]
     return {
         guest.name: (policy.attachment, policy.at("attachment"))
@@ -46,7 +47,7 @@ def _guest(found: GuestNics) -> Guest:
 
 
 def batches(host: AttachHostState, policies: Sequence[Policy]) -> tuple[Batch, ...]:
-    """What is to be done for the policies."""
+    """The switches that the policies ask for."""
     by_guest = wanted(host, policies)
     by_target: dict[Attachment, list[str]] = {}
     for name, (to, _) in by_guest.items():
@@ -60,9 +61,9 @@ def batches(host: AttachHostState, policies: Sequence[Policy]) -> tuple[Batch, .
 def taken_back(
     host: AttachHostState, origins: Sequence[Origin], policies: Sequence[Policy]
 ) -> tuple[Batch, ...]:
-    """The switches back of guests whom a policy had switched (Origin.by_policy) and for
-    whom no policy asks that any more. That a guest is shut down, or that two policies name
-    it, is no request to have it back."""
+    """The switches back of guests that a policy had switched (Origin.by_policy) and for which no
+    policy asks for that any more. A guest that is shut down, or that two policies name, does not
+    switch back."""
     guests = [_guest(g) for g in host.guests]
     found = assign(guests, policies)
     held = {guest.name for guest, policy in found.pairs if policy.attachment is not None}
@@ -95,8 +96,8 @@ def _batches(
 
 
 def _groups(host: AttachHostState, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Guests that share lower devices, directly or through others, sorted by name. A guest
-    without an interface that can move is in none."""
+    """Groups of guests that share lower devices, directly or through others, sorted by name. A
+    guest without an interface that can move is in none."""
     groups: list[tuple[set[str], set[str]]] = []
     for name in sorted(names):
         guest = host.guest(name)

@@ -1,8 +1,8 @@
-"""What moves a guest's interfaces to other host devices, step by step, and back.
+"""The steps that move a guest's interfaces to other host devices, and back.
 
-A step is a frozen value with an inverse. The ledger holds each step from before it is
-begun until the whole switch is done: whatever interrupts it, the inverses of the steps
-that were begun, in reverse order, give the guests what they had.
+A step is a frozen value with an inverse. The ledger holds each step from before it begins until
+the whole switch is done. Whatever interrupts the switch, the inverses of the steps that began, in
+reverse order, give the guests back what they had.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ EVERY_QUEUE, UPLINK = "every-queue", "uplink"
 
 @dataclass(frozen=True, slots=True)
 class MadeDevice:
-    """A device that vsrtune makes for one interface of a guest, or for others of ours to
-    stand on, on the device named ``lower`` ("" for none). ``mode`` as in rtnl_model.MODES (0
-    for kinds without), ``mtu`` in bytes, ``queue`` its txqueuelen, ``vlan`` the tag of a VLAN
-    device. With ``every_queue`` several guests share it, and what all of them must hear of
-    their neighbours goes to each; with ``uplink`` it gets what its siblings send to
-    addresses that none of them has (docs/groups.md)."""
+    """A device that vsrtune makes for one interface of a guest, or for others of ours to stand
+    on, on the device named ``lower`` ("" for none). ``mode`` as in host.MODES (0 for kinds
+    without), ``mtu`` in bytes, ``queue`` its txqueuelen, ``vlan`` the tag of a VLAN device. With
+    ``every_queue`` several guests share it, and each gets the frames of neighbours that all of
+    them must hear. With ``uplink`` it gets the frames that its siblings send to addresses that
+    none of them has (docs/groups.md)."""
 
     name: str
     lower: str
@@ -60,7 +60,7 @@ class Card:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The interface in messages."""
         return f"{self.guest}: interface {self.mac}"
 
 
@@ -157,8 +157,8 @@ class Lower:
 
 @dataclass(frozen=True, slots=True)
 class Define:
-    """Put the interface ``after`` in the place of ``before`` in the guest's persistent
-    definition; with ``before`` "" add it, with ``after`` "" take it out."""
+    """Replace the interface ``before`` with ``after`` in the guest's persistent definition; with
+    ``before`` "" add it, with ``after`` "" remove it."""
 
     guest: str
     uuid: str
@@ -179,7 +179,7 @@ Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define | Clon
 
 
 class MsrRole(enum.StrEnum):
-    """What a device of a multistage router is for."""
+    """The role of a device of a multistage router."""
 
     LINK = "link"
     BALANCER = "balancer"
@@ -188,9 +188,9 @@ class MsrRole(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where in a multistage router a device is: on the side of that name, which lies on
-    the device ``outside``. ``router`` is the one that a balancer's device leads to, "" when
-    it leads to all."""
+    """The place of a device in a multistage router: on the side of that name, which lies on the
+    device ``outside``. ``router`` is the router to which a balancer's device leads, "" when it
+    leads to all."""
 
     role: MsrRole
     side: str
@@ -200,13 +200,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A device of ours and what its interface was before, for the way back: ``live`` and
-    ``config`` are the interface's XML in the running guest and in its persistent
-    definition, "" where it had none. ``by_policy`` tells what a policy asked for from what
-    an operator did by hand. ``group`` names the group whose device it is; there is one
-    Origin for each member then, and ``queue`` is the txqueuelen of what this one had.
-    Devices of a multistage router have a ``stage``; one that others of ours stand on has
-    no guest (""), and stays while one of those does."""
+    """A device of ours and the interface that it replaces, for the way back: ``live`` and
+    ``config`` are the interface's XML in the running guest and in its persistent definition, ""
+    where it had none.
+    ``by_policy``: a policy asked for the device, not an operator by hand. ``group`` names the
+    group that owns the device; there is then one Origin for each member, and ``queue`` is the
+    txqueuelen of the device that this member had. Devices of a multistage router have a
+    ``stage``. A device on which others of ours stand has no guest (""), and stays while one of
+    those does."""
 
     device: MadeDevice
     guest: str
@@ -225,24 +226,24 @@ class Origin:
 
 
 def to_data(value: Step | Origin | Clone) -> dict[str, Any]:
-    """For the ledger."""
+    """The value as data for the ledger."""
     data: dict[str, Any] = encode(value)
     return data
 
 
 def step_from(data: Any) -> Step:
-    """A step of ``to_data``. Raises VsrtuneError."""
+    """The step from ``to_data`` output. Raises VsrtuneError."""
     step: Step = decode(Step, data)  # type: ignore[arg-type]
     return step
 
 
 def origin_from(data: Any) -> Origin:
-    """An Origin of ``to_data``. Raises VsrtuneError."""
+    """The Origin from ``to_data`` output. Raises VsrtuneError."""
     return decode(Origin, data)
 
 
 def clone_from(data: Any) -> Clone:
-    """A Clone of ``to_data``. Raises VsrtuneError."""
+    """The Clone from ``to_data`` output. Raises VsrtuneError."""
     return decode(Clone, data)
 
 

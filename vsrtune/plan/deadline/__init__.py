@@ -1,1 +1,1 @@
-"""Root domains for SCHED_DEADLINE: which CPUs, made how, and whether the budgets fit."""
+"""Root domains for SCHED_DEADLINE: their CPUs, how they are made, and whether budgets fit."""

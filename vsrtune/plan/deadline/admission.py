@@ -1,4 +1,4 @@
-"""Whether root domains can be had: budgets that fit, threads and emulators in the way."""
+"""Whether root domains are possible: budgets that fit, threads and emulators in the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vsrtune.plan.requirements import Requirements, label
 
 
 def admit(host: Host, domain: RootDomain, search: Search) -> None:
-    """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts."""
+    """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts them."""
     most = limit(host, domain.cpus)
     if most is None:
         return
@@ -40,7 +40,8 @@ def admit(host: Host, domain: RootDomain, search: Search) -> None:
 def evict(
     snapshot: Snapshot, per_guest: Sequence[Requirements], domain: RootDomain, search: Search
 ) -> None:
-    """A partition would push threads that somebody bound to its CPUs off them."""
+    """Refuse a guest whose partition would push threads of guests without a policy off CPUs to
+    which somebody bound them."""
     if domain.mode is DomainMode.ISOLATED:
         return
     inside = {m.thread.key for m in domain.members}
@@ -67,7 +68,8 @@ def keep_out(
     domain: RootDomain,
     search: Search,
 ) -> None:
-    """NAPI threads live in the root cgroup, and have no CPU of a partition there."""
+    """Refuse guests whose NAPI threads would get CPUs of a partition: these threads live in the
+    root cgroup, which has none of them."""
     if domain.mode is DomainMode.ISOLATED:
         return
     for member in threads:
@@ -82,7 +84,8 @@ def keep_out(
 
 
 def emulators(per_guest: Sequence[Requirements], search: Search) -> None:
-    """Emulators stay off partitions; only in a loose one they have to live inside it."""
+    """Keep emulators off partitions, and those that live in a loose one within it; otherwise
+    refuse the guest."""
     chosen = search.chosen
     for requirements in per_guest:
         pin = requirements.emulator

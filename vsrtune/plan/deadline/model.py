@@ -1,4 +1,4 @@
-"""Root domains as the planner makes them, and which threads are in them."""
+"""Root domains as the planner makes them, and the threads in them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Member:
 
     @property
     def booked(self) -> int:
-        """Its bandwidth; 0 when it is not to be DEADLINE."""
+        """Its bandwidth; 0 when the policy does not make it DEADLINE."""
         rule = rule_for(self.requirements.policy, self.thread.role)
         return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
@@ -70,7 +70,7 @@ class RootDomain:
         return list(dict.fromkeys(m.requirements.guest.ref for m in self.members))
 
     def holds(self, host: Host, cgroup: str) -> bool:
-        """Whether a thread in ``cgroup`` is in this root domain as the host is now."""
+        """Whether a thread in ``cgroup`` is in this root domain on ``host``."""
         if self.mode is DomainMode.ISOLATED:
             return True
         group = host.cpuset(self.path)
@@ -87,10 +87,10 @@ class RootDomain:
 
 @dataclass(frozen=True, slots=True)
 class RootDomains:
-    """The root domains of a plan. ``later``: root domains that can be made once the threads
-    are out of cgroups that stand in the way. ``straight``: workers that go into their
+    """The root domains of a plan. ``later``: root domains that a later plan makes, once the
+    threads have left cgroups that stand in the way. ``straight``: workers that go into their
     partition without a stop in the cgroup for workers. ``refusals``: of guests for which there
-    is no root domain; then nothing else counts."""
+    is no root domain; they make the rest void."""
 
     domains: tuple[RootDomain, ...] = ()
     later: tuple[RootDomain, ...] = ()
@@ -107,15 +107,15 @@ class RootDomains:
 
 @dataclass(slots=True)
 class Search:
-    """Root domains under way. ``chosen`` are the CPUs of each thread, widened where threads
-    float."""
+    """A search for root domains in progress. ``chosen`` are the CPUs of each thread, widened
+    where threads float."""
 
     chosen: dict[ThreadKey, Chosen]
     domains: list[RootDomain] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
     def refuse(self, member: Member, reason: str, hint: str) -> None:
-        """Refuse the guest of a member, once."""
+        """Refuse the guest of ``member``, at most once."""
         if member.requirements.guest.ref not in {r.guest for r in self.refusals}:
             keys = ("scheduler", member.thread.role.value) if member.booked else member.pin.keys
             self.refusals.append(member.requirements.refusal(keys, reason, hint))

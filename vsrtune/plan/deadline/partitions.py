@@ -1,8 +1,8 @@
 """Turns root domains into actions: cgroups, CPU lists, partitions, and moves into them.
 
-In the order of the phases (plan/phases.py) a thread's mask never changes with a move or a
-partition, on the way there and back, and no thread is moved, or loses its partition, while it
-is DEADLINE.
+The order of the phases (plan/phases.py) guarantees for a plan and its undo: no move and no
+partition changes a thread's mask, and no thread moves or loses its partition while it is
+DEADLINE.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEMBER, ROOT = PartitionState("member"), PartitionState("root")
 
 
 def build(context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft) -> None:
-    """Add what the root domains need."""
+    """Add the actions that the root domains need."""
     maker = _Maker(context, snapshot, found, draft)
     for domain in found.domains:
         match domain.mode:
@@ -50,7 +50,7 @@ def build(context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft
 
 
 def notes(snapshot: Snapshot, found: RootDomains) -> list[str]:
-    """For each root domain: how it is made and why so, and what it takes from whom."""
+    """A note for each root domain: how it is made and why, and what it takes from whom."""
     out: list[str] = []
     for domain in found.domains:
         names = ", ".join(m.name for m in domain.members)
@@ -86,7 +86,7 @@ def _taken(snapshot: Snapshot, domain: RootDomain) -> str:
 
 
 class _Maker:
-    """Actions of all root domains of one plan."""
+    """Makes the actions of all root domains of one plan."""
 
     def __init__(
         self, context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft
@@ -138,11 +138,11 @@ class _Maker:
     # -- tight, and kernel threads
 
     def threads_cgroup(self, domain: RootDomain) -> None:
-        """The cgroup of the partition with the domain's threads: libvirt's of a vcpu, or
-        one of our own."""
+        """Make the partition's cgroup and move the domain's threads there. The cgroup is
+        libvirt's of a vcpu, or our own."""
         requirements = domain.members[0].requirements
         ref, path = requirements.guest.ref, domain.path
-        # What earlier plans made for workers may hold them until they move.
+        # Cgroups that earlier plans made for workers may hold them until they move.
         self._draft.desired |= {
             t
             for t in self._context.applied
@@ -179,12 +179,12 @@ class _Maker:
     def _shield(self, requirements: Requirements, parent: str) -> None:
         """Keep the lists of libvirt's other cgroups from breaking the partitions.
 
-        A partition needs CPUs that no cgroup beside it has in its list, else it is invalid
-        (``cpus_excl_conflict``); and what libvirt writes there later must not make it so,
-        because the kernel loses count of the bandwidth of DEADLINE threads in a partition
-        that becomes invalid. A cgroup with a ``cpuset.cpus.exclusive`` of other CPUs is
-        judged by these instead of by its list. Each needs a CPU of its own for that; the
-        emulator comes first, and where CPUs run out the list is cleared of ours.
+        A partition is invalid if a cgroup beside it has one of its CPUs in its list
+        (``cpus_excl_conflict``). A later write by libvirt must not cause that, because the
+        kernel loses count of the bandwidth of DEADLINE threads in a partition that becomes
+        invalid. If a cgroup has a ``cpuset.cpus.exclusive`` of other CPUs, the kernel judges it
+        by these instead of its list. Each cgroup needs a CPU of its own for that. The emulator's
+        comes first; where CPUs run out, the partitions' CPUs are taken from the list.
         """
         if parent in self._shielded:
             return
@@ -203,7 +203,7 @@ class _Maker:
                 continue
             known = CpuSet.parse(group.exclusive or "")
             if not known <= CpuSet(spare) or not known:
-                # Nor may a cgroup be bound to just the CPU that is exclusive to another.
+                # No cgroup may be bound to exactly the CPU that is exclusive to another.
                 bound = {lists[g.path] for g in beside if g is not group}
                 fits = [c for c in spare if str(c) not in bound]
                 best = [c for c in fits if lists[group.path] == str(c)]
@@ -227,7 +227,8 @@ class _Maker:
             self._draft.add(Phase.LISTS_BESIDE, Action.of(target, CpusetList(now), rest, why))
 
     def _after_pins(self, requirements: Requirements, path: str, text: str) -> str:
-        """``cpuset.cpus`` of a cgroup of libvirt's once the plan's pins are made."""
+        """The ``cpuset.cpus`` of a libvirt cgroup after the plan's pins; ``text`` is the present
+        one."""
         for action in self._draft.of(Phase.PIN_VCPUS, Phase.PIN_EMULATORS):
             target, pin = action.target, action.after
             if (
@@ -244,7 +245,7 @@ class _Maker:
     # -- loose
 
     def slice(self, domain: RootDomain) -> None:
-        """The whole slice as a partition."""
+        """Make the whole slice a partition."""
         group = self._host.cpuset(domain.path)
         file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
         why = f"the CPUs of the root domain: {domain.why}"
@@ -254,8 +255,8 @@ class _Maker:
     # -- lists above the partitions
 
     def slices_above(self) -> None:
-        """``cpuset.cpus.exclusive`` on every cgroup above tight partitions; and lists of
-        slices that stand in the way of partitions beside them (before 6.7)."""
+        """Write ``cpuset.cpus.exclusive`` on every cgroup above tight partitions, and narrow the
+        lists of slices that stand in the way of partitions beside them (before 6.7)."""
         needed: dict[str, CpuSet] = {}
         owner: dict[str, Requirements] = {}
         for domain in self._found.domains:
@@ -290,7 +291,7 @@ class _Maker:
             self._set(None, group.path, CPUS, str(lists - top), Phase.PARTITION_LISTS, why)
 
     def _strangers(self, path: str) -> CpuSet:
-        """What cgroups below ``path`` that are not of these domains have exclusively."""
+        """The exclusive CPUs of cgroups directly below ``path`` that are not of these domains."""
         own = {d.path for d in self._found.domains}
         mine = {t.path for t in self._context.applied if isinstance(t, CpusetFile)}
         cpus = CpuSet()
@@ -303,6 +304,6 @@ class _Maker:
 
 
 def _written_by_libvirt(group: CpusetGroup) -> tuple[int, str]:
-    """The order in which cgroups are shielded: the emulator's first."""
+    """Sort key of the cgroups to shield: the emulator's first."""
     name = group.path.rpartition("/")[2]
     return (0 if name == EMULATOR_CGROUP else 1, group.path)

@@ -1,19 +1,19 @@
-"""Root domains for DEADLINE threads: which CPUs, made how, and who is refused.
+"""Root domains for DEADLINE threads: their CPUs, how they are made, and which guests are refused.
 
-The kernel lets a thread become DEADLINE only when its mask covers the whole root domain
-it runs in (``__sched_setscheduler``), so a thread with CPUs of its own needs a root
-domain of exactly these: a cpuset partition. In this order the host is asked for
+The kernel lets a thread become DEADLINE only if its mask covers the whole root domain it runs
+in (``__sched_setscheduler``). A thread with CPUs of its own therefore needs a root domain of
+exactly these: a cpuset partition. The first mode that fits is used:
 
-1. tight: a remote partition below the guest's own cgroup, which takes CPUs from nobody
-   but through its own list (``cpuset.cpus.exclusive``, kernel 6.7);
-2. kernel threads: vhost workers that are kernel threads move to a partition at the top;
-3. loose: the whole slice of the guests (``machine.slice``) as one partition, in which
-   threads float;
-4. isolated: the one CPU isolated at boot, which is a root domain already.
+1. isolated: the one CPU isolated at boot, which is a root domain already;
+2. tight: a remote partition below the guest's own cgroup, which takes CPUs only through its
+   own list (``cpuset.cpus.exclusive``, kernel 6.7);
+3. kernel threads: vhost workers that are kernel threads move to a partition at the top;
+4. loose: the whole slice of the guests (``machine.slice``) as one partition, in which
+   threads float.
 
-Where none fits the guest is refused. CPUs are of one root domain only: sets that overlap
-without being equal float together in the loose mode, where nothing better could be had,
-and are refused elsewhere.
+If none fits, the guest is refused. A CPU belongs to one root domain only. Sets that overlap
+without being equal float together in the loose mode if no better mode is possible; otherwise
+their guests are refused.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def find(
     per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
 ) -> tuple[Mapping[ThreadKey, Chosen], RootDomains]:
-    """The root domains that the requirements need, and the CPUs of each thread: in loose root
-    domains ``chosen`` is widened to all of theirs. Where guests are refused, choose again
-    without them."""
+    """The CPUs of each thread, and the root domains that the requirements need. A thread in a
+    loose root domain gets all its CPUs. If guests are refused, call again without them, with
+    CPUs selected anew."""
     search = Search(dict(chosen))
     pins = [Member(requirements, pin) for requirements in per_guest for pin in requirements.pins]
     members = [m for m in pins if m.thread.role is not Role.NAPI]
@@ -83,9 +83,10 @@ def _search(
 
 
 def _straight(domains: Sequence[RootDomain]) -> RootDomains:
-    """Workers go straight into their partition, but where the list of libvirt's emulator
-    cgroup, which they are born in, has not all of their CPUs: from there they first go to
-    the cgroup beside it, and the root domain is made by the next plan."""
+    """Split the root domains into those of this plan and later ones. Workers go straight into
+    their partition unless the list of libvirt's emulator cgroup, in which they are born, lacks
+    some of their CPUs. Such workers first move to the cgroup beside it, and the next plan makes
+    the root domain."""
     partitions = (DomainMode.TIGHT, DomainMode.KTHREADS)
     later = [
         d for d in domains if d.mode in partitions and any(_confined(m, d.cpus) for m in d.members)
@@ -107,8 +108,9 @@ def _sets(
     members: Sequence[Member],
     search: Search,
 ) -> dict[CpuSet, list[Member]]:
-    """The CPU sets of DEADLINE threads, each with every thread that has CPUs of it. Sets
-    that overlap are one, where the threads would have to float all the same."""
+    """The CPU sets of DEADLINE threads, each with every thread that has CPUs of it. Overlapping
+    sets become one. Unless the threads of a set float, guests whose threads have other CPUs than
+    the set's first DEADLINE thread are refused."""
     sets: dict[CpuSet, list[Member]] = {}
     for member in sorted(members, key=lambda m: m.booked == 0):
         cpus = search.chosen[member.thread.key].cpus
@@ -132,7 +134,7 @@ def _sets(
 
 
 def _floats(context: Context, group: Sequence[Member]) -> bool:
-    """Whether a group of threads can have nothing better than the loose mode."""
+    """Whether the loose mode is the best that a group of threads can have."""
     slices = {m.slice for m in group}
     if not all(_libvirt(m) for m in group) or len(slices) > 1:
         return False
@@ -215,8 +217,8 @@ def _domain(
 
 
 def _tight_name(cpus: CpuSet, group: Sequence[Member]) -> str:
-    """libvirt's own cgroup of the first vcpu where there is one: a rewrite of its
-    ``cpuset.cpus`` by vcpupin then leaves the partition in force."""
+    """The name of the partition's cgroup: libvirt's own of the first vcpu if there is one, so
+    that the partition stays in force when vcpupin rewrites ``cpuset.cpus``."""
     vcpus = [m.thread.index for m in group if m.thread.role is Role.VCPU]
     known = sorted(i for i in vcpus if i is not None)
     return f"vcpu{known[0]}" if known else f"{PARTITION_CGROUP}{cpus}"
@@ -241,8 +243,8 @@ def _merge(
     per_guest: Sequence[Requirements],
     search: Search,
 ) -> None:
-    """One loose domain for everything of ours in a slice: a partition cannot hold
-    another guest's remote one, and threads of guests cannot leave the slice."""
+    """Merge everything of ours in a slice into one loose domain: a partition cannot hold another
+    guest's remote partition, and threads of guests cannot leave the slice."""
     inside = [
         Member(requirements, pin)
         for requirements in per_guest

@@ -1,4 +1,4 @@
-"""A placement that is changed step by step, with what each step would cost."""
+"""A placement that changes step by step, with the cost of each step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Placement = dict[int, int]
 class Board:
     """Positions of seats at positions of CPUs (in Costs).
 
-    Every CPU's company is added up, so a step takes as long as its guest has threads,
-    whatever else there is."""
+    The board keeps sums for every CPU. Without budgets, the time of a step therefore depends only
+    on the number of threads of its guest and of guests linked to it."""
 
     def __init__(self, costs: Costs, placed: Mapping[int, int]) -> None:
         self.costs = costs
@@ -25,7 +25,7 @@ class Board:
             self.put(seat, placed[seat])
 
     def put(self, seat: int, at: int) -> None:
-        """Place a seat that is not placed."""
+        """Place a seat that is not on the board."""
         self.placed[seat] = at
         one = self.costs.asking[seat]
         self._load[at] += one.demand
@@ -33,7 +33,7 @@ class Board:
         self._members.setdefault(one.guest, set()).add(seat)
 
     def take(self, seat: int) -> int:
-        """Take a seat off the board; where it was."""
+        """Take a seat off the board. Returns its position."""
         at = self.placed.pop(seat)
         one = self.costs.asking[seat]
         self._load[at] -= one.demand
@@ -42,14 +42,14 @@ class Board:
         return at
 
     def price(self, seat: int, at: int) -> float:
-        """What placing a seat that is not placed adds to the total."""
+        """The cost that a seat which is not on the board would add to the total."""
         costs, one = self.costs, self.costs.asking[seat]
         load, booked = self._load[at], self._booked[at]
         price = costs.own(seat, at)
         price += costs.over(at, load + one.demand, booked + one.booked)
         price -= costs.over(at, load, booked)
         if costs.budgets:
-            # They weigh other than by demand.
+            # Budgets weigh other than by demand.
             return price + sum(costs.pair(seat, at, o, p) for o, p in self.placed.items())
         others, beside = load, sum(self._load[s] for s in costs.siblings[at])
         near = (s for g in costs.near[one.guest] for s in self._members.get(g, ()))
@@ -64,11 +64,11 @@ class Board:
         return price + one.demand * (OTHERS * others + SMT * beside)
 
     def cheapest(self, seat: int, among: Collection[int]) -> tuple[float, int]:
-        """The lowest price of a seat, and where."""
+        """The lowest price of a seat, and the position that has it."""
         return min((round(self.price(seat, at), 9), at) for at in among)
 
     def attributed(self, at: Collection[int]) -> float:
-        """What would be saved without the seats on these CPUs."""
+        """The cost that the removal of the seats on these CPUs would save."""
         here = sorted(s for s, p in self.placed.items() if p in at)
         saved, back = 0.0, []
         for seat in here:

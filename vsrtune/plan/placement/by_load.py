@@ -1,15 +1,15 @@
-"""The placement of ``placement: auto``: by the load of every thread, and so that it stays.
+"""The placement of ``placement: auto``: by the load of every thread, and stable.
 
-1. A thread keeps the CPU it had, when it may still have it.
+1. A thread keeps the CPU it had if that CPU is still allowed.
 2. Threads that are new, or must leave, take the places that cost least beside those.
-3. Then at most ``MOVES`` threads move, of those measured in all windows, and only when that
-   saves ``FEE`` of a CPU for each of them and ``GAIN`` of what its CPUs cost by now: by the
-   mean, and in every window. Windows end anew when threads have moved (load_windows.merged),
-   so that there are no more moves before as many windows have passed again.
+3. Then at most ``MOVES`` threads move, of those measured in all windows. The moves must save
+   ``FEE`` of a CPU for each thread and ``GAIN`` of the present cost of the CPUs they leave: by
+   the mean, and in every window. A move merges the windows (load.merged), so no thread moves
+   again before there are as many windows again.
 
-Costs are those of crowding; docs/placement.md has the rule as operators read it. Everything
-follows from the arguments, in any order: equal costs go to the seat that comes first (``Seat
-.order``) and to the lowest CPU.
+costs.py has the costs, docs/placement.md the rule for operators. The result depends on the
+arguments, not on their order: equal costs go to the seat that comes first (``Seat.order``) and
+to the lowest CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vsrtune.plan.placement.search import search
 MOVES = 4
 FEE = 0.05
 GAIN = 0.1
-# Of more threads than these it is not said what the next best CPU would have cost.
+# With more threads than this, reasons do not tell the cost of the next best CPU.
 _COMPARED = 256
 _NAMED = 3
 
@@ -59,8 +59,8 @@ def balance(
 
 
 def _kept(costs: Costs) -> Placement:
-    """Seats that stay where they were. None stays where its budget would not be admitted, or
-    its root domain would be that of several guests."""
+    """Seats that stay where they were. A seat leaves if the kernel would not admit its budget
+    there, or if several guests would share its root domain."""
     board = Board(costs, {})
     for n, seat in enumerate(costs.seats):
         if seat.previous is not None and seat.previous in seat.allowed:
@@ -78,7 +78,7 @@ def _moved(
     placed: Placement,
     moving: Sequence[int],
 ) -> tuple[Placement, float]:
-    """The placement after the moves that are worth it, and what they save at least."""
+    """The placement after the moves that pay, and the least that they save."""
     if not moving:
         return placed, 0.0
     before = {n: placed[n] for n in moving}
@@ -98,7 +98,7 @@ def _moved(
 
 
 def _saves(costs: Costs, old: Placement, new: Placement) -> tuple[float, float]:
-    """What new places save, and what they have to save at least."""
+    """What the new places save, and the least that they have to save."""
     changed = [n for n in sorted(old) if old[n] != new[n]]
     board = Board(costs, old)
     least = max(FEE * len(changed), GAIN * board.attributed({old[n] for n in changed}))
@@ -113,7 +113,7 @@ def _saves(costs: Costs, old: Placement, new: Placement) -> tuple[float, float]:
 
 
 class _Telling:
-    """Says of each seat why it is where it is."""
+    """Explains for each seat why it is where it is."""
 
     def __init__(self, costs: Costs, board: Board, occupants: Sequence[Occupant]) -> None:
         self.costs = costs

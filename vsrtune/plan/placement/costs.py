@@ -1,22 +1,22 @@
-"""What a placement costs: CPU time that threads ask for and, by it, do not get.
+"""The cost of a placement: CPU time that threads ask for and do not get.
 
-The unit is one CPU. A thread counts with the share of a CPU that it asks for (its demand),
-so two of demand ``a`` and ``b`` that have nothing to do with one another want the same CPU at
-once for ``a * b`` of the time, and cost as much. ``pair`` and ``own`` weigh that:
+The unit is one CPU. A thread counts with the share of a CPU that it asks for (its demand). Two
+unrelated threads of demand ``a`` and ``b`` want the same CPU at once for ``a * b`` of the time,
+and cost that much. ``pair`` and ``own`` weigh the product:
 
-- another guest's thread on the same CPU: 1 (``OTHERS``)
-- its own guest's: a worker beside its vcpu ``HAND_OVER``, two workers ``WORKERS``, two vcpus
-  ``VCPUS``
-- one of a guest to which its own hands frames over a link between guests: two workers
+- a thread of another guest on the same CPU: 1 (``OTHERS``)
+- a thread of the same guest: a worker beside its vcpu ``HAND_OVER``, two workers ``WORKERS``, two
+  vcpus ``VCPUS``
+- a thread of a guest that exchanges frames with this one over a link between guests: two workers
   ``WORKERS``, two vcpus ``STAGES``
-- a busy SMT sibling: ``SMT``; interrupts served there count as a busy half
-- more demand than a CPU has: ``OVER`` for what is too much, besides
-- not on the NUMA node of the guest's NICs: ``REMOTE`` of its demand
+- a busy SMT sibling: ``SMT``; interrupts served there count as half busy
+- more demand than a CPU has: ``OVER`` for the excess, in addition
+- a CPU off the NUMA node of the guest's NICs: ``REMOTE`` of the thread's demand
 - a worker and a vcpu of a guest that share no cache: ``FAR``
-- a CPU that is not isolated from the host's other tasks: ``SHARED`` of its demand
+- a CPU that is not isolated from the host's other tasks: ``SHARED`` of the thread's demand
 
-Interrupt CPUs have no price: they are not among the CPUs that a thread may have. Where each
-number comes from stands in docs/placement.md.
+Interrupt CPUs have no price, because they are not among the CPUs that a thread may have.
+docs/placement.md gives the source of each number.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ OVER = 2.0
 REMOTE = 0.3
 FAR = 0.1
 SHARED = 0.02
-# What no CPU can make up for: a budget that the kernel would not admit, and a root domain
-# that guests share, which is that of the whole slice then (plan/deadline/root_domains.py).
+# Costs that no CPU can make up for: a budget that the kernel would not admit, and a root domain
+# that guests share, which then is the whole slice's (plan/deadline/root_domains.py).
 REFUSED = 100.0
 MIXED = 4.0
 
-# The least that a thread counts for: an idle one waits for whoever is busy beside it, and it
-# was not placed to stay idle.
+# The least demand of a thread: an idle thread waits for a busy one beside it, and it was not
+# placed to stay idle.
 IDLE = 0.1
-# One of which nothing is known yet: between idle and busy.
+# The demand of a thread that was not measured yet: between idle and busy.
 PRIOR = 0.5
 INTERRUPTS = 0.5
 
 
 def demand(load: Sequence[float], booked: int = 0, prior: float = PRIOR) -> float:
-    """What a thread counts with, by its windows. A budget is a demand, used or not."""
+    """The demand of a thread by its windows. A budget counts, used or not."""
     return max(mean(load) if load else prior, booked / UNIT, IDLE)
 
 
 def demands(load: Sequence[float], booked: int = 0) -> tuple[float, ...]:
-    """What a thread counts with in each of the latest windows, the oldest first; where it has
-    fewer of them, in each the same."""
+    """The demand of a thread in each of the latest windows, the oldest first. If it has fewer
+    windows, its demand is the same in each."""
     if len(load) < WINDOWS:
         return (demand(load, booked),) * WINDOWS
     return tuple(demand((one,), booked) for one in load[-WINDOWS:])
@@ -69,8 +69,8 @@ def demands(load: Sequence[float], booked: int = 0) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A seat, or a thread that stays where it is, with what it counts for. ``cpus`` are those
-    it stays on; empty for a seat."""
+    """A seat, or a thread that stays where it is, with its demand. ``cpus`` are the CPUs it stays
+    on, empty for a seat."""
 
     guest: str
     role: Role
@@ -80,7 +80,7 @@ class Asking:
     links: frozenset[str] = frozenset()
 
     def weight(self, other: Asking) -> float:
-        """What a moment in which both want their CPU costs."""
+        """The cost of a moment in which both want the same CPU."""
         extra = 0.0
         if (self.booked or other.booked) and (
             self.guest != other.guest or Role.NAPI in (self.role, other.role)
@@ -94,14 +94,14 @@ class Asking:
         return (WORKERS, OTHERS, STAGES)[vcpus] + extra
 
     def fed_by(self, other: Asking) -> bool:
-        """Whether frames go from one to the other."""
+        """Whether frames go from one to the other: a vcpu and a worker of one guest."""
         one_vcpu = (self.role is Role.VCPU) != (other.role is Role.VCPU)
         return one_vcpu and self.guest == other.guest
 
 
 class Costs:
-    """The prices of one situation. ``seats`` and CPUs are known by their position here:
-    ``cpus[p]`` is the CPU at position p."""
+    """The prices of one situation. Positions identify seats and CPUs here: ``cpus[p]`` is the
+    CPU at position p."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Costs:
         occupants: Sequence[Occupant],
         window: int | None = None,
     ) -> None:
-        """``window`` takes the demands of one window instead of their mean."""
+        """``window`` selects the demands of one window instead of their mean."""
         self.seats = seats
         self.asking = [
             Asking(s.guest, s.role, _at(s.load, s.booked, window), s.booked, links=s.links)
@@ -143,7 +143,7 @@ class Costs:
             self._by_guest.setdefault(one.guest, []).append(one)
 
     def own(self, seat: int, at: int) -> float:
-        """What a seat costs at a CPU beside all that stays where it is."""
+        """The cost of a seat at a CPU beside all threads that stay where they are."""
         one, cpu = self.asking[seat], self.cpus[at]
         info = self._info[cpu]
         nodes = self.seats[seat].nodes
@@ -157,7 +157,7 @@ class Costs:
         return cost * one.demand
 
     def pair(self, seat: int, at: int, other: int, there: int) -> float:
-        """What two seats cost each other at these CPUs."""
+        """The cost between two seats at these CPUs."""
         one, two = self.asking[seat], self.asking[other]
         if at == there:
             weight = one.weight(two)
@@ -170,7 +170,7 @@ class Costs:
         return weight * one.demand * two.demand
 
     def over(self, at: int, load: float, booked: int) -> float:
-        """What seats of that demand and bandwidth, in sum, ask too much of a CPU."""
+        """The cost of overloading a CPU with seats of this demand and bandwidth in sum."""
         most = self.limits[at]
         refused = booked > 0 and most is not None and booked + self.booked[at] > most
         return OVER * max(self.base[at] + load - 1.0, 0.0) + REFUSED * refused
@@ -188,7 +188,7 @@ class Costs:
         return cost
 
     def alike(self, at: int, other: int) -> bool:
-        """Whether two CPUs differ in nothing but their number, while both are empty."""
+        """Whether two CPUs, both empty, differ only in their number."""
         one, two = self._info[self.cpus[at]], self._info[self.cpus[other]]
         return (
             not self.siblings[at] and not self.siblings[other]
@@ -213,7 +213,7 @@ def _at(load: Sequence[float], booked: int, window: int | None) -> float:
 
 
 def _fixed(occupant: Occupant, window: int | None) -> Asking:
-    # A CPU written by hand is meant to be had alone.
+    # A thread with CPUs by hand is meant to have them alone.
     asks = 1.0 if occupant.reserves else _at(occupant.load, occupant.booked, window)
     return Asking(
         occupant.guest, occupant.role, asks, occupant.booked, occupant.cpus, occupant.links
@@ -221,7 +221,7 @@ def _fixed(occupant: Occupant, window: int | None) -> Asking:
 
 
 def _near(asking: Sequence[Asking]) -> dict[str, tuple[str, ...]]:
-    """Of each guest, itself and those with which it has a link."""
+    """For each guest, itself and the guests with which it has a link."""
     links = {a.guest: a.links for a in asking}
     on: dict[str, set[str]] = {}
     for guest, names in links.items():

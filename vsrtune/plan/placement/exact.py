@@ -1,7 +1,7 @@
 """Branch and bound over all bindings of few threads, depth first, the cheapest first.
 
-A branch is left when it cannot be better than the best known by ``SLACK``, so what is found
-costs at most that much more than the best there is.
+The search leaves a branch that cannot beat the best known binding by ``SLACK``, so the result
+costs at most that much more than the best binding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EPSILON = 1e-9
 
 
 class Exact:
-    """One search, over the places of ``order``; see placement_search.search for the rest."""
+    """One search over the places of ``order``; search.search explains the other arguments."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Exact:
             self.booked[at] += costs.asking[seat].booked
         self.empty = [not any(p == at for p in placed.values()) for at in range(self.size)]
         self.options = [options[seat] for seat in order]
-        # What each seat costs at each CPU beside all that are placed, without what is over.
+        # The cost of each seat at each CPU beside all placed ones, without that of ``over``.
         self.rows: list[list[float]] = []
         for seat in order:
             one, row = costs.asking[seat], [0.0] * self.size
@@ -54,7 +54,7 @@ class Exact:
         self.pairs = self._pairs()
 
     def _pairs(self) -> dict[tuple[int, int], list[list[float]]]:
-        """By seat (its depth) and CPU: what is added to the rows of the seats after it."""
+        """By seat (its depth) and CPU: the costs to add to the rows of the seats after it."""
         return {
             (depth, at): [
                 [self.costs.pair(seat, at, other, p) for p in range(self.size)]
@@ -65,7 +65,7 @@ class Exact:
         }
 
     def run(self, known: Placement) -> Placement:
-        """The best, or ``known`` when that is as good but for SLACK."""
+        """The best binding, or ``known`` if none beats it by ``SLACK``."""
         self.best = dict(known)
         self.bound = self._cost(known)
         self.here: Placement = {}
@@ -73,7 +73,7 @@ class Exact:
         return self.best
 
     def _cost(self, found: Placement) -> float:
-        """As _go adds it up."""
+        """The cost of a binding, as ``_go`` adds it up."""
         cost, rows, load, booked = 0.0, self.rows, list(self.load), list(self.booked)
         for depth, seat in enumerate(self.order):
             at, one = found[seat], self.costs.asking[seat]
@@ -120,7 +120,7 @@ class Exact:
             del self.here[seat]
 
     def _same(self, at: int, other: int, rows: list[list[float]]) -> bool:
-        """Whether two CPUs are interchangeable for all seats that are left."""
+        """Whether two CPUs are interchangeable for all remaining seats."""
         return (
             self.empty[at]
             and self.empty[other]

@@ -1,16 +1,15 @@
 """Which thread runs on which CPU when a policy says ``auto``.
 
-Pins are tight, one thread on one CPU, because threads that may move bounce
-between CPUs in overload (Abeni et al., section 3.2). While free CPUs last every
-thread gets its own; then CPUs are shared.
+Pins are tight, one thread on one CPU, because threads that may move bounce between CPUs in
+overload (Abeni et al., section 3.2). Every thread gets a CPU of its own while free CPUs last;
+then threads share CPUs.
 
-Three passes, so that guests that come and go move the others as little as possible:
+With three passes, guests that come and go move the others as little as possible:
 
-1. A thread keeps the CPU it had when that is allowed.
+1. A thread keeps the CPU it had if that is allowed.
 2. Every other thread, vcpus first, takes the CPU with the lowest ``rank``.
-3. While some thread would have less company elsewhere, even after its move, it
-   moves; the last in order first. A thread that is alone never does, so planning
-   again changes nothing.
+3. A thread moves while it would have less company elsewhere, even after its move; the last in
+   order moves first. A thread that is alone never moves, so planning again changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
 from vsrtune.model.host import Cpu
 
-# Reasons name so many guests on a CPU, and count the rest.
+# Reasons name this many guests on a CPU, and count the rest.
 NAMED = 4
 
 Rank = tuple[int, int, int, int, int, int, int, int, int, int]
@@ -31,10 +30,9 @@ Rank = tuple[int, int, int, int, int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A vcpu, vhost or NAPI thread whose CPUs are settled: asked for by hand (``reserves``
-    them), held by an operator, or of a guest that is not managed. ``load`` as in
-    model.Thread, ``booked`` its DEADLINE bandwidth (deadline.UNIT), ``links`` the inner
-    links of its guest."""
+    """A vcpu, vhost or NAPI thread with fixed CPUs: listed by hand (``reserves`` them), held by
+    an operator, or of a guest that is not managed. ``load`` is Thread.load, ``booked`` its
+    DEADLINE bandwidth (deadline.UNIT), ``links`` the inner links of its guest."""
 
     guest: str
     role: Role
@@ -52,12 +50,12 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A thread to be placed. ``number`` orders the threads of one role in a guest,
-    ``allowed`` is not empty, ``previous`` the CPU it was pinned to, ``nodes`` the
-    NUMA nodes of the guest's NICs (empty when unknown). ``label`` is what messages call
-    it, ``load`` as in model.Thread, ``booked`` the bandwidth that its policy asks for in
-    class deadline (deadline.UNIT). ``links`` are devices over which its guest hands frames
-    to other guests and to nobody else (model.Nic.inner)."""
+    """A thread to place. ``number`` orders the threads of one role in a guest. ``allowed`` is
+    not empty. ``previous`` is the CPU it was pinned to, ``nodes`` are the NUMA nodes of the
+    guest's NICs (empty when unknown). ``label`` is its name in messages, ``load`` is
+    Thread.load, ``booked`` the bandwidth that its policy asks for in class deadline
+    (deadline.UNIT). ``links`` are devices over which its guest hands frames to other guests
+    only (Nic.inner)."""
 
     thread: ThreadKey
     guest: str
@@ -80,7 +78,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The CPUs a thread gets, and why when they were chosen for it."""
+    """The CPUs that a thread gets, and the reason if they were selected for it."""
 
     cpus: CpuSet
     why: str = ""
@@ -108,11 +106,11 @@ class Company:
 
     @property
     def load(self) -> int:
-        """Threads that are bound to the CPU or have it reserved."""
+        """Threads that are bound to the CPU or reserve it."""
         return self.tight + self.reserving
 
     def add(self, who: Occupant, sign: int = 1) -> None:
-        """One more thread, or with ``sign`` -1 one less."""
+        """Count one more thread, or with ``sign`` -1 one less."""
         self.total += sign
         self.tight += sign * who.tight
         self.reserving += sign * (who.reserves and not who.tight)
@@ -125,7 +123,7 @@ class Company:
 
 
 class _Board:
-    """Who is on which CPU while placing."""
+    """The threads on each CPU during placement."""
 
     def __init__(self, occupants: Sequence[Occupant], cpus: Mapping[int, Cpu]) -> None:
         self.cpus = cpus
@@ -173,19 +171,18 @@ def place(
 
 
 def _spread(board: _Board, ordered: Sequence[Seat]) -> bool:
-    """Move threads to emptier CPUs; True when one moved. Every move lowers the sum
-    of the squared loads, so this comes to an end."""
+    """Move threads to emptier CPUs; True when one moved. Every move lowers the sum of the
+    squared loads, so the moves come to an end."""
     moved = False
-    # A thread only leaves a CPU for one that has two less, so the least load of all never
-    # falls meanwhile.
+    # A thread leaves a CPU only for one that has at least two threads less, so the least load
+    # never falls meanwhile.
     lowest: dict[CpuSet, int] = {}
     least = min((here.load for here in board.on.values()), default=0)
     for seat in reversed(ordered):
         load = board.load(board.taken[seat.thread])
         if load <= least + 1:
             continue
-        # Whether there is an emptier one among those that it may have is the same for all
-        # threads that may have the same.
+        # The lowest load is the same for all threads that have the same allowed CPUs.
         known = lowest.get(seat.allowed)
         if known is None:
             known = lowest[seat.allowed] = min(map(board.load, seat.allowed))
@@ -240,8 +237,8 @@ def twins(seat: Seat, here: Company) -> int:
 
 
 def _why(seat: Seat, here: Company, first: Sequence[str]) -> str:
-    """``here`` counts everyone on the seat's CPU, the seat's own thread included; ``first``
-    are the first of their guests by name, one more than are named."""
+    """``here`` counts all threads on the seat's CPU, its own included; ``first`` are the first
+    of their guests by name, one more than the reason names."""
     if here.total == 1:
         return "a CPU of its own"
     others = len(here.guests) - (seat.guest in here.guests)

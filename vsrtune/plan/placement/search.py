@@ -1,11 +1,11 @@
-"""Looks for the placement that costs least (crowding.Costs).
+"""Searches for the placement that costs least (costs.Costs).
 
-Threads are placed one after the other, the most demanding first, and then moved and swapped
-as long as that helps. Where there are few, all bindings are searched (placement_exact) for one
-that is better still.
+The search places threads one after the other, the most demanding first, then moves and swaps
+them while that helps. If there are few bindings, it searches all of them for a better one
+(exact.py).
 
-Placements are mappings from the position of a seat to the position of a CPU (in Costs).
-Results depend on the costs alone: equal ones go to the seat, then to the CPU that comes first.
+Placements map the position of a seat to the position of a CPU (in Costs). Results depend on the
+costs alone: among equal costs the first seat wins, then the first CPU.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vsrtune.plan.placement.exact import Exact
 EXACT = 4**8
 _ROUNDS = 64
 _EPSILON = 1e-9
-# Prices looked at while moving on, at most: a second or two of a CPU.
+# The most prices computed while moving and swapping: a second or two of a CPU.
 _PRICES = 200_000
-# How many seats are looked at when there are too many to try all.
+# How many seats to try when there are too many to try all.
 _SEATS = 64
 
 
@@ -37,8 +37,8 @@ def search(
 ) -> Placement:
     """The best places for the ``free`` seats beside those already placed.
 
-    With ``before`` every free seat that is not where it was costs ``fee``, and at most
-    ``changes`` of them go elsewhere. Returns all places, those of ``placed`` included.
+    With ``before``, every free seat that leaves its place costs ``fee``, and at most ``changes``
+    of them leave. Returns all places, those of ``placed`` included.
     """
     before = {} if before is None else before
     lists = {c: [costs.position[n] for n in c] for c in {costs.seats[s].allowed for s in free}}
@@ -61,7 +61,7 @@ def search(
 
 
 def _order(costs: Costs, seats: Sequence[int]) -> list[int]:
-    """The most demanding first; the one with fewer CPUs to choose from first."""
+    """The most demanding seat first; of equal ones the seat with fewer allowed CPUs first."""
     return sorted(
         seats,
         key=lambda s: (-costs.asking[s].demand, len(costs.seats[s].allowed), costs.seats[s].order),
@@ -69,7 +69,7 @@ def _order(costs: Costs, seats: Sequence[int]) -> list[int]:
 
 
 def _descend(board: Board, free: Sequence[int], options: Mapping[int, list[int]]) -> None:
-    """Move seats, and swap two, as long as that helps."""
+    """Move seats, and swap two, while that helps."""
     prices = sum(len(options[seat]) for seat in free)
     for _ in range(min(_ROUNDS, _PRICES // max(prices, 1))):
         if not _moved(board, free, options) and not _swapped(board, free, options):
@@ -89,7 +89,7 @@ def _moved(board: Board, free: Sequence[int], options: Mapping[int, list[int]]) 
 
 
 def _swapped(board: Board, free: Sequence[int], options: Mapping[int, list[int]]) -> bool:
-    """Swap the first two for which it helps; of very many seats the first ones only."""
+    """Swap the first two seats for which that helps; of very many seats, try only the first."""
     some = _order(board.costs, free)[:_SEATS]
     for n, one in enumerate(some):
         for two in some[:n]:
@@ -103,7 +103,7 @@ def _swapped(board: Board, free: Sequence[int], options: Mapping[int, list[int]]
 
 
 def _exchange(board: Board, one: int, two: int) -> float:
-    """Swap two seats; what the total changes by."""
+    """Swap two seats. Returns the change of the total."""
     here, there = board.take(one), board.placed[two]
     change = -board.price(one, here)
     board.take(two)
@@ -123,8 +123,8 @@ def _few_moves(
     fee: float,
     changes: int,
 ) -> None:
-    """The steps that save most, one after the other, each a move or a swap that saves more
-    than its fee."""
+    """Take the steps that save most, one after the other. Each is a move or a swap that saves
+    more than its fee."""
     while True:
         left = changes - sum(board.placed[s] != before[s] for s in free)
         step = min(_steps(board, free, options, before, fee, left), default=None)
@@ -144,7 +144,7 @@ def _steps(
     fee: float,
     left: int,
 ) -> Iterator[tuple[float, tuple[tuple[int, int], ...]]]:
-    """Moves and swaps with what each changes the total by, fees included."""
+    """Moves and swaps, each with its change of the total, fees included."""
 
     def fees(seat: int, at: int) -> float:
         return fee * ((at != before[seat]) - (board.placed[seat] != before[seat]))

@@ -1,1 +1,1 @@
-"""What a plan may never do, and what shows that one has done harm."""
+"""The invariants of a plan, and the signs that a plan has done harm."""

@@ -1,7 +1,7 @@
 """The planner's invariants, checked on every plan before anyone sees it.
 
-Runs the plan on a model of the host, action by action. A plan that breaks an
-invariant is a mistake in the planner: it is not shown and not executed.
+The check runs the plan on a model of the host, action by action. A plan that breaks an invariant
+is a mistake in the planner: it is neither shown nor executed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from vsrtune.plan.safety.projection import Projection, scope_limit
 
 
 class PlanError(VsrtuneError):
-    """A plan that breaks an invariant; a mistake in vsrtune, not of the operator."""
+    """A plan breaks an invariant: a mistake in vsrtune, not of the operator."""
 
 
 def check(
@@ -58,14 +58,14 @@ def check(
 ) -> None:
     """Raise PlanError when ``plan`` breaks an invariant of the planner.
 
-    Judges by the snapshot and the plan alone, not by what the planner has made of them.
-    ``applied`` is the journal, which knows cgroups that no thread shows.
+    The check uses the snapshot and the plan alone, not what the planner derived from them.
+    ``applied`` is the journal, which knows cgroups in which no thread is.
     """
     _order(plan)
     pinned = _pinned(snapshot, plan)
     state = Projection(snapshot)
     for action in plan.actions:
-        # These stand first: what follows is judged by where interrupts are served then.
+        # These come first: the rest is judged by where interrupts are served after them.
         if on_lower_device(action):
             state.apply(action)
     irq = interrupts(state.host, snapshot.guests, plan.heeded)
@@ -94,7 +94,7 @@ def check(
 
 
 class _Dirs:
-    """The cgroups that there are while a plan is carried out; ``made`` are those it makes."""
+    """The cgroups that exist while a plan is carried out; ``made`` are those it makes."""
 
     def __init__(self, snapshot: Snapshot, applied: Mapping[Target, Value]) -> None:
         self._snapshot = snapshot
@@ -115,8 +115,8 @@ class _Dirs:
 def interrupts(host: Host, guests: Iterable[Guest], heeded: Mapping[str, CpuSet | None]) -> CpuSet:
     """The CPUs that serve frames for the heeded guests (Plan.heeded), as ``host`` shows them.
 
-    A policy that names CPUs by hand is not doubted. Where neither interrupts nor RPS nor a
-    measurement tell where a device is served, nothing is demanded.
+    The check accepts CPUs that a policy names by hand. It demands nothing for a device if neither
+    interrupts nor RPS nor a measurement tell where it is served.
     """
     cpus = {c for by_hand in heeded.values() if by_hand is not None for c in by_hand}
     for guest in guests:
@@ -127,8 +127,9 @@ def interrupts(host: Host, guests: Iterable[Guest], heeded: Mapping[str, CpuSet 
 
 
 def _served(host: Host, chain: Sequence[str]) -> set[int]:
-    """Where interrupts of the devices below an interface are delivered, RPS sends their frames,
-    and their NAPI threads are confined to; else where the lowest was seen to receive."""
+    """The CPUs to which the devices below an interface deliver interrupts, RPS sends their frames,
+    and their NAPI threads are confined; otherwise those where the lowest was observed to
+    receive."""
     cpus: set[int] = set()
     for nic in filter(None, map(host.nic, chain)):
         cpus.update(nic.rps_cpus, *(irq.effective for irq in queue_irqs(nic)))
@@ -141,10 +142,10 @@ def _served(host: Host, chain: Sequence[str]) -> set[int]:
 
 
 def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
-    """Raise PlanError when two vcpus of a guest are left with a single CPU, both under fifo.
+    """Raise PlanError when two vcpus of a guest share a single CPU, both under fifo.
 
-    The first that spins for the other then never yields to it: the guest stands still.
-    ``guests`` are as the plan leaves them.
+    A vcpu that spins for the other never yields to it, so the guest stands still. ``guests`` are
+    as the plan leaves them.
     """
     for guest in guests:
         held: dict[CpuSet, Thread] = {}
@@ -161,7 +162,7 @@ def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
 
 
 def _pinned(snapshot: Snapshot, plan: Plan) -> dict[ThreadKey, CpuSet]:
-    """The CPUs that the plan gives, or finds given, to threads that handle frames."""
+    """The CPUs that threads of the data plane get from the plan, or have as desired already."""
     roles = {t.key: t.role for g in snapshot.guests for t in g.threads}
     values = [*plan.for_verify.items(), *((a.target, a.after) for a in plan.actions)]
     found: dict[ThreadKey, CpuSet] = {}

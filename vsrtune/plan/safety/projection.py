@@ -1,7 +1,7 @@
-"""What a snapshot looks like after actions: the planner's model of the host.
+"""The snapshot after actions: the planner's model of the host.
 
-Used to check plans before they leave the planner, and by tests; it knows only
-what the kernel and libvirt do to the fields that plans depend on.
+The planner checks plans with it before it returns them, and tests use it. It models only what
+the kernel and libvirt do to the fields on which plans depend.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def after(snapshot: Snapshot, action: Action) -> Snapshot:
 
 
 class Projection:
-    """A snapshot to which actions are applied one after the other. An action costs as much
-    as its own guest is large, however many others there are."""
+    """A snapshot that takes actions one after the other. The time of an action depends on the
+    size of its own guest, not on the number of guests."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._before = snapshot
         self._guests = list(snapshot.guests)
         self._host: Host | None = snapshot.host
         self._softirq = {t.key: t for t in snapshot.host.softirq}
-        # cpusets that are others now; None: gone.
+        # Changed cpusets by path; None: removed.
         self._groups: dict[str, CpusetGroup | None] = {}
 
     @property
@@ -94,11 +94,11 @@ class Projection:
         return self._guests
 
     def snapshot(self) -> Snapshot:
-        """The whole of it, frozen."""
+        """The whole snapshot, frozen."""
         return replace(self._before, host=self.host, guests=tuple(self._guests))
 
     def find(self, key: ThreadKey) -> tuple[Guest, Thread] | None:
-        """A guest's thread as it is now, and the guest."""
+        """The guest and its thread as they are now."""
         home = self._homes.get(key)
         if home is None:
             return None
@@ -170,7 +170,7 @@ class Projection:
         self._neighbours(key, lambda g, t: change(g, t) if t.key == key else t)
 
     def _neighbours(self, key: ThreadKey, change: _Change) -> None:
-        """Change the threads of the guest that has this one."""
+        """Change all threads of the guest that has this thread."""
         home = self._homes.get(key)
         if home is not None:
             self._change(home, change)
@@ -224,7 +224,7 @@ class Projection:
                 self._change(number, lambda g, t: _listed_anew(g, t, path, text))
 
     def _listed(self, key: ThreadKey, name: str, pin: Pin) -> None:
-        """libvirt writes the list of its own cgroup, where the thread may be no more."""
+        """Write the list of libvirt's own cgroup, unless the thread has left it."""
         found = self.find(key)
         if found is None or pin.cpuset is None:
             return
@@ -234,11 +234,11 @@ class Projection:
 
 
 def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
-    """The CPUs that the thread's cgroup, or one beside it, gets when its own
-    ``cpuset.cpus`` is unset: as observed, else as seen on a thread in such a cgroup.
+    """The CPUs that the thread's cgroup, or one beside it, gets when its own ``cpuset.cpus`` is
+    unset: as observed, otherwise those of a thread in such a cgroup.
 
-    None when neither shows it; then no limit is assumed, and a CPU outside it
-    fails on writing (EINVAL).
+    None when neither shows them. The planner then assumes no limit, and the write of a CPU
+    outside it fails (EINVAL).
     """
     if thread.cpuset_limit is not None:
         return thread.cpuset_limit
@@ -268,7 +268,7 @@ def _pinned(guest: Guest, thread: Thread, pin: Pin) -> Thread:
 
 
 def _with_main(guest: Guest, thread: Thread, pin: Pin, pid: int, tid: int) -> Thread:
-    """Writing the emulator's cpuset moves every thread in its cgroup."""
+    """A write of the emulator's cpuset changes the CPUs of every thread in its cgroup."""
     if thread.key.tid == tid and thread.key.pid == pid:
         return _pinned(guest, thread, pin)
     main = next((t for t in guest.threads if t.key.tid == tid and t.key.pid == pid), None)
@@ -278,7 +278,7 @@ def _with_main(guest: Guest, thread: Thread, pin: Pin, pid: int, tid: int) -> Th
 
 
 def _move(guest: Guest, thread: Thread, cgroup: str, group: CpusetGroup | None) -> Thread:
-    """A thread takes the cpuset of the cgroup it is moved to; its affinity is kept."""
+    """A thread that moves takes the cpuset of its new cgroup and keeps its affinity."""
     there = next((t for t in guest.threads if t.cgroup == cgroup), None)
     text, effective = "", scope_limit(guest, thread)
     if group is not None:

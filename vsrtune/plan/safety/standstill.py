@@ -38,8 +38,8 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
     """Every thread of the data plane that realtime vcpus can keep from running, in
     ``result``, the host as a plan leaves it.
 
-    ``managed`` are the refs of guests that the plan acts on: a pair in which neither guest
-    is managed is not ours to judge. Where both are, the later guest is the one to refuse.
+    ``managed`` are the refs of guests on which the plan acts. A pair in which neither guest is
+    managed is not judged. If both are managed, the later guest is the one to refuse.
     """
     order = {guest.ref: number for number, guest in enumerate(result.guests)}
     online = result.host.online
@@ -74,9 +74,9 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
 
 
 def refusals(result: Snapshot, per_guest: Sequence[Requirements]) -> list[Refusal]:
-    """Refusals of guests whose plans would let a thread stand still. Guests whose policy says
-    ``standstill: accept`` are not refused, nor is one that is in nobody's way once those
-    before it are refused: what is left has to be planned and judged again."""
+    """Refusals of guests whose plans would let a thread stand still. A guest whose policy says
+    ``standstill: accept`` is not refused, nor is a guest whose standstills all involve guests
+    refused before it: the rest has to be planned and judged again."""
     by_guest = {requirements.guest.ref: requirements for requirements in per_guest}
     judged = {
         ref for ref, requirements in by_guest.items() if not requirements.policy.accept_standstill
@@ -111,7 +111,7 @@ def _refuse(requirements: Requirements, case: Standstill) -> Refusal:
 
 
 def without_idle(guest: Guest) -> Guest:
-    """The guest without NAPI threads of devices whose NAPI is not threaded then."""
+    """The guest without NAPI threads of devices whose NAPI is not threaded."""
     if not guest.by_role(Role.NAPI):
         return guest
     off = {i.target for i in guest.interfaces if not i.threaded}

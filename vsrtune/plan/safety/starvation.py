@@ -1,14 +1,13 @@
-"""When a guest's tuning keeps threads from running, told from samples. Pure.
+"""Detects from samples when a guest's tuning keeps threads from running. Pure.
 
-A thread starves when it is runnable (state R) and its run time does not change for SURE
-seconds (with a budget, two periods if that is longer), seen at least LOOKS times. A thread
-cannot leave state R without running, so two such samples mean that it waited all the time in
-between. Whoever holds the CPU is to blame: the real-time threads of tuned guests that ran
-there meanwhile. That is the starved thread's own guest when it has such a thread there,
-otherwise the guest that ran most, and the starved thread's own guest when no tuned thread ran
-there.
+A thread starves if it is runnable (state R) and its run time does not change for SURE seconds
+(with a budget, two periods if that is longer), in at least LOOKS samples. A thread cannot leave
+state R without running, so two such samples mean that it waited all the time in between. The
+real-time threads of tuned guests that ran on the CPU meanwhile are to blame: those of the starved
+thread's own guest if it has any there, otherwise those of the guest that ran most. If no tuned
+thread ran there, the starved thread's own guest is to blame.
 
-A guest stands still when for SURE seconds, in every interval between two samples
+A guest stands still if for SURE seconds, in every interval between two samples
 
 - frames arrived at its devices and it sent none,
 - none was taken from its rings: all that arrived were dropped; or nothing was dropped, no
@@ -17,13 +16,14 @@ A guest stands still when for SURE seconds, in every interval between two sample
 - its vcpus were alive: one was runnable or used CPU time,
 - and one of its threads waited for a CPU for a quarter of the interval or more.
 
-So none of these is taken for a standstill: a firewall that drops everything takes the frames
-from its rings. A paused guest (suspended, stopped, frozen) has vcpus that sleep and use no
-CPU time. A guest that has crashed is not held up by other threads, nor is one that boots, unless
-its vcpus share a CPU: that cannot be told from a standstill. A burst fills the rings for less
-than SURE. Broadcasts to an idle router do not fill them.
+These are therefore no standstills. A firewall that drops everything takes the frames from its
+rings. A paused guest (suspended, stopped, frozen) has vcpus that sleep and use no CPU time.
+Other threads do not hold up a guest that has crashed, nor one that boots, unless its vcpus share
+a CPU: that cannot be told from a standstill. A burst fills the rings for less than SURE.
+Broadcasts to an idle router do not fill them.
 
-Threads of others starve when they wait for STARVED seconds for a CPU that is never idle.
+Threads outside tuned guests starve when they wait for STARVED seconds for a CPU that is never
+idle.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STARVED = 4.0
 
 _TIMED = (SchedClass.FIFO, SchedClass.RR, SchedClass.DEADLINE)
 _RUNNABLE = "R"
-# How finely the rates of the last minute are kept, seconds.
+# The resolution of the rates of the last minute, in seconds.
 _BUCKET = 5.0
 
 
@@ -70,9 +70,8 @@ class ThreadSample:
         return self.state == _RUNNABLE
 
     def ran_since(self, before: ThreadSample) -> bool:
-        """Whether it ran. The run time of a thread that runs alone is brought up to date
-        once a second on a CPU without ticks (nohz_full); its ticks are whenever they are
-        read."""
+        """Whether it ran. On a CPU without ticks (nohz_full), the kernel updates the run time of
+        a thread that runs alone once a second, but its ticks whenever they are read."""
         return (self.ticks, self.ran_ns) != (before.ticks, before.ran_ns)
 
 
@@ -89,7 +88,7 @@ class Counters:
 @dataclass(frozen=True, slots=True)
 class WatchedThread:
     """One thread of a tuned guest; ``timed``: real-time or deadline. It may wait for
-    ``patience`` seconds: one with a budget waits for its next period anyway."""
+    ``patience`` seconds: a thread with a budget waits for its next period anyway."""
 
     key: ThreadKey
     label: str
@@ -100,7 +99,7 @@ class WatchedThread:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A tuned guest, and what of it is looked at. ``devices``: names and kinds."""
+    """A tuned guest, with the threads and devices to sample. ``devices``: names and kinds."""
 
     ref: str
     threads: tuple[WatchedThread, ...]
@@ -109,7 +108,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A subject at one moment; threads that are gone are not in it."""
+    """The sample of a subject at one moment, without threads that are gone."""
 
     subject: Subject
     threads: Mapping[ThreadKey, ThreadSample]
@@ -125,8 +124,8 @@ class Sign:
 
 
 def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
-    """What to look at of a guest. Devices of which the guest has to share the counters
-    (``shared``, by ifindex) tell nothing of it alone: it is then judged by its threads."""
+    """What to sample of a guest. Devices with counters that the guest shares (``shared``, by
+    ifindex) tell nothing of the guest alone, so it is then judged by its threads."""
     roles = (*DATA_PLANE, Role.EMULATOR)
     threads = tuple(
         WatchedThread(
@@ -160,7 +159,7 @@ class Waiting:
     def update(
         self, at: float, samples: Mapping[ThreadKey, ThreadSample]
     ) -> dict[ThreadKey, float]:
-        """Seconds by thread, of those seen waiting LOOKS times or more. ``at`` is a steady
+        """Seconds by thread, of those that waited in LOOKS samples or more. ``at`` is a steady
         clock's time."""
         marks: dict[ThreadKey, _Mark] = {}
         for key, sample in samples.items():
@@ -175,14 +174,14 @@ class Waiting:
         return {key: at - mark.since for key, mark in marks.items() if mark.looks >= LOOKS}
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all threads."""
         self._marks = {}
 
 
 @dataclass(slots=True)
 class _Flow:
-    """What came and went of one guest. ``peaks``: frames sent a second at most, by time in
-    units of _BUCKET."""
+    """The flow of frames of one guest. ``peaks``: the most frames sent a second, by time in units
+    of _BUCKET."""
 
     at: float = 0.0
     before: Sight | None = None
@@ -191,7 +190,7 @@ class _Flow:
     peaks: dict[int, float] = field(default_factory=dict)
 
     def update(self, at: float, sight: Sight) -> float:
-        """For how long it has stood still by now, seconds."""
+        """For how many seconds the guest has stood still."""
         before, passed = self.before, at - self.at
         began = self.at
         self.at, self.before = at, sight
@@ -261,7 +260,7 @@ def _waited(before: Sight, now: Sight, passed: float) -> bool:
 
 
 class Rule:
-    """Looks at all tuned guests of a host, a few times a second."""
+    """Judges all tuned guests of a host, a few times a second."""
 
     def __init__(self) -> None:
         self._waiting = Waiting()
@@ -271,7 +270,7 @@ class Rule:
         self._held: dict[int, dict[str, int]] = {}
 
     def update(self, at: float, sights: Iterable[Sight]) -> list[Sign]:
-        """Which guests are to be stepped down now; ``at`` is a steady clock's time."""
+        """The guests to step down now; ``at`` is a steady clock's time."""
         found = list(sights)
         samples = {key: sample for s in found for key, sample in s.threads.items()}
         self._hold(found)
@@ -299,7 +298,7 @@ class Rule:
         return list(signs.values())
 
     def begin_anew(self) -> None:
-        """What is seen from now on is of other scheduling. Rates are remembered."""
+        """Begin anew, because the scheduling has changed. Rates are kept."""
         self._waiting.clear()
         for flow in self._flows.values():
             flow.since, flow.looks, flow.before = None, 0, None
@@ -317,7 +316,7 @@ class Rule:
                 new, old = sight.threads.get(thread.key), self._before.get(thread.key)
                 if not thread.timed or new is None or old is None or not new.ran_since(old):
                     continue
-                # Ticks are of 10 ms (proc.CLOCK_TICKS).
+                # A tick is 10 ms (procfs.CLOCK_TICKS).
                 ran = (new.ticks - old.ticks) * 10_000_000
                 if new.ran_ns is not None and old.ran_ns is not None:
                     ran = max(ran, new.ran_ns - old.ran_ns)
