@@ -24,7 +24,7 @@ SURE, AGAIN = 2.0, 1.0
 LONGEST = 300.0
 # A setting is put back this often before the log says that somebody keeps changing it.
 TOLD = 3
-# A setting that stays as it was put back for this long, and twice its last wait, is at peace.
+# A setting that stays as put back for this long, and twice its last wait, is forgotten.
 CALM = 60.0
 
 _UNSURE = "looked at again in a moment: libvirt moves a thread before it notes the pin"

@@ -18,7 +18,7 @@ from vsrtune.policy.model import Policy
 
 
 class Measuring(Protocol):
-    """The interface of observe.load.LoadMeter that a pass uses."""
+    """The interface of load.LoadMeter that a pass uses."""
 
     def update(self, snapshot: Snapshot) -> Snapshot: ...
 

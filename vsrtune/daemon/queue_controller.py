@@ -1,6 +1,6 @@
 """Controls adaptive queues between the daemon's passes: samples, applies the rule, sets lengths.
 
-A pass leaves an adaptive queue as it stands, or makes it long. The rule is adaptive_queue's.
+A pass leaves an adaptive queue as it stands, or makes it long. The rule is in adaptive_queue.py.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ _HOST = frozenset([HOST_REF])
 
 
 class Observing(Protocol):
-    """The interface of observe.Observer that a pass uses."""
+    """The interface of observer.Observer that a pass uses."""
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot: ...
 

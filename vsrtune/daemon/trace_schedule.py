@@ -48,7 +48,7 @@ class _Futile:
 
 
 class Tracing:
-    """Decides when a trace of transmissions can make the mapping of some worker surer.
+    """Decides when a trace of transmissions can make a worker's mapping more certain.
     Otherwise a worker that never sends would cost a trace and a second observation in every
     pass."""
 
