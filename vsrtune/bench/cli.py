@@ -178,7 +178,7 @@ def clean() -> int:
 
 
 def read_spec(path: Path, base: Spec | None = None) -> Spec:
-    """A specification file with the text of its policy. Raises SpecErrors, PolicyErrors."""
+    """Read a specification file and the text of its policy. Raises SpecErrors, PolicyErrors."""
     from vsrtune.bench.spec.parser import load_text, with_policy
 
     spec = load_text(_text(path), str(path), base)
@@ -191,7 +191,7 @@ _NEEDED = ("left", "right", "source", "destination")
 
 
 def short_spec(given: dict[str, Any]) -> Spec:
-    """The specification that command-line options stand for."""
+    """The specification that the command-line options describe."""
     from vsrtune.bench.spec.parser import load_data
 
     missing = [f"--{name}" for name in _NEEDED if name not in given]
@@ -243,7 +243,7 @@ def _rates(text: str) -> list[int]:
 
 
 def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
-    """Find out before a long run that its result could not be delivered."""
+    """Raises VsrtuneError before a long run when its result could not be delivered."""
     for path in (json_file, html_file):
         if path is None or str(path) == "-":
             continue
@@ -256,7 +256,7 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
 
 
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
-    """Print and store a result; the stored one first, since it cannot be had again."""
+    """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
     from vsrtune.bench.report.results import outcome_to_json
 
@@ -279,8 +279,8 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
 def _measure(
     measure: Callable[..., Outcome], json_file: Path | None, html_file: Path | None, quiet: bool
 ) -> None:
-    """Measure and deliver. What was measured before an error or Ctrl-C is delivered too,
-    then the error goes on."""
+    """Measure and deliver. After an error or Ctrl-C, deliver the trials made before it, then
+    raise it again."""
     from vsrtune.bench.progress import ProgressWatch
     from vsrtune.bench.session import Unfinished
 
@@ -299,7 +299,8 @@ def _seed(seed: int | None) -> int:
 
 
 def _text(path: Path, where: str = "") -> str:
-    """The text of a file. Raises VsrtuneError for one that is no text or too long."""
+    """The text of a file. Raises VsrtuneError for a file that cannot be read, is no text or is
+    too long."""
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)

@@ -1,6 +1,6 @@
-"""How far a run is and how long it will still take, on standard error.
+"""Shows the progress of a run and the time left, on standard error.
 
-A bar on a terminal; elsewhere one line for each trial, so that a log tells the same.
+A terminal gets a bar; otherwise each trial gets a line, so that a log tells the same.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ProgressWatch(Closing):
         return self
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A remark that stays on the screen."""
+        """Print a remark that stays on the screen."""
         if self._bar is not None:
             self._bar.console.print(printable(text), markup=False, highlight=False)
         elif not self._quiet:
@@ -58,12 +58,12 @@ class ProgressWatch(Closing):
             sys.stderr.flush()
 
     def doing(self, text: str) -> None:
-        """What is being done now, for a bar."""
+        """Show the present work on the bar."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=text)
 
     def progress(self, now: Progress[Any]) -> None:
-        """What the runner tells before each trial and at the end."""
+        """Show the runner's report, before each trial and at the end."""
         left = "" if now.seconds_left is None else f"{duration(now.seconds_left)} left"
         if self._bar is not None and self._task is not None:
             total = max(now.total, now.done)
@@ -86,7 +86,7 @@ def describe(trial: Trial) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as an operator says them: ``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Seconds as text: ``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

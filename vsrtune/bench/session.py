@@ -1,8 +1,8 @@
-"""One bench run from specification to outcome: puts the parts together.
+"""Runs a bench from specification to outcome.
 
-What is entered is left in reverse: routers get their configuration back while the tester
-can still see that they forward, then the tester takes its counters away, then the guard
-finds nothing to do. After a kill the guard does all of that from the ledger.
+Contexts are left in reverse order: the routers get their configuration back while the tester
+still runs, then the tester removes its counters, then the guard finds nothing to do. After a
+kill the guard does all of this from the ledger.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from vsrtune.execute.jsonl_log import Failure
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
 
-# A guest whose interface was plugged anew needs a moment, an emulated one longer.
+# A guest needs a moment after its interface was plugged in again, an emulated one longer.
 READY_SECONDS = 90.0
 
 Order = TypeVar("Order")
 
 
 class Unfinished(VsrtuneError):
-    """The run ended early. ``outcome`` holds the trials that were made, without a summary."""
+    """The run ended early. ``outcome`` holds the trials made until then, without a summary."""
 
     def __init__(self, outcome: Outcome, cause: BaseException) -> None:
         if isinstance(cause, VsrtuneError):
@@ -52,7 +52,7 @@ class Unfinished(VsrtuneError):
 
 def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcome:
     """Measure one specification by its method. The host is restored in any case. Raises
-    VsrtuneError, Unfinished when some trials had been made."""
+    VsrtuneError, or Unfinished when some trials were made."""
     session = _Session(spec, (spec.configuration,), watch, uri)
     with session.keeping(spec.method.kind, seed), session:
         summary = session.drive(
@@ -66,8 +66,8 @@ def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcom
 def compare_specs(
     specs: Sequence[Spec], *, pairs: int, seed: int, watch: ProgressWatch, uri: str
 ) -> Outcome:
-    """Measure the configurations of ``specs`` in turn; the first is the baseline and says
-    what is measured. The host is restored in any case. Raises as ``run_spec`` does."""
+    """Measure the configurations of ``specs`` in turn. The first is the baseline and defines
+    the measurement. The host is restored in any case. Raises as ``run_spec`` does."""
     configurations = tuple(spec.configuration for spec in specs)
     estimate = compare.estimate(specs[0], len(specs), pairs)
     session = _Session(specs[0], configurations, watch, uri)
@@ -81,8 +81,8 @@ def compare_specs(
 
 
 def clean() -> list[str]:
-    """Take back what a killed run left; one line for each thing that was. Raises
-    VsrtuneError naming what could not be taken back."""
+    """Take back what a killed run left, and return a line for each thing taken back. Raises
+    VsrtuneError that names what could not be taken back."""
     with BenchLedger.open() as ledger:
         pending = ledger.pending()
         _fail(guard.clean(ledger))
@@ -90,9 +90,9 @@ def clean() -> list[str]:
 
 
 def with_macs(spec: Spec, snapshot: Snapshot) -> Spec:
-    """The specification with the MACs that it leaves to the guests: of a guest's (of
-    several, the first one's) first interface for ``forth``, of its second for ``back``.
-    Raises VsrtuneError for a guest that does not run or has too few interfaces."""
+    """The specification with the MACs that it leaves out: that of the guest's first interface
+    for ``forth``, of its second for ``back``; of several guests, the first counts. Raises
+    VsrtuneError for a guest that does not run or has too few interfaces."""
     return replace(spec, routers=tuple(_router(r, snapshot) for r in spec.routers))
 
 
@@ -123,7 +123,7 @@ def _router(router: Router, snapshot: Snapshot) -> Router:
 
 
 class _Session:
-    """The open run. ``spec`` is complete; ``trial`` measures."""
+    """An open run. ``spec`` is complete once entered; ``trial`` measures."""
 
     def __init__(
         self, spec: Spec, configurations: tuple[Configuration, ...], watch: ProgressWatch, uri: str
@@ -168,7 +168,7 @@ class _Session:
 
     @contextlib.contextmanager
     def keeping(self, method: str, seed: int) -> Iterator[None]:
-        """Hours of trials are not lost with the last one: raises Unfinished with them."""
+        """Raise Unfinished with the trials made so far: an error must not lose hours of trials."""
         try:
             yield
         except (VsrtuneError, KeyboardInterrupt) as error:
@@ -184,14 +184,14 @@ class _Session:
         do_trial: Callable[[Order], Trial],
         estimate: methods.Estimate,
     ) -> dict[str, Any]:
-        """Run the method to its end; its summary."""
+        """Run the method to its end, and return its summary."""
         summary, _ = runner.run(
             method, do_trial, self._watch.progress, estimate=estimate, clock=time.monotonic
         )
         return summary
 
     def trial(self, index: int, load: Load) -> Trial:
-        """One trial in the configuration of that index."""
+        """Make one trial in the configuration of that index."""
         configuration = self._configurations[index]
         if index != self._present:
             self._present = None
@@ -204,7 +204,7 @@ class _Session:
         return trial
 
     def outcome(self, method: str, summary: dict[str, Any], seed: int) -> Outcome:
-        """Everything that was found so far."""
+        """The outcome of all trials made so far."""
         return Outcome(
             spec=self.spec,
             method=method,
@@ -229,7 +229,7 @@ class _Session:
             self._watch.say(f"{configuration.name}: {note}")
 
     def _wait_ready(self) -> None:
-        """Return when every router forwards. Raises VsrtuneError when one does not."""
+        """Return once every router forwards. Raises VsrtuneError when one does not in time."""
         end = time.monotonic() + READY_SECONDS
         for router in self.spec.routers:
             while not self._tester.ready(router.name):
@@ -244,7 +244,7 @@ class _Session:
 
 
 def _fail(failures: Sequence[Failure]) -> None:
-    """Refuse to go on from a host that an earlier run has left changed."""
+    """Refuse to continue on a host that an earlier run has left changed."""
     if failures:
         raise VsrtuneError(
             "an earlier run left what cannot be taken back: " + "; ".join(map(str, failures)),
@@ -254,7 +254,7 @@ def _fail(failures: Sequence[Failure]) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does: restoring the host first."""
+    """Make SIGTERM and SIGHUP end the run as Ctrl-C does, after restoring the host."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

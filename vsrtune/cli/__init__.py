@@ -1,2 +1,2 @@
-"""Wall: shell. The ``vsrtune`` command: a module for each subcommand, its options, how its
-tables look."""
+"""Wall: shell. The ``vsrtune`` command: a module for each subcommand, its options, the display
+of its tables."""

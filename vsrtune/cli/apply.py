@@ -131,7 +131,7 @@ def apply(
             )
             if made is None:
                 missing = unread(snapshot, policies)
-            # The plan puts back what guests have brought along; the journal has to know of it.
+            # The plan puts back what guests have brought along; the journal must record it first.
             executor.adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
                 entries, steps = opened.entries(), opened.steps
@@ -162,7 +162,7 @@ def apply(
 
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
-    """What became of the plan."""
+    """Print the result of the plan."""
     from vsrtune.observe.tracing import TraceMemory
     from vsrtune.plan.interrupts import refused
 
@@ -266,8 +266,8 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
 def _switch(
     policies: Sequence[Policy], uri: str, ledger: Path, journal: Path, *, quiet: bool = False
 ) -> bool:
-    """Bring guests to the attachments that the policies ask for, and those back whom none
-    asks for any more. True when that could be done."""
+    """Switch guests to the attachments that the policies ask for, and switch back guests for
+    which no policy asks any more. True when every switch succeeded."""
     from vsrtune.cli import attachments
     from vsrtune.cli.main import complain
 
@@ -285,7 +285,7 @@ def _switch(
 
 
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
-    """This host; None when no guest of libvirt's runs on it."""
+    """A snapshot of this host; None when no libvirt guest runs on it."""
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.observe.qemu_processes import scan
 
@@ -295,7 +295,7 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
 
 
 def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
-    """Whether guests have pins of ours that the journal does not know."""
+    """Whether guests have brought along pins of ours that the journal does not hold."""
     from vsrtune.execute.journal import read_entries
     from vsrtune.plan import brought_pins
 

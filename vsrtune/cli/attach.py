@@ -118,7 +118,7 @@ def attach(
         both = not (live or config)
         names = {read.guest(name).name for name in guests}
         if both:
-            # virsh's --persistent: what the guest has of both.
+            # As virsh's --persistent: both, as far as the guest has them.
             of = [read.guest(name) for name in names]
             live = any(g.live is not None for g in of)
             config = any(g.config is not None for g in of)
@@ -134,13 +134,13 @@ def attach(
             swept = switcher.carry_out(switch)
             reporter.finish()
         _after(switch, journal)
-    # The guests are where they shall be; a device that could not be removed is swept again.
+    # The guests are where they should be; a later sweep retries a device that was not removed.
     attachments.complain(swept.failed)
     return ExitCode.DONE
 
 
 class _Reporter:
-    """Watches the guests that are switched live, and prints their outages."""
+    """Measures the outages of the guests that are switched live, and prints them."""
 
     def __init__(self) -> None:
         self._watches: dict[str, OutageWatch] = {}

@@ -1,4 +1,4 @@
-"""What plan, verify, apply and undo do about attachments: look, tell, switch."""
+"""Attachments for plan, verify, apply and undo: survey them, report them, switch them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Choose = Callable[[AttachHostState, Sequence[Origin]], tuple[Batch, ...]]
 
 
 def by_policies(policies: Sequence[Policy]) -> Choose:
-    """The switches that the policies ask for, those back included that none asks for any
-    more."""
+    """The switches that the policies ask for, and the switches back for which no policy asks
+    any more."""
 
     def choose(host: AttachHostState, origins: Sequence[Origin]) -> tuple[Batch, ...]:
         return (*taken_back(host, origins, policies), *batches(host, policies))
@@ -37,8 +37,8 @@ def by_policies(policies: Sequence[Policy]) -> Choose:
 
 
 def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
-    """Whether there is anything to look at, an interrupted switch included; without it
-    libvirt is not asked."""
+    """Whether there may be anything to switch, including an interrupted switch. Otherwise
+    libvirt need not be asked."""
     return (
         any(p.attachment is not None for p in policies)
         or any(e.kind == STEP for e in read_pending(ledger))
@@ -47,7 +47,7 @@ def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
 
 
 def preview(choose: Choose, uri: str, ledger: Path, journal: Path) -> tuple[Batch, ...]:
-    """What would be switched. Raises VsrtuneError."""
+    """The switches that would be made. Raises VsrtuneError."""
     with contextlib.closing(LiveHost(uri)) as live:
         origins = known_origins(ledger)
         return choose(survey(live, origins, journal), origins)
@@ -56,8 +56,9 @@ def preview(choose: Choose, uri: str, ledger: Path, journal: Path) -> tuple[Batc
 def carry_out(
     choose: Choose, uri: str, ledger: Path, journal: Path
 ) -> Iterator[tuple[Batch, VsrtuneError | None]]:
-    """Switch, batch by batch: each one as it is done, with its error. Raises VsrtuneError
-    when an interrupted switch could not be taken back first, and when this is interrupted."""
+    """Switch batch by batch, and yield each batch as it is done, with its error. Raises
+    VsrtuneError when an interrupted switch could not be taken back first, and when a switch is
+    interrupted."""
     with contextlib.closing(LiveHost(uri)) as live, AttachLedger.open(ledger) as opened:
         switcher = Switcher(live, opened, boot_id())
         if switcher.unfinished():
@@ -78,7 +79,7 @@ def carry_out(
 
 
 def table(found: Sequence[Batch]) -> Table:
-    """For people."""
+    """The batches as a table."""
     rows: list[tuple[str, ...]] = []
     for batch in found:
         names = ", ".join(batch.guests)
@@ -90,7 +91,7 @@ def table(found: Sequence[Batch]) -> Table:
 
 
 def recover(switcher: Switcher) -> ExitCode:
-    """Take back, and say what came of it; the exit code."""
+    """Take back an interrupted switch, print the result, and return the exit code."""
     unfinished = switcher.unfinished()
     failures = switcher.recover()
     if unfinished and not failures:
@@ -101,14 +102,14 @@ def recover(switcher: Switcher) -> ExitCode:
 
 
 def outcome(swept: Swept) -> ExitCode:
-    """Say what became of the devices; the exit code."""
+    """Print the result of a sweep of devices, and return the exit code."""
     for text in swept.did:
         say(text)
     return complain(swept.failed)
 
 
 def complain(failures: Sequence[VsrtuneError]) -> ExitCode:
-    """Print errors; the exit code."""
+    """Print errors, and return the exit code."""
     from vsrtune.cli import main
 
     for error in failures:
@@ -117,7 +118,7 @@ def complain(failures: Sequence[VsrtuneError]) -> ExitCode:
 
 
 def show(switch: Switch) -> None:
-    """Print the steps and the notes."""
+    """Print the steps and the notes of a switch."""
     if not (switch.moves or switch.steps or switch.ended or switch.kept):
         say("Nothing to do.")
     told = [str(step) for step in switch.steps]

@@ -1,4 +1,4 @@
-"""``vsrtune daemon``: puts the parts of the daemon together and runs it."""
+"""``vsrtune daemon``: assembles the daemon and runs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS = "127.0.0.1:9178"
 
 
 class Address(click.ParamType):
-    """``HOST:PORT``, ``[IPV6]:PORT`` or ``off``; (host, port) or None."""
+    """``HOST:PORT``, ``[IPV6]:PORT`` or ``off``, converted to (host, port) or None."""
 
     name = "address"
 
@@ -141,7 +141,7 @@ def daemon(
             try:
                 http.serve(served, *metrics)
             except VsrtuneError as error:
-                # Tuning matters more than watching it.
+                # Tuning matters more than monitoring.
                 journald.LOGGER.error("%s", error)
         can_listen = libvirt.register()
 
@@ -159,7 +159,7 @@ def daemon(
             pulse=notifier.ping,
             remember=observer.remember_fixed,
         )
-        # Its unit keeps it out of the directories where guests' files are.
+        # The daemon's unit keeps it out of the directories of guests' files.
         host = LiveHost(uri, notifier.ping, files=False)
         keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
         queues = QueueKeeper(reconciler)
@@ -206,13 +206,13 @@ _THRESHOLD = (100_000, 20, 50)
 
 
 def rarely() -> None:
-    """Let it work rarely in this process."""
+    """Make the garbage collector run rarely in this process."""
     gc.set_threshold(*_THRESHOLD)
 
 
 def tidy(work: Callable[[], T]) -> Callable[[], T]:
-    """``work``, and what it has left of values that refer to themselves is freed at once. For
-    reading YAML, which leaves many, and is done so seldom that they would lie for days."""
+    """``work``, followed by a collection of its cyclic garbage. For reading YAML, which leaves
+    much garbage, and happens so rarely that the garbage would otherwise stay for days."""
 
     def tidied() -> T:
         try:

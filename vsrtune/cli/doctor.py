@@ -90,14 +90,14 @@ OF_MODULE = module_checks.CHECKS
 
 
 def traps() -> list[tuple[str, str]]:
-    """Name of each check and what it looks for, for the reference."""
+    """Name and trap of each check, for the reference."""
     host = [(check.name, check.trap) for check in OF_HOST]
     return host + [(check.name, check.trap) for check in OF_MODULE]
 
 
 def check_all(case: Case, facts: module_checks.ModuleFacts | None) -> tuple[Finding, ...]:
-    """Every finding, what matters most first. ``facts`` is None on a recorded host, of which
-    nobody knows the module."""
+    """Every finding, the most important first. ``facts`` is None for a recorded host, whose
+    module is unknown."""
     found = run(OF_HOST, case)
     if facts is not None:
         found += run(OF_MODULE, facts)
@@ -105,5 +105,5 @@ def check_all(case: Case, facts: module_checks.ModuleFacts | None) -> tuple[Find
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors, warnings, what to know, what is fine; each in the order of the checks."""
+    """Findings as errors, warnings, info, ok; each level in the order of the checks."""
     return tuple(sorted(findings, key=lambda found: -found.level.rank))

@@ -46,7 +46,7 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the steps a
 
 
 def _places(function: F) -> F:
-    """Where things are written down."""
+    """Options for the ledger, the journal and the connection."""
     return options(attach_ledger_option, journal_option, uri_option)(function)
 
 
@@ -315,7 +315,7 @@ def _carry_out(
             elif code := attachments.recover(switcher):
                 return code
         elif not dry_run:
-            # What fails of it may be of another group, or what this command does away with.
+            # A failure may concern another group, or something that this command removes.
             attachments.outcome(switcher.sweep())
         source = cloning(live, template) if template else None
         switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
@@ -342,13 +342,13 @@ def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
 
 
 def load_group(word: str, directory: Path) -> Group:
-    """The group of a file, or the one of that name in the directory. Raises PolicyErrors
-    for what is wrong in the file, VsrtuneError when there is none."""
+    """The group of a file, or the group of that name in the directory. Raises PolicyErrors
+    for errors in the file, VsrtuneError when there is no such group."""
     if _is_file(word):
         path = Path(word)
         return parse(read_text(path), str(path))
     for path in files_in([directory]):
-        # One bad file must not hide the group that is asked for in another.
+        # One bad file must not hide a group in another.
         if path.stem == word:
             group = parse(read_text(path), str(path))
             if group.name == word:
@@ -365,7 +365,7 @@ def load_group(word: str, directory: Path) -> Group:
 
 
 def check_file(path: Path) -> Sequence[PolicyError]:
-    """Every error of one file, empty when good."""
+    """Every error of one file; empty when the file is good."""
     try:
         parse(read_text(path), str(path))
     except PolicyErrors as caught:
@@ -374,7 +374,7 @@ def check_file(path: Path) -> Sequence[PolicyError]:
 
 
 def name_of(word: str) -> str:
-    """The name of the group that a file or a name means. Raises PolicyErrors."""
+    """The name of the group in a file, or ``word`` itself. Raises PolicyErrors."""
     if _is_file(word):
         path = Path(word)
         return parse(read_text(path), str(path)).name

@@ -1,7 +1,7 @@
 """The ``vsrtune`` command: finds the subcommand, turns errors into exit codes.
 
-Subcommands live in cli_*.py and are imported when they are called, not before.
-They return their exit code; only ``main`` exits.
+Subcommands live in the modules that COMMANDS names, which are imported when they are called,
+not before. They return their exit code; only ``main`` exits.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def cli() -> None:
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        # Names of guests may hold what the locale cannot print.
+        # Names of guests may hold characters that the locale cannot print.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -98,8 +98,8 @@ def run(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone. Python flushes once more at exit: let
-        # that go nowhere instead of printing a second error.
+        # The reader of our output has gone. Python flushes once more at exit: send
+        # that to /dev/null instead of printing a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.NO_READER
     except OSError as error:

@@ -74,7 +74,7 @@ trace_option = click.option(
 
 
 def _local(_context: click.Context, _option: click.Parameter, uri: str) -> str:
-    """Refuses other hosts, and the transports for which libvirt starts a program that the URI
+    """Refuse other hosts, and transports for which libvirt starts a program that the URI
     names."""
     scheme, _, rest = uri.partition("://")
     if scheme.partition("+")[2].lower() not in ("", "unix") or rest.partition("/")[0]:
@@ -124,7 +124,7 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, of which names may be others' words."""
+    """Print a line, made printable because names in it may come from others."""
     click.echo(printable(text), err=err)
 
 
@@ -135,8 +135,8 @@ def observe(
     policies: Iterable[Policy] = (),
     entries: Iterable[Entry] = (),
 ) -> Snapshot:
-    """This host, or the one recorded in ``root``. The plain QEMUs are shown that are root's,
-    or of a user whom one of ``policies`` names or of whose guests something is among ``entries``.
+    """A snapshot of this host, or of the one recorded in ``root``. It shows the plain QEMUs of
+    root, of users whom ``policies`` name, and of users with a guest among ``entries``.
     Raises ObserveError when there is no host."""
     qemu_filter = curious_filter(policies, entries)
     if root is not None:
@@ -152,7 +152,7 @@ def observe(
 
 
 def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
-    """The same. Raises ObserveError when it shows no CPU: then no part of it can be judged."""
+    """``snapshot``. Raises ObserveError when it shows no CPU: then nothing in it can be judged."""
     if snapshot.host.online:
         return snapshot
     if root is None:
@@ -169,7 +169,7 @@ def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
 
 
 def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError, ...]:
-    """Why guests that the policies name may run all the same and not be in the snapshot.
+    """Reasons why guests that the policies name may run without being in the snapshot.
 
     A host with plain QEMU only needs no libvirt.
     """
@@ -196,7 +196,7 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
 def check_written(path: Path, default: Path) -> None:
     """Raises ObserveError when an operator names a journal or ledger that does not exist.
 
-    The default one need not: a host on which vsrtune has changed nothing has none.
+    The default one need not exist: a host on which vsrtune has changed nothing has none.
     """
     if path != default and not path.exists():
         raise ObserveError(
@@ -207,8 +207,8 @@ def check_written(path: Path, default: Path) -> None:
 
 
 def curious_filter(policies: Iterable[Policy] = (), entries: Iterable[Entry] = ()) -> QemuFilter:
-    """What an operator who looks wants to see: all that the policies make guests, and root's
-    QEMUs, also those that no policy names yet."""
+    """The filter of commands that show: everything that the policies make guests, and root's
+    QEMUs, even those that no policy names yet."""
     from vsrtune.policy.matching import qemu_filter
 
     refs = {entry.target.guest for entry in entries}
@@ -216,8 +216,8 @@ def curious_filter(policies: Iterable[Policy] = (), entries: Iterable[Entry] = (
 
 
 def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
-    """The policies for those who can do without; none where they are wrong, of which other
-    commands tell."""
+    """The policies, for commands that can do without; none when they are wrong, which other
+    commands report."""
     from vsrtune.observe.config_files import load_dirs
 
     try:
@@ -227,7 +227,7 @@ def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
 
 
 def check_guests(snapshot: Snapshot, names: Iterable[str]) -> None:
-    """Raises VsrtuneError when one of the guests that an operator names does not run."""
+    """Raises VsrtuneError when a guest that an operator names does not run."""
     missing = set(names) - {g.ref for g in snapshot.guests}
     if missing:
         raise VsrtuneError(
@@ -236,8 +236,8 @@ def check_guests(snapshot: Snapshot, names: Iterable[str]) -> None:
 
 
 def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Steps]:
-    """What vsrtune has written on this host, and which guests are stepped down; nothing on a
-    recorded one."""
+    """The journal's entries for this host, and the guests stepped down; nothing for a recorded
+    host."""
     if root is not None:
         return (), {}
     from vsrtune.execute.journal import read_fold
@@ -248,8 +248,9 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
 
 
 def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
-    """The policies; says on standard error when there are none. Raises ObserveError when
-    a directory that an operator names does not exist: `apply` would take everything back."""
+    """Load the policies, and say on standard error when there are none. Raises ObserveError
+    when a directory that an operator names does not exist, because `apply` would take
+    everything back."""
     from vsrtune.observe.config_files import load_dirs
 
     check_dirs(dirs)
@@ -260,7 +261,7 @@ def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
 
 
 def check_dirs(dirs: tuple[Path, ...]) -> None:
-    """Raises ObserveError when one does not exist; the default one need not."""
+    """Raises ObserveError when a directory does not exist; the default one need not exist."""
     for directory in dirs:
         if directory != POLICY_DIR and not directory.exists():
             raise ObserveError(
@@ -271,7 +272,7 @@ def check_dirs(dirs: tuple[Path, ...]) -> None:
 
 
 def no_policies(dirs: tuple[Path, ...]) -> str:
-    """What to do when there is no policy."""
+    """The text for an operator without a policy."""
     places = ", ".join(str(d) for d in dirs)
     return (
         f"no policy in {places}, so no guest is tuned; "

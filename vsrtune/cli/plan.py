@@ -1,4 +1,4 @@
-"""``vsrtune plan`` and ``vsrtune verify``: look, compare, change nothing."""
+"""``vsrtune plan`` and ``vsrtune verify``: observe, compare, change nothing."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def plan(
     policies = load_policies(policy_dirs)
     entries, steps = journalled(journal, root)
     snapshot = observe(root, uri, trace_seconds, policies, entries)
-    # An operator who asks for a plan asks for the policies: pins set by hand since
-    # the last apply are in it, as they are after `systemctl reload vsrtune`.
+    # The plan overrules pins set by hand since the last apply, as `systemctl reload
+    # vsrtune` does: an operator who asks for a plan asks for the policies.
     made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
     if as_json:
         click.echo(plan_text(made, snapshot.host.boot_id))
@@ -145,7 +145,8 @@ def verify(
 
 
 def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
-    """Name on standard error what could not be read of the policies' guests."""
+    """Print on standard error what could not be read of the policies' guests, and return the
+    exit code."""
     from vsrtune.cli.main import complain
 
     missing = unread(snapshot, policies)
@@ -157,7 +158,7 @@ def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
 def _attachments(
     policies: tuple[Policy, ...], root: Path | None, uri: str, ledger: Path, journal: Path
 ) -> tuple[Batch, ...]:
-    """Switches that the policies ask for on this host; a recorded one has none."""
+    """Switches that the policies ask for on this host; none on a recorded one."""
     if root is not None:
         return ()
     from vsrtune.cli import attachments

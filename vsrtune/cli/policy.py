@@ -1,4 +1,4 @@
-"""``vsrtune policy``: check files, print the schema, write one to begin with."""
+"""``vsrtune policy``: check files, print the schema, write a starting policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     paths = files or config_files.files_in(policy_dirs)
     if not paths:
         say(f"vsrtune: {no_policies(policy_dirs)}", err=True)
-    # A file that is named may be somebody's draft; the daemon is more careful.
+    # A file named by the operator may be a draft; the daemon is more careful.
     errors = [] if files else config_files.unsafe(paths)
     errors += config_files.check(paths)
     for error in errors:
@@ -141,7 +141,7 @@ def _guest(snapshot: Snapshot, name: str) -> Guest:
 
 
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
-    """Why this kernel would refuse fifo and rr; "" when it does not, or is not here."""
+    """Why this kernel would refuse fifo and rr; "" when it does not, or when that is unknown."""
     from vsrtune.doctor.facts.host import rt_groups
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.host.recorded import load

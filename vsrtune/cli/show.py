@@ -83,7 +83,7 @@ def show(
 
 
 def _queues(shown: set[str]) -> list[Table]:
-    """What the daemon tells of adaptive queues."""
+    """The adaptive queues that the daemon reports."""
     from vsrtune.daemon.queue_controller import read_status
     from vsrtune.views.tables import Table
 
@@ -97,7 +97,7 @@ def _queues(shown: set[str]) -> list[Table]:
 
 
 def _starved() -> list[Table]:
-    """What the daemon tells of threads that starve."""
+    """The starving threads that the daemon reports."""
     from vsrtune.daemon.queue_controller import read_starved
     from vsrtune.views.tables import Table
 
@@ -109,8 +109,8 @@ def _starved() -> list[Table]:
 
 
 def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> Plan:
-    """What the daemon would plan; nothing where policies or journal cannot be read, of which
-    other commands tell."""
+    """The plan that the daemon would make; empty when policies or journal cannot be read, which
+    other commands report."""
     from vsrtune.observe.config_files import load_dirs
     from vsrtune.plan.full_plan import full_plan
 
@@ -122,7 +122,7 @@ def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> P
 
 
 def _moves(snapshot: Snapshot, root: Path | None) -> list[Table]:
-    """What the daemon has moved, if it has."""
+    """The moves that the daemon has made, if any."""
     import time
 
     from vsrtune.observe.load import load
@@ -159,7 +159,7 @@ def measure(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[ThreadKey, float]:
-    """Share of the budget used, by thread, over the longest period but at least
+    """Share of the budget used, by thread, over the longest period, at least
     ``least_seconds``; without threads that end meanwhile."""
     threads = [t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE]
     if not threads:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.views.top_model import Frame
 
-# Guests that are sure to be looked at anew for each frame: more do not fit on a terminal.
+# Guests that each frame is sure to re-read: more do not fit on a terminal.
 _SHOWN = 16
 
 
@@ -98,7 +98,7 @@ def top(
         else:
             _watch(host, only, interval, count)
     except KeyboardInterrupt:
-        # Asked for to end what has no other end; a frame that was waited for is missing.
+        # Ctrl-C is how to end the live view; of a single frame, the frame is missing.
         return ExitCode.INTERRUPTED if single else ExitCode.DONE
     return ExitCode.DONE
 
@@ -110,8 +110,8 @@ def _is_screen() -> bool:
 def _frames(
     host: TopHost, only: frozenset[str], interval: float, keys: Keys, *, first: bool = False
 ) -> Iterator[Frame]:
-    """Frames until the operator wants to go, one every ``interval`` seconds, ``first`` one
-    without loads at once. Raises VsrtuneError when there is no such guest."""
+    """Yield a frame every ``interval`` seconds until the operator quits; with ``first``, one
+    without loads at once. Raises VsrtuneError when a guest of ``only`` does not run."""
     from vsrtune.views.top_frame import make_frame
 
     before, taken = host.sample(), time.monotonic()
@@ -130,13 +130,13 @@ def _frames(
 
 
 def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
-    """Of these guests those that can be looked at by name."""
+    """The names of those among ``refs`` that can be re-read by name."""
     wanted = frozenset(refs)
     return frozenset(g.name for g in snapshot.guests if g.source == "libvirt" and g.ref in wanted)
 
 
 def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json: bool) -> None:
-    """Frames one after the other, as plain text, as tables, JSON or a picture."""
+    """Print frames one after the other, as tables, JSON or a picture."""
     for number, frame in enumerate(frames, 1):
         if svg is not None:
             _draw(frame, svg)
@@ -169,14 +169,14 @@ def _draw(frame: Frame, path: Path) -> None:
 
 
 def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | None) -> None:
-    """The whole terminal, until a key or ``count`` frames end it."""
+    """Show frames on the whole terminal, until a key or ``count`` frames end it."""
     from rich.console import Console
     from rich.live import Live
 
     from vsrtune.cli.top_view import view
 
     def terminated(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)  # not at once: the terminal is given back first
+        raise SystemExit(128 + number)  # not at once: the terminal is restored first
 
     signal.signal(signal.SIGTERM, terminated)
     console = Console(highlight=False)
@@ -187,20 +187,20 @@ def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | No
                 return
 
 
-# What ends it; the last is Ctrl-C.
+# Keys that quit; the last is Ctrl-C.
 _QUIT = frozenset(b"qQ\x03")
-# Where tcgetattr() has the local modes.
+# Index of the local modes in the list of tcgetattr().
 _LOCAL = 3
 
 
 class Keys:
-    """``descriptor`` of the terminal that is listened to; None: nobody is there to type."""
+    """The keys typed on the terminal ``descriptor``; None: nobody is there to type."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long; True at once when the operator wants to go, or the terminal has."""
+        """Wait for ``seconds``; True at once when the operator quits or the terminal is gone."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self._descriptor is None:
@@ -216,15 +216,15 @@ class Keys:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Keys]:
-    """The keys of standard input, unbuffered and not echoed meanwhile; silent keys where it
-    is no terminal."""
+    """The keys of standard input, unbuffered and not echoed meanwhile; silent keys when
+    standard input is no terminal."""
     if not sys.stdin.isatty():
         yield Keys()
         return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        # What was typed meanwhile counts: a q before the first frame ends it as well.
+        # Keys typed earlier count: a q before the first frame quits as well.
         tty.setcbreak(descriptor, termios.TCSADRAIN)
         # Ctrl-C is a key as well: an exception in the middle of drawing can get lost.
         mode = termios.tcgetattr(descriptor)

@@ -1,5 +1,4 @@
-"""The host that `vsrtune top` watches, this one or a recorded one: samples, and what plan would
-say of them."""
+"""The host that `vsrtune top` shows, this one or a recorded one: its samples and plans."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from vsrtune.observe import samples
 from vsrtune.observe.load import with_loads
 from vsrtune.observe.observer import Observer, live_observer
 
-# Planning has at most this share of the time; on hosts with very many guests a plan is kept
-# for a few frames.
+# Planning takes at most this share of the time: hosts with very many guests keep a plan for a
+# few frames.
 _SHARE = 0.1
 
 
 class TopHost:
-    """``root``: file of a recorded host, None for this one."""
+    """``root`` is the file of a recorded host, None for this host."""
 
     def __init__(
         self,
@@ -52,17 +51,17 @@ class TopHost:
         self._plan_after = 0
 
     def sample(self, names: frozenset[str] = frozenset()) -> HostSample:
-        """The host now. Where it has many guests, only the libvirt guests of these ``names``
-        are sure to be looked at, and others in turns (observe.Observer.observe_turns); the
-        counters of all are read. Raises ObserveError."""
+        """The host now. With many guests, only the libvirt guests of these ``names`` are sure
+        to be re-read, the others in turns (Observer.observe_turns); the counters of all are
+        read. Raises ObserveError."""
         snapshot = options.readable(self._observer.observe_turns(names).snapshot, self._root)
         if self._root is None:
             snapshot = with_loads(snapshot)
         return samples.take(self._files, snapshot, self._clock)
 
     def plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
-        """What `vsrtune verify` would find, and notes. None, with a note that says why, where
-        there is no policy or they or the journal cannot be read."""
+        """The plan that `vsrtune verify` would make, and notes. None, with a note that says why,
+        when there is neither a policy nor a journal entry, or either cannot be read."""
         begin = self._clock()
         if begin >= self._plan_after:
             self._planned = self._plan(snapshot)

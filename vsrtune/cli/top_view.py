@@ -1,7 +1,7 @@
 """A frame of `vsrtune top` on a terminal of a given size, and as a picture.
 
-Every row takes one line, so what fits is known beforehand: rows that do not fit are counted
-and said.
+Every row takes one line, so the rows that fit are known beforehand: a line tells the number of
+those that do not.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from vsrtune.views import top_tables
 from vsrtune.views.tables import Table
 from vsrtune.views.top_model import Frame
 
-# From this width on the threads have the left part for themselves.
+# From this width on the threads have the left half for themselves.
 WIDE = 150
-# And from this width of a part on nothing is shortened that need not be.
+# From this width of a table on the caps of columns double, and column tid is shown.
 _ROOMY = 90
 _PICTURE = (110, 40)  # columns, lines at most
 
 _RIGHT = frozenset(("CPU", "%CPU", "%wait", "%busy", "%soft", "drops/s", "in all"))
-# Heads that say which table it is.
+# First heads that name the table.
 _FIRST = {"Pending": "pending for", "Drift": "drift of"}
-# Columns that take what room is left, and the most that others take of a narrow terminal.
+# Columns that take the remaining room, and the widest that others may be on a narrow terminal.
 _GREEDY = frozenset(("on it", "because", "note"))
 _CAPS = {
     "guest": 12, "thread": 18, "allowed": 7, "class": 14, "%budget": 9, "setting": 24,
@@ -39,7 +39,7 @@ _CAPS = {
 _BUSY = 0.9
 _WAITS = 0.1
 
-# rich's own, but without the fonts that it fetches from elsewhere.
+# rich's own template, but without the fonts that it fetches from elsewhere.
 _SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -70,9 +70,9 @@ _SVG = """\
 
 @dataclass(frozen=True, slots=True)
 class ScreenTable:
-    """One table of the screen. ``least``: rows that it has before others have more; ``noun``
-    says what is left out; ``styles`` by row and head; ``order``: rows by what is to be seen
-    first, where that is not their own order."""
+    """One table of the screen. ``least`` is the number of rows that it gets before others get
+    more. ``noun`` names rows that are left out. ``styles`` are by row and head. ``order`` lists
+    rows by importance, where that is not their own order."""
 
     table: Table
     least: int
@@ -82,19 +82,19 @@ class ScreenTable:
 
     @property
     def lines(self) -> int:
-        """Lines that show everything of it."""
+        """Lines that the whole table takes."""
         return 1 + len(self.table.rows)
 
     def rows(self, height: int) -> list[int]:
-        """Those that are shown in so many lines; where they are not all, one line is for what
-        is left out."""
+        """The rows that ``height`` lines show. When rows are left out, one line is kept to say
+        how many."""
         every = range(len(self.table.rows))
         if len(every) < height:
             return list(every)
         return sorted((self.order or every)[: max(height - 2, 0)])
 
     def left_out(self, shown: Sequence[int]) -> str:
-        """What else there is."""
+        """The line about rows that are left out."""
         table = self.table
         text = f"{len(table.rows) - len(shown)} more {self.noun} do not fit here"
         shown_guests = {table.rows[n][0] for n in shown}
@@ -105,7 +105,7 @@ class ScreenTable:
 
 
 def view(frame: Frame, width: int, height: int) -> Layout:
-    """The frame in so many columns and lines."""
+    """The frame in ``width`` columns and ``height`` lines."""
     threads = ScreenTable(top_tables.thread_table(frame), 7, "threads", _thread_styles(frame))
     others = [
         ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", _cpu_styles(frame), _cpu_order(frame)),
@@ -135,8 +135,8 @@ def lines(frame: Frame) -> int:
 
 
 def picture(frame: Frame, title: str = "vsrtune top", name: str = "top") -> str:
-    """The frame as SVG text. The same frame gives the same text; ``name`` tells its parts
-    from those of other pictures on one page."""
+    """The frame as SVG text. The same frame gives the same text. ``name`` distinguishes its
+    elements from those of other pictures on one page."""
     width, most = _PICTURE
     height = min(lines(frame), most)
     console = Console(
@@ -149,8 +149,8 @@ def picture(frame: Frame, title: str = "vsrtune top", name: str = "top") -> str:
 
 
 def share_out(parts: Sequence[tuple[int, int]], room: int) -> list[int]:
-    """Lines for each part, given the (least, wanted) lines of each: first the least of all,
-    those that come first before others, then the rest in the same order."""
+    """Lines for each part, given the (least, wanted) lines of each. Every part gets its least
+    first, then the rest; earlier parts come before later ones."""
     given = []
     for least, wanted in parts:
         given.append(min(least, wanted, max(room, 0)))
@@ -163,7 +163,7 @@ def share_out(parts: Sequence[tuple[int, int]], room: int) -> list[int]:
 
 
 def _stack(into: Layout, parts: Sequence[ScreenTable], width: int, room: int) -> None:
-    """Parts below each other, each as high as it may be, and empty lines below."""
+    """Stack parts, each as high as it may be, with empty lines below."""
     heights = share_out([(1 + p.least, p.lines) for p in parts], room)
     shown = [
         Layout(_render(table_part, lines, width), name=f"{n}", size=lines)

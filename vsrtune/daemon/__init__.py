@@ -1,2 +1,2 @@
-"""Wall: shell. Keeps a host tuned until it is stopped: the loop, one pass of it, what it
-remembers between passes, systemd, HTTP."""
+"""Wall: shell. Keeps a host tuned until it is stopped: the loop, its passes, their memory,
+events, systemd, HTTP."""

@@ -1,4 +1,4 @@
-"""The part of the reconciler that sets adaptive queues between two passes."""
+"""Base class of the reconciler: sets adaptive queues between two passes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from vsrtune.plan.safety.projection import project_actions
 
 
 class Adjusting:
-    """``_queues`` is what adaptive queues were last set to, also where that is the original
-    and the journal has no entry; ``_adjusted`` the guests of which that is newer than the
-    last look at them."""
+    """``_queues`` holds the lengths that adaptive queues were last set to, also original
+    lengths, for which the journal has no entry. ``_adjusted`` holds the guests adjusted since
+    the last pass over them."""
 
     _ops: SysOps
     _journal: Journal
     _said: SaidOnce
     _drift: DriftWatch
     state: DaemonState
-    # Never changed in place: another thread reads.
+    # Replaced, never changed in place: another thread reads it.
     _queues: Mapping[Target, Value] = MappingProxyType({})
     _adjusted: frozenset[str] = frozenset()
 
@@ -43,8 +43,8 @@ class Adjusting:
         return None
 
     def adjust(self, actions: Sequence[Action], queues: tuple[QueueState, ...]) -> bool:
-        """Lengths of adaptive queues between two passes, and what is told of them; False
-        when one could not be set, which the next pass puts right."""
+        """Set lengths of adaptive queues between two passes, and publish ``queues``. False
+        when a length could not be set; the next pass corrects it."""
         self.state = replace(self.state, queues=queues)
         if not actions:
             return True
@@ -65,7 +65,8 @@ class Adjusting:
         return len(result.done) == len(actions)
 
     def _scope_too(self, scope: Scope, settle: bool) -> Scope:
-        """What a pass has to look at beside ``scope``; one that settles begins anew."""
+        """``scope`` and the guests adjusted since the last pass. A pass that settles forgets
+        the lengths set before."""
         if settle:
             self._queues = {}
         if self._adjusted:
@@ -74,12 +75,12 @@ class Adjusting:
         return scope
 
     def _applied(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
-        """What was written last, for all guests or for some."""
+        """The values written last, for all guests or some."""
         queues = {t: v for t, v in self._queues.items() if guests is None or t.guest in guests}
         return {**self._journal.applied(guests), **queues}
 
     def _rewritten(self, done: Iterable[Action]) -> None:
-        """A pass wrote these."""
+        """Note the queue lengths that a pass wrote."""
         again = {a.target: a.after for a in done if a.target in self._queues}
         self._queues = {**self._queues, **again}
 

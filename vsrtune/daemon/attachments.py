@@ -1,11 +1,11 @@
-"""What the daemon does for attachments: recover, keep the devices, follow the policies.
+"""The daemon's work on attachments: recover, keep the devices, follow the policies.
 
-A switch belongs to whoever holds its ledger. When the ledger is free and a switch is in
-it, its process died, and the daemon takes the switch back.
+A switch belongs to whoever holds its ledger. When a free ledger holds a switch, the process
+of the switch died, and the daemon takes the switch back.
 
-Nothing flaps: a guest is switched for its policy once. When the switch fails, or somebody
-switches the guest by hand afterwards, the guest is left alone until the policies are
-loaded again.
+Nothing flaps: the daemon switches a guest for its policy once. When the switch fails, or
+somebody switches the guest by hand afterwards, the daemon leaves the guest alone until the
+policies are loaded again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.policy.model import Policy
 
-# A pass waits no longer than this for libvirt; the next one tries again. Seconds.
+# A pass waits at most this many seconds for libvirt; the next one tries again.
 PATIENCE = 2.0
 
 
 class AttachKeeper:
-    """Looks after the ledger at ``path``; ``journal`` says which queues the daemon set."""
+    """Maintains the ledger at ``path``; ``journal`` tells which queues the daemon set."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class AttachKeeper:
         self._policies: tuple[Policy, ...] | None = None
         # Guests that had their turn since the policies were loaded.
         self._settled: set[str] = set()
-        # The same for guests that no policy asks for any more.
+        # The same for guests for which no policy asks for a switch any more.
         self._returned: set[str] = set()
 
     def update(self, policies: tuple[Policy, ...]) -> None:
-        """One look. Failures are logged, each once while it lasts, and never raised."""
+        """Run one pass. Log each failure once while it lasts; raise none."""
         if policies is not self._policies:
             self._policies = policies
             self._settled.clear()
@@ -60,15 +60,15 @@ class AttachKeeper:
         self._said.end_of_pass()
 
     def stop(self) -> bool:
-        """Switch back what policies had switched; True when all is."""
+        """Switch back what policies had switched; True when everything is back."""
         clean: list[bool] = []
         self._guarded(lambda switcher: clean.append(self._stop(switcher)))
         return all(clean)
 
     def _guarded(self, work: Callable[[Switcher], object]) -> None:
         try:
-            # Without the lock first: on most hosts there is nothing to do, and a pass
-            # costs nothing.
+            # Check without the lock first: on most hosts there is nothing to do, and the
+            # pass costs nothing.
             wanted = any(p.attachment is not None for p in self._policies or ())
             if not wanted and not read_pending(self._path):
                 return
@@ -85,7 +85,7 @@ class AttachKeeper:
             self._complain(error)
 
     def _tidy(self, switcher: Switcher) -> bool:
-        """Recover, and keep the devices; False when a switch is still unfinished."""
+        """Recover, or keep the devices; False when a switch is still unfinished."""
         if switcher.unfinished():
             failures = switcher.recover()
             if not failures:
@@ -145,7 +145,7 @@ class AttachKeeper:
         if batch.switch is None:
             if batch.error is not None:
                 self._complain(batch.error)
-            # Nothing was touched: looked at again in every pass.
+            # Nothing was touched: every pass tries again.
             self._settled -= set(batch.guests)
             return False
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)

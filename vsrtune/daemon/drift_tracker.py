@@ -1,10 +1,10 @@
-"""What passes remember of settings that others change: how often, and when to try again.
+"""What passes remember about settings that others change: how often, and when to try again.
 
-A pin that moved without libvirt's knowing is looked at for a moment before it is put back:
+A pin that moved without libvirt's knowledge is observed for a moment before it is put back.
 libvirt moves the thread first and notes the pin afterwards, so a pass in between would
-take what an operator is just asking for (virsh vcpupin) for a thread that something moved
-beneath libvirt. Whatever is changed again and again after it was put back is put back less
-and less often, and said once.
+mistake an operator's request (virsh vcpupin) for a thread that something moved beneath
+libvirt. A setting that is changed again and again after it was put back is put back less
+and less often, and logged once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from vsrtune.model.plan import Action, Drift, DriftRule, Plan
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin
 from vsrtune.plan.drift import Memory, put_back
 
-# How long a pin has to stay where it was moved to before nobody can have asked libvirt for
-# it; a slow host takes its time between the two steps. Looked at again so soon.
+# Once a pin has stayed SURE seconds where it was moved to, nobody can have asked libvirt for
+# it; a slow host takes its time between the two steps. The pin is read again after AGAIN.
 SURE, AGAIN = 2.0, 1.0
-# Something put back for the nth time waits 2, 4, 8, ... seconds for the next, at most:
+# From the second time on, the next put-back waits 2, 4, 8, ... seconds, at most:
 LONGEST = 300.0
-# So often it is put back before somebody is said to be changing it back.
+# A setting is put back this often before the log says that somebody keeps changing it.
 TOLD = 3
-# A setting that stays as it was put back for so long, and twice its last wait, is at peace.
+# A setting that stays as put back for this long, and twice its last wait, is forgotten.
 CALM = 60.0
 
 _UNSURE = "looked at again in a moment: libvirt moves a thread before it notes the pin"
 
 
-# Of which guests a pass was; None is everything.
+# The guests of a pass; None means all.
 Guests = frozenset[str] | None
 
 
@@ -42,7 +42,7 @@ class _Fight:
 
 
 class _ByGuest:
-    """Values by target, kept by guest."""
+    """Values by target, grouped by guest."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Target, Value]] = {}
@@ -65,19 +65,19 @@ class _ByGuest:
 
 
 class DriftWatch:
-    """One for the life of a daemon. Times are those of ``clock``, in seconds."""
+    """One instance for the life of a daemon. Times are those of ``clock``, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._for_verify = _ByGuest()
         self._fights: dict[Target, _Fight] = {}
-        # Pins that moved: when each was first found where it is.
+        # Pins that moved: when each was first found in its present place.
         self._moved: dict[tuple[Target, str], float] = {}
         self._unsure: frozenset[Target] = frozenset()
         self._waiting: frozenset[Target] = frozenset()
 
     def memory(self, guests: Guests = None) -> Memory:
-        """What the planner has to know for a pass, over everything or some guests."""
+        """What the planner must know for a pass over all guests or some."""
         now = self._clock()
         waits = {
             target: f"put back {fight.count} times and changed again each time; "
@@ -88,8 +88,8 @@ class DriftWatch:
         return Memory(self._for_verify.of(guests), waits)
 
     def unsure(self, plan: Plan, memory: Memory, guests: Guests = None) -> Memory | None:
-        """With what to plan again, when the plan of a pass puts back pins of which it is too
-        early to tell; None when it does not."""
+        """The memory to plan again with, when ``plan`` puts back pins that are too early to
+        judge; otherwise None."""
         now = self._clock()
         moved = {(d.target, d.found): now for d in put_back(plan).values() if _may_be_pinning(d)}
         moved |= {key: self._moved[key] for key in moved if key in self._moved}
@@ -102,7 +102,7 @@ class DriftWatch:
         return replace(memory, waits={**memory.waits, **dict.fromkeys(self._unsure, _UNSURE)})
 
     def learn(self, plan: Plan, done: Iterable[Action], guests: Guests = None) -> None:
-        """After a pass that did ``done`` of the plan's actions."""
+        """Note a pass that did ``done`` of the plan's actions."""
         now = self._clock()
         wrote = {action.target for action in done}
         drifting = {d.target: d for d in plan.drift}
@@ -124,22 +124,22 @@ class DriftWatch:
                 del self._fights[target]
 
     def expect(self, values: Mapping[Target, Value]) -> None:
-        """What was written between two passes."""
+        """Note values written between two passes."""
         self._for_verify.update(values)
 
     def next_try(self) -> float | None:
-        """Seconds until something that was held back is due; None when nothing is."""
+        """Seconds until something held back is due; None when nothing is held back."""
         now = self._clock()
         due = [self._fights[t].until - now for t in self._waiting if t in self._fights]
         due += [AGAIN] if self._unsure else []
         return max(0.0, min(due)) if due else None
 
     def waiting(self) -> frozenset[str]:
-        """The guests of which something was held back."""
+        """The guests with something held back."""
         return frozenset(t.guest for t in self._waiting | self._unsure)
 
     def clear(self) -> None:
-        """Forget everything: a reload begins anew."""
+        """Forget everything, as a reload asks."""
         self._for_verify.clear()
         self._fights.clear()
         self._moved.clear()
@@ -169,7 +169,7 @@ def _may_be_pinning(drift: Drift) -> bool:
 
 
 def waiting(plan: Plan) -> Mapping[str, int]:
-    """For each guest how many settings are to be put back, and wait."""
+    """The number of settings that wait to be put back, by guest."""
     counts: dict[str, int] = {}
     for drift in plan.drift:
         if drift.rule is DriftRule.ENFORCE and drift.left:

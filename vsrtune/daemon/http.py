@@ -1,8 +1,8 @@
 """The daemon's HTTP server: Prometheus metrics, the status page, and the same as data.
 
-Everything is made of the State that the last pass has left, never of the host. It is made
-once for each State, at the first request for it, by one thread at a time, and no lock of
-it is one that a pass waits for.
+Every answer is made from the last DaemonState published, never from the host. The page and
+its data are made once for each state, at the first request for it, by one thread at a time.
+No pass waits for the lock that this thread holds.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from vsrtune.views.page_data import status_page
 from vsrtune.views.page_html import html, policy
 from vsrtune.views.page_model import StatusPage
 
-# A connection is closed this long after it was accepted, whatever was said on it, seconds.
+# A connection is closed at the latest this long after it was accepted, seconds.
 PATIENCE = 10.0
-# So many are served at a time. Each is a thread and a descriptor, which passes need too.
+# Connections served at a time. Each takes a thread and a descriptor, which passes need too.
 CONNECTIONS = 32
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _TEXT = "text/plain; charset=utf-8"
 _HINT = "There is /, the status page, /status.json, the same as data, and /metrics."
-# Nothing of it is kept by others, read as something else, or shown inside another page.
+# Browsers and proxies must not keep an answer, take it for another type, or show it inside
+# another page.
 _HEADERS = [
     ("Content-Security-Policy", policy()),
     ("X-Content-Type-Options", "nosniff"),
@@ -62,7 +63,7 @@ def _said(status: str, text: str, *more: tuple[str, str]) -> _Answer:
 
 
 class Pages:
-    """The answers to / and /status.json, of one State at a time."""
+    """The answers to / and /status.json, for one state at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +72,7 @@ class Pages:
         self._made: dict[str, _Answer] = {}
 
     def of(self, state: DaemonState, path: str) -> _Answer:
-        """The answer for this State. Raises KeyError for another path."""
+        """The answer to ``path`` for ``state``. Raises KeyError for an unknown path."""
         with self._lock:
             if self._of is not state or self._page is None:
                 self._made.clear()
@@ -124,8 +125,8 @@ def app(metrics: Metrics, address: str = "127.0.0.1") -> App:
 
 
 def _names_this_host(header: str) -> bool:
-    """Whether a browser that sends this Host was sent here on purpose: a page of another
-    site can have its own name point to 127.0.0.1, and would then be let read ours."""
+    """Whether a Host header is an address, localhost or empty. Otherwise another site could
+    point its own name to 127.0.0.1, and its page could read ours."""
     name = header.rpartition("]")[0].removeprefix("[") or header.partition(":")[0]
     if name.lower() == "localhost" or not header:
         return True
@@ -153,7 +154,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*words)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, or close it when there are enough."""
+        """Serve a connection in a thread of its own, or close it when CONNECTIONS are open."""
         with self._lock:
             full = len(self._ends) >= CONNECTIONS
             if not full:
@@ -165,14 +166,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request(request, client_address)
 
     def close_request(self, request: Any) -> None:
-        """Also of a connection for which no thread could be started."""
+        """Called also for a connection whose thread could not be started."""
         with self._lock:
             self._ends.pop(request, None)
             super().close_request(request)
 
     def service_actions(self) -> None:
-        """Every half second, and after each connection: end those that are due. Whoever reads
-        or writes in a thread then comes to the end of the connection."""
+        """End connections that are due; called every half second and after each connection.
+        A thread that reads or writes then reaches the end of its connection."""
         now = time.monotonic()
         with self._lock:
             for request, end in self._ends.items():
@@ -181,14 +182,14 @@ class _Server(ThreadingMixIn, WSGIServer):
                         request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asks may go away or say nothing: that is no error of ours."""
+        """Ignore OSError: a client may go away or say nothing."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 def serve(metrics: Metrics, host: str, port: int) -> None:
     """Answer requests in threads of their own until the process ends. Raises VsrtuneError
-    when it cannot listen."""
+    when it cannot listen on the address."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
 
@@ -209,7 +210,7 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
 
 
 class Metrics:
-    """Holds the latest State and gives it to scrapes; ``update`` may race with them."""
+    """Holds the latest state for scrapes; ``update`` may race with them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -223,7 +224,7 @@ class Metrics:
 
     @property
     def state(self) -> DaemonState:
-        """The latest State; the same object until the next ``update``."""
+        """The latest state; the same object until the next ``update``."""
         with self._lock:
             return self._state
 
@@ -232,7 +233,7 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The families of the latest State (prometheus_client's collector interface)."""
+        """The families of the latest state (prometheus_client's collector interface)."""
         return iter(families(self.state, self._refused))
 
     def refused_connection(self) -> None:
@@ -241,14 +242,14 @@ class Metrics:
             self._refused += 1
 
     def registry(self) -> CollectorRegistry:
-        """A registry of our own: no process or platform metrics in between."""
+        """A registry without process and platform metrics."""
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
         return registry
 
 
 def exposition(state: DaemonState) -> str:
-    """The text a scrape of ``state`` would get."""
+    """The text that a scrape of ``state`` gets."""
     metrics = Metrics()
     metrics.update(state)
     return generate_latest(metrics.registry()).decode()

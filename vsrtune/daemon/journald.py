@@ -1,7 +1,7 @@
 """Logging: structured journald fields under systemd, plain lines on stderr elsewhere.
 
-Names in a message are others' words (``printable``): a record is one line, to which only
-the indented lines of a traceback are added.
+Names in a message come from others, so they pass through ``printable``: a record is one
+line, followed only by the indented lines of a traceback.
 
 Call sites pass fields with ``extra=fields(guest="vr1", ...)``; they become
 ``VSRTUNE_GUEST=vr1`` and can be selected with ``journalctl VSRTUNE_GUEST=vr1``.

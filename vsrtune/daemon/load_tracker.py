@@ -1,4 +1,5 @@
-"""Loads for the daemon: measured while a policy places by them, counted, left for others."""
+"""Loads for the daemon: measures them while a policy places by load, counts moves, and saves
+the loads for other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from vsrtune.policy.model import Policy
 
 
 class Measuring(Protocol):
-    """What a pass needs of load_meter.LoadMeter."""
+    """The interface of load.LoadMeter that a pass uses."""
 
     def update(self, snapshot: Snapshot) -> Snapshot: ...
 
@@ -27,13 +28,13 @@ class Measuring(Protocol):
     def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None: ...
 
 
-# Where passes look at some of many guests, all are placed anew for their load so seldom, seconds.
+# Minimum time between two placements of all guests by load, where passes read only some, seconds.
 WHOLE = 30.0
 
 
 class LoadKeeper:
     """``meter`` None: nothing is measured. ``due`` is true when there are new loads and it is time
-    to plan for all guests, because of what was measured of others."""
+    to plan for all guests, because the loads of guests outside a pass count too."""
 
     def __init__(self, meter: Measuring | None) -> None:
         self._meter = meter
@@ -43,8 +44,8 @@ class LoadKeeper:
         self.due = False
 
     def measured(self, snapshot: Snapshot, policies: Sequence[Policy], now: float) -> Snapshot:
-        """The snapshot, with loads while there are policies that place by them. ``now`` is any
-        steady clock's, in seconds."""
+        """The snapshot, with loads while a policy places by load. ``now`` is in seconds of any
+        steady clock."""
         if self._meter is None or not any(p.placement is not None for p in policies):
             self.due = False
             return snapshot
@@ -58,8 +59,8 @@ class LoadKeeper:
     def counted(
         self, snapshot: Snapshot, state: DaemonState, done: Sequence[Action]
     ) -> DaemonState:
-        """The state with the moves among ``done``; leaves the loads for other processes to see.
-        That this fails is said once."""
+        """The state with the moves among ``done`` counted. Save the loads for other processes,
+        and log a failure to save once."""
         moved = moves(done)
         if moved:
             totals = replace(state.totals, moves=state.totals.moves + moved)

@@ -1,8 +1,7 @@
 """The daemon's loop: things get dirty, a pass cleans up; stop undoes everything.
 
-Signal handlers and libvirt's event thread only set flags and wake the loop. The
-loop is the only place where work is done, and the only one that pings the
-watchdog, so a pass that hangs is noticed.
+Signal handlers and event threads only set flags and wake the loop. Only the loop's
+thread does the work and pings the watchdog, so a pass that hangs is noticed.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from vsrtune.views import tables
 
 # Events come in bursts (a starting guest gives several); wait until they pause.
 DEBOUNCE = 0.3
-# A pass begins at the earliest this long after the last one, so that software which
-# keeps changing our settings back costs a bounded share of a CPU.
+# Minimum pause between two passes: software that keeps changing our settings back costs
+# a bounded share of a CPU.
 GAP = 1.0
-# Whoever writes policy files may write several: they are read once nobody has for so long.
+# Policy files are read once none has changed for this long, because several may change at once.
 POLICY_PAUSE = 1.0
 
 
@@ -54,7 +53,7 @@ class Daemon:
     ``load`` reads the policies afresh and raises PolicyError. ``attachments`` switches
     attachments ahead of each pass, and back before everything is undone. ``queues`` sets
     adaptive queues while the loop waits for the next pass. ``publish`` receives the state
-    after every pass.
+    after every pass, and when it changes in between.
     """
 
     def __init__(
@@ -84,14 +83,14 @@ class Daemon:
         self._handover = False
         self._reload_asked = False
         self._files_changed = False
-        # Appended to by other threads, emptied by the loop: deque does both atomically.
+        # Other threads append, the loop empties: deque does both atomically.
         self._dirty: deque[Scope] = deque()
         # Guests that the guard wants stepped down, and why.
         self._steps: deque[tuple[str, str]] = deque()
-        # Threads of others that starve, and those that were published.
+        # Starving threads of others, and those last published.
         self._starved: tuple[Starved, ...] = ()
         self._told: tuple[Starved, ...] = ()
-        # When it is time to look for what has no event.
+        # When the next pass for changes without events is due.
         self._turn = 0.0
         self._reload_success = True
         self._confirm = False
@@ -99,25 +98,25 @@ class Daemon:
     # -- flags, set from anywhere
 
     def mark_dirty(self, reason: str, guest: str | None = None) -> None:
-        """Something may have changed; callable from any thread. ``guest`` is the libvirt
-        name of the guest it is about, None the host or something unknown."""
+        """Note that something may have changed; callable from any thread. ``guest`` is the
+        libvirt name of the guest concerned, None the host or something unknown."""
         LOGGER.debug("dirty: %s", reason)
         self._dirty.append(Scope.of(guest))
         self._wake.set()
 
     def step_down(self, guest: str, why: str) -> None:
-        """A guest is to be stepped down by one level, at once; callable from any thread.
+        """Ask to step a guest down by one level at once; callable from any thread.
         ``guest`` is the name its policy uses."""
         self._steps.append((guest, why))
         self._wake.set()
 
     def starving(self, starved: tuple[Starved, ...]) -> None:
-        """Which threads of others starve by now; callable from any thread."""
+        """Note which threads of others starve; callable from any thread."""
         self._starved = starved
         self._wake.set()
 
     def policies_changed(self, reason: str) -> None:
-        """Policy files may have changed; callable from any thread."""
+        """Note that policy files may have changed; callable from any thread."""
         LOGGER.debug("policies: %s", reason)
         self._files_changed = True
         self._wake.set()
@@ -141,8 +140,8 @@ class Daemon:
     def install_signals(self) -> None:
         """Route SIGTERM, SIGINT, SIGHUP and SIGUSR2 to the flags.
 
-        The wake-up descriptor closes a gap: a signal between the last look at the flags
-        and select(2) would else be handled only when select times out.
+        The wake-up descriptor closes a gap: otherwise a signal between the last check of
+        the flags and select(2) is handled only when select times out.
         """
         signal.set_wakeup_fd(self._wake.fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self.ask_stop)
@@ -153,8 +152,8 @@ class Daemon:
     # -- the loop
 
     def run(self) -> ExitCode:
-        """Run until asked to stop; DONE, FAILED when something could not be undone, or
-        HANDED_OVER."""
+        """Run until asked to stop. Return DONE, FAILED when something could not be undone,
+        or HANDED_OVER."""
         self._reconciler.recover()
         self._pass(FULL, settle=True)
         self._notifier.ready()
@@ -174,7 +173,7 @@ class Daemon:
         return self._end()
 
     def _pass(self, scope: Scope, *, settle: bool = False, reassert: bool = False) -> None:
-        """One pass over ``scope`` and over what events have made dirty."""
+        """Run one pass over ``scope`` and over what events marked dirty."""
         while self._dirty:
             scope = scope.merge(self._dirty.popleft())
         if self._attachments is not None:
@@ -182,8 +181,8 @@ class Daemon:
         wrote = self._reconciler.run(scope, settle=settle, reassert=reassert)
         if scope.host or scope.turns:
             self._turn = self._clock() + self._timing.interval
-        # One more look after a pass that wrote: the state then shows what is, not what
-        # was. Not after that look, or two rivals would keep each other busy.
+        # One more pass follows a pass that wrote: the state then shows what is, not what
+        # was. None follows that one, or two rivals would keep each other busy.
         self._confirm = wrote and not self._confirm
         self._tell()
         self._notifier.ping()
@@ -195,7 +194,7 @@ class Daemon:
         self._notifier.status(self._status())
 
     def _meanwhile(self) -> float:
-        """What is done between passes; seconds until it is due again, maybe endless."""
+        """Do the work between passes. Return the seconds until it is due again, maybe inf."""
         before = self._reconciler.state
         pause = self._queues.update() if self._queues is not None else None
         if self._reconciler.state is not before or self._starved is not self._told:
@@ -233,14 +232,14 @@ class Daemon:
         if policies is not None:
             self._reconciler.policies = policies
             self._reconciler.forget_steps()
-        # A reload asks for the policies: what was set by hand in the meantime gives way,
-        # unless there is nothing valid to ask for.
+        # A reload overrules what was set by hand in the meantime, unless the policies that
+        # it read are wrong.
         self._pass(FULL, settle=self._reload_success, reassert=self._reload_success)
         self._notifier.ready()
 
     def _follow_files(self) -> None:
-        """Take policy files that have changed as a reload does; those that say what is in
-        force already, as after a reload by hand, change nothing."""
+        """Read changed policy files as a reload does. Files that say what is in force
+        already, as after a reload by hand, change nothing."""
         self._files_changed = False
         policies = self._read()
         if policies is None or policies == self._reconciler.policies:
@@ -253,7 +252,7 @@ class Daemon:
         self._notifier.ready()
 
     def _read(self) -> tuple[Policy, ...] | None:
-        """The policies as the files say; None when one is wrong, which is said."""
+        """Read the policies from the files. Log the errors and return None when one is wrong."""
         try:
             policies = self._load()
         except (VsrtuneError, OSError) as error:
@@ -266,8 +265,8 @@ class Daemon:
         return policies
 
     def _sleep(self) -> Scope:
-        """Until a flag, the interval, or a retry; pings the watchdog meanwhile. What to look
-        at beyond what events tell."""
+        """Sleep until a flag, the interval or a retry, and ping the watchdog meanwhile. Return
+        the scope of the next pass beyond what events marked dirty."""
         begin = self._clock()
         earliest = begin + self._timing.gap
         latest = self._turn
@@ -294,11 +293,11 @@ class Daemon:
 
     @property
     def _urgent(self) -> bool:
-        """Whether there is something that waits for no pause."""
+        """Whether something is due that waits for no pause."""
         return self._stop_asked or self._reload_asked or bool(self._steps)
 
     def _settle_burst(self, pause: float) -> None:
-        """Wait until events pause for so long, ten times that at most."""
+        """Wait until events pause for ``pause`` seconds, at most ten times as long."""
         for _ in range(10):
             if self._urgent:
                 return
@@ -314,7 +313,7 @@ class Daemon:
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
             self._leave_queues()
-            # Starting again is the operator's word.
+            # The operator who starts the daemon again asks for the policies.
             self._reconciler.forget_steps()
             return ExitCode.DONE
         LOGGER.info("stopping: putting the host back")
@@ -345,12 +344,12 @@ class Wakeup:
         try:
             os.write(self._write, b"\0")
         except BlockingIOError:
-            pass  # the pipe is full of wake-ups nobody has read yet: enough
+            pass  # the pipe is full of unread wake-ups: one is enough
         except OSError:
             pass  # closed while a late event arrived
 
     def wait(self, seconds: float) -> bool:
-        """Sleep at most ``seconds``; True when woken. Forgets all earlier wake-ups."""
+        """Sleep at most ``seconds``; True when woken. Forget all earlier wake-ups."""
         ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
         if not ready:
             return False

@@ -1,4 +1,4 @@
-"""What a plan tells the operator through the log."""
+"""Logs plans and their results for the operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_plan(plan: Plan, said: SaidOnce) -> None:
 
 
 class ResultLog:
-    """Logs results of the executor; a failure once, until its guest has succeeded."""
+    """Logs results of the executor; each failure once until its guest has succeeded."""
 
     def __init__(self, said: SaidOnce) -> None:
         self._said = said
@@ -48,7 +48,7 @@ class ResultLog:
         self._known: dict[str, set[tuple[Target, str]]] = {}
 
     def succeeded(self, guest: str) -> None:
-        """What fails from now on is to be said again."""
+        """Log the next failures of ``guest`` again."""
         self._known.pop(guest, None)
 
     def clear(self) -> None:
@@ -56,7 +56,7 @@ class ResultLog:
         self._known.clear()
 
     def log(self, result: Result, why: str = "") -> None:
-        """Log a result; ``why`` stands for the reasons of the actions."""
+        """Log a result; ``why`` replaces the reasons of the actions."""
         for action in result.done:
             LOGGER.info(
                 "%s (%s)",

@@ -1,4 +1,4 @@
-"""What a pass has made of each guest: tuned or not, and how much is not as its policy says."""
+"""The state of each guest after a pass: tuned or not, and how much differs from its policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def guest_states(
     pending: Mapping[str, int],
     steps: Steps = NO_STEPS,
 ) -> tuple[GuestState, ...]:
-    """The guests of a part after a pass over it. For each guest, ``unsettled`` counts the
+    """The states of the observed guests after a pass. For each guest, ``unsettled`` counts the
     settings that could not be made or that wait, ``pending`` those that the kernel put off.
     ``steps`` tells which are stepped down."""
     guests = observed.guests
@@ -63,13 +63,13 @@ def _irq(policy: Policy | None) -> CpuSet:
 def merged(
     before: tuple[GuestState, ...], observed: SnapshotSlice, new: tuple[GuestState, ...]
 ) -> tuple[GuestState, ...]:
-    """The states of all guests in the snapshot's order: those of a part are ``new``, the
-    others' as before."""
+    """The states of all guests in the snapshot's order: ``new`` for the guests of
+    ``observed``, ``before`` for the others."""
     if observed.names is None:
         return new
     placed = list(zip(observed.places, new, strict=True))
     same = len(before) == len(observed.snapshot.guests)
-    # As many as before, and these are where they were: then so are all others.
+    # As many guests as before, and these in their old places: the others have not moved either.
     if same and all(before[place].ref == state.ref for place, state in placed):
         found = list(before)
         for place, state in placed:
@@ -84,8 +84,8 @@ WITH_ANOTHER = "taken back, because another change of the guest failed"
 
 
 def unmade(plan: Plan, result: Result) -> tuple[Unmade, ...]:
-    """Every action of the plan that the pass, with this result, has not done. Those of
-    threads and devices that are gone are none."""
+    """Every action of the plan that the pass with this result has not done, except those on
+    threads and devices that are gone."""
     done = {(a.target, a.after) for a in result.done}
     vanished = set(result.vanished)
     told: dict[Target, str] = {a.target: WITH_ANOTHER for a in result.skipped}

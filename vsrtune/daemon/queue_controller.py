@@ -1,6 +1,6 @@
-"""Keeps adaptive queues between the passes of the daemon: samples, asks the rule, sets.
+"""Controls adaptive queues between the daemon's passes: samples, applies the rule, sets lengths.
 
-A pass leaves an adaptive queue as it stands, or makes it long; the rule is queue_control's.
+A pass leaves an adaptive queue as it stands, or makes it long. The rule is in adaptive_queue.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_status(
     path: Path = DEFAULT_PATH,
     root: HostRoot | None = None,
 ) -> None:
-    """Replace the file; it is removed when there is nothing to tell. Raises OSError."""
+    """Replace the file, or remove it when ``states`` is empty. Raises OSError."""
     if not states:
         path.unlink(missing_ok=True)
         return
@@ -57,13 +57,13 @@ def write_status(
 
 
 def read_status(path: Path = DEFAULT_PATH, root: HostRoot | None = None) -> tuple[QueueState, ...]:
-    """What the daemon that runs tells of its queues; nothing when none runs, or the file is
-    damaged or not for this user."""
+    """The queue states of the running daemon; empty when none runs, or the file is damaged or
+    not for this user."""
     return _read(tuple[QueueState, ...], path, root)
 
 
 def read_starved(path: Path = STARVED_PATH, root: HostRoot | None = None) -> tuple[Starved, ...]:
-    """As ``read``, of threads that starve."""
+    """As ``read_status``, for starving threads."""
     return _read(tuple[Starved, ...], path, root)
 
 
@@ -81,15 +81,15 @@ def _start_time(root: HostRoot, pid: int) -> int:
     return parse_stat(root.read(f"/proc/{pid}/stat")).start_time
 
 
-# Seconds between samples, and between the cheap looks while nothing is dropped anywhere.
+# Seconds between samples, and between reads of drop counters while nothing is dropped anywhere.
 TICK = 0.5
 GLANCE = 1.0
 
 
 @dataclass(slots=True)
 class _Kept:
-    """One guest. ``before`` is the sample at the begin of the next window, ``drops`` what
-    the last cheap look found; None when there was none."""
+    """One guest. ``before`` is the sample at the start of the next window, ``drops`` the drop
+    counter as last read; None before the first."""
 
     guest: Guest
     policy: Policy
@@ -106,7 +106,7 @@ class _Kept:
 
 
 class QueueKeeper:
-    """``update`` is to be called between passes."""
+    """Call ``update`` between passes."""
 
     def __init__(
         self,
@@ -120,17 +120,17 @@ class QueueKeeper:
         self._clock = clock
         self._publish = publish
         self._kept: dict[str, _Kept] = {}
-        # Those that are kept no more, and may still be short.
+        # Guests whose queues are no longer controlled and may still be short.
         self._parting: dict[str, _Kept] = {}
         self._snapshot: Snapshot | None = None
         self._policies: tuple[Policy, ...] = ()
         self._due = 0.0
-        # After a failure the next pass has to look at the host first.
+        # After a failure the next pass has to observe the host first.
         self._stuck = False
 
     def update(self) -> float | None:
-        """Do what is due; seconds until something is due again, None without adaptive
-        queues."""
+        """Do what is due. Return the seconds until something is due again; None without
+        adaptive queues."""
         state = self._reconciler.state
         if state.snapshot is not self._snapshot or self._reconciler.policies != self._policies:
             self._choose(state.snapshot)
@@ -143,12 +143,12 @@ class QueueKeeper:
         return max(self._due - now, 0.0)
 
     def leave(self) -> None:
-        """Nothing is kept any more, and what was set stays."""
+        """Stop controlling queues, and leave them long."""
         self._parting, self._kept = {**self._parting, **self._kept}, {}
         self._part()
 
     def close(self) -> None:
-        """Nothing is kept any more; what was set is the journal's to put back."""
+        """Stop controlling queues; undo restores them from the journal."""
         self._kept, self._parting = {}, {}
         self._tell(())
 
@@ -164,8 +164,9 @@ class QueueKeeper:
         self._set(actions)
 
     def _part(self) -> None:
-        """Make queues long that are kept no more: nobody would when overload ends. Only what
-        still is as it was set here, and not while libvirt is busy with the guest."""
+        """Make queues long that are no longer controlled, because nobody would when overload
+        ends. Leave alone a queue that somebody changed, and wait while libvirt is busy with
+        the guest."""
         actions: list[Action] = []
         left = self._left()
         for kept in self._parting.values():
@@ -179,7 +180,8 @@ class QueueKeeper:
         self._parting = {r: k for r, k in self._parting.items() if k.guest.waits or failed}
 
     def _left(self) -> frozenset[Target]:
-        """Changed by somebody, and not to be put back by the policy's rule, or not yet."""
+        """Targets that somebody changed and that the policy's rule does not put back, or not
+        yet."""
         return frozenset(d.target for d in self._reconciler.state.drifts if d.left)
 
     def _set(self, actions: list[Action]) -> None:
@@ -187,7 +189,7 @@ class QueueKeeper:
         if not actions and told == self._reconciler.state.queues:
             return
         self._stuck = not self._reconciler.adjust(actions, told)
-        # Its own changes are no reason to choose anew.
+        # Own changes are no reason to select guests again.
         self._snapshot = self._reconciler.state.snapshot
         self._refresh()
         self._tell(told)
@@ -199,7 +201,8 @@ class QueueKeeper:
             LOGGER.debug("cannot tell of adaptive queues: %s", error)
 
     def _sample(self, kept: _Kept, now: float) -> bool:
-        """One look at a guest; whether nothing happens there."""
+        """Sample a guest and apply the rule. True when nothing happens there, or it cannot be
+        read."""
         try:
             if kept.state.idle(kept.bounds):
                 drops = self._sampler.drops(kept.where)
@@ -222,7 +225,7 @@ class QueueKeeper:
         return False
 
     def _choose(self, snapshot: Snapshot | None) -> None:
-        """Whose queues to keep, after a pass: guests that are as their policies say, with
+        """Select the guests to control after a pass: those that match their policies and have
         devices of their own."""
         self._snapshot, self._policies = snapshot, self._reconciler.policies
         self._stuck = False
@@ -259,14 +262,14 @@ class QueueKeeper:
                 continue
             asking = policies_of(guest, self._policies)
             if guest.ref in tuned:
-                # A length, or none: then the pass has seen to it.
+                # Under a policy with a fixed length or none, the pass has set the queue.
                 asking = [p for p in asking if isinstance(p.macvtap_queue, QueueBounds)]
             if asking:
                 old.guest, old.before, old.drops = guest, None, None
                 self._parting[guest.ref] = old
 
     def _refresh(self) -> None:
-        """The guests as they are after our own changes."""
+        """Update the guests after our own changes."""
         guests = self._snapshot.guests if self._snapshot is not None else ()
         for guest in guests:
             if guest.ref in self._kept:

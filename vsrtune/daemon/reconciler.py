@@ -1,7 +1,8 @@
 """One pass over the host: observe, plan, apply, and remember how it went.
 
-A pass is the only thing that changes the host while the daemon runs. It may be
-repeated at any time: on a host that is as the policies say it writes nothing.
+Between passes only adaptive queues (``adjust``), steps down (``step_down``) and switches of
+attachments change the host. A pass may be repeated at any time: it writes nothing on a host
+that matches the policies.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
 
-# How soon a thread that has to run before it can be DEADLINE is looked at again, seconds.
+# Seconds until the next pass over a thread that has to run before it can be DEADLINE.
 PENDING = 1.0
 
 _HOST = frozenset([HOST_REF])
 
 
 class Observing(Protocol):
-    """What a pass needs of observe.Observer."""
+    """The interface of observer.Observer that a pass uses."""
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot: ...
 
@@ -71,9 +72,9 @@ class Observing(Protocol):
 class Reconciler(Adjusting, Stepping):
     """Runs passes. ``policies`` may be replaced between two of them.
 
-    ``trace`` is how long a pass watches transmissions while some worker's interface
-    is known by order only, in seconds. ``meter`` measures loads while a policy places by
-    them. ``pulse`` is called between the stages of a pass, to show that it moves on,
+    ``trace`` is how long a pass traces transmissions while some worker's interface is
+    known by order only, in seconds. ``meter`` measures loads while a policy places by
+    load. ``pulse`` is called between the stages of a pass, to show that it moves on,
     ``remember`` with interrupts that the kernel refused to move.
     """
 
@@ -111,8 +112,8 @@ class Reconciler(Adjusting, Stepping):
         self._guests: frozenset[str] | None = None
         # Guests that the last pass wrote to.
         self._again: frozenset[str] = frozenset()
-        # Settings that the kernel put off in this pass, by guest, and the guests of which
-        # some pass's wait.
+        # Settings that the kernel put off in this pass, by guest, and the guests with
+        # settings put off in any pass.
         self._waiting: Counter[str] = Counter()
         self._pending: frozenset[str] = frozenset()
         self._steps = journal.steps
@@ -142,13 +143,13 @@ class Reconciler(Adjusting, Stepping):
             LOGGER.warning("%s: still %s; %s", guest, step, UNTIL, extra=fields(guest=guest))
 
     def run(self, scope: Scope = FULL, *, settle: bool = False, reassert: bool = False) -> bool:
-        """One pass; True when something was written.
+        """Run one pass; True when something was written.
 
         ``scope`` says what may have changed since the last pass. Guests that bring to the
-        plan what they brought before are planned alone, else all are.
+        plan what they brought before are planned alone; otherwise all guests are planned.
         ``settle`` also takes back what the policies no longer ask for (at start and
-        after a reload), ``reassert`` overrules pins set by hand. What fails of these
-        two later passes do. Failures are logged and counted, never raised.
+        after a reload), ``reassert`` overrules pins set by hand. Later passes retry
+        whatever of these two failed. Failures are logged and counted, never raised.
         """
         begin = self._clock()
         LOGGER.debug("a pass over %s", scope)
@@ -171,7 +172,7 @@ class Reconciler(Adjusting, Stepping):
         return wrote
 
     def stop(self) -> bool:
-        """Undo everything; True when nothing of ours is left on the host."""
+        """Undo everything; True when none of our changes is left on the host."""
         self._pulse()
         if self._journal.foreign is not None:
             LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
@@ -186,8 +187,9 @@ class Reconciler(Adjusting, Stepping):
         return not result.failed
 
     def next_try(self) -> float | None:
-        """Seconds until a failed guest is due again, something that is changed again and
-        again, or a thread that has to run first; None when none waits."""
+        """Seconds until the next retry: of a failed guest, of a setting that others keep
+        changing, of the reload backlog, or of a thread that has to run first. None when
+        nothing waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
         due += [self._backlog.next_try()]
         if self._pending:
@@ -195,13 +197,13 @@ class Reconciler(Adjusting, Stepping):
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def again(self) -> Scope:
-        """What a pass has to look at that is due because of the last one: guests that it
-        wrote to, and those of which something waits."""
+        """The scope of a pass that is due because of earlier ones: guests that the last one
+        wrote to, and guests with something that waits."""
         names = self._again | self._backoff.waiting() | self._drift.waiting()
         return self._by_name(names | self._pending)
 
     def _by_name(self, names: frozenset[str]) -> Scope:
-        # Only libvirt's guests can be looked at by name.
+        # Only libvirt's guests can be re-read by name.
         plain = any(name == HOST_REF or name.startswith(PLAIN_QEMU) for name in names)
         return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)
 
@@ -242,8 +244,8 @@ class Reconciler(Adjusting, Stepping):
         if observed.names is None:
             budgets = self._budgets.update(observed.snapshot, self._clock())
             self.state = replace(self.state, budgets=budgets)
-        # What is shown is the host as this pass leaves it. Guests that are planned alone are
-        # all that such a pass writes to.
+        # The state shows the host as this pass leaves it. A pass that plans guests alone
+        # writes to these guests only.
         left = observed.around(project_actions(observed.alone(), done))
         self._publish(replace(observed, snapshot=left), plan, unsettled)
         wrote_to = {a.target for a in done}
@@ -268,13 +270,13 @@ class Reconciler(Adjusting, Stepping):
         return planner.plan(snapshot, self.policies, applied, reassert, unsure, self._steps)
 
     def _plan_alone(self, observed: SnapshotSlice) -> Plan | None:
-        """The plan for the guests that were looked at; None when all have to be planned."""
+        """The plan for the observed guests alone; None when all guests have to be planned."""
         whole, names = self._whole, observed.names
         if whole is None or names is None:
             return None
         alone = observed.alone()
         if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
-            return None  # what the host got for a guest that is gone may be asked for no more
+            return None  # settings of the host made for a guest that is gone may be obsolete
         applied, memory = self._applied(names), self._drift.memory(names)
         plan = plan_alone(whole, alone, self.policies, applied, memory, self._steps)
         unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
@@ -283,9 +285,9 @@ class Reconciler(Adjusting, Stepping):
         return plan_alone(whole, alone, self.policies, applied, unsure, self._steps)
 
     def _observe(self, scope: Scope) -> SnapshotSlice:
-        """The host, and the part of it that was looked at."""
+        """Observe the host within ``scope``, and trace when a trace is worth it."""
         known = self._snapshot
-        # Everything costs little where guests are few, and leaves nothing to doubt.
+        # With few guests, observing everything costs little and leaves no doubt.
         if known is None or scope.host or len(known.guests) <= one_pass.FEW:
             observed = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
         elif scope.turns:
@@ -307,7 +309,7 @@ class Reconciler(Adjusting, Stepping):
         return observed
 
     def _measured(self, observed: SnapshotSlice) -> SnapshotSlice:
-        """With loads, while there are policies that place by them."""
+        """``observed`` with loads, while a policy places by load."""
         snapshot = self._loads.measured(observed.snapshot, self.policies, self._clock())
         return replace(observed, snapshot=snapshot)
 
@@ -324,7 +326,7 @@ class Reconciler(Adjusting, Stepping):
         self._backlog.end(frozenset(left), observed.names, failed or bool(managed & busy or unread))
 
     def _give_back(self, observed: SnapshotSlice) -> bool:
-        """Undo what guests have brought along; whether any had."""
+        """Undo settings that guests have brought along; True when one was undone."""
         brought = executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
         if not brought:
             return False
@@ -333,10 +335,10 @@ class Reconciler(Adjusting, Stepping):
         return bool(result.done)
 
     def _release(self, snapshot: Snapshot, settle: bool) -> Result | None:
-        """Undo what no policy asks for any more; None when there was no such thing.
+        """Undo what no policy asks for any more; None when there is nothing to undo.
 
-        Settings of a guest go with the guest, those of the host itself stay behind
-        when the guest that needed them is gone: they are looked at in every pass.
+        Settings of a guest go with the guest. Settings of the host stay behind when the
+        guest that needed them is gone: every pass that plans all guests checks them.
         """
         applied = self._journal.applied()
         undone = {ref for ref, step in self._steps.items() if step.level is StepLevel.UNDONE}
@@ -354,8 +356,8 @@ class Reconciler(Adjusting, Stepping):
         return result
 
     def _apply(self, plan: Plan) -> tuple[tuple[Action, ...], dict[str, int]]:
-        """Apply the plan but for guests that must wait after a failure: the actions
-        done, and for each guest how many settings are still not as its policy says."""
+        """Apply the plan except for guests that must wait after a failure. Return the actions
+        done, and for each guest how many settings still differ from its policy."""
         wanted: dict[str, set[tuple[Target, Value]]] = {}
         for action in plan.actions:
             wanted.setdefault(action.target.guest, set()).add((action.target, action.after))
@@ -389,9 +391,9 @@ class Reconciler(Adjusting, Stepping):
         return result.done, pending
 
     def _heal(self, observed: SnapshotSlice, states: Iterable[GuestState]) -> None:
-        """Guests that have failed succeed without a write too: what is as asked by now, and
-        guests that are gone. One that is refused, held, or busy is neither; one that is
-        missing while something could not be read may still run."""
+        """Clear the failures of guests that match their policies without a write, and of
+        guests that are gone. A guest that is refused, held or busy is neither. A guest that
+        is missing while something could not be read may still run."""
         failing = self._backoff.failing()
         if not failing:
             return
@@ -411,7 +413,7 @@ class Reconciler(Adjusting, Stepping):
     def _publish(self, observed: SnapshotSlice, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(observed, plan, self.policies, unsettled, self._waiting, self._steps)
         self._heal(observed, new)
-        # An event tells when libvirt is no longer busy, and the next look whether it answers.
+        # An event tells when libvirt is no longer busy, the next pass whether it answers.
         busy = {g.ref for g in observed.guests if g.waits}
         pending = {s.ref for s in new if s.pending} - busy
         if observed.names is not None:
@@ -438,10 +440,10 @@ class Reconciler(Adjusting, Stepping):
 
 
 def forget(observed: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
-    """Drop the entries of the guests of ``observed`` that nothing is left of.
+    """Drop the journal entries of the guests of ``observed`` whose targets no longer exist.
 
     A guest missing from the snapshot is no proof, because its reader may have
-    failed: the target itself is asked.
+    failed: the target itself is read.
     """
     guests = observed.guests
     alive = {t.key for g in guests for t in g.threads}
@@ -457,7 +459,7 @@ def forget(observed: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
             if target.ifindex in devices:
                 continue
         elif isinstance(target, RrTimeslice):
-            continue  # a kernel has it for as long as it runs
+            continue  # it exists as long as the kernel runs
         elif not isinstance(target, CgroupTarget) and target.thread in alive:
             continue
         try:

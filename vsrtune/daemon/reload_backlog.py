@@ -1,8 +1,8 @@
-"""What a reload has asked for and could not have yet.
+"""What a reload has asked for and has not achieved yet.
 
 A reload takes back what was set by hand before it, and what no policy asks for any more. Where
-libvirt is away or busy with a guest, or the pass breaks off, later passes do that. They have to
-know of it: else they would hold the operator's pin of before the reload for one of after it.
+libvirt is away or busy with a guest, or the pass breaks off, later passes finish the work.
+Without the backlog they would take an operator's pin from before the reload for one made after.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from vsrtune.plan.drift import Overruled
 
-# What could not be taken back is tried again after 1, 2, 4, ... seconds, at most:
+# Taking back is tried again after 1, 2, 4, ... seconds, at most:
 LONGEST = 60.0
 
 
 class ReloadBacklog:
-    """One for the life of a daemon; told of every pass. Times are those of ``clock``."""
+    """One instance for the life of a daemon; the reconciler reports every pass to it. Times
+    are those of ``clock``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,8 +28,8 @@ class ReloadBacklog:
         self._until = 0.0
 
     def begin(self, settle: bool, reassert: bool) -> tuple[bool, Overruled]:
-        """Whether the pass that begins takes back what no policy asks for, and of which
-        guests it overrules what was set by hand: what is asked of it now and the backlog."""
+        """Begin a pass. Return whether it takes back what no policy asks for, and for which
+        guests it overrules what was set by hand; both include the backlog."""
         if settle:
             self._settle, self._delay = True, 0.0
         self._settling = settle or (self._settle and self._clock() >= self._until)
@@ -42,9 +43,9 @@ class ReloadBacklog:
         return self._settling or bool(self._guests)
 
     def end(self, left: frozenset[str], refreshed: frozenset[str] | None, unsettled: bool) -> None:
-        """A pass over the guests ``refreshed`` (None: all) is over. ``left`` are those that are
-        not yet as their policies say; ``unsettled``: not all could be taken back that no policy
-        asks for."""
+        """End a pass over the guests ``refreshed`` (None: all). ``left`` are the guests that do
+        not match their policies yet. ``unsettled``: something that no policy asks for could not
+        be taken back."""
         if self._guests is True:
             self._guests = left
         elif self._guests:
@@ -54,12 +55,12 @@ class ReloadBacklog:
             self._wait()
 
     def broke_off(self) -> None:
-        """The pass ended with an error: all that it was asked for stays in the backlog."""
+        """End a failed pass: everything that it was asked for stays in the backlog."""
         if self._settling:
             self._wait()
 
     def next_try(self) -> float | None:
-        """Seconds until what could not be taken back is tried again; None: nothing waits."""
+        """Seconds until taking back is tried again; None when nothing waits."""
         return max(0.0, self._until - self._clock()) if self._settle else None
 
     def _wait(self) -> None:

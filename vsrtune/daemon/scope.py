@@ -1,4 +1,4 @@
-"""What a pass has to look at anew: some guests, or everything."""
+"""The scope of a pass: some guests, or everything."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Scope:
     """``guests`` are libvirt domain names whose threads, devices or pins may have changed,
-    or that came or went. ``host`` is True when something of the host or something unknown
-    may have: then everything is to be looked at, whatever ``guests`` says. ``turns`` is
-    the look from time to time for what has no event."""
+    or that came or went. ``host`` is True when the host or something unknown may have
+    changed: the pass then reads everything, whatever ``guests`` says. ``turns`` asks for
+    the periodic check for changes without events."""
 
     guests: frozenset[str] = frozenset()
     host: bool = False
@@ -18,11 +18,11 @@ class Scope:
 
     @classmethod
     def of(cls, guest: str | None) -> Scope:
-        """One guest; None is the host, or that nobody knows."""
+        """The scope of one guest; None stands for the host or something unknown."""
         return FULL if guest is None else cls(frozenset([guest]))
 
     def merge(self, other: Scope) -> Scope:
-        """What both ask for."""
+        """Both scopes together."""
         return Scope(self.guests | other.guests, self.host or other.host, self.turns or other.turns)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Scope:
         return ", ".join(named) or "nothing"
 
     def __bool__(self) -> bool:
-        """False when there is nothing to look at."""
+        """False when there is nothing to read."""
         return self.host or self.turns or bool(self.guests)
 
 

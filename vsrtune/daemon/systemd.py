@@ -25,7 +25,7 @@ class Notifier(Protocol):
 
     @property
     def watchdog_seconds(self) -> float | None:
-        """Longest silence allowed between two pings; None when nobody counts."""
+        """Longest silence allowed between two pings; None without a watchdog."""
         ...
 
 
@@ -90,7 +90,8 @@ def watchdog_from(environ: Mapping[str, str], pid: int) -> float | None:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Notifier:
-    """The notifier for this process: systemd's when it listens, else the null one."""
+    """The notifier for this process: SystemdNotifier when systemd listens, otherwise
+    NullNotifier."""
     env = os.environ if environ is None else environ
     if not env.get("NOTIFY_SOCKET"):
         return NullNotifier()

@@ -1,4 +1,4 @@
-"""What two looks at the host, one after the other, say about its threads."""
+"""What two successive passes tell about threads: use of budgets, and whether to trace."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from vsrtune.model.snapshot import Snapshot
 
 
 class Budgets:
-    """How much of their budgets DEADLINE threads use, from one look at everything to the
-    next."""
+    """The share of their budgets that DEADLINE threads use from one full pass to the next."""
 
     def __init__(self) -> None:
         self._at = 0.0
         self._ran: dict[ThreadKey, int] | None = None
 
     def update(self, snapshot: Snapshot, now: float) -> tuple[tuple[ThreadKey, float], ...]:
-        """Shares since the last look; ``now`` in seconds of one clock."""
+        """Shares since the last call; ``now`` is in seconds of one clock."""
         elapsed, ran = round((now - self._at) * 1e9), self._ran
         threads = [
             t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE
@@ -33,15 +32,15 @@ class Budgets:
         )
 
 
-# After a trace that taught nothing of a worker, so many passes are made without one for its
-# sake: 1, 3, 7, ... up to this.
+# After a trace that revealed nothing about a worker, this many passes at most make no trace
+# for it: 1, 3, 7, ...
 MOST = 31
 
 
 @dataclass(slots=True)
 class _Futile:
-    """A worker of which the last trace taught nothing. ``left`` of ``skip`` passes are still
-    to be skipped. ``worked``: it had, and could not be seen all the same."""
+    """A worker about which the last trace revealed nothing. ``left`` of ``skip`` passes remain
+    to be skipped. ``worked``: the worker had run, and the trace showed nothing all the same."""
 
     worked: bool
     skip: int
@@ -49,18 +48,19 @@ class _Futile:
 
 
 class Tracing:
-    """When watching transmissions can make the mapping of some worker surer. A worker that
-    never sends would else cost a trace and another look in every pass."""
+    """Decides when a trace of transmissions can make a worker's mapping more certain.
+    Otherwise a worker that never sends would cost a trace and a second observation in every
+    pass."""
 
     def __init__(self) -> None:
         self._futile: dict[ThreadKey, _Futile] = {}
-        # For whose sake a trace is made, and whether they have worked since the look before.
+        # Workers for which a trace is made, and whether they have run since the last pass.
         self._due: dict[ThreadKey, bool] = {}
 
     def worth(self, before: Iterable[Guest], now: Iterable[Guest]) -> bool:
-        """Whether to trace in this pass: for a worker that is of no use yet, or one known by
-        order only that has worked since ``before``. One that is new or begins to work does
-        not wait."""
+        """Whether to trace in this pass: for a worker whose mapping is not usable yet, or one
+        mapped by order only that has run since ``before``. A worker that is new or begins to
+        run does not wait."""
         used_before = {t.key: t.cpu_ns for g in before for t in g.threads}
         self._due = {}
         for thread in _unsure(now):
@@ -77,8 +77,8 @@ class Tracing:
         return bool(self._due)
 
     def traced(self, guests: Iterable[Guest]) -> None:
-        """All guests as they are after a trace that was worth it. Workers that are gone are
-        forgotten, and those that are known by now."""
+        """Note a trace; ``guests`` are all guests after it. Forget workers that are gone, and
+        those with nothing left to learn."""
         for key, worked in self._due.items():
             last = self._futile.get(key)
             skip = 1 if last is None else min(2 * last.skip + 1, MOST)
@@ -88,7 +88,7 @@ class Tracing:
 
 
 def _unsure(guests: Iterable[Guest]) -> Iterator[Thread]:
-    """Workers that a trace can tell more of."""
+    """Workers about which a trace can tell more."""
     for guest in guests:
         for thread in guest.by_role(Role.VHOST):
             if thread.confidence not in (None, Confidence.EXACT):

@@ -1,1 +1,1 @@
-"""Wall: pure. What ``vsrtune doctor`` checks, and what it says of it."""
+"""Wall: pure. The checks of ``vsrtune doctor``, and their findings."""

@@ -1,4 +1,4 @@
-"""What `vsrtune doctor` looks for in the running guests: workers, devices, queues, classes."""
+"""Checks of the running guests: workers, devices, queues, classes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from vsrtune.plan import warnings as plan_warnings
 from vsrtune.plan.requirements import label, main_thread
 
 _NET = "/sys/class/net"
-# A vhost worker of today's kernels takes so many frames at once.
+# Frames that a vhost worker of today's kernels takes at once.
 _BATCH = 64
-# Measured: 1.07 times the frames of the default, with a tenth of a second of waiting ones.
+# Measured: 1.07 times the frames of the default, which wait for a tenth of a second.
 _LONG = 4000
 
 
@@ -252,7 +252,7 @@ def order(case: Case) -> Iterable[Finding]:
     for text in told:
         yield Finding(Severity.WARNING, text, "equal classes and priorities", "`vsrtune show`")
     for text in kernel_threads.warnings(snapshot, refs):
-        # Since 6.5 work that was put off is not left to that thread alone.
+        # Since 6.5 deferred work is not left to that thread alone.
         level = Severity.WARNING if case.release < (6, 5) else Severity.INFO
         hint = "scheduler.softirq in the policy"
         yield Finding(level, text, hint, f"kernel {kernel}; `vsrtune show`")

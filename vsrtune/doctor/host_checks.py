@@ -1,4 +1,4 @@
-"""What `vsrtune doctor` looks for in the host: kernel, CPUs, interrupts, scheduling."""
+"""Checks of the host: kernel, CPUs, interrupts, scheduling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
 _SCHED = "/proc/sys/kernel"
 _CGROUP = "/sys/fs/cgroup"
-# Of this share of a CPU the books and the threads may differ: rounding of each thread.
+# The books and the threads may differ by this share of a CPU, because each thread is rounded.
 _ROUNDING = UNIT // 1000
 
 
@@ -342,7 +342,7 @@ def bandwidth(case: Case) -> Iterable[Finding]:
             for t in g.threads
             if t.sched.cls is SchedClass.DEADLINE and t.affinity & domain.cpus
         )
-        # What the kernel books for itself may or may not be in its books.
+        # The books may or may not include what the kernel books for itself.
         if domain.booked - own > domain.kernel + _ROUNDING:
             clean = False
             yield Finding(

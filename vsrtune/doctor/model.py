@@ -1,4 +1,4 @@
-"""What `vsrtune doctor` judges and says: values, and nothing that reads them."""
+"""Facts and findings of `vsrtune doctor`: values, and nothing that reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Severity(enum.StrEnum):
     """How much a finding matters, from nothing to most."""
 
     OK = "ok"
-    INFO = "info"  # something to know; it may stand in the way of what is not in use yet
+    INFO = "info"  # something to know; it may hinder something that is not in use yet
     WARNING = "warning"  # costs packets, time or accuracy, or soon may
     ERROR = "error"  # something that is in use does not work
 
@@ -34,8 +34,8 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check: what was found, what to do about it ("": nothing), and the
-    value that tells, with where it was read. ``check`` is filled in by ``run``."""
+    """One result of a check. ``hint`` is "" when there is nothing to do, ``evidence`` the value
+    that tells, and where it was read. ``run`` fills in ``check``."""
 
     level: Severity
     what: str
@@ -64,13 +64,12 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the snapshot does not hold. None: not readable here, so not judged.
+    """Facts that the snapshot does not hold. None: not readable here, so not judged.
 
-    ``rt_group_sched`` is where the kernel's configuration says that it was built with
-    RT_GROUP_SCHED ("" when it was not), ``backlog`` the frames each CPU's backlog dropped
-    since boot, ``isolated`` the CPUs isolated at boot, ``managed_irqs`` the interrupts
-    whose CPUs the kernel keeps for itself, ``books`` what the kernel has booked for
-    class deadline.
+    ``rt_group_sched`` is the path of the kernel's configuration when RT_GROUP_SCHED is in
+    force ("" when it is not), ``backlog`` the frames that each CPU's backlog dropped since
+    boot, ``isolated`` the CPUs isolated at boot, ``managed_irqs`` the interrupts whose CPUs
+    the kernel alone sets, ``books`` the kernel's bookings for class deadline.
     """
 
     rt_group_sched: str | None = None
@@ -107,14 +106,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[T]):
-    """One check. Its docstring's first line says which trap it looks for."""
+    """One check. The first paragraph of ``find``'s docstring says which trap it looks for."""
 
     name: str
     find: Callable[[T], Iterable[Finding]]
 
     @property
     def trap(self) -> str:
-        """What it looks for, a sentence."""
+        """The trap that the check looks for, a sentence."""
         text = (self.find.__doc__ or "").strip().partition("\n\n")[0]
         return " ".join(text.split())
 

@@ -1,4 +1,4 @@
-"""What `vsrtune doctor` looks for in the kernel module and the attachments that need it."""
+"""Checks of the kernel module and of the attachments that need it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MODULE = "napi_macvlan"
 
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
-    """The module that modprobe would load: ``modinfo`` of it. ``signer`` is "" when it is
-    not signed."""
+    """The module that modprobe would load, from ``modinfo``. ``signer`` is "" when it is not
+    signed."""
 
     path: str
     vermagic: str
@@ -25,17 +25,18 @@ class ModuleFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModule:
-    """The module that is loaded; ``srcversion`` is "" when it has none."""
+    """The loaded module; ``srcversion`` is "" when it has none."""
 
     srcversion: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """What was read. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
-    ``sig_enforce`` are None where this kernel or firmware does not tell. ``devices`` are
-    those that vsrtune made for guests, ``unfinished`` whether a switch was interrupted,
-    ``boot_unit`` whether vsrtune-devices.service is enabled, None without systemd."""
+    """Facts as read. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
+    ``sig_enforce`` are None where this kernel or firmware does not tell. ``devices`` are the
+    devices that vsrtune made for guests. ``unfinished`` tells whether a switch was interrupted
+    or is under way, ``boot_unit`` whether vsrtune-devices.service is enabled, None without
+    systemd."""
 
     kernel: str
     file: ModuleFile | None

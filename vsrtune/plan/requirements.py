@@ -472,7 +472,7 @@ def crowded(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> R
     """The refusal of a guest of which ``auto`` has put two vcpus on one CPU.
 
     They lose what they would have done at once: measured medians of such guests went down to
-    0.85 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
+    0.77 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
     """
     pins = _crowding_pins(requirements.policy, requirements.pins)
     cpus = CpuSet(cpu for pin in pins for cpu in chosen[pin.thread.key].cpus)

@@ -1,1 +1,1 @@
-"""Wall: pure. What an operator is shown: tables, the status page, ``top``, metric families."""
+"""Wall: pure. Views for the operator: tables, the status page, ``top``, metric families."""

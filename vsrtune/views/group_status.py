@@ -1,4 +1,4 @@
-"""How a group's members are attached now, and what each has received: pure."""
+"""How a group's members are attached now, and the counters of each: pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vsrtune.views.tables import NOTHING, Table
 @dataclass(frozen=True, slots=True)
 class Place:
     """One member on one device of its group. ``state`` is plugged, stalled (plugged, but it
-    takes no frames), drained or stopped. ``queue`` is what its queue of the device counts,
-    None until its worker has sent. ``role`` is member, or in a multistage router balancer or
-    router; ``side`` is what the group file calls it."""
+    takes no frames), drained or stopped. ``queue`` holds the counters of its queue on the
+    device, None until its worker has sent. ``role`` is member, or in a multistage router
+    balancer or router; ``side`` is the side's name in the group file."""
 
     group: str
     member: str
@@ -33,7 +33,7 @@ class Place:
 def places(
     origins: Sequence[Origin], host: AttachHostState, guests: Sequence[Guest]
 ) -> tuple[Place, ...]:
-    """Of every member, on each side; ``guests`` are those observed."""
+    """The places of every member, on each side; ``guests`` are the observed guests."""
     observed = {g.uuid: g for g in guests}
     found = []
     for origin in origins:
@@ -57,7 +57,7 @@ def places(
 
 
 def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
-    """The queue of the device through which one of the guest's threads sent last."""
+    """The device's queue through which a thread of the guest was the last to send."""
     if guest is None:
         return None
     tids = {thread.key.tid for thread in guest.threads}
@@ -68,7 +68,7 @@ def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
 
 
 def table(group: str, found: Sequence[Place]) -> Table:
-    """For people."""
+    """The places of a group as a table."""
     columns = (
         "member",
         "role",

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the daemon: the latest State, never a look at the host.
+"""Prometheus metrics of the daemon: from the latest DaemonState, never from the host.
 
 FAMILIES is the list that docs/metrics.md explains; a test compares the two.
 """
@@ -230,8 +230,8 @@ FAMILIES = {
 
 
 def families(state: DaemonState, refused: int = 0) -> list[Any]:
-    """All metric families, those without samples included; ``refused`` is how many
-    connections were closed unanswered."""
+    """All metric families, including those without samples; ``refused`` is the number of
+    connections that were closed unanswered."""
     out = {name: _empty(family) for name, family in FAMILIES.items()}
     out["build"].add_metric([], {"version": __version__})
     if state.snapshot is not None:
@@ -371,5 +371,5 @@ def _thread_labels(domain: str, thread: Thread) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Label values must be UTF-8: bytes that are not (os.fsdecode) are shown escaped."""
+    """Escape bytes that are not UTF-8 (os.fsdecode), because label values must be UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Metrics of the devices of our kernel module: what they count, as samples.
+"""Metrics of the devices of our kernel module: their counters as samples.
 
-A counter that the loaded module does not have makes no sample. What several guests share is
-told once, so that sums hold.
+A counter that the loaded module does not have makes no sample. Counters that several guests
+share are reported once, so that sums hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vsrtune.model.module_counters import QueueCounters
 _DEVICE = ("domain", "target_device")
 _QUEUE = (*_DEVICE, "queue")
 
-# Name, kind, labels, help: as metrics.Family.
+# Name, kind, labels, help: as metric_families.Family.
 FAMILIES = (
     (
         "tap_received",
@@ -87,8 +87,9 @@ FAMILIES = (
 
 
 class Sharing:
-    """Which guest tells what of a device that several are plugged into, as the members of a
-    group are: a queue's numbers whose worker it is, all else the first guest."""
+    """Decides which guest reports a device that several guests are plugged into, as the members
+    of a group are. The guest whose thread last sent through a queue reports the queue; the first
+    guest reports everything else."""
 
     def __init__(self, guests: Iterable[Guest]) -> None:
         self._first: dict[tuple[str, int, str], str] = {}
@@ -106,17 +107,17 @@ class Sharing:
                 self._owner.update((thread.key.tid, guest.ref) for thread in guest.threads)
 
     def of_device(self, guest: Guest, interface: Interface) -> bool:
-        """Whether this guest tells the device's numbers."""
+        """Whether this guest reports the device's numbers."""
         return self._first.get(_device(interface), guest.ref) == guest.ref
 
     def of_queue(self, guest: Guest, interface: Interface, queue: QueueCounters) -> bool:
-        """Whether this guest tells the queue's numbers."""
+        """Whether this guest reports the queue's numbers."""
         owner = self._owner.get(queue.worker_tid or 0)
         return self.of_device(guest, interface) if owner is None else owner == guest.ref
 
 
 def _device(interface: Interface) -> tuple[str, int, str]:
-    # Devices of two network namespaces may have one name, or one number.
+    # Devices of two network namespaces may share a name, or a number.
     return (interface.target, interface.ifindex, interface.mac)
 
 

@@ -1,6 +1,6 @@
-"""The status page of a State, cut to sizes that stay small with any number of guests.
+"""The status page of a DaemonState, cut to sizes that stay small with any number of guests.
 
-Where not all is listed, what needs somebody comes first.
+Guests and settings left alone that need somebody come first.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from vsrtune.views.page_model import (
 T = TypeVar("T")
 V = TypeVar("V")
 
-# The most that is listed: of each, or in each.
+# Maximum number of entries: of each, or in each.
 CPUS, ON_CPU, GUESTS, THREADS, INTERFACES, ROWS = 512, 16, 40, 40, 12, 100
-# The most characters of a text: a plain QEMU may be called anything.
+# Maximum length of a text, in characters: a plain QEMU may be called anything.
 TEXT = 300
 
 _ORDER = (DEGRADED, REFUSED, PENDING, TUNED, NO_POLICY)
 
 
 def status_page(state: DaemonState) -> StatusPage:
-    """What the page tells of this State; a pure function of it."""
+    """The page for ``state``; a pure function of it."""
     snapshot = state.snapshot
     refused = {r.guest for r in state.plan.refusals}
     told = {s.ref: (s, _standing(s, refused)) for s in state.guests}
@@ -167,7 +167,7 @@ def _cpus(snapshot: Snapshot, state: DaemonState) -> tuple[tuple[CpuView, ...], 
 
 
 def _interrupts(snapshot: Snapshot) -> dict[int, list[str]]:
-    """For each CPU the NICs below guests that it serves."""
+    """The NICs below guests, by the CPU that serves them."""
     found: dict[int, list[str]] = {}
     host = snapshot.host
     chains: dict[tuple[str, ...], Interface] = {}
@@ -182,7 +182,7 @@ def _interrupts(snapshot: Snapshot) -> dict[int, list[str]]:
 
 
 def _where(thread: Thread) -> int:
-    """Where it last ran; where it has to run next when it was pinned elsewhere since."""
+    """The CPU where the thread last ran, or runs next when it was pinned elsewhere since."""
     if thread.last_cpu in thread.affinity or not thread.affinity:
         return thread.last_cpu
     return thread.affinity.first()
@@ -192,7 +192,7 @@ def _on_cpu(guest: Guest, thread: Thread) -> OnCpu:
     return OnCpu(
         _text(guest.ref),
         _text(thread_label(thread)),
-        # Set by every real-time class of ours: on a narrow card it says nothing.
+        # Every real-time class that vsrtune sets has it: on a narrow card it says nothing.
         str(thread.sched).removesuffix(" reset-on-fork"),
         len(thread.affinity) == 1,
     )
@@ -297,7 +297,7 @@ def _plan(plan: PlanState) -> PlanView:
 
 
 def _urgency(skipped: Skipped) -> int:
-    """What is drift or waits, the rest, what is as asked; each in the plan's own order."""
+    """The rank of a setting left alone: held or pending, the rest, already as required."""
     if skipped.held or skipped.pending:
         return 0
     return 2 if skipped.reason.startswith("already ") else 1
@@ -334,10 +334,10 @@ def _drift(drift: Drift) -> DriftView:
 
 
 def _cut(items: Sequence[T], most: int, view: Callable[[T], V]) -> tuple[tuple[V, ...], int]:
-    """The first views, and how many there are besides."""
+    """Views of the first ``most`` items, and the number of the others."""
     return tuple(view(item) for item in items[:most]), max(0, len(items) - most)
 
 
 def _text(text: str) -> str:
-    """A text as it can be shown, and not longer than that."""
+    """The text made printable, and cut after TEXT characters."""
     return printable(text[:TEXT] + "\N{HORIZONTAL ELLIPSIS}" if len(text) > TEXT else text)

@@ -22,7 +22,7 @@ from vsrtune.views.page_model import (
     ThreadView,
 )
 
-# How often a browser asks again, in seconds: as often as a pass looks by default.
+# Seconds after which a browser asks again: the default interval of passes.
 REFRESH = 10
 
 _NOTHING = "\N{EN DASH}"
@@ -30,8 +30,8 @@ _TONES = {TUNED: "good", DEGRADED: "bad", PENDING: "warn", REFUSED: "bad", NO_PO
 
 
 def policy() -> str:
-    """The Content-Security-Policy under which the page looks as it should: its own style
-    sheet by its hash, an empty icon, and nothing else."""
+    """The Content-Security-Policy of the page: it allows the page's style sheet by its hash,
+    an empty icon, and nothing else."""
     digest = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
@@ -280,19 +280,19 @@ def _problems(page: StatusPage) -> Markup:
     return join([told, _left_out(page.problems_left_out, "problem")])
 
 
-# Elements that have no end.
+# Elements without an end tag.
 _VOID = ("meta", "link")
 
 
 class Markup(str):
-    """HTML as it is."""
+    """HTML that is inserted as it is."""
 
     __slots__ = ()
 
 
 def element(name: str, /, *children: str, **attributes: str) -> Markup:
-    """One element. Children that are no Markup are text. An attribute's name may end in an
-    underscore (``class_``), and has ``_`` for ``-``; an empty one is left out."""
+    """One element. Children other than Markup are text. An attribute's name may end in an
+    underscore (``class_``), and has ``_`` for ``-``; an attribute without a value is omitted."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
@@ -309,7 +309,7 @@ def join(children: Iterable[str]) -> Markup:
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """A table with a head; nothing at all without rows."""
+    """A table with a head; empty Markup without rows."""
     body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
     if not body:
         return Markup()

@@ -1,14 +1,14 @@
-"""What the status page tells, frozen: /status.json is this as JSON, / is this as HTML.
+"""The content of the status page, frozen: /status.json is its JSON form, / its HTML form.
 
 Texts are those an operator reads, already cut to a bounded length. ``left_out`` beside a
-list says how many entries it leaves out.
+list is the number of entries that the list leaves out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Raised when a field changes its meaning or goes; new fields do not raise it.
+# Raised when a field changes its meaning or is removed; new fields do not raise it.
 PAGE_VERSION = 1
 
 TUNED, DEGRADED, PENDING, REFUSED, NO_POLICY = (
@@ -28,8 +28,8 @@ class OnCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuView:
-    """A CPU. ``interrupts`` are the NICs that are served here, ``reserved`` is set where a
-    policy keeps the CPU for interrupts. ``threads`` last ran here."""
+    """A CPU. ``interrupts`` are the NICs that it serves. ``reserved`` is set when a policy
+    keeps the CPU for interrupts. ``threads`` last ran here, or run here next."""
 
     cpu: int
     online: bool
@@ -43,9 +43,9 @@ class CpuView:
 
 @dataclass(frozen=True, slots=True)
 class ThreadView:
-    """A thread of a guest. ``priority`` is set for fifo and rr; ``runtime_ns`` and
-    ``period_ns`` for deadline, and ``used``, the share of the budget that was used. ``load``
-    is the share of a CPU it asked for, None when it was not measured."""
+    """A thread of a guest. ``priority`` is set for fifo and rr; ``runtime_ns``, ``period_ns``
+    and ``used``, the share of the budget used, are set for deadline. ``load`` is the share of
+    a CPU that the thread asked for, None when it was not measured."""
 
     tid: int
     thread: str
@@ -63,8 +63,9 @@ class ThreadView:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceView:
-    """An interface of a guest. ``queue_length`` in frames, ``ring_drops`` frames since the
-    device was made, ``adaptive`` what an adaptive queue is in and why, "" without."""
+    """An interface of a guest. ``queue_length`` is in frames, ``ring_drops`` counts frames
+    since the device was made. ``adaptive`` is the phase of an adaptive queue and the reason,
+    "" without one."""
 
     device: str
     kind: str
@@ -120,7 +121,7 @@ class SkippedView:
 
 @dataclass(frozen=True, slots=True)
 class RefusalView:
-    """What a policy asks for and cannot get, and what to write instead."""
+    """A refused policy, the reason, and what to write instead."""
 
     guest: str
     policy: str
@@ -130,7 +131,7 @@ class RefusalView:
 
 @dataclass(frozen=True, slots=True)
 class DriftView:
-    """A setting that somebody has changed. ``by`` is "" when nobody knows who, ``left`` says
+    """A setting that somebody has changed. ``by`` is "" when nobody knows who. ``left`` says
     why it is not put back, "" when it is."""
 
     guest: str
@@ -145,7 +146,7 @@ class DriftView:
 
 @dataclass(frozen=True, slots=True)
 class ProblemView:
-    """What could not be read, and why."""
+    """A failure to read, or a thread that starves."""
 
     where: str
     what: str
@@ -153,7 +154,7 @@ class ProblemView:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """What of the plan stands after the last pass."""
+    """What remains of the plan after the last pass."""
 
     changes: tuple[ChangeView, ...] = ()
     changes_left_out: int = 0
@@ -167,7 +168,7 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True)
 class PageTotals:
-    """Guests by state, and settings that are not as the policies say."""
+    """Guests by state, and settings that differ from the policies."""
 
     guests: int = 0
     tuned: int = 0
@@ -180,10 +181,10 @@ class PageTotals:
 
 @dataclass(frozen=True, slots=True)
 class StatusPage:
-    """Everything. ``last_pass`` in seconds since the epoch, 0 before the first one.
-    ``reload_success`` is False while wrong policy files are ignored and older policies in
-    force. ``failure``: why the last pass came to nothing, "" when it did not; what is told
-    is then of an earlier one."""
+    """The whole page. ``last_pass`` is in seconds since the epoch, 0 before the first one.
+    ``reload_success`` is False while wrong policy files are ignored and older policies are
+    in force. ``failure`` says why the last pass failed, "" when it did not; the page then
+    shows an earlier pass."""
 
     vsrtune: str
     kernel: str

@@ -1,6 +1,6 @@
-"""Snapshots, plans and results as tables of text, for any way of showing them.
+"""Snapshots, plans and results as tables of text, for any display.
 
-Pure: what is said stands here, how it looks stands in render.py.
+Pure: this module makes the texts, cli/render.py draws them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Target
 
 NOTHING = "-"
-# A thread that uses so much of its budget is held up by it: ticks and scheduling take the rest.
+# A thread that uses this much of its budget is throttled: ticks and scheduling take the rest.
 THROTTLED = 0.97
-# What a guest's threads do, in the order in which they are told.
+# Roles of a guest's threads, in the order of display.
 ROLES = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
 
 
@@ -40,7 +40,7 @@ ROLES = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
 class Table:
     """One table: a title, the column heads and as many texts in every row.
 
-    ``tone`` is ``plain``, ``good``, ``warn`` or ``bad``, for those who show colours.
+    ``tone`` is ``plain``, ``good``, ``warn`` or ``bad``, for displays with colours.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Table:
 
 
 def in_order(guest: Guest) -> list[Thread]:
-    """A guest's threads as they are told everywhere: by ROLES, then as by_role() has them."""
+    """A guest's threads in the order of display: by ROLES, then in the order of by_role()."""
     return [thread for role in ROLES for thread in guest.by_role(role)]
 
 
@@ -60,7 +60,7 @@ def cpu_list(cpus: CpuSet | None) -> str:
 
 
 def short_cgroup(path: str) -> str:
-    """The cgroup below the machine's scope, where guests differ; else the whole path."""
+    """The cgroup below the machine's scope, where guests differ; otherwise the whole path."""
     parts = [p for p in path.split("/") if p]
     for i, part in enumerate(parts):
         if part.endswith(".scope"):
@@ -76,8 +76,8 @@ def seconds(nanoseconds: int) -> str:
 def snapshot_tables(
     snapshot: Snapshot, budgets: Mapping[ThreadKey, float] | None = None
 ) -> list[Table]:
-    """Everything ``vsrtune show`` prints, guests first. ``budgets``: the share of its
-    budget that each DEADLINE thread was seen to use."""
+    """Everything ``vsrtune show`` prints, guests first. ``budgets`` gives the measured share
+    of its budget that each DEADLINE thread uses."""
     tables: list[Table] = []
     for guest in snapshot.guests:
         tables += guest_tables(guest, snapshot.host)
@@ -174,7 +174,7 @@ def _interface_row(interface: Interface) -> tuple[str, ...]:
 
 
 def _counter_tables(guest: Guest) -> list[Table]:
-    """What our kernel module counted for the guest, where it serves an interface."""
+    """Counters of our kernel module, for the interfaces of the guest that it serves."""
     rows = []
     for interface in guest.interfaces:
         counters = interface.counters
@@ -212,7 +212,7 @@ def _number(value: int | None) -> str:
 
 
 def moves_table(moves: int, last: int, when: str) -> Table:
-    """How many threads were moved for their load since the daemon started."""
+    """The number of threads moved for their load since the daemon started."""
     heads = ("threads moved", "the last time", "at")
     return Table("Placement by load", heads, [(str(moves), str(last), when)])
 
@@ -260,7 +260,7 @@ def host_tables(host: Host) -> list[Table]:
 
 
 def budget_tables(snapshot: Snapshot, budgets: Mapping[ThreadKey, float]) -> list[Table]:
-    """Threads with a budget, or that wait for one."""
+    """Threads with a budget, and threads that wait for one."""
     rows: list[tuple[str, ...]] = []
     for guest in snapshot.guests:
         for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
@@ -283,7 +283,7 @@ def _use_text(share: float) -> str:
 
 
 def domain_tables(snapshot: Snapshot) -> list[Table]:
-    """DEADLINE bandwidth per root domain, where there is any or a partition."""
+    """DEADLINE bandwidth per root domain, when any is booked or a partition exists."""
     rows: list[tuple[str, ...]] = []
     for domain in books(snapshot):
         free = NOTHING if domain.admitted is None else percent(domain.admitted - domain.booked)
@@ -344,7 +344,7 @@ def step_tables(skipped: Iterable[Skipped]) -> list[Table]:
 
 
 def drift_tables(drifts: Iterable[Drift]) -> list[Table]:
-    """What somebody has changed, who it was, and what the policy says of that."""
+    """Settings that somebody has changed, who it was, and the policy's rule."""
     rows: list[tuple[str, ...]] = [
         (*split_target(d.target), d.desired, d.found, d.by or "unknown", d.setting, d.rule.value)
         for d in drifts
@@ -394,7 +394,7 @@ def failure_line(action: Action, error: VsrtuneError) -> str:
 
 
 def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[str]:
-    """One line for every setting that is not what the policies say."""
+    """One line for every setting that differs from the policies."""
     lines = [
         f"{a.target}: is {value_text(a.before)}, should be {value_text(a.after)} ({a.reason})"
         for a in actions

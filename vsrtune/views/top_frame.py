@@ -1,4 +1,4 @@
-"""Two samples of a host, one after the other, as the frame that `vsrtune top` shows. Pure."""
+"""Makes the frame that `vsrtune top` shows of two successive samples of a host. Pure."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def make_frame(
     only: frozenset[str] = frozenset(),
     notes: Sequence[str] = (),
 ) -> Frame:
-    """The host as ``after`` shows it, with loads and rates since ``before``; both may be the
-    same sample, then there are none. ``only``: the guests (refs) whose threads, drops and
-    settings are shown, all when it is empty; of a CPU everything is shown."""
+    """The host of ``after``, with loads and rates since ``before``, and without them when both
+    are the same sample. ``only`` holds the guests (refs) whose threads, drops and settings are
+    shown, all when it is empty. A CPU shows the threads of all guests."""
     snapshot = after.snapshot
     serving, known = _serving(snapshot)
     rows = {g.ref: _threads(before, after, g, serving) for g in snapshot.guests}
@@ -64,7 +64,7 @@ def _seconds(before: HostSample, after: HostSample) -> float:
 
 
 def _load_of(rows: Iterable[ThreadRow]) -> float:
-    """What orders guests: tenths of a CPU, so that equals do not change places all the time."""
+    """The load that orders guests, in tenths of a CPU: equals must not swap places all the time."""
     return round(sum(r.load or 0.0 for r in rows), 1)
 
 
@@ -101,7 +101,7 @@ def _thread(
         tid=thread.key.tid,
         cpu=thread.last_cpu,
         allowed=thread.affinity,
-        # That its children do not inherit the class says nothing of the thread.
+        # Whether children inherit the class says nothing about the thread.
         sched=str(replace(thread.sched, reset_on_fork=False)),
         load=load,
         wait=wait,
@@ -123,8 +123,8 @@ def _pair(before: HostSample, after: HostSample, key: ThreadKey) -> tuple[Readin
 
 
 def _serving(snapshot: Snapshot) -> tuple[CpuSet, CpuSet]:
-    """CPUs that serve interrupts of the NICs below guests, and those of them of which that is
-    known, by interrupts, RPS or where SoftIRQs were seen."""
+    """CPUs that serve interrupts of the NICs below guests, and those among them that interrupts,
+    RPS or observed SoftIRQs confirm."""
     cpus = known = CpuSet()
     for guest in snapshot.guests:
         cpus |= interrupt_cpus(snapshot.host, guest).cpus
@@ -193,7 +193,7 @@ def _residents(
 
 
 def _guests_above(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-    """The guests that send and receive by each lower device."""
+    """The guests that send and receive through each lower device."""
     found: dict[str, dict[str, None]] = {}
     for guest in snapshot.guests:
         for interface in guest.interfaces:
@@ -218,7 +218,7 @@ def _of_nic(
     if not nic.irqs and nic.rx_cpus:
         yield nic.rx_cpus, Resident("softirq", f"softirq {nic.name}", guests)
     for thread in nic.napi:
-        # Of one that may run anywhere it is not known where it does.
+        # Nothing tells where a thread that may run on several CPUs does run.
         if len(thread.affinity) == 1:
             yield thread.affinity, Resident("napi", thread.name, guests)
 
@@ -235,7 +235,7 @@ def _drops(before: HostSample, after: HostSample, only: frozenset[str]) -> list[
             continue
         first, rate = before.drops.get(spot), None
         if first is not None and seconds > 0:
-            # A counter that is less than before was begun anew.
+            # A counter that is lower than before has been reset.
             rate = round(max(total - first, 0) / seconds, 1)
         found.append(DropRow(spot.where, spot.place, spot.guest, rate, total))
     return sorted(found, key=lambda r: (-(r.rate or 0.0), -r.total, r.where, r.place))

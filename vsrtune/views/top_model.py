@@ -1,8 +1,8 @@
-"""What `vsrtune top` knows of a host at one moment, and what it shows of two. Pure.
+"""The frame that `vsrtune top` shows of two samples of a host. Pure.
 
-Shares are of one CPU, or of a budget, and stand between 0 and 1 (a budget can be overrun a
-little). None is what cannot be told: a counter that the kernel does not have, or everything
-that takes two samples while there is one.
+Shares are of one CPU, or of a budget, and lie between 0 and 1 (a budget can be overrun a
+little). None means unknown: a counter that the kernel does not have, or a value that takes two
+samples while there is one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from vsrtune.core.cpuset import CpuSet
 @dataclass(frozen=True, slots=True)
 class ThreadRow:
     """One thread. ``cpu`` is where it ran last, ``load`` the share of a CPU it had, ``wait``
-    the share of the time it stood in the run queue. ``budget``: the share used of its
-    DEADLINE budget; ``pending`` when it waits for its root domain. ``beside_interrupts``: a
-    thread that handles frames is on a CPU that serves interrupts of a guest's NIC."""
+    the share of the time it stood in the run queue. ``budget`` is the share used of its
+    DEADLINE budget; ``pending`` is set while it waits for its root domain.
+    ``beside_interrupts``: a thread that handles frames is on a CPU that serves interrupts of
+    a guest's NIC."""
 
     guest: str
     thread: str
@@ -36,9 +37,9 @@ class ThreadRow:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """What sits on a CPU: a ``thread`` of a guest, an ``irq``, a NIC's ``softirq`` where it was
-    seen, ``rps``, its ``napi`` thread, or ``ksoftirqd``. ``guests`` are those it works for,
-    ``rate`` interrupts a second."""
+    """A resident of a CPU: a ``thread`` of a guest, an ``irq``, a NIC's ``softirq`` where it was
+    observed, ``rps``, a NIC's ``napi`` thread, or ``ksoftirqd``. ``guests`` are those it works
+    for, ``rate`` is in interrupts a second."""
 
     kind: str
     label: str
@@ -49,10 +50,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class CpuRow:
-    """One CPU that is online. ``use`` is ``interrupts``, ``interrupts?`` (assumed, because
-    nothing tells where the NIC's are served), ``guests``, ``isolated`` or "". ``busy`` and
-    ``softirq`` are shares of its time. Of ``residents`` interrupts come first, then the
-    busiest."""
+    """One online CPU. ``use`` is ``interrupts``, ``interrupts?`` (assumed, because nothing
+    tells where the NIC's interrupts are served), ``guests``, ``isolated`` or "". ``busy`` and
+    ``softirq`` are shares of its time. ``residents`` lists guests' threads last, the busiest of
+    them first."""
 
     cpu: int
     use: str
@@ -63,7 +64,8 @@ class CpuRow:
 
 @dataclass(frozen=True, slots=True)
 class DropRow:
-    """Frames dropped at one place: a second over the interval, and since it began to count."""
+    """Frames dropped at one place: ``rate`` is per second over the interval, ``total`` counts
+    since the counter began."""
 
     where: str
     place: str
@@ -74,7 +76,7 @@ class DropRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A change that the policies ask for and that is still to be made, or is refused."""
+    """A change that the policies ask for and that is not made yet, or is refused."""
 
     guest: str
     setting: str
@@ -85,7 +87,7 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True)
 class DriftRow:
-    """A setting that somebody has changed (actions.Drift), in words."""
+    """A setting that somebody has changed (plan.Drift), in words."""
 
     guest: str
     setting: str
@@ -98,10 +100,10 @@ class DriftRow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One picture of the host. ``seconds`` is what lies between the two samples, 0 while
-    there is but one. ``guests`` are the refs of all that are shown, the busiest first, as
-    their ``threads`` are; ``drops`` have the fastest first. ``pending`` and ``drift``
-    are known where it was ``planned``. ``notes`` say what could not be read."""
+    """One picture of the host. ``seconds`` is the time between the two samples, 0 while
+    there is only one. ``guests`` are the refs of the guests shown, the busiest first; their
+    ``threads`` have the same order. ``drops`` begins with the fastest. ``pending`` and
+    ``drift`` are filled in when ``planned``. ``notes`` say what could not be read."""
 
     seconds: float
     kernel: str

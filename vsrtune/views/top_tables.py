@@ -1,4 +1,4 @@
-"""A frame of `vsrtune top` as tables of text, for any way of showing them. Pure."""
+"""A frame of `vsrtune top` as tables of text, for any display. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def headline(frame: Frame) -> str:
 
 
 def tables(frame: Frame) -> list[Table]:
-    """Everything of a frame: its headline, CPUs, threads, drops, then what there is of pending
-    changes, drift and notes."""
+    """All tables of a frame: headline, CPUs, threads, drops, then pending changes, drift and
+    notes, if any."""
     found = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame), drop_table(frame)]
     return [
         *found,
@@ -35,12 +35,12 @@ def tables(frame: Frame) -> list[Table]:
 
 
 def cpu_table(frame: Frame) -> Table:
-    """What sits on each CPU: the map from CPUs to threads and interrupts."""
+    """The threads and interrupts on each CPU."""
     return Table("CPUs", CPU_HEADS, [_cpu(row) for row in frame.cpus])
 
 
 def thread_table(frame: Frame) -> Table:
-    """Where each thread runs and what it gets."""
+    """Where each thread runs, and how much CPU time it gets."""
     if not frame.guests:
         return Table("Threads: no guest to show", ())
     return Table("Threads", THREAD_HEADS, [_thread(row) for row in frame.threads])
@@ -54,7 +54,7 @@ def drop_table(frame: Frame) -> Table:
 
 
 def pending_table(frame: Frame) -> Table | None:
-    """What the policies ask for and is still to be done; None when that is nothing."""
+    """Changes that the policies ask for and that are not made yet; None without any."""
     rows: list[tuple[str, ...]] = [
         (p.guest, p.setting, p.now, p.then, p.reason) for p in frame.pending
     ]
@@ -62,7 +62,7 @@ def pending_table(frame: Frame) -> Table | None:
 
 
 def drift_table(frame: Frame) -> Table | None:
-    """What somebody has changed; None when that is nothing."""
+    """Settings that somebody has changed; None without any."""
     rows: list[tuple[str, ...]] = [
         (d.guest, d.setting, d.desired, d.found, d.by, d.key, d.rule) for d in frame.drift
     ]
@@ -70,13 +70,13 @@ def drift_table(frame: Frame) -> Table | None:
 
 
 def note_table(frame: Frame) -> Table | None:
-    """What could not be read; None when everything could."""
+    """Notes on failures to read; None without any."""
     rows: list[tuple[str, ...]] = [(note,) for note in frame.notes]
     return Table("Notes", ("note",), rows, "warn") if rows else None
 
 
 def percent(share: float | None) -> str:
-    """A share as a number of percent, with one decimal."""
+    """A share in percent, with one decimal."""
     return NOTHING if share is None else f"{100 * share:.1f}"
 
 
@@ -86,8 +86,8 @@ def count(number: float) -> str:
 
 
 def resident_text(resident: Resident) -> str:
-    """``vr1 vcpu 0 42.0%``; ``irq 41 p0-rx-0 (vr1) 1,200/s``, without the guest where it works
-    for several."""
+    """``vr1 vcpu 0 42.0%``; ``irq 41 p0-rx-0 (vr1) 1,200/s``, without the guest when the
+    interrupt works for several."""
     if resident.kind == "thread":
         text = f"{resident.guests[0]} {resident.label}"
     else:

@@ -1,1 +1,1 @@
-"""Puts back what a run has changed, however it ended."""
+"""Puts back what a run has changed, however the run ended."""

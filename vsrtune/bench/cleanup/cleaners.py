@@ -1,4 +1,4 @@
-"""What takes back each kind of change that a bench makes to the host.
+"""The cleaners, each of which takes back one kind of change that a bench makes to the host.
 
 A bench writes every change into its ledger before making it. Whoever resolves the
 ledger (the bench itself, its guard after a kill, ``vsrtune bench clean``) calls the
@@ -7,7 +7,7 @@ entry done when the cleaner returns.
 
 A cleaner may be called at any time and any number of times: for a change that was never
 made, was made in part, or is taken back already. It raises VsrtuneError when something
-could not be taken back; then the entry stays.
+could not be taken back; the entry then stays.
 """
 
 from __future__ import annotations

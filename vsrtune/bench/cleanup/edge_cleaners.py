@@ -1,4 +1,4 @@
-"""What takes away an agent of this host that did not end by itself."""
+"""Removes an agent of this host that did not end by itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vsrtune.execute.jsonl_log import Cleaner
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.procfs import parse_stat
 
-# An agent ends by itself once its bench is gone; one that does not is killed.
+# An agent ends by itself once its bench is gone; otherwise it is killed.
 END_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 
 
 def note_agent(ledger: BenchLedger, pid: int, namespace: str | None, names: Sequence[str]) -> int:
-    """Write down an agent that was just started and has done nothing yet."""
+    """Record an agent that was just started and has done nothing yet."""
     return ledger.add(
         "agent",
         {
@@ -36,7 +36,7 @@ def note_agent(ledger: BenchLedger, pid: int, namespace: str | None, names: Sequ
 
 
 def clean_agent(data: Mapping[str, Any]) -> None:
-    """Wait for the agent's end, or kill it, and take away what it may have left."""
+    """Wait for the agent's end, or kill it, and remove what it may have left."""
     pid = int(data["pid"])
     end = time.monotonic() + END_SECONDS
     while _lives(pid, data["start"]) and time.monotonic() < end:
@@ -61,7 +61,7 @@ def _lives(pid: int, start: int | None) -> bool:
 
 
 def _start_time(pid: int) -> int | None:
-    """Field 22 of its stat; None when it is gone, or but waits to be reaped."""
+    """Field 22 of the process's stat; None when it is gone, or only waits to be reaped."""
     try:
         text = LiveRoot().read(f"/proc/{pid}/stat")
     except OSError:

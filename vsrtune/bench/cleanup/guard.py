@@ -2,7 +2,7 @@
 
 It has a session of its own and waits on a pipe whose other end only the bench holds.
 However the bench ends, by itself, by an error or by SIGKILL, the pipe ends with it; the
-guard then resolves what is pending in the ledger. It holds the ledger's lock until it
+guard then resolves the pending entries of the ledger. It holds the ledger's lock until it
 is done, so no other bench begins on a host that is half put back.
 """
 
@@ -29,7 +29,7 @@ from vsrtune.execute.jsonl_log import Cleaner, Failure
 
 # Loading libvirt on a busy host takes its time.
 _START_SECONDS = 60.0
-# Putting attachments back waits for guests to let go of devices.
+# Putting attachments back waits for guests to release devices.
 _STOP_SECONDS = 300.0
 _READY = b"ready\n"
 
@@ -45,8 +45,8 @@ class RunGuard(Closing):
         return self._process.pid
 
     def close(self) -> None:
-        """End the guard: it resolves what is still pending, then exits. Raises
-        VsrtuneError saying what could not be put back."""
+        """End the guard: it resolves entries that are still pending, then exits. Raises
+        VsrtuneError that names what could not be put back."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ class RunGuard(Closing):
 
 
 def start(ledger: BenchLedger) -> RunGuard:
-    """Start a guard for the open ``ledger`` and return once it watches. Start it before
+    """Start a guard for the open ``ledger`` and return once it is ready. Call this before
     anything is changed. Raises VsrtuneError when it cannot be started."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = str(Path(vsrtune.__file__).parents[1])
@@ -107,7 +107,7 @@ def start(ledger: BenchLedger) -> RunGuard:
 
 
 def cleaners() -> Mapping[str, Cleaner]:
-    """Every cleaner this version has, by the kind of ledger entry."""
+    """Every cleaner of this version, by the kind of ledger entry."""
     found: dict[str, Cleaner] = {}
     for module in ("vsrtune.bench.cleanup.edge_cleaners", "vsrtune.bench.cleanup.cleaners"):
         found.update(importlib.import_module(module).CLEANERS)
@@ -120,7 +120,7 @@ def clean(ledger: BenchLedger) -> list[Failure]:
 
 
 def _read(descriptor: int, seconds: float, size: int = 1 << 20) -> bytes | None:
-    """All output up to its end, or ``size`` bytes of it; None when neither came."""
+    """All output up to its end, or ``size`` bytes of it; None when neither came in time."""
     end = time.monotonic() + seconds
     output = b""
     while len(output) < size:
@@ -135,13 +135,13 @@ def _read(descriptor: int, seconds: float, size: int = 1 << 20) -> bytes | None:
 
 
 def main(path: str, lock: int) -> int:
-    """Watch stdin; resolve the ledger when it ends; print what failed, as JSON."""
-    # Only the end of the bench ends the guard: what comes to the terminal's processes,
-    # or to all of a service, comes to the bench as well.
+    """Wait for the end of stdin, resolve the ledger, and print failures as JSON."""
+    # Only the end of the bench ends the guard: a signal to the terminal's processes, or to
+    # all of a service, reaches the bench as well.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # Before it is needed: the host may be too busy then, or the package be removed.
+    # Import before use: by then the host may be too busy, or the package removed.
     known = cleaners()
     os.write(1, _READY)
     while os.read(0, 4096):

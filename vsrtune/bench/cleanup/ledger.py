@@ -1,7 +1,7 @@
-"""What a bench owes this host.
+"""The ledger of changes that a bench must put back on this host.
 
-The file is in /run: everything a bench changes ends with a restart of the kernel, and so
-does its ledger. The guard inherits the lock, so it is free only after the cleaning.
+The file is in /run: everything that a bench changes ends with a restart of the kernel, as does
+its ledger. The guard inherits the lock, so the lock is free only after the cleaning.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ class BenchLedger(jsonl_log.Ledger):
     def open(
         cls, path: Path = DEFAULT_PATH, *, lock: int | None = None, wait: float = LOCK_SECONDS
     ) -> Self:
-        """As ``ledger.Ledger.open``."""
+        """As ``jsonl_log.Ledger.open``."""
         return super().open(path, lock=lock, wait=wait)

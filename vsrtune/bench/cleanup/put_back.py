@@ -19,7 +19,7 @@ COMMAND = "command"
 
 
 def undo_journal(data: Mapping[str, Any]) -> None:
-    """Put back every setting in the journal that a ``tuning`` entry names. Raises
+    """Put back every setting of the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
         settle(
@@ -31,20 +31,20 @@ def undo_journal(data: Mapping[str, Any]) -> None:
 
 
 def revert_command(data: Mapping[str, Any]) -> None:
-    """Run the command that takes back a ``command`` entry's. Raises WriteError."""
+    """Run the command that takes back the command of a ``command`` entry. Raises WriteError."""
     run(data["revert"])
 
 
 def settle(result: Result) -> tuple[str, ...]:
-    """What others changed meanwhile, for people. Raises WriteError when something could
-    not be put back."""
+    """Notes for people on settings that others changed meanwhile. Raises WriteError when
+    something could not be put back."""
     if result.failed:
         raise failure(result)
     return tuple(str(left) for left in result.left)
 
 
 def failure(result: Result) -> VsrtuneError:
-    """The first error of a result that has some: it says most."""
+    """The first error of a result that has errors, because it says most."""
     action, error = result.failed[0]
     more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
     return WriteError(

@@ -1,1 +1,1 @@
-"""What a trial counts: frames, CPU time, threads."""
+"""The counts of a trial: frames, CPU time, threads."""

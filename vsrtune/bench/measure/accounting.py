@@ -1,4 +1,4 @@
-"""What became of the frames of a trial, from counters before and after it."""
+"""Accounts for the frames of a trial, from counters before and after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 
-# Below this share of the rate asked for, a trial says that the generator was too slow.
+# Below this share of the rate asked for, a note says that the generator was too slow.
 _ENOUGH = 0.99
 
 FlowKey = tuple[str, int | None]
@@ -17,9 +17,9 @@ FlowKey = tuple[str, int | None]
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Counters at one moment, of every machine that takes part. ``counted`` is frames
-    at the sink by stream ("router/forth") and flow (None where not told apart);
-    ``refused`` by the sending devices and the routers' NICs, ``missed`` by NICs,
-    ``backlog`` at the per-CPU backlogs, ``ring`` at the guests' taps."""
+    at the sink by stream ("router/forth") and flow (None where flows are not counted one by
+    one). The others count lost frames: ``refused`` by the sending devices and the routers' NICs,
+    ``missed`` by NICs, ``backlog`` at the per-CPU backlogs, ``ring`` at the guests' taps."""
 
     counted: Mapping[FlowKey, int]
     refused: int
@@ -29,13 +29,13 @@ class Counts:
 
     @property
     def moving(self) -> tuple[object, ...]:
-        """Two equal ones in a row: nothing is under way any more."""
+        """The counters to compare: equal twice in a row, no frame is under way any more."""
         return (*sorted(self.counted.values()), self.refused, self.missed, self.backlog, self.ring)
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What the host did between the counters; see Trial."""
+    """The work of the host between the counters; see Trial."""
 
     cpu_seconds: Mapping[str, float] = field(default_factory=dict)
     switches: Mapping[str, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def account(
     probes: Latency | None = None,
 ) -> Trial:
     """The trial. Probes are frames like the others: they count as sent, and as
-    forwarded unless they were lost, for what was lost is in the drop counters."""
+    forwarded unless they were lost, because the drop counters include lost ones."""
     seconds = max((stream.seconds for stream in sent), default=0.0)
     frames = {key: after.counted[key] - before.counted.get(key, 0) for key in after.counted}
     sent_by: dict[str, int] = {}
@@ -65,7 +65,7 @@ def account(
     for (key, flow), count in frames.items():
         _add(forwarded_by, router_of(key), count)
         if flow is not None:
-            # Those of the way back are numbered on.
+            # The numbers of the way back continue those of the way forth.
             number = flow + (flows if key.endswith("/back") else 0)
             _add(forwarded_by_flow, f"{router_of(key)}/{number}", count)
     total = sum(sent_by.values())

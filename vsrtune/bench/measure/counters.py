@@ -1,4 +1,4 @@
-"""The kernel's counters of frames lost on the way, on the host of the routers."""
+"""The kernel's counters of lost frames, on the host of the routers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIELDS = (
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where frames of the routers under test can be lost. ``lowers`` are the devices
-    that they come and go by, ``rings`` the counter files of the guests' taps."""
+    through which they come and go, ``rings`` the counter files of the guests' taps."""
 
     lowers: tuple[str, ...]
     rings: tuple[str, ...]
@@ -32,8 +32,8 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Counters so far. ``refused`` by devices that were to send, ``missed`` by NICs
-    for want of descriptors, ``backlog`` at the per-CPU backlogs, ``ring`` at taps."""
+    """Counters so far: frames ``refused`` by devices that should send, ``missed`` by NICs
+    without free descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a tap."""
 
     refused: int = 0
     missed: int = 0
@@ -62,7 +62,7 @@ def _guest(name: str, snapshot: Snapshot) -> Guest:
 
 
 def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Places:
-    """Where to look for the frames of these routers."""
+    """The places where frames of these routers can be lost."""
     lowers: set[str] = set()
     rings: set[str] = set()
     for router in routers:
@@ -83,7 +83,7 @@ def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Pla
 
 def queues(router: Router, snapshot: Snapshot) -> dict[tuple[str, int], int]:
     """Frames that each queue of the router's devices received so far, by device and number,
-    where the device tells."""
+    for devices with such counters."""
     found = {}
     for interface in (i for guest in guests_of(router, snapshot) for i in guest.interfaces):
         for queue in interface.counters.queues if interface.counters is not None else ():
@@ -95,7 +95,7 @@ def all_took(
     before: Mapping[tuple[str, int], int], after: Mapping[tuple[str, int], int], ways: int
 ) -> bool:
     """Whether all queues received frames on as many devices as frames were sent to. True
-    where no device tells."""
+    when no device has such counters."""
     devices = {device for device, _ in after}
     idle = {key[0] for key, count in after.items() if count <= before.get(key, 0)}
     return len(devices - idle) >= min(ways, len(devices))

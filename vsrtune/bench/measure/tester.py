@@ -1,4 +1,4 @@
-"""The router tester: makes a load, and says what became of it."""
+"""The router tester: makes a load, and accounts for its frames."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
 from vsrtune.model.snapshot import Snapshot
 
-# What is still queued after the last frame was sent gets this long to arrive.
+# Frames still queued after the last one was sent get this long to arrive.
 DRAIN_SECONDS = 3.0
 # Longer than a thread with a budget of class deadline stands still (a period of 200 ms).
 DRAIN_STEP = 0.25
-# A burst may take longer than its rate says, for a slow generator, by this factor.
+# A burst may take longer than its rate says by this factor, because a generator may be slow.
 BURST_SLACK = 2.0
 PROBES_LEAST = 50.0
 PROBES_MOST = 200.0
 PROBES_SHARE = 0.02
 PROBES_ALL = 20000
 READY_PROBES = 5
-# For each of several guests, each of a flow of its own: of four, one that works is left out
-# by the hash of all once in ten million times.
+# Probes for each of several guests, each of a flow of its own: with four guests, the hash of
+# all flows leaves out a working one once in ten million times.
 MEMBER_PROBES = 16
 
 _Place = tuple[str | None, str | None]
@@ -45,7 +45,7 @@ class Tester(Closing):
 
     Entering it starts an agent for each end (on this host or over ssh), checks that
     the named devices may be used, and puts the sink's counters in place; leaving it
-    takes everything away. ``observe`` is asked for the host's threads and devices
+    removes everything. ``observe`` is called for the host's threads and devices
     before every trial, because a configuration may have replaced them.
     Raises VsrtuneError for a device that must not be used.
     """
@@ -61,7 +61,7 @@ class Tester(Closing):
         self._ledger = ledger
         self._observe = observe
         self._root: HostRoot = root if root is not None else LiveRoot()
-        # One for each namespace, for a namespace has one packet generator.
+        # One for each namespace, because a namespace has one packet generator.
         self._agents: dict[_Place, AgentProcess] = {}
         self._boots: dict[_Place, str] = {}
         self._entries: list[int] = []
@@ -75,7 +75,7 @@ class Tester(Closing):
         return self
 
     def close(self) -> None:
-        """Stop everything and take it away."""
+        """Stop and remove everything."""
         for agent in self._agents.values():
             agent.close()
         self._agents = {}
@@ -85,8 +85,8 @@ class Tester(Closing):
 
     def ready(self, router: str, seconds: float = 1.0) -> bool:
         """Whether probe frames pass through the router, in both directions when it has
-        both legs; waits up to ``seconds`` for them. Of several guests, whether all flows
-        pass and each guest that is plugged in takes some: flows of one that does not read
+        both legs; waits up to ``seconds`` for them. With several guests, whether all flows
+        pass and each guest that is plugged in takes some: flows of a guest that does not read
         yet may go to the others."""
         found = next((r for r in self._spec.routers if r.name == router), None)
         if found is None:
@@ -116,7 +116,7 @@ class Tester(Closing):
         return counters.all_took(before, after, len(ways))
 
     def trial(self, load: Load, configuration_name: str) -> Trial:
-        """Warm up, send the load, wait until nothing is under way, and account for it.
+        """Warm up, send the load, wait until no frame is under way, and account for it.
 
         Raises VsrtuneError when the load exceeds the limits of the spec, or the
         generator or a counter failed.
@@ -175,7 +175,7 @@ class Tester(Closing):
             self._agents[place].call("sink", counted=by_device)
 
     def _end(self, direction: Direction) -> Endpoint:
-        """Where frames of a direction come out."""
+        """The end where frames of a direction arrive."""
         return self._spec.right if direction == "forth" else self._spec.left
 
     def _agent(self, end: Endpoint) -> AgentProcess:
@@ -203,7 +203,7 @@ class Tester(Closing):
     def _send(
         self, every: Sequence[Stream], seconds: float, probes: dict[str, Any] | None
     ) -> tuple[list[Sent], dict[int, int]]:
-        """Run the generators of all places side by side."""
+        """Run the generators of all places in parallel."""
         begun = []
         for place, agent in self._agents.items():
             here = [asdict(s) for s in every if self._place_of(s) == place]
@@ -239,7 +239,7 @@ class Tester(Closing):
         for place, agent in self._agents.items():
             answer = agent.call("counters")
             refused += answer["refused"]
-            # Every kernel's backlogs once, however many namespaces take part.
+            # Count the backlogs of every kernel once, however many namespaces take part.
             if self._boots[place] not in boots:
                 boots.add(self._boots[place])
                 backlog += answer["backlog"]
@@ -248,7 +248,7 @@ class Tester(Closing):
         return Counts(frames, refused, total.missed, backlog, total.ring)
 
     def _settled(self, where: counters.Places) -> Counts:
-        """The counters once nothing is under way any more."""
+        """The counters once no frame is under way, or after DRAIN_SECONDS."""
         end = time.monotonic() + DRAIN_SECONDS
         last = self._counts(where)
         while time.monotonic() < end:
@@ -289,8 +289,8 @@ class Tester(Closing):
 def _effort(
     work: threads.Work, before: threads.Usage, after: threads.Usage, beyond: float
 ) -> Effort:
-    """``beyond`` seconds of what was watched were before and after the traffic, and the
-    CPUs idled in them."""
+    """The effort of a trial. ``beyond`` is the observed time before and after the traffic, in
+    seconds, in which the CPUs idled."""
     idle = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
     cpu = dict(work.cpu)
     cpu["softirq"] = round(after.softirq - before.softirq, 6)

@@ -1,4 +1,4 @@
-"""What the threads that move frames used: CPU time, switches, migrations, by role."""
+"""The use of threads that move frames: CPU time, switches, migrations, by role."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIGRATIONS = re.compile(r"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What one thread used so far. ``cpu`` in seconds."""
+    """The use of one thread so far. ``cpu`` is in seconds."""
 
     role: str
     cpu: float
@@ -34,7 +34,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What all of them used so far. ``softirq`` and ``idle`` are the whole host's, in
+    """The use of all threads so far. ``softirq`` and ``idle`` are those of the whole host, in
     seconds, summed over ``cpus`` CPUs."""
 
     threads: Mapping[ThreadKey, Used]
@@ -45,8 +45,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was used between two Usages, by role. ``missing`` threads were not there at
-    both, and are not in it."""
+    """The use between two Usages, by role. It leaves out ``missing`` threads, which only one
+    of the two has."""
 
     cpu: Mapping[str, float]
     switches: Mapping[str, int]
@@ -62,7 +62,7 @@ def roles(snapshot: Snapshot, guests: Iterable[Guest]) -> dict[ThreadKey, str]:
 
 
 def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
-    """What they used so far. Threads that are gone are left out."""
+    """The use of ``threads`` so far. Threads that are gone are left out."""
     found = {}
     for key, role in threads.items():
         used = _used(root, key, role)
@@ -73,7 +73,7 @@ def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
 
 
 def work(before: Usage, after: Usage) -> Work:
-    """The difference, by role."""
+    """The use between ``before`` and ``after``, by role."""
     switches: Counter[str] = Counter()
     migrations: Counter[str] = Counter()
     seconds: dict[str, float] = {}
@@ -103,7 +103,7 @@ def parse_migrations(sched: str) -> int:
 
 
 def parse_cpu_line(stat: str) -> tuple[float, float, int]:
-    """SoftIRQ and idle seconds of all CPUs, and how many CPUs, from /proc/stat."""
+    """SoftIRQ and idle seconds of all CPUs, and the number of CPUs, from /proc/stat."""
     lines = stat.splitlines()
     fields = [int(word) for word in lines[0].split()[1:]]
     cpus = sum(1 for line in lines[1:] if re.match(r"cpu\d", line))

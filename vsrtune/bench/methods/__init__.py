@@ -1,1 +1,1 @@
-"""Wall: pure. How trials are ordered: runs, comparisons, searches for a rate."""
+"""Wall: pure. The order of trials: runs, comparisons, searches for a rate."""

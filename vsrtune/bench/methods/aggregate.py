@@ -1,4 +1,4 @@
-"""What repeated trials of one load say together, as plain JSON data for summaries.
+"""Combines repeated trials of one load, as plain JSON data for summaries.
 
 A spread is {"median", "low", "high", "count"}; its low and high are the least and the
 greatest.
@@ -13,10 +13,10 @@ from typing import Any
 from vsrtune.bench.spec.model import Load, Spec, Trial
 from vsrtune.core.stats import spread
 
-# A method: yields loads, is sent the trial of each, returns its summary.
+# A method: yields loads, receives the trial of each, returns its summary.
 MethodRun = Generator[Load, Trial, dict[str, Any]]
 
-# Below this share of what was asked for the generator was the limit, not the router.
+# Below this share of the load asked for, the generator is the limit, not the router.
 SENT_ENOUGH = 0.97
 
 
@@ -27,9 +27,9 @@ def even_load(spec: Spec, rate: float, seconds: float, **more: Any) -> Load:
 
 
 def point(trials: Sequence[Trial]) -> dict[str, Any]:
-    """The trials of one load, at least one: offered (pps asked for), size (of frames, where
-    it is the load's own), sent_pps, pps and loss (spreads), generator_limited (the
-    generator fell short in most of the trials)."""
+    """The point of the trials of one load, at least one: offered (pps asked for), size (of
+    frames, where it is the load's own), sent_pps, pps and loss (spreads), generator_limited
+    (the generator fell short in most of the trials)."""
     size = trials[0].load.size
     return {
         "offered": trials[0].load.total,
@@ -42,12 +42,12 @@ def point(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def spread_of(values: Iterable[float]) -> dict[str, Any]:
-    """A spread as data."""
+    """The spread of ``values`` as data."""
     return dataclasses.asdict(spread(list(values)))
 
 
 def fell_short(trial: Trial) -> bool:
-    """True when the generator sent clearly less than it was asked for."""
+    """True when the generator sent clearly less than it was asked to send."""
     if trial.load.frames is not None:
         return trial.sent < SENT_ENOUGH * trial.load.frames
     return trial.sent_pps < SENT_ENOUGH * trial.load.total

@@ -1,26 +1,26 @@
-"""Configurations measured in turn, and what their paired ratios show.
+"""Measures configurations in turn, and judges their paired ratios.
 
-A pair is what two configurations did in the same round. Of a sweep, fairness test or soak
-the pps of each load point are compared, ``pairs`` times instead of the method's repeats;
-of a search (ndr, pdr, back-to-back) its answers, one search per pair.
+A pair is the results of two configurations in the same round. For a sweep, fairness test or
+soak, the pps of each load point are compared, ``pairs`` times instead of the method's repeats;
+for a search (ndr, pdr, back-to-back), its answers, one search per pair.
 
 Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95), what ("pps",
-or "frames" of bursts); points: one for each load with offered (None of a search), size
+or "frames" of bursts); points: one for each load with offered (None for a search), size
 (of frames, where it is the load's own) and
 configurations: one for each, in their order, with
 
     name, values (by round), median, low, high (the least and greatest), loss and sent_pps
-    (medians, None of a search), generator_limited, ratio (None of the baseline): median,
+    (medians, None for a search), generator_limited, ratio (None for the baseline): median,
     low, high (of the interval, None when there is none), pairs, p (signed-rank test),
     verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
 
 kept: by configuration name, the median over the rounds of the pps at the highest load as
 a share of the most at any load, with two loads or more of one size; notes: sentences.
 
-Each interval holds its own true ratio with 95 %. So that not one of several load points
-is claimed to differ by chance, a point's verdict also needs the points of its
-configuration to pass Holm's procedure: then a comparison without any true difference is
-free of claims in 95 % of runs, however many loads it has.
+Each interval holds its own true ratio with 95 %. With several load points, one may differ by
+chance. A point's verdict therefore also needs Holm's procedure over the points of its
+configuration: a comparison without any true difference is then free of claims in 95 % of runs,
+however many loads it has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Values = list[list[list[float]]]
 def compare(
     spec: Spec, configurations: Sequence[Configuration], pairs: int = 9, seed: int = 1
 ) -> CompareRun:
-    """Yields (index into ``configurations``, load), is sent the trial, and returns the
+    """Yield (index into ``configurations``, load), receive the trial, and return the
     summary. The first configuration is the baseline. In one round every configuration
     meets every load point; a configuration is applied when the index changes.
 
@@ -62,7 +62,7 @@ def compare(
 def _loads(
     spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
 ) -> CompareRun:
-    """Every load of every configuration in each round."""
+    """Try every load in every configuration in each round."""
     loads = sorted(methods.loads(spec), key=lambda load: load.total)
     made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
     for turn in trial_rounds(_groups(configurations), len(loads), pairs, seed):
@@ -90,13 +90,13 @@ def _loads(
 
 
 def _groups(configurations: Sequence[Configuration]) -> list[int]:
-    """Those with the same numbers of members are measured in a row."""
+    """Group configurations with the same numbers of members, which are measured in a row."""
     scales = [one.scale for one in configurations]
     return [scales.index(s) if s else index for index, s in enumerate(scales)]
 
 
 def estimate(spec: Spec, configurations: int, pairs: int) -> Estimate:
-    """How many trials ``compare`` is about to ask for."""
+    """The trials that ``compare`` will ask for."""
     once = methods.estimate(spec)
     times = configurations * pairs
     if spec.method.kind not in SEARCHES:
@@ -106,14 +106,14 @@ def estimate(spec: Spec, configurations: int, pairs: int) -> Estimate:
 
 
 def pairs_needed(points: int) -> int:
-    """The fewest pairs with which a difference at any of ``points`` load points can be
-    shown while a comparison without one stays free of claims in 95 % of runs."""
+    """The minimum number of pairs that can show a difference at any of ``points`` load points
+    while a comparison without a difference stays free of claims in 95 % of runs."""
     return stats.pairs_needed(points)
 
 
 def check(configurations: Sequence[Configuration], pairs: int) -> None:
     """Raises VsrtuneError for fewer than two configurations, names that are not unique,
-    or no pair: what can be known before a host is touched."""
+    or no pair: errors that are known before a host is touched."""
     names = [one.name for one in configurations]
     if len(names) < 2:
         raise VsrtuneError(
@@ -132,7 +132,7 @@ def check(configurations: Sequence[Configuration], pairs: int) -> None:
 def _searches(
     spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
 ) -> CompareRun:
-    """One whole search of each configuration in each round."""
+    """Make one whole search in each configuration in each round."""
     values: Values = [[[] for _ in configurations]]
     for turn in trial_rounds(_groups(configurations), 1, pairs, seed):
         for index in turn.configurations:
@@ -143,7 +143,7 @@ def _searches(
 
 
 def _tagged(index: int, method: MethodRun) -> CompareRun:
-    """Passes a method's loads on with the configuration they belong to."""
+    """Yield a method's loads with the configuration that they belong to."""
     try:
         load = next(method)
         while True:
@@ -200,9 +200,9 @@ def _summary(
 
 
 def verdict(ratio: stats.Ratio, claimed: bool, name: str, base: str, what: str) -> dict[str, Any]:
-    """A ratio as data, with what it shows. ``claimed`` is False when the other load points
+    """A ratio as data, with its verdict. ``claimed`` is False when the other load points
     make a chance result of this size likely."""
-    # A tiny difference can be a sure one: then two decimals would contradict the verdict.
+    # A tiny difference can be certain: then two decimals would contradict the verdict.
     fine = ratio.shown and "1.00" in (f"{ratio.low:.2f}", f"{ratio.high:.2f}")
     middle, low, high = (f"{v:.{4 if fine else 2}f}" for v in (ratio.median, ratio.low, ratio.high))
     values = f"{middle}, 95 % {low}..{high}, {ratio.pairs} pairs"
@@ -232,7 +232,7 @@ def verdict(ratio: stats.Ratio, claimed: bool, name: str, base: str, what: str) 
 
 
 def _notes(pairs: int, points: int) -> list[str]:
-    """What the number of pairs cannot show."""
+    """Notes on what the number of pairs cannot show."""
     alone, together = pairs_needed(1), pairs_needed(points)
     if pairs < alone:
         return [f"{pairs} pairs give no 95 % interval; {alone} are the fewest that do"]
@@ -243,7 +243,7 @@ def _notes(pairs: int, points: int) -> list[str]:
 
 
 def _short_notes(points: Iterable[dict[str, Any]]) -> list[str]:
-    """Where the generator fell short, which makes a ratio that of a smaller load."""
+    """Notes on loads that the generator did not reach: the ratio is that of a smaller load."""
     return [
         f"at {found['offered']:,.0f} pps offered the generator sent {one['sent_pps']:,.0f} in "
         f"most trials of {one['name']}"
@@ -254,6 +254,6 @@ def _short_notes(points: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _kept(by_load: Iterable[Sequence[float]]) -> float | None:
-    """Of each round the last load's value as a share of the greatest; their median."""
+    """The median over rounds of the last load's value as a share of the greatest."""
     shares = [turn[-1] / max(turn) for turn in zip(*by_load, strict=True) if max(turn) > 0]
     return median(shares) if shares else None

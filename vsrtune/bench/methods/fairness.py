@@ -1,10 +1,11 @@
-"""What each router, or each flow of a single one, gets of an offered load.
+"""The share of an offered load that each router, or each flow of a single router, gets.
 
 Summary: kind, unit ("router" or "flow"), points: one for each rate, with rate, offered
-(pps in all), pps and loss (spreads), shares (by unit: name, sent_pps, pps, share: the
-forwarded part of what was sent to it; medians), jain (spread over the trials of the index
-of the shares: 1 when all units lose the same part, 1/n when one alone gets through) and
-least_to_most (the median share of the worst unit over that of the best, None of nothing).
+(pps in all), pps and loss (spreads), generator_limited, shares (by unit: name, sent_pps, pps,
+share: the forwarded part of the frames sent to it; medians), jain (spread over the trials of
+the index of the shares: 1 when all units lose the same part, 1/n when only one gets through)
+and least_to_most (the median share of the worst unit over that of the best; None when nothing
+got through).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _unit(spec: Spec) -> str:
 
 
 def fair_point(spec: Spec, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The trials of one load, as the module says."""
+    """The point of the trials of one load, as in the summary."""
     units = [_units(spec, trial) for trial in trials]
     names = list(dict.fromkeys(name for found in units for name in found))
     shares: list[dict[str, Any]] = []

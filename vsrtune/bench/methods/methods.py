@@ -1,4 +1,4 @@
-"""The test methods, each a generator of loads that is sent the trial of each.
+"""The test methods, each a generator that yields loads and receives the trial of each.
 
 Every method returns its summary as plain JSON data; ``summary["kind"]`` names it. Points
 and spreads are those of aggregate.py, rates are frames per second over all routers.
@@ -7,7 +7,7 @@ sweep: points; peak {offered, pps}; at_highest (pps at the highest load as a sha
 peak, 1.0 for a router that overload does not hurt).
 soak: rate; trials; pps, loss (spreads); sent, forwarded; lossy_trials; worst {trial, pps,
 loss}; drift_per_hour (share of the median, of a line through all trials) and r_squared of
-that line, None of a single trial.
+that line, None for a single trial.
 ndr, pdr, back-to-back: see rate_search.py; fairness: see fairness.py.
 """
 
@@ -30,8 +30,8 @@ SEARCHES = ("ndr", "pdr", "back-to-back")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How long a run is about to take: ``trials`` of ``seconds`` in all, without
-    warm-up and drain. ``exact`` is False for searches."""
+    """The length of a run: ``trials`` of ``seconds`` in all, without warm-up and drain.
+    ``exact`` is False for searches."""
 
     trials: int
     seconds: float
@@ -59,7 +59,7 @@ def start(spec: Spec, seed: int = 1) -> MethodRun:
 
 
 def loads(spec: Spec) -> list[Load]:
-    """The different loads of a method that knows them beforehand, none of a search."""
+    """The different loads of a method that knows them beforehand; none for a search."""
     method = spec.method
     if method.kind in SEARCHES:
         return []
@@ -73,7 +73,7 @@ def loads(spec: Spec) -> list[Load]:
 
 
 def estimate(spec: Spec) -> Estimate:
-    """How many trials ``start(spec)`` is about to ask for."""
+    """The trials that ``start(spec)`` will ask for."""
     method = spec.method
     if method.kind in SEARCHES:
         trials, seconds = rate_search.estimate(spec)
@@ -86,12 +86,12 @@ def estimate(spec: Spec) -> Estimate:
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:
     made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
-    # Of each size by itself: the sort keeps the order of sizes at a rate.
+    # The sort keeps the order of sizes at a rate.
     return sweep_summary(sorted(made, key=lambda trials: trials[0].load.total))
 
 
 def sweep_summary(by_load: Sequence[Sequence[Trial]]) -> dict[str, Any]:
-    """The summary of trials by load, in rising order of load. ``at_highest`` is None of
+    """The summary of trials by load, in rising order of load. ``at_highest`` is None for
     frames of several sizes."""
     points = [point(trials) for trials in by_load]
     several = len({trials[0].load.size for trials in by_load}) > 1
@@ -132,7 +132,7 @@ def _soak(spec: Spec) -> MethodRun:
         "r_squared": None,
     }
     if len(trials) > 1 and pps["median"] > 0:
-        # Warm-up and drain take their time too, the same for each trial.
+        # Warm-up and drain take time too, the same for each trial.
         line = linear_fit([i * load.seconds for i in range(len(trials))], rates)
         summary["drift_per_hour"] = line.slope * 3600.0 / pps["median"]
         summary["r_squared"] = line.r_squared

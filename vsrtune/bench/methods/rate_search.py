@@ -5,14 +5,14 @@ rate, the worst decides), precision; lower (the highest rate that passed; None w
 the lowest failed), upper (the lowest that failed, None when the highest passed),
 limited_by ("router"; "generator": it cannot send more; "high", "low": the ends of the
 search), pps and worst_loss (of the trials at lower), steps (each rate tried: rate, seconds,
-trials, short, passed, loss, pps; of the worst trial), latency (with ``latency``: share of
-lower, rate, sent, lost, p50, p90, p99 in seconds; one for each of 10, 50 and 90 %).
+trials, short, passed, loss, pps; loss and pps of the worst trial), latency (with ``latency``:
+share of lower, rate, sent, lost, p50, p90, p99 in seconds; one for each of 10, 50 and 90 %).
 
 back-to-back summary: rate, bursts (frames of each repetition's longest burst without loss,
-0 for none), burst (their spread), mean, at_high (how many reached the search's highest),
-drain_pps (forwarded under the rate held for a trial), buffer_seconds (mean / rate) and
-corrected_buffer_seconds (without what left the router while the burst came, RFC 9004
-section 5.4, with drain_pps as the measured throughput).
+0 for none), burst (their spread), mean, at_high (number of repetitions that reached the
+search's highest), drain_pps (forwarded under the rate held for a trial), buffer_seconds
+(mean / rate) and corrected_buffer_seconds (without the frames that left the router while the
+burst came, RFC 9004 section 5.4, with drain_pps as the measured throughput).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
-# What typical searches took; see tests/unit/bench/test_bench_search.py.
+# Trials of typical searches; see tests/unit/bench/test_bench_search.py.
 _COARSE_TRIALS = 6
 _FINE_TRIALS = 3
 
 
 def estimate(spec: Spec) -> tuple[int, float]:
-    """How many trials a search is likely to take, and their seconds."""
+    """The likely number of trials of a search, and their seconds."""
     method = spec.method
     if method.kind == "back-to-back":
         halvings = math.log2(max(2.0, math.log(max(2, method.high)) / math.log1p(method.precision)))
@@ -51,7 +51,7 @@ def _short(spec: Spec) -> float:
 
 
 def throughput(spec: Spec) -> MethodRun:
-    """NDR or PDR."""
+    """The generator of an NDR or PDR search."""
     method = spec.method
     steps: list[dict[str, Any]] = []
     at: dict[int, list[Trial]] = {}
@@ -72,7 +72,7 @@ def throughput(spec: Spec) -> MethodRun:
             ask = search.send(_answer(spec, ask, trials))
     except StopIteration as end:
         bounds = end.value
-    # A bound the generator set stands at the rate it reached, not at the one asked for.
+    # A bound that the generator sets is the rate that it reached, not the rate asked for.
     best = [t for trials in at.values() if all(_passes(spec, t) for t in trials) for t in trials]
     best = [t for t in best if bounds.lower is not None and _reached(t) >= bounds.lower]
     limits = {
@@ -107,7 +107,7 @@ def _passes(spec: Spec, trial: Trial) -> bool:
 
 
 def _reached(trial: Trial) -> float:
-    """The rate that was really offered; within the generator's tolerance, the asked one."""
+    """The rate really offered; within the generator's tolerance, the rate asked for."""
     return trial.sent_pps if fell_short(trial) else trial.load.total
 
 
@@ -141,7 +141,7 @@ def _latency(share: float, trial: Trial) -> dict[str, Any]:
 
 
 def back_to_back(spec: Spec) -> MethodRun:
-    """The longest burst at the rate that passes whole, ``repeats`` times."""
+    """Search the longest burst at the rate that passes without loss, ``repeats`` times."""
     method = spec.method
     rate = float(method.rates[0])
     drained: Trial = yield even_load(spec, rate, method.seconds)

@@ -1,6 +1,6 @@
-"""Drives a method: asks it for loads, has them measured, tells it the trials.
+"""Drives a method: asks it for loads, has them measured, and sends it the trials.
 
-Pure: what measures and what tells the time are handed in.
+Pure: the caller passes in the functions that measure and tell the time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Order = TypeVar("Order")
 
 @dataclass(frozen=True, slots=True)
 class Progress(Generic[Order]):
-    """Told before each trial (``order`` is the next) and once at the end (``order``
+    """The report before each trial (``order`` is the next) and once at the end (``order``
     None). ``done`` of ``total`` trials are made; ``last`` is the newest.
-    ``seconds_left`` is None until it can be told; of a search it is a guess."""
+    ``seconds_left`` is None while it is unknown; for a search it is a guess."""
 
     done: int
     total: int
@@ -37,10 +37,10 @@ def run(
     estimate: Estimate | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[dict[str, Any], list[Trial]]:
-    """Run ``method`` to its end: its summary, and every trial in order.
+    """Run ``method`` to its end. Return its summary, and every trial in order.
 
-    ``clock`` gives seconds (time.monotonic); without it the time left is told from the
-    lengths of trials alone. What ``do_trial`` raises passes through, after the method
+    ``clock`` gives seconds (time.monotonic); without it the time left comes from the
+    lengths of trials alone. An exception of ``do_trial`` passes through after the method
     has been closed.
     """
     watch = _Watch(estimate, clock)
@@ -65,7 +65,7 @@ def _silent(_: Progress[Any]) -> None:
 
 
 class _Watch:
-    """Tells the time left: what is expected, at the pace so far."""
+    """Estimates the time left: the remaining work at the pace so far."""
 
     def __init__(self, estimate: Estimate | None, clock: Callable[[], float] | None) -> None:
         self.estimate = estimate
@@ -80,7 +80,7 @@ class _Watch:
         return Progress(done, total, order, last, self.left(trials, total))
 
     def left(self, trials: list[Trial], total: int) -> float | None:
-        """The work left in seconds of load, times what a second of load has cost: warm-up,
+        """The work left in seconds of load, times the cost of a second of load so far: warm-up,
         drain and switching are part of the pace."""
         estimate = self.estimate
         if estimate is None or estimate.trials <= 0:

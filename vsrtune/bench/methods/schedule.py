@@ -11,8 +11,8 @@ from vsrtune.bench.spec.model import Load, Trial
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One measurement of everything: the order of configurations, and of the loads within
-    each of them, by index."""
+    """One measurement of everything: the order of configurations, and of the loads in each
+    configuration, by index."""
 
     configurations: tuple[int, ...]
     loads: tuple[int, ...]
@@ -22,13 +22,12 @@ def trial_rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> li
     """``count`` rounds of as many configurations as ``groups`` has entries. Equal arguments
     give equal rounds.
 
-    Configurations of equal entries follow one another in every round, in an order of their
-    own: what tells other groups apart is slow to change (members of a router, plugged and
-    unplugged). Of as many successive rounds as there are groups, each group is at
-    each place of the order once: what a place does (after a switch, at the machine's
-    warm time) is then shared by all, which drawing every order alone would leave to luck.
-    The loads come in the same order within a round, so that the trials that make a pair
-    are equally far apart.
+    Configurations of equal entries follow one another in every round, in a random order,
+    because the difference between groups is slow to change (members of a router are plugged
+    and unplugged). In as many successive rounds as there are groups, each group stands at
+    each place of the order once. All groups then share the effect of a place (after a
+    switch, on a warm machine), which independent orders would leave to luck. The loads come
+    in the same order within a round, so that the trials of a pair are equally far apart.
     """
     source = random.Random(seed)
     together = [[i for i, g in enumerate(groups) if g == group] for group in dict.fromkeys(groups)]
@@ -51,9 +50,8 @@ def _mixed(group: Sequence[int], source: random.Random) -> Sequence[int]:
 def each_in_turn(
     loads: Sequence[Load], repeats: int, seed: int
 ) -> Generator[Load, Trial, list[list[Trial]]]:
-    """Every load once per round, each round in an order of its own, so that what the
-    machine does meanwhile does not look like an effect of the load. Returns the trials
-    by load."""
+    """Every load once per round, each round in a random order, so that changes of the machine
+    do not look like effects of the load. Returns the trials by load."""
     source = random.Random(seed)
     made: list[list[Trial]] = [[] for _ in loads]
     for _ in range(repeats):

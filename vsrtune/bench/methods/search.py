@@ -1,15 +1,14 @@
 """The search for the highest value (a rate, a burst) that still passes.
 
 It keeps two bounds: ``lower`` has passed, ``upper`` has failed. The first guess is the
-highest value, since what got through of an overload is a good second guess; then the
-bounds are moved apart in growing steps until one has passed and one has failed, and
-halved on a logarithmic scale, because the precision is a share. Two passes are made, as
-in MLRsearch: a coarse one of short trials finds where to look, and a fine one of full
-trials owes nothing to it but its first guesses, so that the answer rests on full
-trials alone.
+highest value, because the frames forwarded under overload give a good second guess. Then the
+bounds move apart in growing steps until one has passed and one has failed, and are halved on
+a logarithmic scale, because the precision is a share. As in MLRsearch there are two passes: a
+coarse one of short trials finds the region, and a fine one of full trials takes only its first
+guesses from it, so that the answer rests on full trials alone.
 
-A failing value is taken to make every greater one fail. A router that passes again
-above (as one may whose load makes it poll) is described by the lowest such edge found.
+The search assumes that every value greater than a failing one fails. A router that passes
+again above (its load may make it poll) is described by the lowest such edge found.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-# Widths by which an open side is widened: the coarse pass looks far, the fine one knows.
+# Width by which an open side is widened; a fine pass after a coarse one uses the precision.
 COARSE_WIDTH = 1.0
-# How often what got through of a failing value is the next guess.
+# How often the part of a failing value that got through is the next guess.
 GUESSES = 2
 
 
@@ -33,8 +32,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of it. ``reached`` is the value that was really tried, less than asked
-    when the generator fell short; ``guess`` a value that might pass where this did not."""
+    """The result of an Ask. ``reached`` is the value really tried, less than asked for when
+    the generator fell short; ``guess`` is a value that might pass where this did not."""
 
     passed: bool
     reached: float
@@ -44,8 +43,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
-    when the highest passed. ``by_generator``: the upper one was not reached by the
-    generator, so nothing is known of the router there."""
+    when the highest passed. ``by_generator``: the generator did not reach the upper bound, so
+    nothing is known about the router there."""
 
     lower: float | None
     upper: float | None
@@ -56,7 +55,7 @@ Search = Generator[Ask, Answer, Bounds]
 
 
 def highest(low: int, high: int, precision: float, *, coarse: bool = True) -> Search:
-    """Find the highest value from ``low`` to ``high`` that passes, until the bounds are
+    """Search the highest value from ``low`` to ``high`` that passes, until the bounds are
     ``precision`` (a share) apart or neighbours. ``coarse`` makes the coarse pass first."""
     low = max(1, low)
     guesses: Sequence[float] = (high,)
@@ -81,7 +80,7 @@ def _pass(
 
 @dataclass(slots=True)
 class _State:
-    """The bounds of one pass. Invariant: nothing outside of them is ever asked."""
+    """The bounds of one pass. Invariant: no value outside the bounds is ever asked for."""
 
     low: int
     high: int

@@ -1,1 +1,1 @@
-"""What of a run is kept and shown: results, tables, plots, a page."""
+"""Stores and shows runs: results, tables, plots, a page."""

@@ -1,7 +1,8 @@
-"""The environment block: what a figure was measured on, so that another can be set beside it.
+"""The environment block: what a figure was measured on, for comparison with another.
 
-Gathered once for each configuration, while it is in force, because most of it (where
-threads may run, how interfaces are attached, queue lengths) is what configurations change.
+The block is gathered once for each configuration while that is in force, because
+configurations change most of it (where threads may run, how interfaces are attached, queue
+lengths).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Run = Callable[[Sequence[str]], str]
 
 _TIMEOUT = 10.0
 
-# What the host's own settings are called, and where they stand.
+# Names of the host's own settings, and their files.
 _SETTINGS = {
     "netdev_max_backlog": "/proc/sys/net/core/netdev_max_backlog",
     "netdev_budget": "/proc/sys/net/core/netdev_budget",
@@ -47,10 +48,10 @@ def environment(
     root: HostRoot | None = None,
     run: Run | None = None,
 ) -> dict[str, Any]:
-    """The block as plain JSON data. What cannot be found out is left out or "".
+    """The block as plain JSON data. Values that cannot be read are left out or "".
 
     ``snapshot`` shows the host with ``configuration`` in force. ``run`` runs a command
-    line and returns its output, "" when it fails; ``root`` and ``run`` of None ask this host.
+    line and returns its output, "" when it fails; ``root`` and ``run`` of None mean this host.
     """
     root = LiveRoot() if root is None else root
     run = run_command if run is None else run
@@ -84,9 +85,9 @@ def environment(
 
 
 def label(spec: Spec, drivers: Sequence[str]) -> str:
-    """How a reader is warned: results of one machine are not those of a wire.
+    """The label that warns a reader: one machine gives other results than a wire.
 
-    ``drivers`` are those of the two endpoints' devices.
+    ``drivers`` are the drivers of the two endpoints' devices.
     """
     if any(end.host is not None for end in (spec.left, spec.right)):
         return "pktgen on a second machine"
@@ -145,7 +146,7 @@ def _guest(guest: Guest) -> dict[str, Any]:
 
 
 def _thread(thread: Thread) -> dict[str, Any]:
-    """Where a thread may run: its mask, within what its cgroup leaves of it."""
+    """Where a thread may run: its mask within its cgroup's CPUs."""
     cpus = thread.affinity
     if thread.cpuset_effective:
         cpus = cpus & thread.cpuset_effective or cpus
@@ -176,7 +177,7 @@ def _policy(configuration: Configuration) -> dict[str, str] | None:
 
 
 def _qemu(guests: Sequence[Guest], run: Run) -> str:
-    """The version of the program that runs the guests, not of the one installed since."""
+    """The version of the program that runs the guests, not of one installed since."""
     pids = [guest.pid for guest in guests]
     command = f"/proc/{pids[0]}/exe" if pids else "qemu-system-x86_64"
     return _match(r"version (\S+( \([^)]*\))?)", run((command, "--version")))

@@ -1,4 +1,4 @@
-"""A result as one HTML file: tables and plots inside, nothing fetched from elsewhere."""
+"""A result as one HTML file with tables and plots, which fetches nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ figcaption { color: #555; font-size: .9rem; }
 pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; font-size: .85rem; }
 """
 
-# Tables of words read better from the left.
+# Tables of at most so many columns hold words, which read better from the left.
 _COLUMNS_OF_WORDS = 2
 
 
@@ -62,7 +62,7 @@ def page(outcome: Outcome) -> str:
 
 
 def write(outcome: Outcome, path: Path) -> None:
-    """Write the report; an existing file is replaced whole."""
+    """Write the report; replace an existing file as a whole."""
     text = page(outcome)
     aside = path.with_name(f".{path.name}.new")
     aside.write_text(text, encoding="utf-8")
@@ -85,7 +85,7 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 
 def _policies(outcome: Outcome) -> list[str]:
-    """The text of every policy that was measured: without it a figure cannot be repeated."""
+    """The text of every measured policy, without which no figure can be repeated."""
     parts = []
     for configuration in outcome.configurations:
         if configuration.policy is not None:

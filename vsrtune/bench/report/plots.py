@@ -1,7 +1,7 @@
 """Plots of outcomes with matplotlib, as SVG text or PNG files.
 
-matplotlib is imported when a plot is drawn: a router host need not have it, since a
-stored result can be plotted on any other machine.
+matplotlib is imported when a plot is drawn: a router host need not have it, because any
+other machine can plot a stored result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SIZE = (8.0, 4.6)
 _MARKERS = "osD^v<>Ph*"
-# Colour-blind safe (Okabe and Ito), the yellow left out: it cannot be seen on white.
+# Colour-blind safe (Okabe and Ito), without the yellow, which is invisible on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 
@@ -61,7 +61,7 @@ def throughput(
     y_label: str = "forwarded, frames per second",
     ideal: bool = True,
 ) -> Figure:
-    """Throughput against load. ``ideal`` draws the line on which nothing is lost."""
+    """Throughput against load. ``ideal`` draws the line of no loss."""
     figure, axes = _new(title, note)
     if ideal and curves:
         top = max((max(c.x, default=0.0) for c in curves), default=0.0)
@@ -105,7 +105,7 @@ def bars(
     note: str = "",
     stacked: bool = False,
 ) -> Figure:
-    """Bars: one group for each of ``groups``, in it one bar for each of ``series``."""
+    """Bars: one group for each of ``groups``, with one bar for each of ``series``."""
     figure, axes = _new(title, note)
     base = [0.0] * len(groups)
     width = 0.7 if stacked else 0.8 / max(1, len(series))
@@ -142,7 +142,7 @@ def scatter(
     figure, axes = _new(title, note)
     for column, found in enumerate(values):
         colour = _COLOURS[column % len(_COLOURS)]
-        # Side by side in their order, so that equal values stay apart.
+        # Side by side in order, so that equal values do not overlap.
         places = [column + (i - (len(found) - 1) / 2) * 0.04 for i in range(len(found))]
         axes.plot(places, list(found), "o", color=colour, alpha=0.7, markersize=5)
         if found:
@@ -185,14 +185,14 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
     if roles:
         names = [f"{p.configuration}\n{p.offered:,.0f}" for p in everything[:12]]
         series = {role: [p.cpu_per_million(role) or 0.0 for p in everything[:12]] for role in roles}
-        # SoftIRQ time is part of what the threads were charged while it ran on them.
+        # SoftIRQ time is also part of the time of the threads that it interrupted.
         caption = "CPU seconds for each million frames forwarded, by thread role and load."
         figures.append((caption, bars(names, series, title, "CPU s per million", note=note)))
     return figures
 
 
 def _by_size(found: Mapping[str, Sequence[Point]]) -> list[tuple[str, list[Point]]]:
-    """A line of a plot for each configuration, and each size where there are several."""
+    """A line of a plot for each configuration, and for each size where there are several."""
     lines: dict[str, list[Point]] = {}
     for name, group in found.items():
         for p in group:
@@ -201,7 +201,7 @@ def _by_size(found: Mapping[str, Sequence[Point]]) -> list[tuple[str, list[Point
 
 
 def _by_load(everything: Sequence[Point]) -> list[tuple[str, list[Point]]]:
-    """What was offered, and the points of it, in rising order."""
+    """The loads offered, and the points of each, in rising order."""
     loads: dict[str, list[Point]] = {}
     for p in sorted(everything, key=lambda p: p.offered):
         size = "" if p.size is None else f" of {p.size}"
@@ -210,8 +210,8 @@ def _by_load(everything: Sequence[Point]) -> list[tuple[str, list[Point]]]:
 
 
 def svg(figure: Figure, key: str) -> str:
-    """The figure as an SVG element to be put into HTML. ``key`` keeps the ids of several
-    figures of one page apart."""
+    """The figure as an SVG element for HTML. ``key`` keeps the ids of several figures on one
+    page apart."""
     import matplotlib
 
     out = io.StringIO()
@@ -239,7 +239,7 @@ def _timeline(name: str, group: Sequence[Point]) -> Curve:
 
 
 def require() -> None:
-    """Raises VsrtuneError when there is no matplotlib."""
+    """Raises VsrtuneError when matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # noqa: F401 (it is about whether this works)
     except ImportError as error:

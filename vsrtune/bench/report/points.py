@@ -1,4 +1,4 @@
-"""Trials of the same configuration and load taken together, for tables and plots.
+"""Groups trials of the same configuration and load, for tables and plots.
 
 Pure: trials in, numbers out.
 """
@@ -20,8 +20,8 @@ _MILLION = 1_000_000
 class Point:
     """All trials of one configuration at one load.
 
-    ``offered`` is pps asked for over all routers; ``frames`` the length of the burst,
-    None for a load that lasts a time; ``size`` that of the frames, None for the spec's.
+    ``offered`` is the pps asked for over all routers; ``frames`` the length of the burst,
+    None for a load of a given time; ``size`` the frames' size, None for the spec's.
     """
 
     configuration: str
@@ -45,7 +45,7 @@ class Point:
 
     @property
     def sent_pps(self) -> float:
-        """Median of what the generator really sent, pps."""
+        """Median of the pps that the generator really sent."""
         return median(t.sent_pps for t in self.trials)
 
     @property
@@ -116,6 +116,6 @@ def by_configuration(outcome: Outcome) -> Mapping[str, list[Point]]:
 
 
 def used(points_: Iterable[Point], values: tuple[str, ...], attribute: str) -> tuple[str, ...]:
-    """Those of ``values`` that any trial has something of in its mapping ``attribute``."""
+    """Those of ``values`` for which any trial has more than 0 in its mapping ``attribute``."""
     present = [getattr(t, attribute) for p in points_ for t in p.trials]
     return tuple(v for v in values if any(m.get(v) for m in present))

@@ -15,14 +15,14 @@ _QUANTILES = ("p50", "p90", "p99")
 
 
 def outcome_to_json(outcome: Outcome) -> str:
-    """The outcome as JSON text, indented, ending in a newline. Values that are no
-    numbers (a quantile of no probes) are written as null."""
+    """The outcome as JSON text, indented, ending in a newline. Infinities and NaN become
+    null."""
     data = {"format": FORMAT, **_finite(encode(outcome))}
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def outcome_from_json(text: str, path: str = "") -> Outcome:
-    """Read what ``outcome_to_json`` wrote; ``path`` stands in messages. Raises VsrtuneError."""
+    """Read the text of ``outcome_to_json``; ``path`` is used in messages. Raises VsrtuneError."""
     hint = "name a file that vsrtune bench wrote with --json"
     try:
         data = json.loads(text)
@@ -43,7 +43,7 @@ def outcome_from_json(text: str, path: str = "") -> Outcome:
 
 
 def _finite(data: Any) -> Any:
-    """The same without infinities and NaN, for which JSON has no form."""
+    """``data`` with None for infinities and NaN, for which JSON has no form."""
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, list):

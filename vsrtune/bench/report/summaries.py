@@ -1,7 +1,7 @@
 """The answer of each method (bench/methods/methods.py, rate_search.py, compare.py) as tables. Pure.
 
-What a sweep and a soak found stands in the table of trials too; here is what one reads
-first.
+The table of trials also holds the results of a sweep and a soak; these tables give the
+figures that one reads first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def tables(outcome: Outcome) -> list[Table]:
-    """The tables of ``outcome.summary``, none for an empty one."""
+    """The tables of ``outcome.summary``; none for an empty summary."""
     summary = outcome.summary
     match summary.get("kind"):
         case "sweep":

@@ -1,6 +1,6 @@
-"""Outcomes as tables of text: what `vsrtune bench` prints and its HTML report shows.
+"""Outcomes as tables of text, for the output of `vsrtune bench` and its HTML report.
 
-Pure, like vsrtune.views.tables: what is said stands here, how it looks elsewhere.
+Pure, like vsrtune.views.tables: this module makes the texts, others draw them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def outcome_tables(outcome: Outcome) -> list[Table]:
 
 
 def label(outcome: Outcome) -> str:
-    """What kind of measurement it was, as environment.label puts it."""
+    """The kind of measurement, as environment.label names it."""
     labels = {str(block.get("label", "")) for block in outcome.environment.values()} - {""}
     return "; ".join(sorted(labels))
 
 
 def header(outcome: Outcome) -> Table:
-    """What was measured, how, when."""
+    """What was measured, how and when."""
     spec, traffic = outcome.spec, outcome.spec.traffic
     sizes = spec.method.sizes or (traffic.size,)
     size = " / ".join("IMIX" if s == "imix" else str(s) for s in sizes)
@@ -76,7 +76,7 @@ def _routers(routers: Sequence[Router]) -> str:
 
 
 def method_text(outcome: Outcome) -> str:
-    """The method with what decides its answer: trial length, threshold, repeats."""
+    """The method with the values that decide its answer: trial length, threshold, repeats."""
     m = outcome.spec.method
     length = f"trials of {m.seconds:g} s"
     match m.kind:
@@ -102,7 +102,7 @@ def method_text(outcome: Outcome) -> str:
 
 
 def load_text(p: Point) -> str:
-    """What was offered at a point: pps, and the size of the frames where it varies."""
+    """The load offered at a point: pps, and the size of the frames where it varies."""
     return number(p.offered) + ("" if p.size is None else f" of {p.size}")
 
 
@@ -132,7 +132,7 @@ def throughput_table(found: Sequence[Point]) -> Table:
 
 
 def cost_table(found: Sequence[Point]) -> Table:
-    """What forwarding cost: CPU time by role, context switches, migrations."""
+    """The cost of forwarding: CPU time by role, context switches, migrations."""
     roles = tuple(r for r in used(found, ROLES, "cpu_seconds") if r != "idle")
     table = Table(
         "Cost: CPU seconds for a million frames forwarded, by thread role",
@@ -171,14 +171,14 @@ def latency_tables(found: Sequence[Point]) -> list[Table]:
                 continue
             late = trial.latency
             values = (late.p50, late.p90, late.p99)
-            shown = [number(v * 1e6) if v == v else NOTHING for v in values]  # NaN: no probe came
+            shown = [number(v * 1e6) if v == v else NOTHING for v in values]  # NaN: no quantile
             row = (p.configuration, load_text(p), *shown, str(late.sent), str(late.lost))
             table.rows.append(row)
     return [table]
 
 
 def notes_table(outcome: Outcome) -> Table:
-    """What trials had to remark, each remark once with how often it was made."""
+    """The notes of trials, each note once with the number of trials that made it."""
     counts: dict[tuple[str, str], int] = {}
     for trial in outcome.trials:
         for note in trial.notes:
@@ -194,7 +194,7 @@ def summary_tables(outcome: Outcome) -> list[Table]:
 
 
 def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
-    """What configurations share in one table, what tells them apart in another."""
+    """One table of what the configurations share, and one of what differs between them."""
     flat = {name: dict(_flatten(block)) for name, block in environment.items()}
     keys = list(dict.fromkeys(key for block in flat.values() for key in block))
     shared = Table("Environment", ("", ""))

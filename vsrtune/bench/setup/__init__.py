@@ -1,1 +1,1 @@
-"""Makes a configuration: attachments, bridges, numbers of guests, tuning."""
+"""Applies a configuration: attachments, bridges, numbers of guests, tuning."""

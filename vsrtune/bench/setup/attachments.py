@@ -4,8 +4,8 @@ The interfaces are unplugged from the running guests and plugged in again: same 
 PCI address, another back end. All routers on a lower device move together, because a
 device that carries a macvtap cannot be a bridge's port.
 
-What is written into the ledger before the first move holds all that is needed to put
-everything back, whatever the bench was doing when it was killed (``put_back``).
+The ledger's entry, written before the first move, holds everything that ``put_back`` needs,
+whatever the bench was doing when it was killed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.model.domain_xml import DomainNic, differences, nic
 
-# Which part of the host an interface stands on; written anew for each attachment.
+# The elements that say on which part of the host an interface stands; rewritten for each
+# attachment.
 _BACK_END = ("source", "target", "virtualport")
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What is asked of an interface's driver; None: as it was. ``ring`` counts slots of
+    """The requested driver of an interface; None: as it was. ``ring`` counts slots of
     a receive ring; without ``mergeable`` buffers there is no receive offload either."""
 
     vhost: bool | None = None
@@ -44,8 +45,8 @@ UNASKED = Driver()
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """What an interface shall stand on: the kind, the bridge for kinds that have one,
-    and its driver."""
+    """The back end of an interface: the kind, the bridge for kinds that have one, and the
+    driver."""
 
     attachment: BenchAttachment
     bridge: str = ""
@@ -53,9 +54,9 @@ class Back:
 
 
 def rewritten(original: DomainNic, back: Back) -> str:
-    """The XML with which to attach ``original`` again on ``back``.
+    """The XML that attaches ``original`` again on ``back``.
 
-    Raises VsrtuneError when something is asked that the interface cannot have.
+    Raises VsrtuneError for a back end that the interface cannot have.
     """
     element = ET.fromstring(original.xml)
     if back.attachment in (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH):
@@ -77,7 +78,7 @@ def rewritten(original: DomainNic, back: Back) -> str:
 
 
 def switchable(found: DomainNic, back: Back) -> str:
-    """Why ``found`` cannot be attached as ``back`` asks, "" when it can."""
+    """Why ``found`` cannot be attached on ``back``, "" when it can."""
     if back.attachment is not BenchAttachment.AS_IS and (found.kind != "direct" or not found.lower):
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
     if back.driver != UNASKED and not found.model.startswith("virtio"):
@@ -97,7 +98,7 @@ def _drive(element: ET.Element, original: DomainNic, back: Driver) -> None:
     if back.vhost is not None:
         driver.set("name", "vhost" if back.vhost else "qemu")
     elif driver.get("name") is None and original.model.startswith("virtio"):
-        # What libvirt does without a name, and the others need one.
+        # The name that libvirt assumes when there is none; the other attributes need a name.
         driver.set("name", "vhost")
     if back.queues is not None:
         driver.attrib.pop("queues", None)
@@ -108,8 +109,8 @@ def _drive(element: ET.Element, original: DomainNic, back: Driver) -> None:
     if back.mergeable is not None:
         _child(driver, "host").set("mrg_rxbuf", "on" if back.mergeable else "off")
         if not back.mergeable:
-            # A guest that may be sent segments of 64 KiB reserves so much for every slot
-            # of the ring, and a small one runs out of memory. From QEMU 8.2 on there is
+            # A guest that may receive segments of 64 KiB reserves as much for every slot
+            # of the ring, and a small guest runs out of memory. From QEMU 8.2 on there is
             # USO as well, which libvirt cannot turn off.
             guest = _child(driver, "guest")
             for offload in ("tso4", "tso6", "ecn", "ufo"):
@@ -129,19 +130,19 @@ _BRIDGED = (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a configuration asks of the interfaces."""
+    """The interfaces that a configuration asks for."""
 
     attachment: BenchAttachment = BenchAttachment.AS_IS
     driver: Driver = UNASKED
 
     @classmethod
     def of(cls, configuration: Configuration) -> Wanted:
-        """Of the whole of it, the part that concerns interfaces."""
+        """What ``configuration`` asks for interfaces."""
         c = configuration
         return cls(c.attachment, Driver(c.vhost, c.queues, c.ring, c.mergeable))
 
     def back(self, lower: str) -> Back:
-        """The same for an interface on ``lower``."""
+        """The back end for an interface on ``lower``."""
         bridge = bridges.name_for(self.attachment, lower) if lower else ""
         return Back(self.attachment, bridge, self.driver)
 
@@ -162,12 +163,12 @@ class Attachments:
         self._uri = uri
         self._live = LiveDomains(uri)
         self._domains: tuple[_Domain, ...] | None = None
-        # None while, or because, a switch did not come to its end.
+        # None during a switch, and after one that failed.
         self._present: Wanted | None = Wanted()
 
     def check(self, wanted: Wanted) -> None:
-        """Refuse what these guests or this host cannot have. Changes nothing; called
-        before anything was switched."""
+        """Refuse what these guests or this host cannot have. Changes nothing; call it before
+        anything was switched."""
         if wanted == Wanted():
             return
         where = "configuration"
@@ -198,11 +199,11 @@ class Attachments:
         return self._present is None or self._texts(wanted) != self._texts(self._present)
 
     def original(self, wanted: Wanted) -> bool:
-        """Whether the routers have it so by themselves."""
+        """Whether ``wanted`` is how the routers were at first."""
         return wanted == Wanted() or self._texts(wanted) == self._texts(Wanted())
 
     def record(self) -> dict[str, Any]:
-        """The ledger's data: the originals, and the names of what may be made."""
+        """The ledger's data: the originals, and the names of bridges that may be made."""
         domains = [
             {
                 "name": domain.name,
@@ -214,7 +215,7 @@ class Attachments:
         return {"uri": self._uri, "domains": domains, "bridges": self._bridges()}
 
     def switch(self, wanted: Wanted) -> None:
-        """Attach every interface as ``wanted``; the ledger must know by now."""
+        """Attach every interface as ``wanted``; the ledger must hold ``record`` by now."""
         domains = self._originals()
         texts = self._texts(wanted)
         self._present = None
@@ -231,21 +232,21 @@ class Attachments:
         self._present = wanted
 
     def back_to_original(self) -> None:
-        """``put_back`` has been called."""
+        """Note that ``put_back`` has been called."""
         self._present = Wanted()
 
     def close(self) -> None:
-        """Give the connection to libvirt back."""
+        """Close the connection to libvirt."""
         self._live.close()
 
     def _originals(self) -> tuple[_Domain, ...]:
-        """As they were when this was first asked, before anything moved."""
+        """The guests as they were at the first call, before anything moved."""
         if self._domains is None:
             self._domains = tuple(self._domain(router) for router in self._routers)
         return self._domains
 
     def _domain(self, router: Router) -> _Domain:
-        """With both legs known, the interfaces of the legs; else all of them."""
+        """The guest's interfaces: those of the legs when both MACs are known, otherwise all."""
         uuid = self._live.uuid(router.name)
         found = self._live.nics(uuid)
         if router.back is not None and router.forth.mac and router.back.mac:
@@ -265,7 +266,7 @@ class Attachments:
         return sorted({n.lower for d in self._originals() for n in d.nics if n.kind == "direct"})
 
     def _bridges(self) -> list[str]:
-        """Whatever bridge this may ever make."""
+        """All bridges that this may ever make."""
         return [bridges.name_for(kind, lower) for lower in self._lowers() for kind in _BRIDGED]
 
 
@@ -274,9 +275,9 @@ def put_back(data: Mapping[str, Any]) -> None:
     not run any more need nothing: their definition was never changed.
 
     Every interface is plugged in anew, even one that looks right: a killed bench may
-    have asked for an unplug that the guest has yet to carry out. Likewise libvirt may
-    still be plugging one in, hence the tries. Raises WriteError when something is not
-    as it was in the end.
+    have asked for an unplug that the guest has yet to carry out. libvirt may also still be
+    plugging one in, hence the retries. Raises WriteError when something is not as it was in
+    the end.
     """
     live = LiveDomains(data["uri"])
     try:
@@ -315,7 +316,7 @@ def _try_to_put_back(live: LiveDomains, data: Mapping[str, Any]) -> list[Vsrtune
 
 
 def _unplug(live: LiveDomains, domain: Mapping[str, Any]) -> None:
-    """All of them first: libvirt numbers interfaces in the order in which they come."""
+    """Unplug all before any is plugged in: libvirt numbers interfaces in order of arrival."""
     for entry in domain["nics"]:
         live.detach(domain["uuid"], nic(entry["xml"]).mac)
 
@@ -339,7 +340,7 @@ def _plug(live: LiveDomains, domain: Mapping[str, Any]) -> None:
 
 
 def _queue(device: str) -> int | None:
-    """Length of the host device's queue, which a device made anew does not inherit."""
+    """Length of the host device's queue, which a new device does not inherit."""
     try:
         return int(Path(bridges.NET / device / "tx_queue_len").read_text()) if device else None
     except OSError:

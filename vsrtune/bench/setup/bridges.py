@@ -1,8 +1,8 @@
-"""Bridges of the bench's own, Linux's or Open vSwitch's, with one lower device as port.
+"""Bridges of the bench's own, of Linux or Open vSwitch, with one lower device as port.
 
-A bridge is named after the number of its lower device, so that a guard can remove it
-from what the ledger says alone. It learns, floods and does nothing else: no spanning
-tree, no multicast snooping, no addresses.
+A bridge is named after the number of its lower device, so that a guard can remove it by the
+ledger alone. It learns, floods and does nothing else: no spanning tree, no multicast snooping,
+no addresses.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
 
 
 def name_for(attachment: BenchAttachment, lower: str) -> str:
-    """What the bench calls its bridge of that kind on ``lower``; "" for other kinds."""
+    """The name of the bench's bridge of that kind on ``lower``; "" for other kinds."""
     prefix = {BenchAttachment.BRIDGE: "vsrb", BenchAttachment.OPENVSWITCH: "vsro"}.get(attachment)
     return f"{prefix}{_ifindex(lower)}" if prefix else ""
 
 
 def obstacle(lower: str, own: Collection[str]) -> tuple[str, str] | None:
-    """Why ``lower`` cannot be a bridge's port, and what to do; ``own`` are devices on
-    it that will be gone by then."""
+    """Why ``lower`` cannot be a bridge's port, and what to do; None when it can. ``own`` are
+    devices on it that will be gone by then."""
     links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "-details", "link", "show"]))
     for link in links:
         kind = link.get("linkinfo", {}).get("info_kind", "")
@@ -59,7 +59,7 @@ def obstacle(lower: str, own: Collection[str]) -> tuple[str, str] | None:
 
 
 def ovs_obstacle() -> tuple[str, str] | None:
-    """Why there can be no Open vSwitch bridge, and what to do."""
+    """Why there can be no Open vSwitch bridge, and what to do; None when there can."""
     if shutil.which("ovs-vsctl") is None:
         return "Open vSwitch is not installed", "apt install openvswitch-switch"
     if not OVS_SOCKET.exists():
@@ -68,7 +68,7 @@ def ovs_obstacle() -> tuple[str, str] | None:
 
 
 def create(attachment: BenchAttachment, lower: str) -> str:
-    """Make the bridge, with ``lower`` in it; its name. Raises WriteError."""
+    """Make the bridge with ``lower`` in it, and return its name. Raises WriteError."""
     name = name_for(attachment, lower)
     if attachment is BenchAttachment.OPENVSWITCH:
         _retry(lambda: _create_ovs(name, lower))
@@ -82,7 +82,7 @@ def create(attachment: BenchAttachment, lower: str) -> str:
 
 
 def remove(names: Collection[str]) -> None:
-    """Remove those of the bridges that are there. Raises WriteError."""
+    """Remove those of the bridges that exist. Raises WriteError."""
     for name in names:
         if (NET / name / "bridge").exists():
             run(["ip", "link", "delete", "dev", name, "type", "bridge"])
@@ -91,8 +91,8 @@ def remove(names: Collection[str]) -> None:
 
 
 def _in_ovs(name: str) -> bool:
-    """Also of one that is in the database alone, because Open vSwitch was stopped
-    meanwhile; unless not even the database answers."""
+    """Whether the bridge exists, as a device or only in the database, because Open vSwitch was
+    stopped meanwhile. False when there is no device and the database does not answer."""
     if (NET / name).exists():
         return True
     if not OVS_SOCKET.exists():
@@ -117,7 +117,7 @@ def _create_ovs(name: str, lower: str) -> None:
 
 
 def _quiet(name: str) -> None:
-    """No router solicitations and the like: they would be counted as traffic."""
+    """Prevent router solicitations and the like, which would be counted as traffic."""
     switch = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
     if switch.exists():
         switch.write_text("1\n")

@@ -17,17 +17,17 @@ _TAIL = 400
 
 
 def run(argv: Sequence[str], seconds: float = SECONDS) -> str:
-    """Run a program to its end; what it printed.
+    """Run a program to its end, and return what it printed.
 
-    Raises WriteError with the last words of one that failed, is not there, or took
-    longer than ``seconds`` (then it is killed, with all that it started).
+    Raises WriteError, with the end of the output, when the program failed, is missing, or took
+    longer than ``seconds`` (it is then killed, with everything that it started).
     """
     where = shlex.join(argv)
     # A file and not a pipe: a daemon that the program starts would hold the pipe open.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                # What runs on after a kill would undo what the guard puts back.
+                # A program that runs on after a kill would undo what the guard puts back.
                 ["setpriv", "--pdeathsig", "KILL", "--", *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,4 +1,4 @@
-"""Brings the routers under test into the configurations of a bench, and back."""
+"""Applies the configurations of a bench to the routers under test, and puts them back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SETTLING = 10
 
 
 class Records(Protocol):
-    """The part of the ledger that is needed here."""
+    """The interface of the ledger that a Configurator uses."""
 
     def add(self, kind: str, data: Mapping[str, Any]) -> Any:
-        """Write down, durably, what is about to be changed; the entry's id."""
+        """Record durably what is about to be changed, and return the entry's id."""
         ...
 
     def done(self, entry: Any) -> None:
-        """The change is taken back."""
+        """Record that the change is taken back."""
         ...
 
 
@@ -40,14 +40,15 @@ class Configurator(Closing):
     """The routers of ``spec`` in one configuration at a time. A context manager.
 
     Entering takes the journal of vsrtune for the whole run, so no daemon, `apply` or
-    other bench tunes meanwhile; leaving restores the host. ``ready`` is called after the
-    interfaces of guests were attached anew, and returns when every router forwards
-    again; it raises VsrtuneError when one does not in time.
+    other bench tunes meanwhile; leaving restores the host. ``ready`` is called after
+    interfaces of guests or members of groups were plugged in again, and to let threads run.
+    It returns when every router forwards again, and raises VsrtuneError when one does not in
+    time.
 
-    The ledger has an entry for what is attached from before the first move until the
-    originals are back, likewise for the members of groups, and after it one for the
-    present tuning and one for a command beside it: taken back latest first, the threads
-    are untuned before they go with their interfaces.
+    The ledger has an entry for the attachments from before the first move until the
+    originals are back, likewise for the members of groups, and after these one for the
+    present tuning and one for a command beside it. They are taken back latest first, so the
+    threads are untuned before they go with their interfaces.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Configurator(Closing):
         self._tuner: Tuner | None = None
         self._present: Configuration | None = None
         self._notes: tuple[str, ...] = ()
-        # Entries of the ledger: id, and for a tuning what takes it back.
+        # Entries of the ledger: id, and for a tuning the function that takes it back.
         self._attached: Any = None
         self._original: dict[str, Any] = {}
         self._scaled: Any = None
@@ -96,7 +97,7 @@ class Configurator(Closing):
         return self
 
     def close(self) -> None:
-        """Restore the host, and let go of the journal."""
+        """Restore the host, and release the journal."""
         try:
             self.restore()
         finally:
@@ -116,11 +117,11 @@ class Configurator(Closing):
             self._entered().check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
-        """Take back the present tuning and bring the routers into ``configuration``.
+        """Take back the present tuning and apply ``configuration`` to the routers.
 
-        Returns notes for the operator (what a policy could not do, for one), the same
-        ones again when the configuration is the present one, for which nothing is done.
-        Raises VsrtuneError; then the tuning is taken back, and ``restore`` does the rest.
+        Returns notes for the operator (such as what a policy could not do). When the
+        configuration is the present one, does nothing and returns the same notes again.
+        Raises VsrtuneError; the tuning is then taken back, and ``restore`` does the rest.
         """
         if configuration == self._present:
             return self._notes
@@ -133,7 +134,7 @@ class Configurator(Closing):
         return self._notes
 
     def restore(self) -> None:
-        """Everything as it was on entry. May be called again after it raised."""
+        """Restore everything as it was on entry. May be called again after it raised."""
         self._present = None
         with contextlib.ExitStack() as stack:
             stack.callback(self._detach)
@@ -162,7 +163,7 @@ class Configurator(Closing):
         self._attached = None
 
     def _scale(self, counts: Mapping[str, int]) -> None:
-        """Groups that this configuration does not name are as they were on entry."""
+        """Scale groups. Those that the configuration does not name are as on entry."""
         wanted = {**self._before, **counts}
         if wanted == self._members:
             return
@@ -196,15 +197,15 @@ class Configurator(Closing):
                 self._begin(put_back.COMMAND, data, partial(put_back.revert_command, data))
                 run(configuration.apply)
         except VsrtuneError:
-            # What went wrong first says more than what then cannot be put back;
-            # `restore` meets the latter again.
+            # The first error says more than one while putting back; `restore` meets the
+            # latter again.
             with contextlib.suppress(VsrtuneError):
                 self._untune()
             raise
         return notes
 
     def _settled(self, tuner: Tuner, notes: tuple[str, ...]) -> tuple[str, ...]:
-        """Let threads run, by traffic, until none of them is waited for."""
+        """Let threads run, by traffic, until no setting waits for one."""
         for _ in range(_SETTLING):
             if not tuner.waits or self._ready is None:
                 break
@@ -220,7 +221,7 @@ class Configurator(Closing):
         return notes
 
     def _begin(self, kind: str, data: dict[str, Any], undo: Callable[[], object]) -> None:
-        """What is about to be changed is in the ledger before it is."""
+        """Record a change in the ledger before it is made."""
         self._tuned.append((self._ledger.add(kind, data), undo))
 
     def _untune(self) -> None:

@@ -1,7 +1,7 @@
-"""Plugs in as many members of groups as a configuration asks for, and as many as before.
+"""Plugs in the number of members of groups that a configuration asks for, and puts it back.
 
-The steps are those of ``vsrtune group scale``, with its ledger: one that is interrupted is
-taken back by whoever switches next, which a put-back here does first.
+The steps are those of ``vsrtune group scale``, with its ledger: whoever switches next takes an
+interrupted step back, and a put-back here does this first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vsrtune.group.members import members_of, of_group
 from vsrtune.host.filesystem import boot_id
 
 KIND = "scale"
-# Where `vsrtune group` writes down what it did.
+# The ledger of `vsrtune group`.
 LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 
 # Members plugged in, by the group's name.
@@ -31,7 +31,7 @@ Members = Mapping[str, int]
 
 
 def check(wanted: Members, uri: str) -> None:
-    """Refuse what these groups cannot have. Changes nothing; raises VsrtuneError."""
+    """Refuse numbers that these groups cannot have. Changes nothing; raises VsrtuneError."""
     if wanted:
         with _opened(uri) as (_, host):
             for name, count in wanted.items():
@@ -39,14 +39,14 @@ def check(wanted: Members, uri: str) -> None:
 
 
 def present(names: Mapping[str, Any], uri: str) -> dict[str, int]:
-    """How many members of each are plugged in now. Raises VsrtuneError where these are
-    not the first ones, for then no number would tell what to put back."""
+    """How many members of each group are plugged in now. Raises VsrtuneError when these are
+    not the first ones, because then no number would tell what to put back."""
     with _opened(uri) as (_, host):
         return {name: _first_ones(name, host) for name in names}
 
 
 def scale(wanted: Members, uri: str) -> None:
-    """Plug in so many members of each group. Raises VsrtuneError, with a group as it was."""
+    """Plug in this many members of each group. Raises VsrtuneError, with a group as it was."""
     with _opened(uri) as (switcher, host):
         for name, count in wanted.items():
             switch = group_scale.scale(name, count, host)
@@ -58,8 +58,8 @@ def scale(wanted: Members, uri: str) -> None:
 
 
 def put_back(data: Mapping[str, Any]) -> None:
-    """As many as were plugged in before. A group that was deleted meanwhile has nothing to
-    be put back. Raises VsrtuneError."""
+    """Plug in as many members as before. A group that was deleted meanwhile needs nothing.
+    Raises VsrtuneError."""
     uri = str(data["uri"])
     with _opened(uri) as (_, host):
         there = {name: count for name, count in data["members"].items() if name in host.groups}

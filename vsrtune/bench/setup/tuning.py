@@ -1,7 +1,7 @@
-"""Tunes and untunes the host for a configuration: policies, libvirt's pins, commands.
+"""Tunes and untunes the host for a configuration: policies and libvirt's pins.
 
-Policies and pins are plans, carried out with vsrtune's own journal, so that what a
-killed bench leaves can also be put back with `vsrtune undo`.
+Policies and pins are plans, carried out with vsrtune's own journal, so that `vsrtune undo`
+can also put back what a killed bench leaves.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
-# A thread may end, or a worker wake up, between the look at the host and the write.
+# A thread may end, or a worker wake up, between the observation and the write.
 _TRIES = 3
 
 
 def policies(configuration: Configuration) -> tuple[Policy, ...]:
-    """The policies of a configuration's text: one, or several set apart by lines of
-    ``---``. Raises PolicyErrors, VsrtuneError for a configuration without one."""
+    """The policies of a configuration's text: one, or several separated by lines of
+    ``---``. Raises PolicyErrors, or VsrtuneError for a configuration without a policy."""
     path = configuration.policy_path or f"{configuration.name} (policy)"
     if not configuration.policy:
         raise VsrtuneError("there is no policy", where=configuration.name, hint="name a file")
     found = []
     line = 0
     for part in re.split(r"(?m)^---[ \t]*\n", configuration.policy):
-        # Empty lines keep the numbers of lines in messages right.
+        # Empty lines keep line numbers in messages correct.
         if part.strip():
             found.append(parse("\n" * line + part, path))
         line += part.count("\n") + 1
@@ -51,8 +51,8 @@ def policies(configuration: Configuration) -> tuple[Policy, ...]:
 
 
 def pin_cpus(configuration: Configuration, online: CpuSet, sender: int | None) -> CpuSet:
-    """Where libvirt's pins go: ``cpus`` of the configuration, else every CPU but the one
-    that sends (and so receives, where sender and receiver are one machine)."""
+    """The CPUs of libvirt's pins: ``cpus`` of the configuration, otherwise every CPU but the
+    one that sends (and so receives, where sender and receiver are one machine)."""
     if configuration.cpus is None:
         others = CpuSet(cpu for cpu in online if cpu != sender)
         return others or online
@@ -77,11 +77,11 @@ class Tuner:
         self._sender = sender
         self._uri = uri
         self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
-        # Makes the present plan anew while something of it waits for its thread to run.
+        # Makes the present plan again while one of its settings waits for its thread to run.
         self._unsettled: Callable[[Snapshot], Plan] | None = None
 
     def check(self, configuration: Configuration) -> None:
-        """Refuse a configuration that cannot be carried out, as far as can be told."""
+        """Refuse a configuration that cannot be carried out, as far as this is known."""
         if configuration.tuning is Tuning.COMMAND or configuration.apply:
             _check_commands(configuration)
         match configuration.tuning:
@@ -93,8 +93,8 @@ class Tuner:
                 pin_cpus(configuration, self._ops.online(), self._sender)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
-        """Carry out what the configuration asks of vsrtune's own journal on an untuned
-        host, which its commands are no part of; notes for people."""
+        """Carry out the policy or the pins of the configuration, but not its commands, on an
+        untuned host. Return notes for people."""
         match configuration.tuning:
             case Tuning.UNTUNED | Tuning.COMMAND:
                 return ()
@@ -105,20 +105,21 @@ class Tuner:
                 return self._carry_out(lambda s: libvirt_pins(s, self._guests, cpus))
 
     def apply_policies(self, chosen: Sequence[Policy]) -> tuple[str, ...]:
-        """Carry out these policies on an untuned host; notes for people."""
+        """Carry out these policies on an untuned host, and return notes for people."""
         return self._carry_out(lambda snapshot: self._policy_plan(snapshot, chosen))
 
     @property
     def waits(self) -> bool:
-        """Whether a setting will only be taken once its thread has run (class deadline)."""
+        """Whether the kernel takes a setting only once its thread has run (class deadline)."""
         return self._unsettled is not None
 
     def again(self) -> tuple[str, ...]:
-        """Carry out what waited, as far as threads have run since; notes for people."""
+        """Carry out settings that waited, as far as threads have run since. Return notes for
+        people."""
         return () if self._unsettled is None else self._carry_out(self._unsettled)
 
     def undo(self) -> tuple[str, ...]:
-        """Put back every setting in the journal; notes on those that others changed."""
+        """Put back every setting in the journal. Return notes on settings that others changed."""
         self._unsettled = None
         return settle(executor.undo(self._ops, self._journal))
 

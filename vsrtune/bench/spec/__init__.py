@@ -1,1 +1,1 @@
-"""Wall: pure. What is measured: the values of a specification, its reader, its schema."""
+"""Wall: pure. Specifications of measurements: their values, reader and schema."""

@@ -1,4 +1,4 @@
-"""What the schema of a bench specification cannot tell: values that do not go together."""
+"""Checks of a bench specification beyond its schema: values that do not go together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.policy.validation import line_of
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
-# The keys of a method that each kind uses, and what of these it cannot do without.
+# The keys of a method that each kind uses, and those that it needs.
 USES = {
     "sweep": {"rates", "seconds", "repeats", "latency", "sizes"},
     "ndr": {"low", "high", "seconds", "precision", "trials", "latency"},
@@ -40,7 +40,7 @@ _TUNING_KEYS = {
     Tuning.LIBVIRT_PINS: ("cpus",),
     Tuning.COMMAND: ("apply", "revert"),
 }
-# These also go with any other tuning, but not one without the other.
+# These go with any other tuning as well, but only both together.
 _COMMANDS = ("apply", "revert")
 _UNICAST_END = int(ipaddress.IPv4Address("224.0.0.0"))
 
@@ -56,8 +56,8 @@ def offered(spec: Spec) -> list[float]:
 
 
 def fair_loads(spec: Spec, rate: float) -> dict[str, float]:
-    """The load of each router at one rate of a fairness test: ``rate`` for each router
-    or, where one router alone carries several flows, for each flow."""
+    """The load of each router at one rate of a fairness test: ``rate`` for each router or,
+    with a single router, for each of its flows."""
     alone = len(spec.routers) == 1
     each = rate * spec.traffic.flows if alone else rate
     by_router = spec.method.by_router
@@ -77,7 +77,7 @@ class Checker:
         self.errors.append(PolicyError(f"{dotted(keys)}: {what}", where=where, hint=hint))
 
     def spec(self, spec: Spec) -> None:
-        """Everything that one specification can have wrong."""
+        """Check one specification."""
         if spec.left == spec.right or str(spec.left) == str(spec.right):
             self.fail(
                 ("right",), "left and right are the same device", "name the one on the other side"
@@ -87,8 +87,8 @@ class Checker:
         self.configuration(spec)
 
     def same(self, spec: Spec, base: Spec, stated: dict[str, Any]) -> None:
-        """A later file of a comparison may state nothing different but its name and
-        configuration, else the ratio would compare different measurements."""
+        """Check that a later file of a comparison differs in name and configuration only;
+        otherwise the ratio would compare different measurements."""
         for key, value in stated.items():
             if key in ("name", "configuration"):
                 continue
@@ -145,7 +145,7 @@ class Checker:
                 continue
             if address.is_multicast or address.is_loopback or address.is_unspecified:
                 self.fail(here, f"{address} cannot be routed", "write a unicast address")
-            # Multicast begins where unicast ends, so one look at the last tells of all.
+            # Multicast begins where unicast ends, so the last address decides for all.
             elif int(address) + count > _UNICAST_END:
                 self.fail(
                     here,

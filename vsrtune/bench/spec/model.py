@@ -1,4 +1,4 @@
-"""What a bench is asked and what it answers: frozen values, JSON in and out.
+"""Requests and results of a bench: frozen values, JSON in and out.
 
 Rates are frames per second (pps), over all routers and directions of a trial
 unless a name says otherwise; times are seconds; frame sizes are bytes without
@@ -20,7 +20,7 @@ IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A device that sends and counts. ``namespace`` is a name of `ip netns`, None for
-    the host's own; ``host`` an ssh destination, None for this machine; ``cpu`` the one
+    the host's own; ``host`` an ssh destination, None for this machine; ``cpu`` the CPU
     whose pktgen thread sends."""
 
     device: str
@@ -47,8 +47,8 @@ class Leg:
 class Router:
     """A router under test. ``name`` is the guest's, or any name when ``native`` (this
     host itself forwards). ``back`` is the leg from right to left, None without one.
-    ``members`` are the guests of a router that is a group of them, whose name is theirs
-    with a + between."""
+    ``members`` are the guests of a router that is a group; their names, joined by +, are
+    its name."""
 
     name: str
     forth: Leg
@@ -58,17 +58,17 @@ class Router:
 
     @property
     def guests(self) -> tuple[str, ...]:
-        """The guests that it is, none when this host itself forwards."""
+        """The guests that are this router; none when this host itself forwards."""
         return () if self.native else self.members or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the frames are like. ``size`` is bytes, or "imix"; ``flows`` per router
-    and direction (1 to 1,000,000), told apart by their UDP ports. ``destinations``
-    addresses from a leg's first on are sent to in turn; flows should be a multiple
-    of it. With ``burst`` (seconds) frames come at twice the rate for so long, then hardly
-    any for as long, in turn."""
+    """The frames to send. ``size`` is bytes, or "imix". ``flows`` is per router and
+    direction (1 to 1,000,000); UDP ports distinguish flows. Frames go to
+    ``destinations`` addresses in turn, from a leg's first on; flows should be a multiple
+    of it. With ``burst`` (seconds) frames come at twice the rate for that time, then
+    hardly any for as long, in turn."""
 
     size: int | Literal["imix"] = 60
     flows: int = 1
@@ -96,13 +96,13 @@ class BenchAttachment(enum.StrEnum):
 class Configuration:
     """A way to run the routers.
 
-    ``policy`` is the text of a policy file, for Tuning.POLICY; it may hold several
-    documents' worth of guests by pattern. ``apply`` and ``revert`` are command lines
-    (argv): all there is to Tuning.COMMAND (a peer such as TuneD is measured so), and
-    carried out after any other tuning (a setting that no policy has). ``vhost``,
-    ``queues``, ``ring`` (slots of a receive ring) and ``mergeable`` (receive buffers) of
-    None leave the guest's interfaces as they are. ``scale`` is how many members of a group
-    (docs/groups.md) are plugged in, by the group's name; others stay as they are.
+    ``policy`` is the text of a policy file, for Tuning.POLICY; it may hold several policies,
+    separated by ``---``, and name guests by pattern. ``apply`` and ``revert`` are command
+    lines (argv): they are the whole of Tuning.COMMAND (which measures a peer such as TuneD),
+    and run after any other tuning (for a setting that no policy has). ``vhost``, ``queues``,
+    ``ring`` (slots of a receive ring) and ``mergeable`` (receive buffers) of None leave the
+    guest's interfaces as they are. ``scale`` is the number of members plugged in, by name of
+    their group (docs/groups.md); other groups stay as they are.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run may never exceed: offered pps and seconds of one trial."""
+    """Limits that no run may exceed: offered pps and seconds of one trial."""
 
     pps: int = 2_000_000
     seconds: float = 3600.0
@@ -130,14 +130,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Which trials are made: ``kind`` is sweep, ndr, pdr, back-to-back, fairness or soak.
+    """The trials to make: ``kind`` is sweep, ndr, pdr, back-to-back, fairness or soak.
 
     sweep: ``rates``, ``repeats``. ndr/pdr: ``low``..``high``, loss threshold ``loss``
-    (share, 0 for ndr), ``precision`` (share of the rate), ``trials`` per rate, the
-    worst deciding. back-to-back: ``low``..``high`` frames at ``high`` rate (``rates[0]``),
-    RFC 9004, ``repeats``. fairness: ``rates[0]`` to each router, or flow. soak:
+    (share, 0 for ndr), ``precision`` (share of the rate), ``trials`` per rate, of which the
+    worst decides. back-to-back: ``low``..``high`` frames at ``rates[0]``, RFC 9004,
+    ``repeats``. fairness: each of ``rates`` to each router, or flow, ``repeats``. soak:
     ``rates[0]`` in trials of ``seconds`` for ``duration``. With ``sizes`` a sweep tries
-    each rate with frames of each of these instead of ``Traffic.size``.
+    each rate with frames of each of these sizes instead of ``Traffic.size``.
     """
 
     kind: str = "sweep"
@@ -174,9 +174,9 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One trial's order: pps to each router by name (sum of both directions), for
-    ``seconds``. ``frames`` instead asks for that many at the rate (a burst). ``size`` is
-    of the frames, None for that of the spec."""
+    """The load of one trial: pps to each router by name (sum of both directions), for
+    ``seconds``. ``frames`` asks for that many frames at the rate instead (a burst).
+    ``size`` is the frames' size, None for the size of the spec."""
 
     pps: Mapping[str, float]
     seconds: float
@@ -202,14 +202,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one load. Counts are frames over all directions.
+    """The result of one load. Counts are frames over all directions.
 
     sent = forwarded + the sum of ``drops``; ``drops`` has the keys nic,
     softnet_backlog, macvtap_ring, elsewhere. ``sent_by`` and ``forwarded_by`` are by
     router, ``forwarded_by_flow`` by "router/flow number" where flows are few (<= 16).
     ``cpu_seconds``, ``switches`` (voluntary and not) and ``migrations`` are by thread
-    role: vcpu, vhost, emulator, other (of the guests), ksoftirqd, and for CPU seconds
-    also softirq and idle (of the whole host).
+    role: vcpu, vhost, napi, emulator, other (of the guests), ksoftirqd, and for CPU
+    seconds also softirq and idle (of the whole host).
     """
 
     configuration: str
@@ -244,11 +244,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that one bench run found, ready for JSON and the reports.
+    """Everything that one bench run found, ready for JSON and the reports.
 
-    ``method`` names it ("sweep", "ndr", "compare", ...). ``summary`` is the method's
-    own result as plain JSON data (see methods.py and compare.py). ``environment`` is
-    the environment block by configuration name.
+    ``method`` is "sweep", "ndr", "compare", ... ``summary`` is the method's own result as
+    plain JSON data (see methods.py and compare.py). ``environment`` holds the environment
+    block by configuration name.
     """
 
     spec: Spec
@@ -260,5 +260,5 @@ class Outcome:
     seed: int | None = None
     started: str = ""
     version: str = ""
-    # Why the run ended before its method did; "" for a whole one.
+    # Why the run ended before its method did; "" for a complete run.
     unfinished: str = ""

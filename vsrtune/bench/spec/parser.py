@@ -51,26 +51,26 @@ def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
     """Read one specification's text; ``path`` is used in messages and ``Spec.path``.
 
     With ``base``, the first file of a comparison, everything but ``configuration``
-    may be left out, and what is stated beside ``name`` must equal it.
+    may be left out, and everything stated except ``name`` and ``configuration`` must equal it.
 
     ``configuration.name`` is the specification's name. A policy is named, not read:
     ``configuration.policy_path`` is its path as seen from the working directory
-    (relative ones are relative to ``path``) and ``policy`` is None until
+    (relative paths are relative to ``path``) and ``policy`` is None until
     ``with_policy``. A leg whose MAC was left out has ``mac`` "".
 
-    Raises SpecErrors with every error of structure, or else every error of meaning.
+    Raises SpecErrors with every error of structure, or if there is none, of meaning.
     """
     return _load(read(text, path, KIND), path, base)
 
 
 def load_data(data: dict[str, Any], path: str) -> Spec:
     """A Spec of plain data with the keys of a file (command-line short forms);
-    ``path`` stands in messages. Raises SpecErrors."""
+    ``path`` is used in messages. Raises SpecErrors."""
     return _load(Document(data), path, None)
 
 
 def with_policy(spec: Spec, text: str) -> Spec:
-    """The same with ``configuration.policy`` set. Raises PolicyErrors for a bad policy."""
+    """``spec`` with ``configuration.policy`` set. Raises PolicyErrors for a bad policy."""
     parse(text, spec.configuration.policy_path or "policy")
     return dataclasses.replace(
         spec, configuration=dataclasses.replace(spec.configuration, policy=text)
@@ -78,8 +78,8 @@ def with_policy(spec: Spec, text: str) -> Spec:
 
 
 def to_data(spec: Spec) -> dict[str, Any]:
-    """The specification as plain data with the keys of a file; defaults are left out,
-    durations are seconds and the policy is its path."""
+    """The specification as plain data with the keys of a file. Defaults are left out,
+    durations are seconds, and the policy is its path."""
     out: dict[str, Any] = {
         "name": spec.name,
         "left": _stated(spec.left),
@@ -165,7 +165,7 @@ def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spec(data: dict[str, Any], path: str) -> Spec:
-    """Data that fits the schema as a Spec."""
+    """A Spec of data that fits the schema."""
     name = data.get("name", posixpath.splitext(posixpath.basename(path))[0])
     fields: dict[str, Any] = {}
     if "limits" in data:
@@ -214,7 +214,7 @@ def _router(data: dict[str, Any]) -> Router:
     members = tuple(data.get("guests", ()))
     guest = data.get("guest", "+".join(members))
     return Router(
-        # More or fewer than one of the three is an error that the checks tell.
+        # The checks report more or fewer than one of the three.
         name=guest or native or "",
         forth=_leg(data["forth"]),
         back=None if back is None else _leg(back),

@@ -1,7 +1,7 @@
 """The JSON Schema of a bench specification, as data (draft 2020-12).
 
-``x-expects`` says what to write instead and ``x-pattern`` what a text that does not
-match is not, as in the policy's schema; the error messages are made from them.
+As in the policy's schema, error messages are made from ``x-expects``, which says what to write
+instead, and ``x-pattern``, which names what a text that does not match is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIN_SIZE = 60
 MAX_SIZE = 1514
 MAX_FLOWS = 1_000_000
 MAX_DESTINATIONS = 65536
-# What a 100 Gbit/s line carries of the smallest frames; a typing error is above it.
+# The smallest frames on a 100 Gbit/s line; a greater number is a typing error.
 MAX_PPS = 150_000_000
 MAX_QUEUES = 256
 MAX_MEMBERS = 256
@@ -340,8 +340,8 @@ SCHEMA: dict[str, Any] = {
 
 
 def schema(*, partial: bool = False) -> dict[str, Any]:
-    """A fresh copy; ``partial`` that of a comparison's later file, which may leave out
-    what it shares with the first."""
+    """A fresh copy; with ``partial``, the schema of a comparison's later file, which may leave
+    out what it shares with the first."""
     out = copy.deepcopy(SCHEMA)
     if partial:
         out["required"] = ["configuration"]

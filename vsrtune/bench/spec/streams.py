@@ -1,9 +1,9 @@
-"""What is sent for a load: one stream for each leg, told apart by UDP ports.
+"""The streams of a load: one for each leg, distinguished by UDP ports.
 
 Every stream owns a block of destination ports, so the sink knows the router and the
 direction of a frame by its source address and destination port. Flows are source ports.
-pktgen moves both ports (and the destination address) on by one with every frame, each
-in its own circle: as many different frames come as the least common multiple of the
+pktgen advances both ports (and the destination address) by one with every frame, each in
+its own circle: the number of different frames is the least common multiple of the
 circles. More flows than there are source ports therefore need a second circle, of
 destination ports, whose length has no factor in common with the first.
 """
@@ -25,7 +25,7 @@ SOURCE_PORTS = 65535 - FIRST_SOURCE_PORT
 FIRST_DESTINATION_PORT = 20000
 PORT_BLOCK = 64
 MAX_STREAMS = (65535 - FIRST_DESTINATION_PORT) // PORT_BLOCK
-# Flows are counted one by one up to here.
+# Up to this number, flows are counted one by one.
 COUNTED_FLOWS = 16
 
 Direction = Literal["forth", "back"]
@@ -33,9 +33,9 @@ Direction = Literal["forth", "back"]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What one leg is sent. ``key`` is "router/forth" or "router/back"; ``device`` sends,
-    by the pktgen thread of ``cpu``. ``frames`` at ``pps``; ``size`` 0 means IMIX.
-    ``source_ports`` from FIRST_SOURCE_PORT, ``destination_ports`` from
+    """The frames for one leg: ``frames`` at ``pps``. ``key`` is "router/forth" or
+    "router/back"; ``device`` sends, by the pktgen thread of ``cpu``. ``size`` 0 means IMIX.
+    ``source_ports`` count from FIRST_SOURCE_PORT, ``destination_ports`` from
     ``destination_port``."""
 
     key: str
@@ -61,9 +61,9 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the sink tells apart: frames from ``source`` to ``destination_port``, of one
-    ``source_port`` unless that is None. ``key`` is a stream's, ``flow`` its number, or
-    None where flows are not counted one by one."""
+    """Frames that the sink counts by themselves: from ``source`` to ``destination_port``, of
+    one ``source_port`` unless that is None. ``key`` is the stream's. ``flow`` is the flow's
+    number, None where flows are not counted one by one."""
 
     key: str
     flow: int | None
@@ -73,10 +73,10 @@ class Counted:
 
 
 def circles(flows: int) -> tuple[int, int]:
-    """Lengths of the circles of source and destination ports for so many flows.
+    """Lengths of the circles of source and destination ports for ``flows``.
 
-    Up to SOURCE_PORTS the first alone does. Beyond, where no two fitting factors give
-    the very number, the nearest greater one is taken.
+    Up to SOURCE_PORTS the first circle is enough. Beyond, where no two fitting factors give
+    the exact number, they give the nearest greater one.
     """
     if flows <= SOURCE_PORTS:
         return flows, 1
@@ -93,7 +93,7 @@ def circles(flows: int) -> tuple[int, int]:
 
 
 def legs(spec: Spec) -> tuple[tuple[Router, Direction, Leg], ...]:
-    """Every leg that is sent on, in a fixed order."""
+    """Every leg that frames are sent on, in a fixed order."""
     found: list[tuple[Router, Direction, Leg]] = []
     for router in spec.routers:
         found.append((router, "forth", router.forth))
@@ -105,8 +105,8 @@ def legs(spec: Spec) -> tuple[tuple[Router, Direction, Leg], ...]:
 
 
 def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
-    """The streams of a load. A router's rate is shared equally by its legs. Raises
-    VsrtuneError for a router the spec does not have, or a rate below zero."""
+    """The streams of a load. The legs of a router share its rate equally. Raises
+    VsrtuneError for a router that the spec does not have, or a rate below zero."""
     names = {router.name for router in spec.routers}
     for name, pps in load.pps.items():
         if name not in names or pps < 0:
@@ -144,7 +144,7 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
 
 
 def counted(spec: Spec) -> dict[Direction, list[Counted]]:
-    """What the sink tells apart, by direction: forth is counted at the right end."""
+    """What the sink counts, by direction; forth is counted at the right end."""
     flows = spec.traffic.flows
     _, destination_ports = circles(flows)
     found: dict[Direction, list[Counted]] = {"forth": [], "back": []}
@@ -165,8 +165,8 @@ def counted(spec: Spec) -> dict[Direction, list[Counted]]:
 
 
 def _counts(rates: Sequence[float], load: Load) -> list[int]:
-    """Frames of each stream. Rounded so that they add up: what rounding took from one
-    stream, the next ones get."""
+    """Frames of each stream, rounded so that they add up: the next streams get what rounding
+    took from one."""
     total = sum(rates)
     if total <= 0:
         return [0] * len(rates)

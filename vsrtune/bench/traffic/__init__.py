@@ -1,1 +1,1 @@
-"""Wall: writing. Frames: the generator, the sink, and the agent that runs them."""
+"""Wall: writing. Sends and counts frames: the generator, the sink, the agent that runs them."""

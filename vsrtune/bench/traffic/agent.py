@@ -1,10 +1,10 @@
-"""The hands of a bench in one network namespace, of this machine or another.
+"""The agent of a bench in one network namespace, of this machine or another.
 
 `python3 -m vsrtune.bench.traffic.agent` reads one JSON request a line from stdin and answers
 each with a line on stdout; a request that comes while traffic flows ends the traffic.
-When stdin ends, for whatever reason, so does the traffic, and everything that was set
-up is taken away; when the agent is killed, the kernel does so (see pktgen and sink).
-An `open` comes first and names the devices; nothing else is ever sent to.
+When stdin ends, for whatever reason, the agent ends the traffic and removes everything that it
+set up; when the agent is killed, the kernel does this (see pktgen and sink).
+An `open` comes first and names the devices; frames go to no other device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vsrtune.host.filesystem import boot_id
 
 
 class Agent:
-    """Answers requests; each operation is a method of its name."""
+    """Answers requests; each operation is the method of that name."""
 
     def __init__(self, stdin: int) -> None:
         self._stdin = stdin
@@ -71,7 +71,7 @@ class Agent:
         return {"version": __version__, "boot": boot_id()}
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
-        """Count these frames, by the device where they come."""
+        """Count these frames, by the device where they arrive."""
         self._check(counted)
         if self._sink is not None:
             self._sink.close()
@@ -83,7 +83,7 @@ class Agent:
     def run(
         self, streams: list[dict[str, Any]], seconds: float, probes: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """Send the streams, with probes beside them; what was sent."""
+        """Send the streams, with probes beside them, and return what was sent."""
         if self._generator is None:
             raise VsrtuneError("the agent was not opened")
         self._generator.configure([Stream(**stream) for stream in streams])
@@ -103,7 +103,7 @@ class Agent:
         return {"sent": [asdict(one) for one in sent], "probes": sorted(times.items())}
 
     def counters(self) -> dict[str, Any]:
-        """Frames counted at the sink, and what was refused or lost on this machine."""
+        """Frames counted at the sink, and frames refused or lost on this machine."""
         with open("/proc/net/dev", encoding="ascii") as file:
             table = parse_device_table(file.read())
         with open("/proc/net/softnet_stat", encoding="ascii") as file:
@@ -133,7 +133,7 @@ class Agent:
         return sorted(times.items())
 
     def probed(self, device: str, run: int, count: int, wait: float) -> list[tuple[int, int]]:
-        """The probes of a run that came, once there are ``count`` or it waited."""
+        """The probes of a run that arrived, once there are ``count`` or after ``wait``."""
         receiver = self._receivers[device]
         end = time.monotonic() + wait
         found = receiver.received(run)
@@ -143,7 +143,7 @@ class Agent:
         return sorted(found.items())
 
     def clean(self, namespace: str | None, names: list[str]) -> None:
-        """Take away what an agent left that was killed."""
+        """Remove what a killed agent left."""
         if namespace is not None:
             if not pktgen.exists(namespace):
                 return
@@ -152,7 +152,7 @@ class Agent:
             pktgen.Pktgen(names).close()
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         for receiver in self._receivers.values():
             receiver.close()
         for part in (self._generator, self._sink):
@@ -169,7 +169,7 @@ class Agent:
 
 
 def _probe(probes: Mapping[str, Any], stop: threading.Event, times: dict[int, int]) -> None:
-    # When nothing left, the result says so: no time of any.
+    # When no probe left, the result says so: it holds no times.
     with probe.Sender(probes["device"]) as sender:
         ways = [ProbeLeg(**leg) for leg in probes["legs"]]
         if not stop.wait(pktgen.START_DELAY):
@@ -206,7 +206,7 @@ def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
         return {"id": number, "result": agent.answer(request)}
     except VsrtuneError as error:
         (what, where, hint) = (error.what, error.where, error.hint)
-    except Exception as error:  # the other end must learn of it, whatever it is
+    except Exception as error:  # the other end must learn of any error
         (what, where, hint) = (f"{type(error).__name__}: {error}", "", "")
     return {"id": number, "error": {"what": what, "where": where, "hint": hint}}
 
@@ -219,7 +219,7 @@ def _write(stdout: int, answer: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Serve on stdin and stdout. Signals of the terminal are for the bench, whose end
-    is the end of stdin; a TERM ends the agent in order."""
+    is the end of stdin; SIGTERM ends the agent in order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

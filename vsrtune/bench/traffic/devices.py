@@ -1,8 +1,8 @@
-"""Which devices a bench may send to: not those by which the machine is reached.
+"""Refuses devices to which a bench must not send: those through which the machine is reached.
 
 A flood on the device that carries the default route or the administrator's own
-connection would cut the machine off, so such devices are refused, and so is whatever
-lies below them (the ports of a bridge, the parent of a VLAN).
+connection would cut the machine off. Such devices are refused, as are all devices below them
+(the ports of a bridge, the parent of a VLAN).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def refusal(
 
 
 def own_addresses(sockets: str, ssh_connection: str) -> frozenset[str]:
-    """This machine's addresses of ssh connections: those of sshd's port in what
-    `ss -Htn` prints, and the one of SSH_CONNECTION, whatever its port."""
+    """This machine's addresses of ssh connections: those with sshd's port in the output of
+    `ss -Htn`, and the address of SSH_CONNECTION, whatever its port."""
     found = set()
     words = ssh_connection.split()
     if len(words) == 4:
@@ -104,14 +104,14 @@ def _holders(links: Sequence[Link], addresses: Iterable[str]) -> set[str]:
 
 
 def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
-    """The devices and everything below them."""
+    """The devices and all devices below them."""
     found = set(names)
     while True:
         ports = {link["ifname"] for link in links if link.get("master") in found}
         parents = {
             str(link["link"]) for link in links if link["ifname"] in found and "link" in link
         }
-        # A veth's link is its peer, which is beside it, not below.
+        # A veth's link is its peer, which is beside the veth, not below it.
         more = ports | {name for name in parents if not _is_peer(name, found, links)}
         if more <= found:
             return found

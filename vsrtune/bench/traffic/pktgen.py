@@ -1,8 +1,8 @@
 """The kernel's packet generator, in the network namespace of this process.
 
-It sends only while somebody is inside a write of "start" to its control file: the
-kernel stops all threads when that write is interrupted, be it by SIGKILL. The write
-therefore happens in a thread of this process, and traffic cannot outlive it.
+It sends only during a write of "start" to its control file: the kernel stops all threads
+when that write is interrupted, even by SIGKILL. A thread of this process therefore makes the
+write, and traffic cannot outlive the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vsrtune.core.errors import Lasting, VsrtuneError
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a stream at the generator: ``frames`` offered to the device, in
+    """The result of a stream at the generator: ``frames`` offered to the device, in
     ``seconds`` by the generator's own clock."""
 
     key: str
@@ -35,14 +35,14 @@ class Sent:
 
 
 class Generator(Protocol):
-    """Sends streams from the devices that it was made with, and from no other."""
+    """Sends streams from the devices that it was made with, and from no other device."""
 
     def configure(self, streams: Sequence[Stream]) -> None:
-        """Take these streams in place of those before. Raises VsrtuneError."""
+        """Replace the earlier streams by these. Raises VsrtuneError."""
         ...
 
     def run(self, seconds: float, cancel: int) -> tuple[Sent, ...]:
-        """Send them all, each until its frames are sent; end after ``seconds`` at the
+        """Send all streams, each until its frames are sent. End after ``seconds`` at the
         latest, or when the descriptor ``cancel`` is readable. Raises VsrtuneError."""
         ...
 
@@ -53,20 +53,20 @@ class Generator(Protocol):
 
 DIRECTORY = "/proc/net/pktgen"
 MODULE = "/sys/module/pktgen"
-# pktgen sleeps this long between being told to start and starting.
+# pktgen sleeps this long between the order to start and the start.
 START_DELAY = 0.125
-# How long a stop may take: a thread looks for it between two frames, and the writer
-# every 0.1 s. Beside real-time threads that takes its time.
+# How long a stop may take: a thread checks for it between two frames, and the writer
+# every 0.1 s. Beside real-time threads a stop takes its time.
 STOP_SECONDS = 10.0
-# How much longer than asked a thread may send that began late, and how often it is looked at.
+# How much longer than asked a thread that began late may send, and how often it is checked.
 _LATE, _LOOK = 1.0, 0.05
-# FIFO, of what makes bursts: above whatever a policy sensibly gives threads.
+# FIFO priority of the thread that makes bursts: above any that a sensible policy gives threads.
 _PRIORITY = 90
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
-# Microseconds; 0 before. Not of "Result:", which any later command overwrites, be it a delay
-# for a stream that has just ended.
+# Microseconds; 0 before the start. "Result:" does not do: any later command overwrites it, even
+# a delay for a stream that has just ended.
 _TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
 _RUNNING = ("Running:",)
 _LABELS = (*_RUNNING, "Stopped:")
@@ -74,7 +74,7 @@ _NO_DELAY_LIMIT = 0x7FFFFFFF - 1
 
 
 def load_module() -> bool:
-    """Make pktgen available; whether it was not before. Raises VsrtuneError."""
+    """Make pktgen available; True when it was not before. Raises VsrtuneError."""
     if os.path.isdir(MODULE) or os.path.isdir(DIRECTORY):
         return False
     done = subprocess.run(["modprobe", "pktgen"], capture_output=True, text=True, check=False)
@@ -88,7 +88,7 @@ def load_module() -> bool:
 
 
 def unload_module() -> None:
-    """Take the module away again, unless somebody else uses it by now."""
+    """Unload the module again, unless somebody else uses it by now."""
     if os.path.isdir(MODULE):
         subprocess.run(["modprobe", "-r", "pktgen"], capture_output=True, check=False)
 
@@ -97,7 +97,7 @@ class Pktgen:
     """A Generator. One process in a network namespace may use it at a time."""
 
     def __init__(self, devices: Iterable[str]) -> None:
-        """Raises VsrtuneError when pktgen is used by somebody else in this namespace."""
+        """Raises VsrtuneError when somebody else uses pktgen in this namespace."""
         self._devices = frozenset(devices)
         self._streams: dict[str, Stream] = {}
         for cpu in threads():
@@ -164,8 +164,8 @@ class Pktgen:
                 _await_empty(cpu)
 
     def _await_late_ones(self, until: float, *cancel: int) -> None:
-        """Threads that found no CPU for 125 ms begin when `start` has already returned
-        (pktgen_run_all_threads), as if they had ended."""
+        """Wait for threads that found no CPU for 125 ms: they begin after `start` has returned
+        as if they had ended (pktgen_run_all_threads)."""
         while not self._ended() and (left := until - time.monotonic()) > 0:
             if select.select(cancel, [], [], min(_LOOK, left))[0]:
                 return
@@ -186,9 +186,9 @@ class Pktgen:
 
 
 class _Bursts:
-    """Makes streams pause while pktgen runs: a pause is one long delay between two frames,
-    which pktgen keeps by itself, and as long as the burst before it, however late that
-    ended. So the mean is kept, and what a generator is behind is not made good in a pause.
+    """Makes streams pause while pktgen runs. A pause is one long delay between two frames,
+    which pktgen keeps by itself. It is as long as the burst before it, however late that burst
+    ended. This keeps the mean rate, and a generator that is behind does not catch up in a pause.
     """
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
@@ -206,8 +206,8 @@ class _Bursts:
             self._thread.join()
 
     def _run(self) -> None:
-        # Otherwise the threads that are measured, which may fill all CPUs at real-time
-        # priorities, decide how long bursts and pauses are.
+        # Otherwise the measured threads, which may fill all CPUs at real-time priorities,
+        # would decide how long bursts and pauses are.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
         burst = min(stream.burst for stream in self._streams.values())
@@ -218,7 +218,7 @@ class _Bursts:
             begun = now + pause
             for name in self._streams:
                 self._delay(name, pause)
-            # pktgen has begun the pause; the delay after the next frame is a short one again.
+            # pktgen has begun the pause; the delay after the next frame is short again.
             if self._end.wait(pause / 2):
                 return
             for name, stream in self._streams.items():
@@ -230,7 +230,7 @@ class _Bursts:
 
 
 def commands(stream: Stream) -> list[str]:
-    """What is written to pktgen's file of a stream."""
+    """The commands for pktgen's file of a stream."""
     if int(stream.mac.split(":")[0], 16) & 1:
         raise VsrtuneError("refused: it is a group address, every host would get it",
                            where=stream.mac)  # fmt: skip
@@ -253,7 +253,7 @@ def commands(stream: Stream) -> list[str]:
         f"src_max {stream.source}",
         f"dst_min {stream.destination}",
         f"dst_max {stream.last_destination}",
-        # The upper ends are not themselves used.
+        # pktgen does not use the upper ends themselves.
         f"udp_src_min {FIRST_SOURCE_PORT}",
         f"udp_src_max {FIRST_SOURCE_PORT + stream.source_ports}",
         f"udp_dst_min {stream.destination_port}",
@@ -265,7 +265,7 @@ def parse_result(key: str, text: str) -> Sent:
     """Read a stream's file after a run.
 
     Whether pktgen counts a frame that the device refused (its peer's backlog was full)
-    as sent or as an error depends on the kernel; it was offered in both cases.
+    as sent or as an error depends on the kernel; the frame was offered in both cases.
     """
     sofar = _SOFAR.search(text)
     seconds = _seconds(text)
@@ -275,7 +275,7 @@ def parse_result(key: str, text: str) -> Sent:
 
 
 def _seconds(text: str) -> float | None:
-    """How long a stream ran, or runs by now; None when it has not begun."""
+    """How long a stream ran, or has run so far; None when it has not begun."""
     times = _TIMES.search(text)
     if times is None or not int(times[1]) or int(times[2]) < int(times[1]):
         return None
@@ -314,9 +314,9 @@ def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
 
 
 def _await_empty(cpu: int) -> None:
-    """A thread removes devices itself, once it has a CPU; the write returns after 100 ms
-    (pktgen_thread_write), and what is added until then would be removed too. Raises
-    VsrtuneError."""
+    """Wait until a thread has removed its devices. The thread does so once it has a CPU; the
+    write returns after 100 ms (pktgen_thread_write), and devices added until then would be
+    removed too. Raises VsrtuneError."""
     until = time.monotonic() + STOP_SECONDS
     while _listed(cpu):
         if time.monotonic() > until:
@@ -343,7 +343,7 @@ def _start(closed: int, failed: list[VsrtuneError]) -> None:
 
 
 def _stop(writer: threading.Thread) -> None:
-    # A stop that comes before the threads have begun is lost, so it is repeated.
+    # A stop before the threads have begun is lost, so it is repeated.
     waited = 0.0
     while writer.is_alive() and waited < STOP_SECONDS:
         with contextlib.suppress(VsrtuneError):
@@ -372,15 +372,15 @@ _NAME = re.compile(r"[^/\s]+")
 
 
 def exists(name: str) -> bool:
-    """Whether there is a namespace of that name."""
+    """Whether a namespace of that name exists."""
     return os.path.exists(f"{NAMESPACES}/{name}")
 
 
 def enter(name: str) -> None:
-    """Move the calling thread, and the threads and processes it then starts, there.
+    """Move the calling thread, and the threads and processes that it then starts, there.
 
-    /proc/net of a process is its first thread's, so a program enters before it does
-    anything else, in its main thread. /sys stays as it was. Raises VsrtuneError.
+    /proc/net of a process is that of its first thread, so a program enters in its main
+    thread before it does anything else. /sys stays as it was. Raises VsrtuneError.
     """
     if _NAME.fullmatch(name) is None or name in (".", ".."):
         raise VsrtuneError(f"{name!r} is no name of a network namespace")

@@ -1,10 +1,10 @@
 """Latency probes: single frames with a number in them, timed by the kernel at both ends.
 
-They are built and read by packet sockets, so the ends need no addresses or routes.
-Sending is timed by the driver as it hands the frame over (SO_TIMESTAMPING), receiving
-as the frame enters the stack. Reading both happens after the traffic, so that the only
-work while it flows is a few sends. The sink drops what it counts before these sockets
-look at a frame, so measured frames are not slowed; probes pass it.
+Packet sockets send and receive them, so the ends need no addresses or routes. The driver
+times sending as it hands the frame over (SO_TIMESTAMPING); the kernel times receiving as the
+frame enters the stack. The receiver is read after the traffic, so that the only work while it
+flows is a few sends and reading their times. The sink drops counted frames before these sockets
+get them, so the sockets do not slow measured frames; probes pass the sink.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROOM = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProbeLeg:
-    """A way that probes go."""
+    """A way of probes."""
 
     mac: str
     source: str
@@ -49,7 +49,7 @@ class ProbeLeg:
 
 def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> bytes:
     """A probe: Ethernet, IPv4, UDP, and our mark with the run and the number. Flows differ
-    by their source ports."""
+    in their source ports."""
     data = _MAGIC + struct.pack("!II", run, number)
     data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
     udp = struct.pack("!HHHH", _SOURCE_PORT - flow, PORT, 8 + len(data), 0)
@@ -103,14 +103,14 @@ class _Packets(Closing):
 
 
 class Receiver(_Packets):
-    """Collects probes at a device, from when it is made."""
+    """Collects probes at a device, from its creation on."""
 
     def __init__(self, device: str) -> None:
         super().__init__(device, _ETH_P_IP)
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
     def received(self, run: int) -> dict[int, int]:
-        """Numbers of the probes of this run that came since the last call, and when
+        """Numbers of the probes of this run that arrived since the last call, and their times
         (nanoseconds of the realtime clock)."""
         return self._drain(run, 0)
 
@@ -125,7 +125,7 @@ class Sender(_Packets):
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE)
 
     def send(self, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> int | None:
-        """Send one; the time just before, in nanoseconds, or None when the device
+        """Send a probe. Return the time just before, in nanoseconds, or None when the device
         did not take it."""
         data = frame(self._mac, leg, run, number, flow)
         now = time.clock_gettime_ns(time.CLOCK_REALTIME)
@@ -136,8 +136,8 @@ class Sender(_Packets):
         return now
 
     def sent(self, run: int) -> dict[int, int]:
-        """When the driver took those sent since the last call; drivers without time
-        stamps tell nothing."""
+        """When the driver took the probes sent since the last call; empty for drivers without
+        time stamps."""
         return self._drain(run, socket.MSG_ERRQUEUE)
 
 
@@ -150,8 +150,8 @@ def send_at_rate(
     stop: Any,
     flows: int = 1,
 ) -> dict[int, int]:
-    """Send ``count`` probes over the legs in turn, of so many flows in turn, ``rate`` a
-    second, until the Event ``stop`` is set. Returns when each left, in nanoseconds."""
+    """Send ``count`` probes over the legs in turn, of ``flows`` flows in turn, ``rate`` a
+    second, until the Event ``stop`` is set. Return when each left, in nanoseconds."""
     times: dict[int, int] = {}
     begin = time.monotonic()
     for number in range(count):
@@ -166,9 +166,9 @@ def send_at_rate(
 
 
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
-    """Percentiles (nearest rank) of the probes that came; None when none was sent.
+    """Percentiles (nearest rank) of the probes that arrived; None when none was sent.
 
-    Where nothing came there are no percentiles: they are 0, and ``lost`` equals ``sent``.
+    When none arrived, the percentiles are 0, and ``lost`` equals ``sent``.
     """
     if not sent:
         return None

@@ -1,4 +1,4 @@
-"""Agents as the bench sees them: processes here, or on another host over ssh."""
+"""The bench's side of agents: processes here, or on another host over ssh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import vsrtune
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import Lasting, VsrtuneError
 
-# For an answer to what is not traffic; a remote login, or a host under load, is slow.
+# Time for an answer beyond that of traffic; a remote login, or a host under load, is slow.
 ANSWER_SECONDS = 60.0
 CLOSE_SECONDS = 15.0
 
@@ -26,9 +26,9 @@ _REMOTE = "python3 -P -m vsrtune.bench.traffic.agent"
 
 
 def command(host: str | None) -> list[str]:
-    """What starts an agent, as an argument list."""
+    """The argument list that starts an agent."""
     if host is None:
-        # -P: never a package that lies in the directory we happen to be in.
+        # -P: never import a package from the current directory.
         return [sys.executable, "-P", "-m", "vsrtune.bench.traffic.agent"]
     if host.startswith("-"):
         raise VsrtuneError("not a host", where=host)
@@ -40,7 +40,7 @@ class AgentProcess(Closing):
     """One agent. Use as a context manager, or ``close``."""
 
     def __init__(self, host: str | None = None) -> None:
-        """Start it. Raises VsrtuneError when the program cannot be run."""
+        """Start the agent. Raises VsrtuneError when the program cannot be run."""
         self.where = host or "agent"
         self._pending = b""
         self._asked = 0
@@ -67,12 +67,12 @@ class AgentProcess(Closing):
         return self._process.pid
 
     def call(self, operation: str, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
-        """The result of one operation. Raises VsrtuneError."""
+        """Request one operation, and return its result. Raises VsrtuneError."""
         self.begin(operation, **arguments)
         return self.finish(timeout)
 
     def begin(self, operation: str, **arguments: Any) -> None:
-        """Ask, without waiting for the answer. Traffic that flows is ended by it."""
+        """Send a request without waiting for the answer. The request ends traffic that flows."""
         assert self._process.stdin is not None
         self._asked += 1
         line = json.dumps({"id": self._asked, "op": operation, **arguments}).encode() + b"\n"
@@ -83,9 +83,9 @@ class AgentProcess(Closing):
             raise self._ended() from None
 
     def finish(self, timeout: float = ANSWER_SECONDS) -> Any:
-        """The answer to what was asked last. Raises VsrtuneError."""
+        """The answer to the last request. Raises VsrtuneError."""
         answer: Mapping[str, Any] = json.loads(self._line(timeout))
-        # Those before are of questions whose asker was interrupted.
+        # Earlier answers belong to requests whose sender was interrupted.
         while answer["id"] != self._asked:
             answer = json.loads(self._line(timeout))
         if "error" in answer:
@@ -97,7 +97,7 @@ class AgentProcess(Closing):
         return answer["result"]
 
     def close(self) -> None:
-        """End it in order; by force when it does not end."""
+        """End the agent; kill it when it does not end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -117,7 +117,7 @@ class AgentProcess(Closing):
         while b"\n" not in self._pending:
             (ready, _, _) = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                # A late answer would be taken for that of the next request.
+                # A late answer would be taken for the answer to the next request.
                 self._process.kill()
                 raise VsrtuneError(
                     f"the agent did not answer within {timeout:g} s",

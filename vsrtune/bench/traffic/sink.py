@@ -1,10 +1,9 @@
-"""Counts the frames that came through, and ends them there.
+"""Counts the frames that came through, and drops them.
 
-A table of nftables at the ingress of the device, before IP sees a frame, which costs
-the CPU that delivers it as little as can be. One lookup in a set finds what a frame
-belongs to, however many routers and flows there are; the counters are its elements'.
-The table has an owner, the netlink socket of this process: the kernel removes it with
-the process, however that ends.
+An nftables table at the ingress of the device takes a frame before IP does, at the least
+cost for the CPU that delivers the frame. One lookup in a set finds the element of a frame,
+however many routers and flows there are; the element counts it. The netlink socket of this
+process owns the table: the kernel removes the table when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from vsrtune.bench.spec.streams import Counted
 from vsrtune.core.errors import VsrtuneError
 
 TABLE = "vsrtune_bench"
-# Before anything else that looks at frames here.
+# Before every other hook at this place.
 _PRIORITY = -400
 
 
@@ -37,7 +36,7 @@ class Sink:
         self._run(ruleset(self._devices))
 
     def read(self) -> list[tuple[Counted, int]]:
-        """Frames so far. Raises VsrtuneError."""
+        """Frames counted so far. Raises VsrtuneError."""
         self._nft.set_json_output(True)
         found: list[tuple[Counted, int]] = []
         for number, counted in enumerate(self._devices.values()):
@@ -47,7 +46,7 @@ class Sink:
         return found
 
     def close(self) -> None:
-        """Take the table away."""
+        """Remove the table."""
         self._nft.set_json_output(False)
         self._run(f"delete table netdev {TABLE}")
 
@@ -65,7 +64,7 @@ class Sink:
 
 
 def ruleset(devices: Mapping[str, Sequence[Counted]]) -> str:
-    """The table as nft(8) reads it."""
+    """The table in the syntax of nft(8)."""
     parts = [f"create table netdev {TABLE} {{ flags owner; }}"]
     for number, (device, counted) in enumerate(devices.items()):
         by_flow = counted[0].source_port is not None
@@ -83,7 +82,7 @@ def ruleset(devices: Mapping[str, Sequence[Counted]]) -> str:
 
 
 def element(counted: Counted) -> tuple[str | int, ...]:
-    """The set element that counts it."""
+    """The set element that counts ``counted``."""
     if counted.source_port is None:
         return counted.source, counted.destination_port
     return counted.source, counted.destination_port, counted.source_port

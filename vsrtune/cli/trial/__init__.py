@@ -1,2 +1,2 @@
-"""``vsrtune try``: turns of tuned and untuned, their ratio, and the guardian that puts the
-host back."""
+"""``vsrtune try``: tuned and untuned turns, their ratio, and the guardian that puts the host
+back."""

@@ -159,7 +159,7 @@ def _is_file(subject: str) -> bool:
 
 
 def _known(subject: str, dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
-    """The policies that say whose plain QEMUs may be looked at."""
+    """The policies that say whose plain QEMUs may be observed."""
     from vsrtune.observe.config_files import read_policy
 
     return (read_policy(Path(subject)),) if _is_file(subject) else readable_policies(dirs)
@@ -193,7 +193,7 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
         )
     name = policy_name(found[0])
     if own:
-        # It may name other guests as well, which nobody asked to try it on.
+        # The policy may name other guests as well, on which nobody asked to try it.
         return replace(own[0], guest=parse(f"guest: {name}\n", subject).guest), enable
     text = start(snapshot, found[0], others).text
     file = shlex.quote(f"{dirs[-1]}/{found[0].name}.yaml")
@@ -216,8 +216,8 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
 
 
 def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> None:
-    """Raises VsrtuneError when the policy asks for a switch: every one stops the traffic for
-    seconds, and so cannot be tried in turns."""
+    """Raises VsrtuneError when the policy asks for a switch of attachments: a switch stops the
+    traffic for seconds, so it cannot be tried in turns."""
     from vsrtune.attach.plan.requests import batches
     from vsrtune.cli import attachments
 
@@ -232,7 +232,7 @@ def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> 
 
 
 def _check_untuned(journal: Journal, ledger: Path) -> None:
-    """Raises VsrtuneError when the host is not at its original, which is what is compared to."""
+    """Raises VsrtuneError when the host is not at its original, with which the trial compares."""
     from vsrtune.cli import attachments
 
     live = len(journal.entries())

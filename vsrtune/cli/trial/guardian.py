@@ -3,14 +3,14 @@
 The trial file stands beside the journal from before the first write until the change is kept
 or put back. The command holds an flock on it, which the kernel drops however the command ends.
 
-* To keep the change is to unlink the file. Whoever unlinks it first wins: the command, or
+* Unlinking the file keeps the change. Whoever unlinks it first wins: the command, or
   `vsrtune confirm`.
-* The guardian is a process of its own. When the lock is free, or the deadline in the file is
-  over, it renames the file, which nobody can keep then, runs `vsrtune undo`, writes the exit code
-  into the file, and unlinks it.
+* The guardian is a process of its own. When the lock is free, or the deadline in the file has
+  passed, it renames the file, so that nobody can keep the change any more, runs `vsrtune undo`,
+  writes the exit code into the file, and unlinks it.
 
 With systemd the guardian is a transient service, outside the session and the process group of the
-command; the same program is its ExecStopPost, so that killing the guardian ends in another one.
+command; the same program is its ExecStopPost, so that a new guardian replaces a killed one.
 Without systemd it is a process with a session of its own.
 """
 
@@ -40,7 +40,7 @@ from vsrtune.host.filesystem import boot_id
 # The longest trial, and the longest wait for a confirmation, in seconds.
 LONGEST = 600.0
 POLL_SECONDS = 0.2
-# Putting attachments back waits for guests to let go of devices.
+# Putting attachments back waits for guests to release devices.
 BACK_SECONDS = 300.0
 # Loading libvirt on a busy host takes its time.
 _START_SECONDS = 60.0
@@ -61,7 +61,7 @@ class TrialGuard(Closing):
         self._child: subprocess.Popen[bytes] | None = None
 
     def spawn(self, variables: Mapping[str, str]) -> None:
-        """Start the guardian and return once it watches. Raises VsrtuneError."""
+        """Start the guardian and return once it is ready. Raises VsrtuneError."""
         self._child = _spawn(variables)
 
     @property
@@ -81,7 +81,7 @@ class TrialGuard(Closing):
         _write(self._fd, time.monotonic() + seconds)
 
     def keep(self) -> bool:
-        """Keep the change; False when it is too late for that."""
+        """Keep the change; False when it is too late."""
         if not self.kept:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
@@ -114,9 +114,9 @@ class TrialGuard(Closing):
 
 
 def start(journal: Path, attach_ledger: Path, uri: str) -> TrialGuard:
-    """Guard what this process is about to change, until ``Guard.keep``. Call it with the journal
-    open, so that one process at a time does. Raises VsrtuneError when another guarded change
-    is not over, or no guardian can be started; nothing was changed then."""
+    """Guard the change that this process is about to make, until ``TrialGuard.keep``. Call it with
+    the journal open, so that one process at a time guards a change. Raises VsrtuneError when
+    another guarded change is not over, or no guardian can be started; nothing was changed then."""
     path = trial_file(journal)
     for left in (path, _back(path)):
         _remove_left_over(left)
@@ -149,7 +149,7 @@ def start(journal: Path, attach_ledger: Path, uri: str) -> TrialGuard:
 
 
 def confirm(journal: Path) -> None:
-    """Keep the change that waits for it. Raises VsrtuneError when none does."""
+    """Keep the change that waits for a confirmation. Raises VsrtuneError when none does."""
     path = trial_file(journal)
     try:
         found = json.loads(path.read_bytes())
@@ -177,13 +177,13 @@ def trial_file(journal: Path) -> Path:
 
 
 def unit(pid: int) -> str:
-    """The service that guards what process ``pid`` changes."""
+    """The service that guards the change of process ``pid``."""
     return f"vsrtune-trial-{pid}"
 
 
 def watch(path: Path, undo: Callable[[], int]) -> int:
-    """The guardian's side: return when the change is kept, or ``undo`` has put it back; its
-    exit code."""
+    """The guardian's side: return when the change is kept, or ``undo`` has put it back. The
+    exit code of ``undo``, 0 when the change is kept."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -204,7 +204,8 @@ def watch(path: Path, undo: Callable[[], int]) -> int:
 
 
 def _over(path: Path, fd: int) -> bool:
-    """Wait; whether the change has to be put back. Nobody can keep it then."""
+    """Wait until the change is kept, or has to be put back. True when it has to be put back;
+    nobody can keep it then."""
     while _links(fd) > 0:
         if _free(fd) or time.monotonic() >= _deadline(fd):
             try:
@@ -217,15 +218,15 @@ def _over(path: Path, fd: int) -> bool:
 
 
 def undo_until_done(journal: Path) -> int:
-    """`vsrtune undo`, of what the environment names; its exit code. While the journal is in
-    use, or something fails, it is tried again for a minute."""
+    """Run `vsrtune undo` on the files that the environment names, and return its exit code. Try
+    again for a minute while the journal is in use or something fails."""
     from vsrtune.cli.main import run
 
     end = time.monotonic() + _RETRY_SECONDS
     while True:
         while in_use(journal) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
-        # A journal is made before the host is changed: without one nothing was.
+        # The journal is made before the host is changed: without one nothing was changed.
         code = run(["undo"]) if journal.exists() else 0
         if code == 0 or time.monotonic() >= end:
             return code
@@ -233,8 +234,8 @@ def undo_until_done(journal: Path) -> int:
 
 
 def main() -> int:
-    """The guardian. What it guards stands in the environment."""
-    # Before they are needed: the host may be too busy then, or the package be removed.
+    """The guardian. The environment names what it guards."""
+    # Import before use: by then the host may be too busy, or the package removed.
     from vsrtune.cli import (
         apply,  # noqa: F401
         attachments,  # noqa: F401
@@ -249,7 +250,7 @@ def main() -> int:
     systemd.from_environment().ready()
     os.write(1, _READY)
     if "NOTIFY_SOCKET" not in os.environ:
-        # The command that reads this may be gone when there is more to say.
+        # The command that reads this may be gone before the next output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     code = watch(trial_file(journal), lambda: undo_until_done(journal))
     if code:
@@ -258,7 +259,7 @@ def main() -> int:
 
 
 def _spawn(variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
-    """Start a guardian; the process where it is a child of ours. Raises VsrtuneError."""
+    """Start a guardian. Return its process when it is our child. Raises VsrtuneError."""
     command = [sys.executable, "-P", "-m", "vsrtune.cli.trial.guardian"]
     variables = {**variables, "PYTHONPATH": str(Path(vsrtune.__file__).parents[1])}
     try:
@@ -276,7 +277,7 @@ def _spawn(variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
 
 
 def _service(command: list[str], variables: Mapping[str, str]) -> None:
-    """As a transient service."""
+    """Start the guardian as a transient service."""
     quoted = " ".join(f'"{word}"' for word in command)
     properties = (
         "Description=Put the host back when a trial of vsrtune ends",
@@ -302,7 +303,7 @@ def _service(command: list[str], variables: Mapping[str, str]) -> None:
 
 
 def _process(command: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """As a process in a session of its own."""
+    """Start the guardian as a process in a session of its own."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -323,7 +324,7 @@ def _process(command: list[str], variables: Mapping[str, str]) -> subprocess.Pop
 
 
 def _remove_left_over(path: Path) -> None:
-    """What nobody guards any more. Raises VsrtuneError when somebody does."""
+    """Remove a trial file that nobody guards any more. Raises VsrtuneError when somebody does."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -346,7 +347,7 @@ def _back(path: Path) -> Path:
 
 
 def _free(fd: int) -> bool:
-    """Take the lock; whether that was possible."""
+    """Try to take the lock; True on success."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -363,7 +364,7 @@ def _content(fd: int) -> bytes:
 
 
 def _deadline(fd: int) -> float:
-    """On the clock of time.monotonic; infinity while there is none."""
+    """The deadline on the clock of time.monotonic; infinity while there is none."""
     try:
         found: dict[str, Any] = json.loads(_content(fd))
     except ValueError:
@@ -373,7 +374,7 @@ def _deadline(fd: int) -> float:
 
 def _write(fd: int, deadline: float | None) -> None:
     data = {"boot": boot_id(), "pid": os.getpid(), "deadline": deadline}
-    # As long as any, so that nothing of an earlier one stays behind.
+    # Padded to one length, so that nothing of an earlier write stays behind.
     os.pwrite(fd, json.dumps(data).encode().ljust(256), 0)
 
 

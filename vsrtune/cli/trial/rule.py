@@ -1,18 +1,16 @@
-"""A policy tried in turns on the traffic that a router has: what is counted, and what it shows.
-Pure.
+"""The rule of a trial of a policy, in turns, on a router's own traffic: counts and verdict. Pure.
 
-Turns come in pairs, one tuned and one untuned. Of each pair two ratios are taken, tuned over
-untuned:
+Turns come in pairs, one tuned and one untuned. Each pair gives two ratios, tuned over untuned:
 
-* the forwarded share: frames that the guests sent, of those that arrived for them. What a NIC
-  below them or a CPU's backlog dropped has arrived as well: otherwise a policy that starves the
-  NIC would look good, because the few frames that are left are all forwarded;
+* the forwarded share: frames that the guests sent, of those that arrived for them. Frames that a
+  NIC below them or a CPU's backlog dropped have arrived as well: otherwise a policy that starves
+  the NIC would look good, because the few frames that are left are all forwarded;
 * the forwarded rate: frames that the guests sent in a second.
 
 The policy is better only if the lower end of the share's 95 % interval is above 1, and the
 interval of the rate is not wholly below 1. A turn counts only if no setting changed within it
 and at least ``LEAST_FRAMES`` frames arrived; a pair only if both its turns count. Fewer pairs than
-an interval takes decide nothing.
+an interval needs decide nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +29,20 @@ from vsrtune.model.load import HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.views.tables import Table
 
-# Frames that have to arrive in a turn, so that a share of them says something.
+# Frames that must arrive in a turn for a share of them to be meaningful.
 LEAST_FRAMES = 100
-# The fewest pairs of which an interval can be told.
+# Minimum number of pairs for an interval.
 LEAST_PAIRS = stats.pairs_needed(1)
-# Counters of a lower device that say that a frame never reached the guest.
+# Counters of a lower device for frames that never reached the guest.
 _EARLY = ("rx_dropped", "rx_missed_errors")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialCounts:
     """The counters of some guests at one moment (``at_ns``), since their devices began.
-    ``received``: frames for the guests, those their rings dropped included; ``forwarded``: frames
-    they sent; ``early``: frames dropped on the way to them; ``drops`` by place; ``waits``: how long
-    each thread stood in a run queue, ns."""
+    ``received`` counts frames for the guests, including those that their rings dropped,
+    ``forwarded`` frames that they sent, ``early`` frames dropped on the way to them. ``drops`` is
+    by place. ``waits`` is how long each thread stood in a run queue, ns."""
 
     at_ns: int
     received: int
@@ -56,8 +54,8 @@ class TrialCounts:
 
 @dataclass(frozen=True, slots=True)
 class TrialTurn:
-    """What was counted in one turn, in frames. ``wait``: how many threads stood in a run queue,
-    on average. ``left_out`` says why the turn does not count, "" when it does."""
+    """The counts of one turn, in frames. ``wait`` is the average number of threads that stood in
+    a run queue. ``left_out`` says why the turn does not count, "" when it does."""
 
     pair: int
     tuned: bool
@@ -75,7 +73,7 @@ class TrialTurn:
 
     @property
     def share(self) -> float:
-        """Of what arrived, the share that was forwarded; 0 when nothing arrived."""
+        """The share of arrived frames that were forwarded; 0 when none arrived."""
         return self.forwarded / self.arrived if self.arrived else 0.0
 
     @property
@@ -86,7 +84,7 @@ class TrialTurn:
 
 @dataclass(frozen=True, slots=True)
 class TrialVerdict:
-    """``better`` is None when nothing was decided, and then there are no ratios. ``text`` holds
+    """``better`` is None when nothing was decided; there are no ratios then. ``text`` holds
     sentences for people."""
 
     better: bool | None
@@ -98,7 +96,8 @@ class TrialVerdict:
 
 
 def counts(sample: HostSample, frames: tuple[int, int]) -> TrialCounts:
-    """Of a sample of the guests alone, and the frames they received and sent."""
+    """The counters of ``sample``, which holds the guests alone. ``frames`` are the numbers that
+    they received and sent."""
     drops: dict[str, int] = {}
     early = 0
     for spot, count in sample.drops.items():
@@ -119,7 +118,7 @@ def counts(sample: HostSample, frames: tuple[int, int]) -> TrialCounts:
 def turn(
     before: TrialCounts, after: TrialCounts, pair: int, tuned: bool, left_out: str = ""
 ) -> TrialTurn:
-    """What was counted between two moments."""
+    """The turn between two moments."""
     span = after.at_ns - before.at_ns
     waited = sum(ns - before.waits[key] for key, ns in after.waits.items() if key in before.waits)
     drops = {place: count - before.drops.get(place, 0) for place, count in after.drops.items()}
@@ -136,8 +135,8 @@ def turn(
 
 
 def settings(snapshot: Snapshot) -> Hashable:
-    """All that a policy, or an operator, can set for the guests; two that are equal were measured
-    alike."""
+    """Everything that a policy or an operator can set for the guests. Turns with equal settings
+    were measured alike."""
     lowers = {name for g in snapshot.guests for i in g.interfaces for name in i.lower}
     roles = (*DATA_PLANE, Role.EMULATOR)
     return (
@@ -170,7 +169,7 @@ def _nic(nic: Nic) -> Hashable:
 
 
 def judge(turns: Sequence[TrialTurn], name: str) -> TrialVerdict:
-    """What the turns show of the policy ``name``, by the rule above."""
+    """The verdict of the turns on the policy ``name``, by the rule above."""
     pairs = _pairs(turns)
     left_out = Counter(t.left_out for t in turns if t.left_out)
     told = tuple(
@@ -179,7 +178,7 @@ def judge(turns: Sequence[TrialTurn], name: str) -> TrialVerdict:
     if len(pairs) < LEAST_PAIRS:
         few = f"nothing decided: {len(pairs)} pairs of turns count, {LEAST_PAIRS} are needed"
         return TrialVerdict(None, (*told, few), len(pairs), left_out=left_out)
-    # As frames of an equal load, of which none at all counts as one.
+    # In frames of an equal load, because paired_ratio takes a base of no frames as one.
     share = stats.paired_ratio(
         [tuned.share * untuned.arrived for tuned, untuned in pairs],
         [float(untuned.forwarded) for _, untuned in pairs],

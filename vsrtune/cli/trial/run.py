@@ -1,4 +1,4 @@
-"""Runs a trial: switches between tuned and untuned, waits, and counts (``trial`` judges)."""
+"""Runs a trial: switches between tuned and untuned, waits, and counts (``rule`` judges)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import qemu_filter
 from vsrtune.policy.model import Policy
 
-# What is cut off at the beginning of a turn: threads move, queues fill or drain.
+# The beginning of a turn does not count: threads move, queues fill or drain.
 SETTLE_SECONDS = 0.5
-# Within which frames are counted.
+# Frames are counted within this time.
 COUNT_SECONDS = 1.5
 PAIR_SECONDS = 2 * (SETTLE_SECONDS + COUNT_SECONDS)
 
@@ -32,7 +32,7 @@ class Ground(Protocol):
         ...
 
     def settle(self) -> bool:
-        """Carry out what waited for its thread to run; whether all is as the policy says."""
+        """Retry settings that waited for their thread to run. True when none waits any more."""
         ...
 
     def update(self) -> Snapshot:
@@ -45,8 +45,8 @@ class Ground(Protocol):
 
 
 class HostGround:
-    """This host. ``refs`` are the guests that the policies name; ``notes`` tell what somebody
-    else has changed, which undo left alone."""
+    """This host. ``refs`` are the guests that the policies name. ``notes`` tell what somebody
+    else has changed and undo left alone."""
 
     def __init__(
         self, tuner: Tuner, policies: Sequence[Policy], refs: frozenset[str], uri: str
@@ -81,9 +81,9 @@ class HostGround:
 def run(
     ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]
 ) -> Iterator[TrialTurn]:
-    """The turns of so many pairs as they are made, on untuned ground, which is tuned or untuned
-    after. ``wait`` takes seconds. Within a pair the order is drawn, so that each comes first
-    equally often and what changes with time favours neither. Raises VsrtuneError."""
+    """Yield the turns of ``pairs`` pairs as they are made. ``ground`` is untuned before; after, it
+    is as the last turn left it. ``wait`` takes seconds. The order within a pair is drawn so that
+    each side comes first equally often: changes over time favour neither. Raises VsrtuneError."""
     present = False
     for number, pair in enumerate(trial_rounds([0, 1], 1, pairs, seed), 1):
         for index in pair.configurations:

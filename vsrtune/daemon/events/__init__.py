@@ -1,1 +1,1 @@
-"""What wakes the daemon: libvirt, links, policy files, and settings that tell nobody."""
+"""Events that wake the daemon: libvirt, links, policy files, and settings read by polling."""

@@ -1,7 +1,8 @@
-"""The kernel's news of network devices (RTNLGRP_LINK), as reasons to look.
+"""Link notifications of the kernel (RTNLGRP_LINK), and settings read by polling, as reasons
+for a pass.
 
-The thread here never looks at guests and never changes anything. News that say nothing
-new are dropped, and those of devices that are no guest's.
+The threads here never change anything. LinkEvents never reads guests; it drops notifications
+that say nothing new and those about devices of no guest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vsrtune.model.guest import Guest, NicKind
 from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot
 
-# Seconds that whoever made a device has to make it a guest's, and be seen with it.
+# Seconds within which a snapshot should show a new device as a guest's.
 GRACE = 3.0
 RETRY = 5.0
 _GROUP_LINK = 1  # RTMGRP_LINK
@@ -35,9 +36,10 @@ _TURN = 1.0
 class LinkEvents(Background):
     """Listens in this network namespace from ``start`` to ``stop``.
 
-    ``snapshot`` gives the latest one, ``dirty`` is called from this thread; ``buffer`` is
-    the size of the socket's buffer in bytes, None for the system's. ``own_queue`` tells
-    what the txqueuelen of an index was last set to between passes: that is no news.
+    ``snapshot`` returns the latest snapshot. ``dirty`` is called from this thread. ``buffer``
+    is the size of the socket's buffer in bytes, None for the system's. ``own_queue`` returns
+    the txqueuelen that the daemon last set for an index between passes: the thread ignores
+    that change.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class LinkEvents(Background):
         self._own_queue = own_queue
         self._links: dict[int, Link] = {}
         self._known: tuple[Snapshot | None, LinkInterest] | None = None
-        # Index of a new device to when it should be known, monotonic seconds.
+        # When a snapshot should show a new device, by its index, monotonic seconds.
         self._new: dict[int, float] = {}
         self.listening = threading.Event()
 
     def run(self) -> None:
-        """Listen; when that fails, say so once and try again."""
+        """Listen. Log a failure once while it lasts, and try again."""
         said = False
         while not self._stopping.is_set():
             try:
@@ -95,7 +97,7 @@ class LinkEvents(Background):
                 except OSError as error:
                     if error.errno != errno.ENOBUFS:
                         raise
-                    # The kernel had more to tell than the buffer holds: nobody knows what.
+                    # The buffer overflowed: the lost notifications are unknown.
                     self._dirty("news of network devices were lost")
                     self._reread()
                     continue
@@ -107,7 +109,7 @@ class LinkEvents(Background):
         self._links = {link.index: link for link in netlink.links()}
 
     def _hear(self, kind: int, content: bytes) -> None:
-        # Bridges tell of their ports in the same group, with a family and parts of a link.
+        # Bridges report their ports in the same group, with a family and an incomplete link.
         if kind not in (netlink.NEWLINK, netlink.DELLINK) or content[:1] != bytes(
             [socket.AF_UNSPEC]
         ):
@@ -130,7 +132,7 @@ class LinkEvents(Background):
             self._tell(f"{link.name} is {what}", concerned(self._devices(), old, new))
 
     def _claim(self) -> None:
-        """Look for the guest of a device that no snapshot shows by now."""
+        """Mark everything dirty for a device that no snapshot shows in time."""
         now = time.monotonic()
         due = [index for index, when in self._new.items() if when <= now]
         for index in due:
@@ -140,7 +142,7 @@ class LinkEvents(Background):
                 self._dirty(f"{link.name} may be a guest's")
 
     def _devices(self) -> LinkInterest:
-        """Those of the latest snapshot, found once for each."""
+        """The link interest of the latest snapshot, found once for each."""
         snapshot = self._snapshot()
         if self._known is None or self._known[0] is not snapshot:
             self._known = snapshot, devices(snapshot)
@@ -160,15 +162,15 @@ GUEST_KINDS = ("macvtap", "napi_macvtap", "tun")
 
 @dataclass(frozen=True, slots=True)
 class LinkInterest:
-    """``owners``: index of a guest's device to whom to look at; ``lowers``: names of what
-    these stand on, and of the hardware."""
+    """``owners`` maps the index of a guest's device to the scope of its guests. ``lowers``
+    names the lower devices of guests, and the host's NICs."""
 
     owners: dict[int, Scope]
     lowers: frozenset[str]
 
 
 def devices(snapshot: Snapshot | None) -> LinkInterest:
-    """The devices of a snapshot; none before the first."""
+    """The link interest of a snapshot; empty before the first."""
     if snapshot is None:
         return LinkInterest({}, frozenset())
     owners: dict[int, Scope] = {}
@@ -181,13 +183,13 @@ def devices(snapshot: Snapshot | None) -> LinkInterest:
 
 
 def whose(guest: Guest) -> Scope:
-    """How to look at a guest again; plain QEMU is found by looking at everything."""
+    """The scope that re-reads a guest; plain QEMU needs a pass over everything."""
     return Scope.of(guest.name) if guest.source == "libvirt" else FULL
 
 
 def concerned(known: LinkInterest, old: Link | None, new: Link | None) -> Scope:
-    """Whom the change of a device from ``old`` to ``new`` concerns; None is a device that
-    does not exist. A device that has only now appeared is nobody's (see ``unclaimed``)."""
+    """The scope of a device's change from ``old`` to ``new``; None is a device that does not
+    exist. A new device belongs to no guest yet (see ``unclaimed``)."""
     scope = NOTHING
     for link in (old, new):
         if link is not None:
@@ -198,14 +200,14 @@ def concerned(known: LinkInterest, old: Link | None, new: Link | None) -> Scope:
 
 
 def unclaimed(known: LinkInterest, link: Link) -> bool:
-    """Whether a device that appeared some time ago may be that of a guest which no
-    snapshot shows. (libvirt makes a guest's devices first, and announces it then.)"""
+    """Whether a device may belong to a guest that no snapshot shows. (libvirt makes a
+    guest's devices before it announces the guest.)"""
     return link.kind in GUEST_KINDS and link.index not in known.owners
 
 
 def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
-    """Files of settings for which the kernel has no events, of the guests' devices and of
-    what is below them."""
+    """Files of settings for which the kernel has no events: of the scheduler, the guests'
+    devices and their lower devices."""
     if snapshot is None or not snapshot.guests:
         return ()
     interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
@@ -216,7 +218,7 @@ def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
         if nic.name in below:
             files.append(f"/sys/class/net/{nic.name}/threaded")
             for irq in nic.irqs:
-                # The first is what was asked for; the second follows when the interrupt fires.
+                # The first is the requested affinity; the second follows when it fires.
                 files.append(f"/proc/irq/{irq.number}/smp_affinity_list")
                 files.append(f"/proc/irq/{irq.number}/effective_affinity_list")
     napi = sorted({i.target for i in interfaces if i.kind is NicKind.NAPI_MACVTAP})
@@ -228,8 +230,8 @@ EVERY = 2.0
 
 
 class Patrol(Background):
-    """Looks from ``start`` to ``stop``, every ``every`` seconds; ``snapshot`` gives the
-    latest one, ``dirty`` is called from this thread."""
+    """Reads the files of ``settings`` every ``every`` seconds, from ``start`` to ``stop``.
+    ``snapshot`` returns the latest snapshot; ``dirty`` is called from this thread."""
 
     def __init__(
         self,
@@ -251,8 +253,8 @@ class Patrol(Background):
             self.round()
 
     def round(self) -> None:
-        """Read every file once. One that is met for the first time is only remembered:
-        the pass that made it known has read it too."""
+        """Read every file once. A file read for the first time is only remembered, because
+        the pass that added it has read it too."""
         files = settings(self._snapshot())
         now = {file: self._read(file) for file in files}
         changed = [f for f in files if f in self._seen and self._seen[f] != now[f]]

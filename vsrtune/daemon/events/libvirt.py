@@ -1,8 +1,8 @@
 """libvirt's events as one flag: something about the guests may have changed.
 
-The thread here never looks at the host and never changes it. It calls
+The thread here never reads the host and never changes it. It calls
 ``dirty(reason, guest)`` and keeps the connection alive; the daemon's next pass does
-the work. Losing events is therefore harmless: the interval rescan finds the same.
+the work. Lost events are therefore harmless: the periodic rescan finds the same changes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ RETRY = 5.0
 # Keep-alive probes notice a peer that vanished without closing (virConnectSetKeepAlive).
 KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 
-# What may change a guest's threads, devices or pins (libvirt-domain.h). Suspend, resume,
-# save, restore, migration and a crash are lifecycle. There is no event for vcpu hotplug;
-# the rescan covers it.
+# Events that may change a guest's threads, devices or pins (libvirt-domain.h). Suspend,
+# resume, save, restore, migration and a crash are lifecycle events. There is no event for
+# vcpu hotplug; the rescan covers it.
 EVENTS = (
     "VIR_DOMAIN_EVENT_ID_LIFECYCLE",
     "VIR_DOMAIN_EVENT_ID_DEVICE_ADDED",
@@ -69,7 +69,7 @@ class LibvirtEvents(Background):
         """Connect, listen, and start again when the connection is lost."""
         import libvirt
 
-        # The timer bounds one turn of the loop, so that stop and a lost connection are seen.
+        # The timer bounds one turn of the loop, so that it notices stop and a lost connection.
         libvirt.virEventAddTimeout(1000, lambda _timer, _opaque: None, None)
         away = False
         while not self._stopping.is_set():
@@ -109,7 +109,7 @@ class LibvirtEvents(Background):
     def _connect(self, libvirt: Any) -> tuple[Any, list[int]]:
         connection = libvirt.openReadOnly(self._uri)
         self._closed.clear()
-        # Drivers without a daemon have neither a connection to lose nor to keep alive.
+        # Drivers without a daemon have no connection to lose or to keep alive.
         with contextlib.suppress(libvirt.libvirtError):
             connection.registerCloseCallback(lambda *_: self._closed.set(), None)
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
@@ -125,7 +125,7 @@ class LibvirtEvents(Background):
 
     def _release(self, libvirt: Any, connection: Any, callbacks: Iterable[int]) -> None:
         # Each callback holds the connection: with one left, closing frees nothing, and every
-        # restart of libvirtd leaves descriptors (virObjectEventCallbackListAddID).
+        # restart of libvirtd leaks descriptors (virObjectEventCallbackListAddID).
         releases = [
             *(partial(connection.domainEventDeregisterAny, number) for number in callbacks),
             connection.unregisterCloseCallback,
@@ -133,7 +133,7 @@ class LibvirtEvents(Background):
         ]
         for release in releases:
             with contextlib.suppress(libvirt.libvirtError):
-                release()  # fails when it is gone already with its daemon
+                release()  # fails when the connection is gone with its daemon
 
     def _callback(self, name: str) -> Callable[..., None]:
         short = name.removeprefix("VIR_DOMAIN_EVENT_ID_").lower().replace("_", "-")

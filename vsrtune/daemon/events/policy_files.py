@@ -1,4 +1,4 @@
-"""Tells when policy files have changed. Reading them is the daemon's."""
+"""Tells when policy files have changed; the daemon reads them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Inotify:
         self.fd = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "")
 
     def watch(self, directory: str) -> int:
-        """Watch a directory: its number, the same one for a directory that is watched
-        already. OSError as from inotify_add_watch(2)."""
+        """Add a watch for a directory and return its number; a directory that has a watch
+        keeps its number. Raises OSError as inotify_add_watch(2) does."""
         number = self._libc.inotify_add_watch(self.fd, os.fsencode(directory), _MASK)
         return self._checked(number, directory)
 
     def read(self) -> Iterator[tuple[int, int, str]]:
-        """What has happened: number of the watch (-1 for an overflow), bits, and the name of
-        the file ("" for the directory itself)."""
+        """Yield pending events: number of the watch (-1 for an overflow), bits, and the name
+        of the file ("" for the directory itself)."""
         try:
             data = os.read(self.fd, _BUFFER)
         except BlockingIOError:
@@ -69,7 +69,7 @@ _SELF = DELETE_SELF | MOVE_SELF | IGNORED
 
 class PolicyWatch(Background):
     """Watches directories from ``start`` to ``stop``; ``changed`` is called from this
-    thread. A directory that does not exist is waited for in the nearest one above it."""
+    thread. It awaits a missing directory in the nearest existing one above it."""
 
     def __init__(self, dirs: Sequence[Path], changed: Callable[[str], None]) -> None:
         super().__init__("policy-watch")
@@ -79,7 +79,7 @@ class PolicyWatch(Background):
         self.started = threading.Event()
 
     def run(self) -> None:
-        """Watch; where the kernel refuses, only a reload reads the policies again."""
+        """Watch. Where the kernel refuses, only a reload reads the policies again."""
         try:
             files = Inotify()
         except OSError as error:
@@ -110,8 +110,8 @@ class PolicyWatch(Background):
                 self._changed(f"{directory / name} has changed")
             again = again or self._leads(directory / name)
         if again:
-            # By number as well: at a path may be another directory by now. One that is
-            # still the same keeps its number.
+            # Compare numbers as well: a path may name another directory by now. An unchanged
+            # directory keeps its number.
             before = self._watches
             self._arm(files)
             if self._watches != before:
@@ -121,7 +121,7 @@ class PolicyWatch(Background):
         path = Path(name)
         if path.suffix not in SUFFIXES or name.startswith("."):
             return False
-        # A file that is created is not written yet; a link is whole at once.
+        # A created file is not written yet; a symbolic link is complete at once.
         return bool(bits & _DONE) or (directory / name).is_symlink()
 
     def _leads(self, path: Path) -> bool:

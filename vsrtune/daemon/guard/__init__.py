@@ -1,1 +1,1 @@
-"""Watches what the daemon did, and steps a guest down when its tuning does harm."""
+"""The guard: samples tuned guests, and steps a guest down when its tuning does harm."""

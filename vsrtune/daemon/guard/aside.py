@@ -1,7 +1,7 @@
 """Keeps the daemon's own threads off the CPUs where guests have real-time threads.
 
-An ordinary thread that wakes up on a CPU that a FIFO thread holds waits until the kernel
-balances, which takes seconds, and the daemon is then the one that could have helped.
+An ordinary thread that wakes up on a CPU held by a FIFO thread waits until the kernel balances,
+which takes seconds. The daemon must not wait there, because it is the one that can help.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
 
 
 class Aside:
-    """Moves all threads of this process. Where no CPU would be left they may run on all that
-    they had when the process began."""
+    """Moves all threads of this process. If no CPU would be left, they may run on all CPUs that
+    this process had at the start."""
 
     def __init__(self) -> None:
         self._allowed = CpuSet(os.sched_getaffinity(0))
         self._now = self._allowed
 
     def step(self, snapshot: Snapshot | None) -> None:
-        """Step aside for the guests of a snapshot."""
+        """Leave the CPUs to the real-time threads of a snapshot's guests."""
         busy = real_time_cpus(snapshot.guests) if snapshot is not None else CpuSet()
         cpus = self._allowed - busy or self._allowed
         if cpus == self._now:
@@ -44,4 +44,4 @@ class Aside:
             try:
                 os.sched_setaffinity(int(tid), set(cpus))
             except OSError:
-                continue  # gone, or these CPUs are offline by now: then any will do
+                continue  # the thread is gone, or these CPUs are offline: then any will do

@@ -1,13 +1,13 @@
-"""Watches what the daemon did: a tuned router that stops forwarding is stepped down.
+"""The standstill guard: steps down a tuned router that stops forwarding.
 
-A thread of the daemon looks at all tuned guests EVERY seconds, by the rule of starvation.py,
-and asks the loop to step a guest down. It begins to look anew once the pass has done that,
-so that the next level follows only when the sign persists there. With more than MANY threads
-it looks less often, so that looking takes a few per cent of a CPU at most.
+A thread of the daemon samples all tuned guests every EVERY seconds, applies the rule of
+starvation.py, and asks the loop to step a guest down. It starts anew once the pass has stepped
+the guest down, so that the next level follows only when the sign persists there. With more
+than MANY threads it samples less often: sampling takes a few per cent of a CPU at most.
 
-CPUs on which guests have real-time threads are looked at for threads of others as well, but
-only while such a CPU has had nothing to be idle for since the last look: who waits for a CPU
-that has been idle does not starve.
+On CPUs where guests have real-time threads it also samples threads of others, but only while
+such a CPU has not been idle since the last check: a thread that waits for a CPU that has been
+idle does not starve.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from vsrtune.plan.safety.starvation import STARVED, Rule, Subject, Waiting, subj
 EVERY = 0.25
 # About 20 us of CPU time each.
 MANY = 500
-# CPUs are asked so seldom whether they have been idle, seconds.
+# Seconds between checks whether CPUs have been idle.
 OTHERS = 2.0
-# So long a step is waited for before it is asked for again, seconds.
+# How long to wait for a step before asking for it again, seconds.
 UNANSWERED = 5.0
-# Threads of others that are followed at a time.
+# Threads of others that are sampled at a time, at most.
 MOST = 64
 
 
 class StandstillGuard(Background):
-    """Looks from ``start`` to ``stop``. ``state`` gives the latest one, ``step_down`` is
-    called with a guest and why, ``starving`` with the threads of others that starve, when
-    these have changed; both from this thread."""
+    """Samples from ``start`` to ``stop``. ``state`` returns the latest state. This thread calls
+    ``step_down`` with a guest and the reason, and ``starving`` with the starving threads of
+    others when these have changed."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class StandstillGuard(Background):
         self._subjects: tuple[Subject, ...] = ()
         self._known: dict[str, tuple[Guest, set[int], Subject]] = {}
         self._levels: dict[str, StepLevel] = {}
-        # Guests of which a step is under way: until when it is waited for.
+        # Guests with a step under way, and until when to wait for it.
         self._asked: dict[str, float] = {}
 
     def run(self) -> None:
-        """One look after the other."""
+        """Sample until asked to stop."""
         while not self._stopping.wait(self._pause()):
             try:
                 self.update()
             except Exception:
-                # Whoever watches must not end by what it sees; the next look may go well.
+                # The guard must survive whatever it reads; the next sample may succeed.
                 LOGGER.exception("the guard's look failed")
 
     def _pause(self) -> float:
@@ -79,7 +79,7 @@ class StandstillGuard(Background):
         return EVERY * max(1.0, threads / MANY)
 
     def update(self) -> None:
-        """Look once at everything that is due."""
+        """Sample once everything that is due."""
         state, now = self._state(), self._clock()
         if state is not self._seen:
             self._choose(state)
@@ -96,7 +96,7 @@ class StandstillGuard(Background):
             self._step_down(guest, why)
 
     def _choose(self, state: DaemonState) -> None:
-        """Whom to look at, after a pass. A guest of another level than before is seen anew."""
+        """Select the guests to sample after a pass. A changed level starts the rule anew."""
         levels = {g.ref: g.step.level for g in state.guests if g.step is not None}
         changed = {
             ref
@@ -122,7 +122,7 @@ class StandstillGuard(Background):
         }
         users = Counter(i.ifindex for g in state.snapshot.guests for i in g.interfaces)
         shared = {index for index, count in users.items() if count > 1}
-        # A pass leaves a guest that it did not look at as it was, and there may be many.
+        # A pass keeps the Guest objects outside its scope, and there may be many.
         before, self._known = self._known, {}
         for guest in state.snapshot.guests:
             if guest.ref in tuned:
@@ -148,7 +148,7 @@ class _Others:
         self._waiting = Waiting()
         self._due = 0.0
         self._idle: dict[int, int] = {}
-        # CPUs that were not idle of late, the walk through their threads, what it has found.
+        # CPUs that were not idle of late, the walk through their threads, its findings.
         self._full: frozenset[int] = frozenset()
         self._walk: Iterator[dict[ThreadKey, tuple[str, bool]]] | None = None
         self._suspects: dict[ThreadKey, tuple[str, bool]] = {}
@@ -157,7 +157,7 @@ class _Others:
     def update(
         self, now: float, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> list[Starved]:
-        """Those vital to the host whose CPU a guest holds."""
+        """The starving threads that are vital to the host and whose CPU a guest holds."""
         if now >= self._due:
             self._due = now + OTHERS
             self._full = self._full_cpus(snapshot, subjects)

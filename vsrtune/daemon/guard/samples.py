@@ -1,4 +1,4 @@
-"""Reads what the guard judges by: states and run times of threads, counters of devices."""
+"""Reads the guard's samples: states and run times of threads, counters of devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.model.guest import NicKind, Role, ThreadKey
 from vsrtune.plan.safety.starvation import Counters, Sight, Subject, ThreadSample, vital
 
-# How much time one step of the walk through all threads may take, seconds.
+# Duration of one step of the walk through all threads, seconds.
 SLICE = 0.004
 
 
@@ -32,7 +32,7 @@ class _Stat:
 
 
 class GuardSampler:
-    """Reads below ``root``. What is gone is left out of the answers."""
+    """Reads below ``root``. Answers omit whatever is gone."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
@@ -43,8 +43,8 @@ class GuardSampler:
         return [Sight(s, self._threads(s), _counters(s, devices)) for s in subjects]
 
     def thread(self, key: ThreadKey, always: bool = True) -> ThreadSample | None:
-        """One thread; None when it is gone. With ``always`` false its run time is only read
-        while it is runnable."""
+        """One thread; None when it is gone. With ``always`` false the run time is read only
+        while the thread is runnable."""
         where = f"/proc/{key.pid}/task/{key.tid}"
         try:
             stat = _Stat(self._root.read(f"{where}/stat"))
@@ -55,7 +55,7 @@ class GuardSampler:
             return None
 
     def idle(self) -> dict[int, int]:
-        """For each CPU the ticks in which it had nothing to run. Raises OSError."""
+        """Ticks by CPU in which it had nothing to run. Raises OSError."""
         found = {}
         for line in self._root.read("/proc/stat").splitlines():
             if not line.startswith("cpu"):
@@ -95,9 +95,9 @@ class GuardSampler:
     # -- threads of others
 
     def walk(self, cpus: Collection[int]) -> Iterator[dict[ThreadKey, tuple[str, bool]]]:
-        """Runnable threads that last ran on ``cpus``, with their names and whether they are
-        vital, in steps of at most SLICE seconds (listing /proc is one step). Kernel threads
-        of the boot come first. Ends when all threads were looked at."""
+        """Yield runnable threads that last ran on ``cpus``, with their names and whether they
+        are vital, in steps of about SLICE seconds (listing /proc is one step). Kernel threads
+        of the boot come first. Ends after all threads."""
         try:
             pids = sorted(int(name) for name, _ in self._root.processes())
         except OSError:

@@ -1,4 +1,4 @@
-"""The part of the reconciler that steps guests down, and tunes them by their policies again."""
+"""Base class of the reconciler: steps guests down, and tunes them by their policies again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vsrtune.policy.model import Policy
 
 
 class Stepping:
-    """``_steps`` are the guests that are stepped down, also where the journal could not be
-    told."""
+    """``_steps`` holds the guests that are stepped down, even where the journal could not
+    record it."""
 
     _ops: SysOps
     _journal: Journal
@@ -35,9 +35,9 @@ class Stepping:
     _steps: Steps
 
     def step_down(self, guest: str, why: str) -> None:
-        """Lower what the policy asks for a guest by one level, because of ``why``. Classes are
-        lowered at once, as the guest was seen last; the next pass does the rest. Nothing
-        happens where nothing is left to take."""
+        """Step a guest down by one level because of ``why``. Lower its classes at once, by the
+        last snapshot; the next pass does the rest. Leave alone a guest without a policy or on
+        the last level."""
         named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
         policy = next((p for g, p in named.pairs if g.ref == guest), None)
         now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
@@ -83,8 +83,7 @@ class Stepping:
         )
 
     def take(self, policies: tuple[Policy, ...]) -> None:
-        """Replace the policies; guests that have another one now are no longer stepped
-        down."""
+        """Replace the policies. Guests whose policy has changed are no longer stepped down."""
         guests = self.state.snapshot.guests if self.state.snapshot is not None else ()
         before = {g.ref: p for g, p in assign(guests, self.policies).pairs}
         after = {g.ref: p for g, p in assign(guests, policies).pairs}
@@ -92,7 +91,7 @@ class Stepping:
         self.forget_steps(ref for ref in after if after[ref] != before.get(ref))
 
     def forget_steps(self, guests: Iterable[str] | None = None) -> None:
-        """Tune these guests by their policies again, or all; the next pass does it."""
+        """Tune these guests, or all, by their policies again from the next pass on."""
         for guest in list(self._steps) if guests is None else guests:
             if guest in self._steps:
                 LOGGER.info("%s: tuned by its policy again", guest, extra=fields(guest=guest))
@@ -105,7 +104,7 @@ class Stepping:
         try:
             self._journal.step(guest, step)
         except VsrtuneError as error:
-            # What is stepped down helps, recorded or not.
+            # A step down helps, recorded or not.
             LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
 
     def _plan_anew(self) -> None:

@@ -1,1 +1,1 @@
-"""Wall: reading. What the checks need beside a snapshot."""
+"""Wall: reading. The facts that checks need beside a snapshot."""

@@ -1,4 +1,4 @@
-"""Reads what `vsrtune doctor` judges beside the snapshot, of a live or a recorded host."""
+"""Reads the facts that `vsrtune doctor` judges beside the snapshot, live or recorded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vsrtune.model.snapshot import Snapshot
 _IRQS = "/sys/kernel/debug/irq/irqs"
 _IFF_UP = 1
 _RT_GROUPS = re.compile(r"^CONFIG_RT_GROUP_SCHED=y$", re.MULTILINE)
-# 6.17: built in, and only in force with rt_group_sched=1 on the kernel's command line.
+# 6.17: built in, but in force only with rt_group_sched=1 on the kernel's command line.
 _RT_GROUPS_OFF = re.compile(r"^CONFIG_RT_GROUP_SCHED_DEFAULT_DISABLED=y$", re.MULTILINE)
 
 
 def read_facts(root: HostRoot, snapshot: Snapshot) -> Facts:
-    """What can be read of it; the rest is None or missing."""
+    """The facts of this host. Those that cannot be read are None or missing."""
     isolated = _text(root, "/sys/devices/system/cpu/isolated")
     softnet = _text(root, "/proc/net/softnet_stat")
     return Facts(
@@ -44,8 +44,8 @@ def parse_flags(text: str) -> bool:
 
 
 def rt_groups(root: HostRoot, kernel: str) -> str | None:
-    """Where the configuration of the running kernel says that cgroups need a realtime budget,
-    "" when they do not, None when it cannot be read."""
+    """The path of the running kernel's configuration when cgroups need a realtime budget, ""
+    when they do not, None when the configuration cannot be read."""
     path = f"/boot/config-{kernel}"
     config = _text(root, path)
     if config is None:
@@ -90,7 +90,7 @@ def _openers(root: HostRoot, snapshot: Snapshot) -> tuple[Opener, ...] | None:
 
 
 def _links(root: HostRoot, pid: int) -> list[str] | None:
-    """What the descriptors of a process point to; None where that is not told."""
+    """The targets of a process's descriptors; None when they cannot be listed."""
     base = f"/proc/{pid}/fd"
     try:
         names = root.listdir(base)

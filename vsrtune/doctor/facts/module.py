@@ -1,4 +1,4 @@
-"""Reads what `vsrtune doctor` judges: modules, signatures, links, units."""
+"""Reads the facts that the module's checks judge: modules, signatures, links, units."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SECONDS = 20.0
 
 
 def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> ModuleFacts:
-    """This host. ``devices`` and ``unfinished`` are what the ledger of attachments says.
-    What cannot be read is None or missing. Raises ObserveError when not even the links
-    can be read."""
+    """The facts of this host. ``devices`` and ``unfinished`` come from the ledger of
+    attachments. Facts that cannot be read are None or missing. Raises ObserveError when the
+    links cannot be read."""
     try:
         links: tuple[Link, ...] = netlink.links()
     except OSError as error:
@@ -42,7 +42,7 @@ def read(devices: tuple[str, ...], unfinished: bool, root: Path = Path("/")) -> 
 
 
 def module_file(modinfo: str | None) -> ModuleFile | None:
-    """From the output of modinfo, ``key: value`` by line; None when there was none."""
+    """Parse the output of modinfo, ``key: value`` by line; None without output."""
     if not modinfo:
         return None
     found: dict[str, str] = {}
@@ -59,7 +59,7 @@ def module_file(modinfo: str | None) -> ModuleFile | None:
 
 
 def loaded_module(root: Path) -> LoadedModule | None:
-    """From /sys/module; None when it is not loaded."""
+    """Read the loaded module from /sys/module; None when it is not loaded."""
     directory = root / "sys/module" / MODULE
     if not directory.is_dir():
         return None
@@ -67,7 +67,7 @@ def loaded_module(root: Path) -> LoadedModule | None:
 
 
 def secure_boot(root: Path) -> bool | None:
-    """What the firmware says; None where there is no EFI, or it does not say."""
+    """Whether Secure Boot is on; None without EFI, or when the firmware does not say."""
     try:
         content = (root / _SECURE_BOOT).read_bytes()
     except OSError:
@@ -95,7 +95,8 @@ def boot_unit_enabled() -> bool | None:
 
 
 def _output(*words: str, check: bool = True) -> str | None:
-    """What a program prints; None when it fails or is not there."""
+    """The output of a program; None when it is missing, takes too long or, with ``check``,
+    fails."""
     try:
         done = subprocess.run(
             words,
