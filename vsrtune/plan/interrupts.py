@@ -23,7 +23,14 @@ from vsrtune.model.host import IRQBALANCE, Host, Irq, Nic, NicQueue
 from vsrtune.model.nic_settings import changed, irq_target, queue_target, thread_target
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import HOST_REF, IrqAffinity, Target, queue_file
+from vsrtune.model.targets import (
+    HOST_REF,
+    IrqAffinity,
+    QueueCpus,
+    Target,
+    ThreadAffinity,
+    queue_file,
+)
 from vsrtune.plan.interrupt_cpus import MANAGED_HINT, lower_nics, napi_threads, queue_irqs
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.requirements import Context, Requirements, refusal
@@ -195,7 +202,7 @@ class _Device:
     def _skip(self, what: str, why: str) -> None:
         self._draft.skip(HOST_REF, f"{self.nic.name} {what}", why)
 
-    def _desire(self, target: Target, before: CpuSet) -> bool:
+    def _desire(self, target: IrqAffinity | QueueCpus | ThreadAffinity, before: CpuSet) -> bool:
         """Plan a setting; True when it is as desired already."""
         self._draft.desired.add(target)
         if before == self.cpus:

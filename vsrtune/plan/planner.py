@@ -405,7 +405,8 @@ def _place(required: Required) -> Seated:
     onto the last free CPU, and the last one whose vcpus ``auto`` would have share a CPU. CPUs are
     then selected again for the rest."""
     context, snapshot = required.context, required.located.matched.inputs.snapshot
-    per_guest, refusals = required.per_guest, []
+    per_guest = required.per_guest
+    refusals: list[Refusal] = []
     while True:
         chosen: Mapping[ThreadKey, Chosen] = choose(context, snapshot, per_guest)
         pinned = CpuSet(c for w in per_guest for p in w.pins for c in chosen[p.thread.key].cpus)

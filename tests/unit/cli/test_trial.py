@@ -166,7 +166,7 @@ class Ground:
     def settle(self) -> bool:
         return True
 
-    def look(self) -> Snapshot:
+    def update(self) -> Snapshot:
         return self.host.snapshot
 
     def count(self, seen: Snapshot) -> TrialCounts:

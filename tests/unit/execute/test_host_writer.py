@@ -76,11 +76,6 @@ def test_a_mask_outside_the_cpuset_is_refused_with_its_reason(host: FakeKernel) 
     assert caught.value.lasting is Lasting.PERMANENT
 
 
-def test_values_of_the_wrong_type_are_refused(host: FakeKernel) -> None:
-    with pytest.raises(WriteError, match="expected a CpuSet"):
-        host.ops().write(ThreadAffinity("vr1", key(host, 1010), "vcpu 0"), 3)
-
-
 # -- pins
 
 

@@ -13,8 +13,8 @@ from vsrtune.model.load import (
     WINDOWS,
     Reading,
     Windows,
-    asked,
     data_plane,
+    demand,
     least_ns,
     mean,
     measured,
@@ -35,24 +35,24 @@ def after(seconds: float, ran: float, waited: float = 0.0) -> Reading:
 
 
 def test_running_and_waiting_are_asked_for() -> None:
-    assert asked(START, after(10, 2.5)) == 0.25
-    assert asked(START, after(10, 2.5, 1.0)) == 0.35
+    assert demand(START, after(10, 2.5)) == 0.25
+    assert demand(START, after(10, 2.5, 1.0)) == 0.35
 
 
 def test_two_that_take_turns_each_ask_for_a_whole_cpu() -> None:
-    assert asked(START, after(10, 5.0, 5.0)) == 1.0
+    assert demand(START, after(10, 5.0, 5.0)) == 1.0
 
 
 def test_who_hardly_runs_is_not_taken_for_busy_because_it_waits() -> None:
-    assert asked(START, after(10, 0.1, 9.9)) == 0.04
+    assert demand(START, after(10, 0.1, 9.9)) == 0.04
 
 
 def test_nothing_is_asked_in_no_time() -> None:
-    assert asked(START, START) == 0.0
+    assert demand(START, START) == 0.0
 
 
 def test_a_counter_that_began_anew_counts_as_none() -> None:
-    assert asked(after(0, 5), after(10, 1)) == 0.0
+    assert demand(after(0, 5), after(10, 1)) == 0.0
 
 
 def test_a_window_is_as_long_as_looks_make_it() -> None:

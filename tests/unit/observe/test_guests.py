@@ -96,7 +96,7 @@ def try_read(
         cpusets=CpusetReader(root),
         online=CpuSet(range(4)),
         workers=found.workers,
-        seen=lambda key: (seen or {}).get(key.tid),
+        traced=lambda key: (seen or {}).get(key.tid),
         vcpus=VcpuFinder(),
     )
     return reader.read(found.qemus[0], of)

@@ -32,6 +32,7 @@ from vsrtune.model.targets import (
     CpusetFile,
     DeviceTarget,
     EmulatorPin,
+    NicTarget,
     Partition,
     RrTimeslice,
     Target,
@@ -206,7 +207,7 @@ def _order(plan: Plan) -> None:
 
 def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
     target = action.target
-    if on_lower_device(action):
+    if isinstance(target, NicTarget) or on_lower_device(action):
         cpus = action.after
         if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
             raise _broken(action, f"a lower device would be served on CPUs {cpus or 'none'}")
