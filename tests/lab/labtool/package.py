@@ -14,7 +14,7 @@ _TREE = Path(__file__).resolve().parents[3]
 
 # All that the package is made from; nothing else makes it be built again.
 _SOURCES = (
-    "README.md", "LICENSE", "CHANGELOG.md", "setup.cfg", "pyproject.toml",
+    "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "setup.cfg", "pyproject.toml",
     "debian", "docs", "kmod", "policies", "units", "vsrtune",
 )  # fmt: skip
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "results")
