@@ -179,7 +179,7 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
     libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in wanted)
     return tuple(
         ObserveError(
-            f"guests that the policies name could not be looked at: {problem.what}",
+            f"guests that the policies name could not be observed: {problem.what}",
             where=problem.reader,
             hint="`vsrtune show` lists all that could not be read",
         )

@@ -27,7 +27,7 @@ TOLD = 3
 # A setting that stays as put back for this long, and twice its last wait, is forgotten.
 CALM = 60.0
 
-_UNSURE = "looked at again in a moment: libvirt moves a thread before it notes the pin"
+_UNSURE = "checked again in a moment: libvirt moves a thread before it notes the pin"
 
 
 # The guests of a pass; None means all.

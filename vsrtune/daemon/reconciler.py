@@ -181,7 +181,7 @@ class Reconciler(Adjusting, Stepping):
             snapshot = self._observer.observe()
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
         except VsrtuneError as error:
-            LOGGER.warning("guests that have just come are not looked at: %s", error)
+            LOGGER.warning("guests that have just come were not observed: %s", error)
         result = executor.undo(self._ops, self._journal)
         self._log_result(result, "put back")
         return not result.failed

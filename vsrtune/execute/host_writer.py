@@ -400,8 +400,8 @@ class LiveSysOps:
         if not isinstance(target, ThreadlessTarget):
             try:
                 self._identified(target.thread, str(target))
-            except VanishedError as gone:
-                return gone
+            except VanishedError as vanished:
+                return vanished
             except OSError:
                 pass  # the first error says more
         return write_error(Operation.READ, error, str(target))

@@ -103,7 +103,7 @@ class Journal(Closing):
         # The end of the claimed disk space, and the space that undo needs, by target and in all.
         self._claimed = 0
         self._rooms: dict[Target, int] = {}
-        self._owed = 0
+        self._undo_space = 0
         self._broken = ""
 
     @classmethod
@@ -198,7 +198,7 @@ class Journal(Closing):
         if not need:
             return
         self._check_version()
-        need += self._owed + _SLACK
+        need += self._undo_space + _SLACK
         try:
             claim(self._fd, self._size, need)
         except OSError as error:
@@ -246,7 +246,7 @@ class Journal(Closing):
         # Another version may have claimed less, and the cut of a torn end gives all of it back.
         with contextlib.suppress(OSError):
             if fold.live:
-                claim(self._fd, self._size, self._owed + _SLACK)
+                claim(self._fd, self._size, self._undo_space + _SLACK)
         # The file is as old as its last record. If the clock was set back, the wait is all of
         # the lag, and no longer.
         age = max(0.0, time.time() - os.fstat(self._fd).st_mtime)
@@ -294,13 +294,13 @@ class Journal(Closing):
         step(trial)
 
     def _reckon(self, target: Target) -> None:
-        """Keep the space that undo of all entries needs in ``_owed``: a sum over all entries for
-        every change of a queue would cost more than the change."""
-        self._owed -= self._rooms.pop(target, 0)
+        """Keep the space that undo of all entries needs in ``_undo_space``: a sum over all
+        entries for every change of a queue would cost more than the change."""
+        self._undo_space -= self._rooms.pop(target, 0)
         entry = self._fold.live.get(target)
         if entry is not None:
             self._rooms[target] = _room(undo_action(entry))
-            self._owed += self._rooms[target]
+            self._undo_space += self._rooms[target]
 
     def _check_version(self) -> None:
         if self.foreign is not None:
@@ -349,7 +349,7 @@ class Journal(Closing):
         records = [header_record(self._boot_id), *compacted(fold)]
         data = b"".join(map(_line, records))
         # A pass in progress goes on with as much room as it had.
-        room = max(self._owed + _SLACK, self._claimed - self._size) if fold.live else 0
+        room = max(self._undo_space + _SLACK, self._claimed - self._size) if fold.live else 0
         try:
             replace_file(self.path, data, 0o600, room)
         except OSError as error:

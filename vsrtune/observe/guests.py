@@ -54,7 +54,7 @@ NO_VCPUS = (
     "or with a monitor of ours, -qmp unix:PATH,server=on,wait=off"
 )
 NOT_ASKED = "vcpu threads are not known: no policy names it, so its monitor is left alone"
-NO_TIME = "vcpu threads are not known: other monitors were slow, its own is asked at a later look"
+NO_TIME = "vcpu threads are not known: other monitors were slow, its own is asked in a later pass"
 NOT_LISTED = "started by libvirt, which does not list it now: its pins are not known"
 FOREIGN = "started by another libvirt (a session's, a pod's), ours does not list it: left alone"
 

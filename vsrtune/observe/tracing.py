@@ -354,5 +354,5 @@ class TraceMemory:
                 replace_volatile(self.path, text.encode(), 0o600)
             except OSError as error:
                 raise ObserveError(
-                    f"cannot remember what was seen: {error.strerror}", where=str(self.path)
+                    f"cannot store the trace results: {error.strerror}", where=str(self.path)
                 ) from error

@@ -390,7 +390,7 @@ class TestNothingRead:
         run.policy(GOOD)
         run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
         assert run("verify") == ExitCode.DIFFERS
-        assert "could not be looked at" in run.err
+        assert "could not be observed" in run.err
 
     def test_undo_with_a_journal_that_does_not_exist(self, run: Cli, tmp_path: Path) -> None:
         missing = tmp_path / "jornal.jsonl"

@@ -20,7 +20,7 @@ from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.daemon_state import DaemonState, GuestState, Starved
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.stepdown import Step, StepLevel
-from vsrtune.plan.safety.starvation import Subject, WatchedThread
+from vsrtune.plan.safety.starvation import GuardedThread, Subject
 
 PF_KTHREAD = 0x00200000
 FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)
@@ -321,7 +321,7 @@ class TestThisHost:
         assert set(idle) <= set(range(4096)) and 0 in idle
         found = {key.tid for step in sampler.walk(idle.keys()) for key in step}
         assert threading.get_native_id() in found
-        sampled_guest = WatchedThread(self.key(), "x", Role.VHOST, True)
+        sampled_guest = GuardedThread(self.key(), "x", Role.VHOST, True)
         (sight,) = sampler.sights([Subject("g", (sampled_guest,), (("lo", NicKind.MACVTAP),))])
         assert sight.threads and sight.counters is not None
 
@@ -344,4 +344,4 @@ class TestThisHost:
         guard.stop()
         guard.join(10)
         assert len(calls) >= 3 and not guard.is_alive()
-        assert "the guard's look failed" in caplog.text
+        assert "the guard's check failed" in caplog.text

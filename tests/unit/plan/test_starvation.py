@@ -13,13 +13,13 @@ from vsrtune.plan.safety.starvation import (
     STARVED,
     SURE,
     Counters,
+    GuardedThread,
     Rule,
     Sight,
     Sign,
     Subject,
     ThreadSample,
     Waiting,
-    WatchedThread,
     subject,
     vital,
 )
@@ -41,7 +41,7 @@ class Router:
 
     def __post_init__(self) -> None:
         self.threads = tuple(
-            WatchedThread(
+            GuardedThread(
                 ThreadKey(self.base, self.base + n, 5), label, role, self.timed, self.period
             )
             for n, (label, role) in enumerate(

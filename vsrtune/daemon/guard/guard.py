@@ -72,7 +72,7 @@ class StandstillGuard(Background):
                 self.update()
             except Exception:
                 # The guard must survive whatever it reads; the next sample may succeed.
-                LOGGER.exception("the guard's look failed")
+                LOGGER.exception("the guard's check failed")
 
     def _pause(self) -> float:
         threads = sum(len(s.threads) for s in self._subjects)

@@ -1,7 +1,7 @@
 """Detects from samples when a guest's tuning keeps threads from running. Pure.
 
 A thread starves if it is runnable (state R) and its run time does not change for SURE seconds
-(with a budget, two periods if that is longer), in at least LOOKS samples. A thread cannot leave
+(with a budget, two periods if that is longer), in at least SAMPLES samples. A thread cannot leave
 state R without running, so two such samples mean that it waited all the time in between. The
 real-time threads of tuned guests that ran on the CPU meanwhile are to blame: those of the starved
 thread's own guest if it has any there, otherwise those of the guest that ran most. If no tuned
@@ -42,7 +42,7 @@ from vsrtune.model.guest import (
 )
 
 SURE = 1.0
-LOOKS = 3
+SAMPLES = 3
 RECENT = 60.0
 STARVED = 4.0
 
@@ -86,7 +86,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedThread:
+class GuardedThread:
     """One thread of a tuned guest; ``timed``: real-time or deadline. It may wait for
     ``patience`` seconds: a thread with a budget waits for its next period anyway."""
 
@@ -102,7 +102,7 @@ class Subject:
     """A tuned guest, with the threads and devices to sample. ``devices``: names and kinds."""
 
     ref: str
-    threads: tuple[WatchedThread, ...]
+    threads: tuple[GuardedThread, ...]
     devices: tuple[tuple[str, NicKind], ...] = ()
 
 
@@ -128,7 +128,7 @@ def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
     ifindex) tell nothing of the guest alone, so it is then judged by its threads."""
     roles = (*DATA_PLANE, Role.EMULATOR)
     threads = tuple(
-        WatchedThread(
+        GuardedThread(
             t.key,
             thread_label(t),
             t.role,
@@ -146,7 +146,7 @@ def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
 @dataclass(frozen=True, slots=True)
 class _Mark:
     since: float
-    looks: int
+    counted: int
     sample: ThreadSample
 
 
@@ -159,7 +159,7 @@ class Waiting:
     def update(
         self, at: float, samples: Mapping[ThreadKey, ThreadSample]
     ) -> dict[ThreadKey, float]:
-        """Seconds by thread, of those that waited in LOOKS samples or more. ``at`` is a steady
+        """Seconds by thread, of those that waited in SAMPLES samples or more. ``at`` is a steady
         clock's time."""
         marks: dict[ThreadKey, _Mark] = {}
         for key, sample in samples.items():
@@ -167,11 +167,11 @@ class Waiting:
                 continue
             known = self._marks.get(key)
             if known is not None and not sample.ran_since(known.sample):
-                marks[key] = replace(known, looks=known.looks + 1)
+                marks[key] = replace(known, counted=known.counted + 1)
             else:
                 marks[key] = _Mark(at, 1, sample)
         self._marks = marks
-        return {key: at - mark.since for key, mark in marks.items() if mark.looks >= LOOKS}
+        return {key: at - mark.since for key, mark in marks.items() if mark.counted >= SAMPLES}
 
     def clear(self) -> None:
         """Forget all threads."""
@@ -186,7 +186,7 @@ class _Flow:
     at: float = 0.0
     before: Sight | None = None
     since: float | None = None
-    looks: int = 0
+    counted: int = 0
     peaks: dict[int, float] = field(default_factory=dict)
 
     def update(self, at: float, sight: Sight) -> float:
@@ -196,11 +196,11 @@ class _Flow:
         self.at, self.before = at, sight
         still = before is not None and passed > 0 and self._still(before, sight, passed)
         if not still:
-            self.since, self.looks = None, 0
+            self.since, self.counted = None, 0
             return 0.0
         self.since = began if self.since is None else self.since
-        self.looks += 1
-        return at - self.since if self.looks >= LOOKS - 1 else 0.0
+        self.counted += 1
+        return at - self.since if self.counted >= SAMPLES - 1 else 0.0
 
     def _still(self, before: Sight, now: Sight, passed: float) -> bool:
         if before.counters is None or now.counters is None:
@@ -226,7 +226,7 @@ class _Flow:
         self.peaks[bucket] = max(rate, self.peaks.get(bucket, 0.0))
 
 
-def _pairs(before: Sight, now: Sight) -> Iterable[tuple[WatchedThread, ThreadSample, ThreadSample]]:
+def _pairs(before: Sight, now: Sight) -> Iterable[tuple[GuardedThread, ThreadSample, ThreadSample]]:
     for thread in now.subject.threads:
         old, new = before.threads.get(thread.key), now.threads.get(thread.key)
         if old is not None and new is not None:
@@ -301,7 +301,7 @@ class Rule:
         """Begin anew, because the scheduling has changed. Rates are kept."""
         self._waiting.clear()
         for flow in self._flows.values():
-            flow.since, flow.looks, flow.before = None, 0, None
+            flow.since, flow.counted, flow.before = None, 0, None
 
     def holder(self, cpu: int, first: str = "") -> str:
         """The guest whose real-time threads hold a CPU: ``first`` if it is one of them,
