@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labreport import CRASHES, REPORTS
+from labreport import REPORTS, TROUBLES
 from labruns import LabRuns
 
 collect_ignore = ["inside"]
@@ -78,11 +78,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List what every boot passed, failed and skipped: a skip is never silent."""
-    if not REPORTS:
+    if not REPORTS and not TROUBLES:
         return
     terminalreporter.section("inside the labs")
-    for crash in CRASHES:
-        terminalreporter.write_line(crash)
     for boot, rows in REPORTS.items():
         counts = {o: sum(r[0] == o for r in rows) for o in ("passed", "failed", "skipped")}
         terminalreporter.write_line(
@@ -92,3 +90,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for outcome, name, reason in rows:
             if outcome != "passed":
                 terminalreporter.write_line(f"  {outcome.upper()} {name}: {reason}")
+    for trouble in TROUBLES:
+        terminalreporter.write_line(trouble, red=True)

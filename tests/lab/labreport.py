@@ -7,8 +7,8 @@ from pathlib import Path
 
 REPORTS: dict[str, list[tuple[str, str, str]]] = {}
 
-# Labs whose kernel broke under emulation, and which were booted again.
-CRASHES: list[str] = []
+# Labs that booted again, and what the kernels of labs complained of.
+TROUBLES: list[str] = []
 
 
 def read_report(boot: str, path: Path) -> dict[str, int]:

@@ -21,12 +21,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labtool.session import CRASHED
+from labtool.serial_log import complaints
+from labtool.session import BOOTS, EMULATOR_DIED, KERNEL_CRASHED, KERNEL_WARNED, SERIAL, TIMED_OUT
 
-# A broken kernel says nothing about what was tested, which is all in user space; it is
-# told at the end all the same. Tests that fail are not run again, nor, in the next boot,
-# those that had passed.
+# A lab whose emulator died, by proof, boots again; the end of the run says so. A lab whose kernel
+# crashed or complained has failed. In the next boot, tests that had passed do not run again.
 ATTEMPTS = 3
+ENDED = {
+    TIMED_OUT: "it took too long",
+    EMULATOR_DIED: "its emulator died every time",
+    KERNEL_CRASHED: "its kernel crashed",
+    KERNEL_WARNED: "its tests passed, but its kernel complained",
+}
 GO = "go"
 # Node ids of tests that need not run again, a line each; tests/lab/inside/conftest.py reads it.
 PASSED = "passed"
@@ -67,12 +73,18 @@ def tests_passed(log: str) -> list[str]:
 
 @dataclass
 class LabRun:
-    """One lab. ``status`` is known at its end; ``crashes`` says which boots broke."""
+    """One lab. ``status`` is known at its end; ``troubles`` says which boots broke, and what the
+    kernel complained of."""
 
     name: str
     share: Path
     status: int = -1
-    crashes: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        return ENDED.get(self.status, f"it ended with status {self.status}")
 
 
 class LabRuns:
@@ -143,13 +155,23 @@ class LabRuns:
                     (run.share / GO).touch()
                     run.status = process.wait()
                 del self._running[name]
-                if run.status != CRASHED:
+                said = _complaints(run.share)
+                if run.status != EMULATOR_DIED:
+                    run.troubles += [f"{name}: {text}" for text in said]
                     break
                 # The last one runs again, so that there is something to run.
                 passed = tests_passed(self._log(name).read_text(errors="replace"))[:-1]
                 (run.share / PASSED).write_text("\n".join(passed))
-                run.crashes.append(
-                    f"{name}: the lab crashed, boot {attempt} of {ATTEMPTS}; "
-                    f"{len(passed)} tests had passed"
+                run.troubles.append(
+                    f"{name}: emulator death, boot {attempt} of {ATTEMPTS}; "
+                    f"{len(passed)} tests had passed; {'; '.join(said)}"
                 )
         return run
+
+
+def _complaints(share: Path) -> list[str]:
+    """Why the lab booted twice, and what its kernel complained of."""
+    boots, serial = share / BOOTS, share / SERIAL
+    twice = [f"booted twice: {boots.read_text().strip()}"] if boots.exists() else []
+    log = serial.read_text(errors="replace") if serial.exists() else ""
+    return twice + [f"{c}; see {serial}" for c in complaints(log)]

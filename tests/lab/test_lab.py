@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from labreport import CRASHES, read_report
+from labreport import TROUBLES, read_report
 from labruns import GO, PASSED, LabRuns, nearly_done
 from labtool.releases import RELEASES
-from labtool.session import CRASHED
+from labtool.serial_log import Trouble, complaints
+from labtool.session import EMULATOR_DIED, KERNEL_CRASHED, SERIAL
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
@@ -119,30 +120,76 @@ def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]
     with capfd.disabled():
         print(f"\n== lab {boot.id}: {' '.join(boot.options)}", flush=True)
         run = lab_runs.follow(boot.id)
-    CRASHES.extend(run.crashes)
+    TROUBLES.extend(run.troubles)
     report = run.share / "junit.xml"
-    assert report.exists(), f"the lab ended with status {run.status} before its tests reported"
+    assert report.exists(), f"no report of the tests of lab {boot.id}: {run.end}"
     counts = read_report(boot.id, report)
     assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
-    assert run.status == 0, f"the lab ended with status {run.status}"
+    assert run.status == 0, f"lab {boot.id}: {run.end}"
     assert counts["passed"] > 0, "no test ran"
 
 
-def test_a_lab_that_crashed_goes_on_where_it_was(tmp_path: Path) -> None:
-    """With a shell in the lab's place, which crashes once."""
-    told = "x/inside/test_a.py::test_one[a b] PASSED [ 25%]\nx/test_a.py::test_two FAILED [ 50%]\n"
-    told += "x/test_b.py::test_three PASSED  [ 75%]\nx/test_b.py::test_four "
+STALE = """\
+[ 1360.861297] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI
+[ 1360.869051] RIP: 0010:__schedule+0x343/0xbe0
+[ 1360.870265] Code: e9 f4 02 00 00 0f <1f> 44 00 00 48 8b
+[ 1360.880000] Kernel panic - not syncing: Fatal exception in interrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (STALE, [Trouble.EMULATOR]),
+        (STALE.replace("0f <1f>", "cc <1f>"), [Trouble.CRASH]),
+        (STALE.split("[ 1360.870265]")[0], [Trouble.CRASH]),
+        ("[   12.5] BUG: kernel NULL pointer dereference, address: 0000\n", [Trouble.CRASH]),
+        ("[   12.5][  T812] BUG: KASAN: slab-use-after-free in a+0x1\n", [Trouble.CRASH]),
+        ("[   12.5] WARNING: CPU: 1 PID: 8 at net/core/dev.c:6620 a+0x3\n", [Trouble.WARNING]),
+        ("[   12.5] WARNING: possible circular locking dependency\n", [Trouble.WARNING]),
+        ("[   99.5] watchdog: BUG: soft lockup - CPU#1 stuck for 26s!\n", [Trouble.STALL]),
+        ("[   99.5] rcu: INFO: rcu_preempt self-detected stall on CPU\n", [Trouble.STALL]),
+        ("[    0.5] rcu: Hierarchical RCU implementation.\n", []),
+        ("[    0.5] e1000e: Warning: Jumbo frames not available\n", []),
+    ],
+)
+def test_what_a_serial_log_says_of_the_kernel(log: str, expected: list[Trouble]) -> None:
+    assert [c.trouble for c in complaints(log)] == expected
+
+
+TOLD = "x/inside/test_a.py::test_one[a b] PASSED [ 25%]\nx/test_a.py::test_two FAILED [ 50%]\n"
+TOLD += "x/test_b.py::test_three PASSED  [ 75%]\nx/test_b.py::test_four "
+
+
+def test_a_lab_whose_emulator_died_goes_on_where_it_was(tmp_path: Path) -> None:
+    """With a shell in the lab's place, which ends so once."""
 
     def command(share: Path) -> list[str]:
-        crash = f"printf '%s' {shlex.quote(told)}; exit {CRASHED}"
-        return ["sh", "-c", "true" if (share / PASSED).exists() else crash]
+        death = f"printf '%s' {shlex.quote(TOLD)}; exit {EMULATOR_DIED}"
+        return ["sh", "-c", "true" if (share / PASSED).exists() else death]
 
     runs = LabRuns({"boot": command}, tmp_path)
     run = runs.follow("boot")
     runs.close()
     assert run.status == 0
     assert (run.share / PASSED).read_text() == "test_a.py::test_one[a b]"
-    assert run.crashes == ["boot: the lab crashed, boot 1 of 3; 1 tests had passed"]
+    assert run.troubles == ["boot: emulator death, boot 1 of 3; 1 tests had passed; "]
+
+
+def test_a_lab_whose_kernel_crashed_has_failed(tmp_path: Path) -> None:
+    """With a shell in the lab's place."""
+    oops = "[   12.5] Oops: 0002 [#1] PREEMPT SMP"
+
+    def command(share: Path) -> list[str]:
+        return ["sh", "-c", f"echo '{oops}' >>{share / SERIAL}; exit {KERNEL_CRASHED}"]
+
+    runs = LabRuns({"boot": command}, tmp_path)
+    run = runs.follow("boot")
+    runs.close()
+    assert run.end == "its kernel crashed"
+    serial = run.share / SERIAL
+    assert serial.read_text().splitlines() == [oops]
+    assert run.troubles == [f"boot: kernel crash: Oops: 0002 [#1] PREEMPT SMP; see {serial}"]
 
 
 def test_the_next_lab_boots_when_the_one_before_is_nearly_done(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import socket
 import subprocess
 from pathlib import Path
@@ -13,6 +13,7 @@ from .emulator import Emulator
 from .guests import MEMORY_MIB, nic_mac
 from .image import Image
 from .options import Options
+from .serial_log import Complaint, complaints
 
 _PORTS = ("lab.ctl", "lab.out", "lab.err")
 
@@ -22,8 +23,6 @@ _UNUSED_MODULES = (
     " floppy ghash_clmulni_intel i2c_piix4 loop pcspkr powernow_k8 psmouse qemu_fw_cfg"
     " sha1_ssse3 sha256_ssse3 sha512_ssse3"
 )
-
-_CRASH = re.compile(rb"\] (traps: PANIC|Oops|BUG: kernel|BUG: unable|Kernel panic)")
 
 _KERNEL_ARGUMENTS = (
     "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off audit=0"
@@ -96,13 +95,21 @@ class Machine:
         assert self._process is not None
         self._process.wait(seconds)
 
-    def locked_up(self) -> bool:
-        """Whether the kernel has noticed a CPU that makes no progress."""
-        return self.serial.exists() and b"soft lockup" in self.serial.read_bytes()
+    def settle(self, seconds: float) -> None:
+        """Wait until QEMU ends, at most that long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
 
-    def crashed(self) -> bool:
-        """Whether the kernel has said that it is broken; it may hang then, not end."""
-        return self.serial.exists() and _CRASH.search(self.serial.read_bytes()) is not None
+    def killed(self) -> int:
+        """The signal that ended QEMU, 0 when it runs or ended by itself."""
+        status = self._process.poll() if self._process is not None else None
+        return -status if status is not None and status < 0 else 0
+
+    def complaints(self) -> list[Complaint]:
+        """What the kernel has complained of so far; a kernel that crashed may hang, not end."""
+        if not self.serial.exists():
+            return []
+        return complaints(self.serial.read_text(errors="replace"))
 
     def serial_tail(self, lines: int) -> list[str]:
         text = ""

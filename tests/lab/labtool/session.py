@@ -20,6 +20,7 @@ from .image import Image
 from .linked import HOST_KEY, KEY, Member
 from .machine import Machine
 from .options import Options
+from .serial_log import Trouble
 
 _LAB = Path(__file__).resolve().parent.parent
 _TESTS = _LAB.parent
@@ -28,9 +29,18 @@ _BOOT_TIMEOUT = 240
 # The agent stops the command in time; this is for a lab that no longer can.
 _GRACE = 30
 _TAIL = 150
+# Seconds for a crashing kernel to finish its dump, on which the verdict rests.
+_DUMP = 5.0
 TIMED_OUT = 124
-# The lab broke while the command ran: the emulator's doing, as a rule.
-CRASHED = 123
+# The emulator died, by the kernel's own dump or by a signal: the lab may boot again.
+EMULATOR_DIED = 123
+# The kernel of the lab crashed, or was reset without a word.
+KERNEL_CRASHED = 122
+# The command ended well, but the kernel complained while it ran.
+KERNEL_WARNED = 121
+# Left in the share, when it is kept: the serial log, and why a lab booted twice.
+SERIAL = "serial.log"
+BOOTS = "boots"
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,16 @@ class Brought:
 
 
 def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
-    """Boot, run the command, return its status. A failed boot is tried once more."""
+    """Boot, run the command, return its status. A boot that fails is tried once more, unless the
+    lab's kernel crashed."""
     try:
         return _attempt(options, emulator, image, brought)
     except BootFailure as failure:
         progress.error(str(failure))
+        if failure.kernel:
+            return KERNEL_CRASHED
+        if options.share is not None:
+            (options.share / BOOTS).write_text(f"{failure}\n")
         progress.step("booting once more")
         return _attempt(options, emulator, image, brought)
 
@@ -91,7 +106,11 @@ def _attempt(options: Options, emulator: Emulator, image: Image, brought: Brough
             share.mkdir()
         progress.step(f"booting {options.release}, {options.cpus} CPUs")
         with Machine(options, emulator, image, control, share, _TESTS) as machine:
-            return _Conversation(machine, options).hold()
+            try:
+                return _Conversation(machine, options).hold()
+            finally:
+                if machine.serial.exists():
+                    shutil.copy(machine.serial, share / SERIAL)
 
 
 def _script_archive(script: str, work: Path) -> bytes:
@@ -187,6 +206,8 @@ class _Conversation:
                     self._receive(key.data, key.fileobj, selector)
         if self._options.mode == "bake":
             self._machine.wait(60)
+        if self._options.mode == "run":
+            self._status = self._with_complaints(self._status)
         if self._status != 0 and self._options.mode == "run":
             self._explain(self._status)
         return self._status
@@ -213,41 +234,54 @@ class _Conversation:
                 if self._options.mode == "run":
                     progress.step("running " + shlex.join(self._options.command))
             case "fail":
-                self._boot_failure(f"the lab did not come up: {text}")
+                self._boot_failure(text)
             case "journal":
                 self._journal.append(text)
             case "exit":
                 self._status = int(text)
 
+    def _with_complaints(self, status: int) -> int:
+        """The status, with what the kernel complained of while the command ran."""
+        for complaint in self._machine.complaints():
+            progress.error(str(complaint))
+            if status == 0 and complaint.trouble is not Trouble.STALL:
+                status = KERNEL_WARNED
+        return status
+
     def _check_time_and_process(self, selector: selectors.BaseSelector) -> None:
-        if not self._ready and self._machine.locked_up():
-            self._boot_failure("the lab did not come up: its CPUs are stuck")
+        complaints = self._machine.complaints()
+        if not self._ready and any("soft lockup" in c.line for c in complaints):
+            self._boot_failure("its CPUs are stuck")
+        troubles = {c.trouble for c in complaints}
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
-        crashed = self._machine.crashed()
-        if self._machine.alive() and not late and not crashed:
+        broken = troubles & {Trouble.CRASH, Trouble.EMULATOR}
+        if self._machine.alive() and not late and not broken:
             return
         if not self._machine.alive() and selector.select(timeout=0):
             return
+        if broken:
+            self._machine.settle(_DUMP)
+            broken = {c.trouble for c in self._machine.complaints()} - {Trouble.STALL}
         if not self._ready:
             what = f"not ready after {self._patience} s" if late else "QEMU ended"
-            if crashed:
-                what = "its kernel crashed"
-            self._boot_failure(f"the lab did not come up: {what}")
+            kernel = Trouble.CRASH in broken
+            self._boot_failure("its kernel crashed" if kernel else what, kernel=kernel)
         if self._options.mode == "shell":
             self._status = 0
-            return
-        if late and not crashed:
+        elif Trouble.EMULATOR in broken or (self._machine.killed() and not broken):
+            self._status = EMULATOR_DIED
+        elif late and not broken:
             progress.error("the lab hangs")
             self._status = TIMED_OUT
-            return
-        # A reset ends QEMU, and nothing in the lab asks for one: it was a triple fault.
-        what = "the kernel of the lab crashed" if crashed else "the lab was reset"
-        progress.error(f"{what} before the command ended")
-        self._status = CRASHED
+        else:
+            # A reset ends QEMU, and nothing in the lab asks for one: it was a triple fault.
+            what = "the kernel of the lab crashed" if broken else "the lab was reset"
+            progress.error(f"{what} before the command ended")
+            self._status = KERNEL_CRASHED
 
-    def _boot_failure(self, text: str) -> None:
+    def _boot_failure(self, what: str, *, kernel: bool = False) -> None:
         progress.block("serial log", self._machine.serial_tail(_TAIL))
-        raise BootFailure(text)
+        raise BootFailure(f"the lab did not come up: {what}", kernel=kernel)
 
     def _explain(self, status: int) -> None:
         if self._options.quiet_failure:

@@ -1,0 +1,88 @@
+"""What a lab's serial log says of its kernel, and whether the emulator is to blame."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Trouble(StrEnum):
+    """The words of a report."""
+
+    CRASH = "kernel crash"
+    WARNING = "kernel warning"
+    # The kernel's clock went on while the machine below did not run it, or a CPU hangs. In the
+    # second case the lab does not end by itself either.
+    STALL = "stalled CPU"
+    EMULATOR = "emulator death"
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """The first line of its kind, without the time stamp."""
+
+    trouble: Trouble
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.trouble}: {self.line}"
+
+
+_TIME = r"^\[ *\d+\.\d+\](?:\[[^]]*\])? "
+_KINDS = {
+    Trouble.STALL: (
+        "watchdog: BUG: soft lockup",
+        "BUG: workqueue lockup",
+        "rcu: INFO: .*stall",
+        "INFO: task ",
+    ),
+    Trouble.CRASH: (
+        "traps: PANIC",
+        "Oops",
+        "int3: ",
+        "BUG: (?!workqueue)",
+        "Kernel panic",
+        "general protection fault",
+        "KASAN: ",
+        "UBSAN: ",
+        "list_(?:add|del) corruption",
+        "refcount_t: ",
+        ".*Watchdog detected hard LOCKUP",
+    ),
+    Trouble.WARNING: ("WARNING: ", "unregister_netdevice: waiting for "),
+}
+_PATTERNS = {
+    trouble: re.compile(f"{_TIME}((?:{'|'.join(starts)}).*)", re.MULTILINE)
+    for trouble, starts in _KINDS.items()
+}
+# die() of arch/x86/kernel/dumpstack.c: the bytes around the instruction that trapped.
+_INT3 = re.compile(r"\bint3: 0000 \[#1\].*?\bCode: ([0-9a-f ]*)<[0-9a-f]{2}>", re.DOTALL)
+_BREAKPOINT = "cc"
+
+
+def complaints(log: str) -> list[Complaint]:
+    """The first complaint of each kind, the kernel's crash first. A crash that the kernel's own dump
+    proves to be the emulator's is that, and its other lines do not count."""
+    found = {}
+    for trouble, pattern in _PATTERNS.items():
+        if match := pattern.search(log):
+            found[trouble] = Complaint(trouble, match[1].strip())
+    crash = found.get(Trouble.CRASH)
+    if crash is not None and stale_breakpoint(log):
+        return [Complaint(Trouble.EMULATOR, f"it ran a breakpoint that is gone ({crash.line})")]
+    return [found[t] for t in (Trouble.CRASH, Trouble.WARNING, Trouble.STALL) if t in found]
+
+
+def stale_breakpoint(log: str) -> bool:
+    """Whether the first oops is a breakpoint trap at a place where memory holds no breakpoint.
+
+    The kernel patches code under a temporary int3 (text_poke_bp_batch). An emulator that goes on
+    executing its older translation traps after the kernel has taken the int3 away. A real
+    CPU leaves the byte 0xcc before the instruction pointer.
+    """
+    match = _INT3.search(log)
+    if match is None:
+        return False
+    before = match[1].split()
+    return bool(before) and before[-1] != _BREAKPOINT
