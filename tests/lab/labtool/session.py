@@ -291,7 +291,7 @@ class _Conversation:
         progress.block("serial log", self._machine.serial_tail(_TAIL))
         if self._journal:
             progress.block("journalctl -b", self._journal[-_TAIL:])
-        progress.step(f"the command exited with status {status}")
+        progress.step(f"status {status}")
 
 
 def _write(descriptor: int, data: bytes) -> None:
