@@ -12,7 +12,7 @@ SCRIPT = textwrap.dedent(
     from vsrtune.daemon.events import kernel
     from vsrtune.host import netlink
     from vsrtune.daemon.events.kernel import LinkEvents
-    from vsrtune.daemon.scope import Look
+    from vsrtune.daemon.scope import Scope
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
@@ -22,7 +22,7 @@ SCRIPT = textwrap.dedent(
 
     ip("link", "add", "v0", "type", "veth", "peer", "v1")
     ip("link", "add", "link", "v0", "name", "mv0", "type", "macvtap", "mode", "bridge")
-    known = kernel.LinkInterest({index("mv0"): Look.of("vr 1.ü")}, frozenset({"v0"}))
+    known = kernel.LinkInterest({index("mv0"): Scope.of("vr 1.ü")}, frozenset({"v0"}))
     kernel.devices = lambda snapshot: known
     told = []
     events = LinkEvents(lambda: None, lambda why, guest=None: told.append((why, guest)), grace=0.5,

@@ -60,13 +60,13 @@ OWN = textwrap.dedent(
     from vsrtune.daemon.events import kernel
     from vsrtune.host import netlink
     from vsrtune.daemon.events.kernel import LinkEvents
-    from vsrtune.daemon.scope import Look
+    from vsrtune.daemon.scope import Scope
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
 
     (index,) = (link.index for link in netlink.links() if link.name == "mv0")
-    kernel.devices = lambda snapshot: kernel.LinkInterest({index: Look.of("vr1")}, frozenset())
+    kernel.devices = lambda snapshot: kernel.LinkInterest({index: Scope.of("vr1")}, frozenset())
     own, told = {}, []
     events = LinkEvents(lambda: None, lambda why, guest=None: told.append(why), own_queue=own.get)
     events.start()
