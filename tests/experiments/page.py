@@ -25,7 +25,6 @@ _HELPS = {"agrees": "helps", "differs": "**hurts**", "open": "no difference show
 _PEERS = "peers"
 _LEVERS = "levers"
 _NAPI = "napi-"
-_QUEUE = "queue"
 _HARM = "no-harm"
 
 _HEAD = """\
@@ -69,7 +68,7 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     """Write all pages; plots go to ``docs/png``."""
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
-    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _QUEUE, _HARM))]
+    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _HARM))]
     peers = [f for f in figures if f.id.startswith(_PEERS)]
     levers = [f for f in figures if f.id.startswith(_LEVERS)]
     title = "# The papers' figures, measured again"
@@ -78,9 +77,6 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     _page(docs / "peers.md", [title, "", _HEAD], peers, data, docs, _REACHED, "")
     title = "# Which settings are worth something"
     _page(docs / "levers.md", [title, "", _HEAD], levers, data, docs, _HELPS, "")
-    queue = [f for f in figures if f.id.startswith(_QUEUE)]
-    title = "# Queues that adapt"
-    _page(docs / "queue.md", [title, "", _HEAD], queue, data, docs, _REACHED, "")
     harm = [f for f in figures if f.id == _HARM]
     title = "# Does the shipped policy ever cost a router anything?"
     _page(docs / "no-harm.md", [title, "", _HEAD], harm, data, docs, _REACHED, "")

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vsrtune.group.msr_rules import Side, text
+from vsrtune.group.msr_links import Side
+from vsrtune.group.msr_rules import text
 
 NEAR, FAR = "10.1.0", "10.2.0"
 EXTERNAL = {"in": "02:00:00:00:01:00", "out": "02:00:00:00:02:00"}

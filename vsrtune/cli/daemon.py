@@ -120,9 +120,9 @@ def daemon(
     from vsrtune.daemon.events.policy_files import PolicyWatch
     from vsrtune.daemon.guard.aside import Aside
     from vsrtune.daemon.guard.guard import StandstillGuard
+    from vsrtune.daemon.guard.starved_status import write_starved
     from vsrtune.daemon.http import Metrics
     from vsrtune.daemon.loop import Daemon, Timing
-    from vsrtune.daemon.queue_controller import STARVED_PATH, QueueKeeper, write_status
     from vsrtune.daemon.reconciler import Reconciler
     from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
@@ -162,7 +162,6 @@ def daemon(
         # The daemon's unit keeps it out of the directories of guests' files.
         host = LiveHost(uri, notifier.ping, files=False)
         keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
-        queues = QueueKeeper(reconciler)
         aside = Aside()
 
         def publish(state: DaemonState) -> None:
@@ -174,7 +173,6 @@ def daemon(
             tidy(lambda: load_dirs(policy_dirs)),
             notifier,
             attachments=keeper,
-            queues=queues,
             publish=publish,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",
@@ -189,15 +187,13 @@ def daemon(
         def starving(found: tuple[Starved, ...]) -> None:
             running.starving(found)
             with contextlib.suppress(OSError):
-                write_status(found, STARVED_PATH)
+                write_starved(found)
 
-        LinkEvents(latest, running.mark_dirty, own_queue=reconciler.own_queue).start()
+        LinkEvents(latest, running.mark_dirty).start()
         Patrol(LiveRoot(), latest, running.mark_dirty).start()
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
-        code = running.run()
-        queues.close()
-        return code
+        return running.run()
 
 
 T = TypeVar("T")

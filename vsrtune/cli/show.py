@@ -78,27 +78,12 @@ def show(
     down = report.step_tables(s for s in changed.skipped if s.guest in shown)
     if root is None:
         down += _starved()
-    queues = _queues(shown) if root is None else []
-    render.show([*down, *tables, *queues, *_moves(snapshot, root)])
-
-
-def _queues(shown: set[str]) -> list[Table]:
-    """The adaptive queues that the daemon reports."""
-    from vsrtune.daemon.queue_controller import read_status
-    from vsrtune.views.tables import Table
-
-    rows: list[tuple[str, ...]] = [
-        (q.guest, str(q.length), q.phase, str(q.changes), q.why)
-        for q in read_status()
-        if q.guest in shown
-    ]
-    heads = ("guest", "length", "phase", "changes", "why")
-    return [Table("Adaptive queues, as the daemon keeps them", heads, rows)] if rows else []
+    render.show([*down, *tables, *_moves(snapshot, root)])
 
 
 def _starved() -> list[Table]:
     """The starving threads that the daemon reports."""
-    from vsrtune.daemon.queue_controller import read_starved
+    from vsrtune.daemon.guard.starved_status import read_starved
     from vsrtune.views.tables import Table
 
     rows: list[tuple[str, ...]] = [

@@ -54,9 +54,6 @@ class _ByGuest:
     def replace(self, guests: Guests, values: Mapping[Target, Value]) -> None:
         for name in list(self._values) if guests is None else guests:
             self._values.pop(name, None)
-        self.update(values)
-
-    def update(self, values: Mapping[Target, Value]) -> None:
         for target, value in values.items():
             self._values.setdefault(target.guest, {})[target] = value
 
@@ -122,10 +119,6 @@ class DriftWatch:
             calm = now > fight.until + max(CALM, 2 * fight.delay)
             if calm and target not in drifting:
                 del self._fights[target]
-
-    def expect(self, values: Mapping[Target, Value]) -> None:
-        """Note values written between two passes."""
-        self._for_verify.update(values)
 
     def next_try(self) -> float | None:
         """Seconds until something held back is due; None when nothing is held back."""

@@ -19,7 +19,6 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.journald import LOGGER, fields
-from vsrtune.daemon.queue_controller import QueueKeeper
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Scope
 from vsrtune.daemon.systemd import Notifier
@@ -51,9 +50,8 @@ class Daemon:
     """Runs passes until told to stop.
 
     ``load`` reads the policies afresh and raises PolicyError. ``attachments`` switches
-    attachments ahead of each pass, and back before everything is undone. ``queues`` sets
-    adaptive queues while the loop waits for the next pass. ``publish`` receives the state
-    after every pass, and when it changes in between.
+    attachments ahead of each pass, and back before everything is undone. ``publish``
+    receives the state after every pass, and when other threads starve or cease to.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Daemon:
         notifier: Notifier,
         *,
         attachments: AttachKeeper | None = None,
-        queues: QueueKeeper | None = None,
         publish: Callable[[DaemonState], None] = lambda _state: None,
         timing: Timing | None = None,
         keep: bool = False,
@@ -73,7 +70,6 @@ class Daemon:
         self._load = load
         self._notifier = notifier
         self._attachments = attachments
-        self._queues = queues
         self._publish = publish
         self._timing = timing or Timing()
         self._keep = keep
@@ -193,14 +189,6 @@ class Daemon:
         self._publish(replace(state, reload_success=self._reload_success, starved=self._told))
         self._notifier.status(self._status())
 
-    def _meanwhile(self) -> float:
-        """Do the work between passes. Return the seconds until it is due again, maybe inf."""
-        before = self._reconciler.state
-        pause = self._queues.update() if self._queues is not None else None
-        if self._reconciler.state is not before or self._starved is not self._told:
-            self._tell()
-        return float("inf") if pause is None else pause
-
     def _status(self) -> str:
         state = self._reconciler.state
         extra = []
@@ -285,7 +273,9 @@ class Daemon:
             if now >= due:
                 scope = self._reconciler.again() if now >= latest else NOTHING
                 return scope.merge(TURNS) if now >= self._turn else scope
-            woken = self._wake.wait(min(due - now, slice_, self._meanwhile()))
+            if self._starved is not self._told:
+                self._tell()
+            woken = self._wake.wait(min(due - now, slice_))
             self._notifier.ping()
             if woken and self._dirty:
                 self._settle_burst(self._timing.debounce)
@@ -308,11 +298,9 @@ class Daemon:
         self._notifier.stopping()
         if self._handover:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
-            self._leave_queues()
             return ExitCode.HANDED_OVER
         if self._keep:
             LOGGER.info("stopping; the host stays tuned, `vsrtune undo` puts it back")
-            self._leave_queues()
             # The operator who starts the daemon again asks for the policies.
             self._reconciler.forget_steps()
             return ExitCode.DONE
@@ -322,10 +310,6 @@ class Daemon:
         if not clean:
             LOGGER.error("not everything could be put back; `vsrtune undo` tries again")
         return ExitCode.DONE if clean else ExitCode.FAILED
-
-    def _leave_queues(self) -> None:
-        if self._queues is not None:
-            self._queues.leave()
 
 
 class Wakeup:

@@ -1,8 +1,7 @@
 """One pass over the host: observe, plan, apply, and remember how it went.
 
-Between passes only adaptive queues (``adjust``), steps down (``step_down``) and switches of
-attachments change the host. A pass may be repeated at any time: it writes nothing on a host
-that matches the policies.
+Between passes only steps down (``step_down``) and switches of attachments change the host. A
+pass may be repeated at any time: it writes nothing on a host that matches the policies.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Protocol
 
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
-from vsrtune.daemon.adjusting import Adjusting
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
 from vsrtune.daemon.guard.stepping import Stepping
 from vsrtune.daemon.journald import LOGGER, fields
@@ -69,7 +67,7 @@ class Observing(Protocol):
     def observe_turns(self, names: frozenset[str]) -> SnapshotSlice: ...
 
 
-class Reconciler(Adjusting, Stepping):
+class Reconciler(Stepping):
     """Runs passes. ``policies`` may be replaced between two of them.
 
     ``trace`` is how long a pass traces transmissions while some worker's interface is
@@ -214,7 +212,7 @@ class Reconciler(Adjusting, Stepping):
 
     def _run(self, scope: Scope, settle: bool, reassert: Overruled) -> bool:
         self._guests = None
-        observed = self._observe(self._scope_too(scope, settle))
+        observed = self._observe(scope)
         forget(observed, self._ops, self._journal)
         given_back = self._give_back(observed)
         if given_back:
@@ -230,13 +228,12 @@ class Reconciler(Adjusting, Stepping):
             if released is not None:
                 observed = self._measured(self._observe(FULL))
             plan = self._plan(observed.snapshot, reassert, settle)
-        applied = self._applied(observed.names)
+        applied = self._journal.applied(observed.names)
         log_plan(plan, self._said)
         done, unsettled = self._apply(plan)
         for guest, count in waiting(plan).items():
             unsettled[guest] = unsettled.get(guest, 0) + count
         self._drift.learn(plan, done, observed.names)
-        self._rewritten(done)
         again = sum(applied.get(a.target) == a.after for a in done) if not settle else 0
         self._note_backlog(observed, released)
         self._count(writes=len(done), corrections=again)
@@ -260,7 +257,7 @@ class Reconciler(Adjusting, Stepping):
         return given_back or released is not None or bool(done)
 
     def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
-        applied, memory = self._applied(), self._drift.memory()
+        applied, memory = self._journal.applied(), self._drift.memory()
         plan, self._whole = planner.plan_whole(
             snapshot, self.policies, applied, reassert, memory, self._steps
         )
@@ -277,7 +274,7 @@ class Reconciler(Adjusting, Stepping):
         alone = observed.alone()
         if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
             return None  # settings of the host made for a guest that is gone may be obsolete
-        applied, memory = self._applied(names), self._drift.memory(names)
+        applied, memory = self._journal.applied(names), self._drift.memory(names)
         plan = plan_alone(whole, alone, self.policies, applied, memory, self._steps)
         unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
         if unsure is None:

@@ -295,7 +295,7 @@ class Journal(Closing):
 
     def _reckon(self, target: Target) -> None:
         """Keep the space that undo of all entries needs in ``_undo_space``: a sum over all
-        entries for every change of a queue would cost more than the change."""
+        entries for every change would cost more than the change."""
         self._undo_space -= self._rooms.pop(target, 0)
         entry = self._fold.live.get(target)
         if entry is not None:

@@ -41,8 +41,7 @@ from vsrtune.group.members import (
     one_on,
     running,
 )
-from vsrtune.group.msr_links import SideLinks, side_links
-from vsrtune.group.msr_rules import Side
+from vsrtune.group.msr_links import Side, SideLinks, side_links
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import BRIDGE
 from vsrtune.model import domain_xml

@@ -48,6 +48,21 @@ def mac(words: str, taken: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a multistage router. ``mac`` is the balancer's on the device ``lower``.
+    ``inner`` has the MAC and the lower device of each of its internal interfaces: one for all
+    routers, or, with ``each``, one for every router. ``routers`` are the routers' MACs there."""
+
+    name: str
+    lower: str
+    balancer: str
+    mac: str
+    inner: tuple[tuple[str, str], ...]
+    each: bool
+    routers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SideLinks:
     """Our devices of one side. ``links`` are those on which others stand, each after the one below
     it. ``balancer`` are the balancer's, in the order of the routers. ``of_router`` names the

@@ -23,25 +23,11 @@ from dataclasses import dataclass
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable
-from vsrtune.group import msr, msr_rules, scale
+from vsrtune.group import msr, scale
 from vsrtune.group.members import members_of
+from vsrtune.group.msr_links import Side
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import MSR
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a multistage router. ``mac`` is the balancer's on the device ``lower``.
-    ``inner`` has the MAC and the lower device of each of its internal interfaces: one for all
-    routers, or, with ``each``, one for every router. ``routers`` are the routers' MACs there."""
-
-    name: str
-    lower: str
-    balancer: str
-    mac: str
-    inner: tuple[tuple[str, str], ...]
-    each: bool
-    routers: tuple[str, ...]
 
 
 def text(
@@ -164,7 +150,7 @@ class Rulebook:
                 "no router would be left to forward", where=self.group,
                 hint="--routers N gives the rules for the first N",
             )  # fmt: skip
-        return msr_rules.text(self.group, self._balancer(balancer), self.sides, self.routers, use)
+        return text(self.group, self._balancer(balancer), self.sides, self.routers, use)
 
     def _first(self, count: int | None) -> tuple[str, ...]:
         if count is None:

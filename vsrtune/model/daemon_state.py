@@ -102,19 +102,6 @@ class GuestState:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
-    """The adaptive queue of one guest. ``length`` is that of its rings, in frames; ``phase`` is
-    long, trial or short; ``why`` explains the phase; ``changes`` counts since the controller
-    started."""
-
-    guest: str
-    length: int
-    phase: str
-    why: str
-    changes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts since the daemon started. ``durations`` has one count for each bound in
     BUCKETS, and one for longer passes."""
@@ -160,7 +147,6 @@ class DaemonState:
     # Threads that the last pass with moves took from one CPU to another, and when (epoch).
     last_moves: int = 0
     last_move: float = 0.0
-    queues: tuple[QueueState, ...] = ()
     # Other threads, which starve beside the guests' real-time threads.
     starved: tuple[Starved, ...] = ()
 

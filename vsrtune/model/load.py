@@ -12,7 +12,7 @@ seconds, nobody knows what it would do with a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -157,82 +157,3 @@ class HostSample:
     cpus: Mapping[int, CpuTimes] = field(default_factory=dict)
     drops: Mapping[DropPlace, int] = field(default_factory=dict)
     interrupts: Mapping[int, int] = field(default_factory=dict)
-
-
-# Overload: more than this share of the frames was dropped, and at least this share of the CPU time
-# was used.
-DROPPED = 0.01
-BUSY = 0.85
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSample:
-    """Counters of one guest at a moment (seconds): frames for it, how many of them found a ring
-    full, frames that it sent, and the run time of each thread in ns, by thread id."""
-
-    at: float
-    received: int
-    dropped: int
-    sent: int
-    ran_ns: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """Threads that share CPUs, and the CPU time that they can have, in CPUs."""
-
-    tids: frozenset[int]
-    capacity: float
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The counts between two samples. ``busy`` is the share that the most loaded crew used of the
-    CPU time that it can have."""
-
-    begin: float
-    end: float
-    received: int
-    dropped: int
-    sent: int
-    busy: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.begin
-
-    @property
-    def overloaded(self) -> bool:
-        return self.drops and self.busy >= BUSY
-
-    @property
-    def starved(self) -> bool:
-        """Frames were dropped for lack of room, not of CPU time."""
-        return self.drops and self.busy < BUSY
-
-    @property
-    def drops(self) -> bool:
-        """Overloaded or starved."""
-        return self.dropped > DROPPED * self.received
-
-
-def window_between(
-    before: QueueSample, after: QueueSample, crews: Collection[Crew]
-) -> Window | None:
-    """The window between two samples; None when a counter was reset or no time passed."""
-    counts = (
-        after.received - before.received,
-        after.dropped - before.dropped,
-        after.sent - before.sent,
-    )
-    seconds = after.at - before.at
-    if seconds <= 0 or min(counts) < 0:
-        return None
-    was: Mapping[int, int] = dict(before.ran_ns)
-    ran = {tid: ns - was[tid] for tid, ns in after.ran_ns if tid in was}
-    shares = (
-        sum(ran.get(tid, 0) for tid in crew.tids) / (seconds * 1e9 * crew.capacity)
-        for crew in crews
-        if crew.capacity > 0
-    )
-    return Window(before.at, after.at, *counts, max(shares, default=0.0))

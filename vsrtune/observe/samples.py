@@ -1,19 +1,17 @@
 """Reads samples beside the snapshot: for `vsrtune top` the times of threads and CPUs and where
-frames are dropped, for adaptive queues the counters of a guest. It only reads."""
+frames are dropped, for `vsrtune try` the frames of guests. It only reads."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import parse_counts
-from vsrtune.host.netdev import CLASS, Device, NetReader, parse_softnet
-from vsrtune.host.procfs import run_ns
-from vsrtune.model.guest import DATA_PLANE, Guest, Interface, SchedClass, Thread
-from vsrtune.model.load import CpuTimes, Crew, DropPlace, HostSample, QueueSample
+from vsrtune.host.netdev import Device, NetReader, parse_softnet
+from vsrtune.model.guest import Interface
+from vsrtune.model.load import CpuTimes, DropPlace, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.load import read_schedstat
 
@@ -129,74 +127,3 @@ def _counter(
         yield spot, int(root.read(f"{device.path}/statistics/{counter}"))
     except (OSError, ValueError):
         return
-
-
-@dataclass(frozen=True, slots=True)
-class SampledGuests:
-    """The subjects of a sample: names of devices with rings, (pid, tid) of the threads that carry
-    frames, and the crews that they form."""
-
-    devices: tuple[str, ...]
-    threads: tuple[tuple[int, int], ...]
-    crews: tuple[Crew, ...]
-
-
-def sampled_guest(guest: Guest) -> SampledGuests:
-    """The subjects of a guest's samples."""
-    threads = [t for role in DATA_PLANE for t in guest.by_role(role)]
-    return SampledGuests(
-        tuple(i.target for i in guest.interfaces if i.kind.rings),
-        tuple((t.key.pid, t.key.tid) for t in threads),
-        crews(threads),
-    )
-
-
-def crews(threads: Iterable[Thread]) -> tuple[Crew, ...]:
-    """Every thread alone, which can have one CPU or its budget (class deadline), and the threads
-    with the same CPUs together, which can have these CPUs at most."""
-    found: list[Crew] = []
-    shared: dict[object, list[Thread]] = {}
-    for thread in threads:
-        found.append(Crew(frozenset([thread.key.tid]), _most(thread)))
-        shared.setdefault(thread.affinity, []).append(thread)
-    for affinity, members in shared.items():
-        if len(members) > 1:
-            alone = sum(_most(t) for t in members)
-            together = min(alone, float(len(members[0].affinity)) if affinity else alone)
-            found.append(Crew(frozenset(t.key.tid for t in members), together))
-    return tuple(found)
-
-
-def _most(thread: Thread) -> float:
-    sched = thread.sched
-    if sched.cls is SchedClass.DEADLINE and sched.period_ns:
-        return sched.runtime_ns / sched.period_ns
-    return 1.0
-
-
-class Sampler:
-    """Reads below ``root``. Methods raise OSError and ValueError when a device or thread is gone,
-    which the next pass will find out, and IndexError when the kernel does not report how long
-    threads ran."""
-
-    def __init__(self, root: HostRoot) -> None:
-        self._root = root
-
-    def drops(self, where: SampledGuests) -> int:
-        """Frames that found a ring full, over all devices. Cheaper than ``sample``."""
-        return sum(self._count(d, "rx_dropped") for d in where.devices)
-
-    def sample(self, where: SampledGuests, at: float) -> QueueSample:
-        """All counters, with ``at`` as their time (seconds)."""
-        return QueueSample(
-            at,
-            received=sum(self._count(d, "rx_packets") for d in where.devices),
-            dropped=self.drops(where),
-            sent=sum(self._count(d, "tx_packets") for d in where.devices),
-            ran_ns=tuple(
-                (tid, run_ns(self._root, f"/proc/{pid}/task/{tid}")) for pid, tid in where.threads
-            ),
-        )
-
-    def _count(self, device: str, name: str) -> int:
-        return int(self._root.read(f"{CLASS}/{device}/statistics/{name}"))

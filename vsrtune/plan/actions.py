@@ -22,7 +22,7 @@ from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.phases import Draft, Phase, level
 from vsrtune.plan.placement.ranked import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
-from vsrtune.policy.model import QueueBounds, SchedRule, rule_for
+from vsrtune.policy.model import SchedRule, rule_for
 from vsrtune.policy.yaml_reader import dotted
 
 
@@ -191,8 +191,8 @@ def _queues(
     context: Context, requirements: Requirements, claimed: dict[int, str], draft: Draft
 ) -> None:
     ref = requirements.guest.ref
-    desired = requirements.policy.macvtap_queue
-    if desired is None:
+    length = requirements.policy.macvtap_queue
+    if length is None:
         draft.skip(ref, "macvtap queue", "not asked by the policy")
         return
     if not any(i.kind.rings for i in requirements.guest.interfaces):
@@ -212,24 +212,11 @@ def _queues(
         if other != ref:
             draft.skip(ref, subject, f"the device is shared, its queue goes with {other}")
             continue
-        length = (
-            desired if isinstance(desired, int) else _present(desired, context.applied.get(target))
-        )
-        said = str(length) if isinstance(desired, int) else f"{length} ({desired})"
         if interface.txqueuelen == length:
-            draft.skip(ref, subject, f"already as asked: {said}")
+            draft.skip(ref, subject, f"already as asked: {length}")
             draft.for_verify[target] = length
         elif (drift := context.left_alone(target)) is not None:
             draft.leave(ref, subject, drift)
         else:
-            what = "queue.macvtap" if isinstance(desired, int) else f"queue.macvtap: {desired}"
-            reason = f"{what} ({requirements.policy.at('queue', 'macvtap')})"
+            reason = f"queue.macvtap ({requirements.policy.at('queue', 'macvtap')})"
             draft.add(Phase.QUEUES, Action.of(target, interface.txqueuelen, length, reason))
-
-
-def _present(desired: QueueBounds, applied: Value | None) -> int:
-    """The present length of an adaptive queue: what its keeper wrote last, otherwise the
-    upper bound."""
-    if isinstance(applied, int) and desired.low <= applied <= desired.high:
-        return applied
-    return desired.high

@@ -40,7 +40,7 @@ from vsrtune.plan.interrupt_cpus import inner_links
 from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.ranked import Chosen, Occupant
 from vsrtune.plan.safety.projection import scope_limit
-from vsrtune.policy.model import AUTO, Auto, Policy, QueueBounds, by_hand, cpus_for, rule_for
+from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted, shown
 
 EMULATOR_CGROUP = "emulator"
@@ -552,9 +552,9 @@ def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
     return out
 
 
-def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int | QueueBounds]]:
+def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int]]:
     """The settings that a policy asks for on an interface's device, not on threads."""
-    out: list[tuple[KeyPath, int | QueueBounds]] = []
+    out: list[tuple[KeyPath, int]] = []
     if policy.macvtap_queue is not None and interface.kind.rings:
         out.append((("queue", "macvtap"), policy.macvtap_queue))
     if policy.napi_threaded is not None and interface.kind is NicKind.NAPI_MACVTAP:

@@ -11,20 +11,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, SchedClass
 from vsrtune.policy.drift_rules import DriftRules
-from vsrtune.policy.schema import QUEUE_MAX, QUEUE_MIN
 from vsrtune.policy.validation import line_of
 from vsrtune.policy.yaml_reader import KeyPath
-
-
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """Shortest and longest ring allowed, frames."""
-
-    low: int = QUEUE_MIN
-    high: int = QUEUE_MAX
-
-    def __str__(self) -> str:
-        return f"adaptive, {self.low} to {self.high}"
 
 
 class Auto(Enum):
@@ -34,7 +22,6 @@ class Auto(Enum):
 
 
 AUTO = Auto.AUTO
-ADAPTIVE = "adaptive"
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
@@ -116,7 +103,7 @@ class Policy:
     napi: CpuChoice | DeviceMap | None = None
     napi_sched: SchedRule | None = None
     napi_threaded: bool | None = None
-    macvtap_queue: int | QueueBounds | None = None
+    macvtap_queue: int | None = None
     attachment: Attachment | None = None
     drift: DriftRules = ()
     placement: Auto | None = None

@@ -18,20 +18,17 @@ from vsrtune.model.guest import Attachment, SchedClass
 from vsrtune.policy.budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy.drift_rules import read_rules
 from vsrtune.policy.model import (
-    ADAPTIVE,
     AUTO,
     MAX_SLICE_MS,
     CpuChoice,
     DeviceMap,
     Policy,
     PolicyErrors,
-    QueueBounds,
     SchedRule,
     VcpuMap,
     by_hand,
     user_number,
 )
-from vsrtune.policy.schema import QUEUE_MAX, QUEUE_MIN
 from vsrtune.policy.validation import line_of, structural
 from vsrtune.policy.yaml_reader import KeyPath, dotted, read, shown
 
@@ -135,7 +132,7 @@ class _Reader:
             softirq_sched=self.sched(data, "softirq"),
             napi_sched=self.sched(data, "napi"),
             napi_threaded=self.get(data, "napi", "threaded"),
-            macvtap_queue=self.queue(data),
+            macvtap_queue=self.get(data, "queue", "macvtap"),
             attachment=self.attachment(data),
             drift=() if broken_below(self.broken, "drift") else read_rules(self.get(data, "drift")),
             placement=None if self.get(data, "placement") is None else AUTO,
@@ -189,25 +186,6 @@ class _Reader:
                 "remove it, and start QEMU on the device it shall have",
             )
         return Attachment(name)
-
-    def queue(self, data: Any) -> int | QueueBounds | None:
-        value = self.get(data, "queue", "macvtap")
-        low, high = (self.get(data, "queue", key) for key in ("min", "max"))
-        if value == ADAPTIVE:
-            low = QUEUE_MIN if low is None else low
-            high = max(QUEUE_MAX, low) if high is None else high
-            if low >= high:
-                self.fail(
-                    ("queue",),
-                    f"min {low} is not below max {high}",
-                    f"write the shortest as min and the longest as max, or macvtap: {high}",
-                )
-            return QueueBounds(low, high)
-        for key, bound in (("min", low), ("max", high)):
-            if bound is not None and ("queue", "macvtap") not in self.broken:
-                hint = "remove it, or write macvtap: adaptive"
-                self.fail(("queue", key), "it bounds an adaptive queue, which this is not", hint)
-        return None if value is None else int(value)
 
     def cpus(self, data: Any, *keys: str) -> CpuChoice | None:
         value = self.get(data, *keys)

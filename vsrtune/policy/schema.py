@@ -16,8 +16,6 @@ from vsrtune.model.deadline import PERCENT_PATTERN
 from vsrtune.policy.drift_rules import drift_schema
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
-# Bounds of an adaptive queue, in frames, for a policy that names none.
-QUEUE_MIN, QUEUE_MAX = 16, 500
 MAX_QUEUE = 32767
 MAX_PRIORITY = 99
 # uid_t; -1 means no user (setreuid(2)).
@@ -55,16 +53,6 @@ def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> 
         "additionalProperties": False,
         "x-keys": key_text,
         "x-expects": f"{schema['x-expects']}, or a mapping such as {expects}",
-    }
-
-
-def _bound(description: str) -> dict[str, Any]:
-    return {
-        "description": description,
-        "type": "integer",
-        "minimum": 1,
-        "maximum": MAX_QUEUE,
-        "x-expects": f"a whole number from 1 to {MAX_QUEUE}",
     }
 
 
@@ -287,18 +275,12 @@ SCHEMA: dict[str, Any] = {
             "properties": {
                 "macvtap": {
                     "description": "txqueuelen of the guest's macvtap and napi_macvtap devices, in "
-                    "frames: the length of each of its rings. 0 would drop every frame. adaptive: "
-                    "the daemon keeps it long, and short under overload where that does not "
-                    "forward less.",
-                    "type": ["integer", "string"],
+                    "frames: the length of each of its rings. 0 would drop every frame.",
+                    "type": "integer",
                     "minimum": 1,
                     "maximum": MAX_QUEUE,
-                    "pattern": "^adaptive$",
-                    "x-pattern": "a length",
-                    "x-expects": f"a whole number from 1 to {MAX_QUEUE}, or adaptive",
+                    "x-expects": f"a whole number from 1 to {MAX_QUEUE}, or leave it out",
                 },
-                "min": _bound(f"Shortest of an adaptive queue, frames; {QUEUE_MIN} when unset."),
-                "max": _bound(f"Longest of an adaptive queue, frames; {QUEUE_MAX} when unset."),
             },
         },
     },

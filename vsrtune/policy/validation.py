@@ -134,6 +134,8 @@ def _tell(
     match kind:
         case "additionalProperties":
             yield from _extra_keys(value, part, where)
+        case "type" if where == ("queue", "macvtap") and value == "adaptive":
+            yield where, "the daemon no longer adapts the length", hint
         case "type":
             wanted = part["type"] if isinstance(part["type"], list) else [part["type"]]
             *most, last = (_TYPES[t] for t in wanted)
@@ -145,7 +147,7 @@ def _tell(
                     below = part["properties"][key]
                     yield where, f"the key {key!r} is missing", f"add it: {_need(below)}"
         case "minimum" if where == ("queue", "macvtap") and value == 0:
-            yield where, "0 would make the device drop every frame", f"{hint}, or leave it out"
+            yield where, "0 would make the device drop every frame", hint
         case "minimum":
             yield where, f"{shown(value)} is below {part['minimum']}", hint
         case "maximum":
@@ -185,5 +187,6 @@ def _extra_keys(
         if "x-keys" in part:
             yield here, "this key does not fit here", f"the keys are {part['x-keys']}"
         else:
-            accepted = f"the keys here are {', '.join(known)}"
+            only = f"the only key here is {known[0]}" if len(known) == 1 else ""
+            accepted = only or f"the keys here are {', '.join(known)}"
             yield here, "unknown key", _suggest(key, known, accepted)

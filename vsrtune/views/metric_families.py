@@ -17,14 +17,10 @@ from vsrtune.model.guest import REALTIME, Guest, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import mean
 from vsrtune.model.root_domains import books, waits_for_domain
-from vsrtune.plan.adaptive_queue import QueuePhase
 from vsrtune.views import module_metrics
 
 _THREAD = ("domain", "role", "vcpu", "target_device", "queue", "tid")
 _INTERFACE = ("domain", "target_device")
-
-
-PHASES = tuple(phase.value for phase in QueuePhase)
 
 
 @dataclass(frozen=True)
@@ -129,18 +125,6 @@ FAMILIES = {
             "info",
             (*_INTERFACE, "kind", "lower"),
             "How the guest's interface is attached, and to which lower device.",
-        ),
-        Family(
-            "queue_adaptive_phase",
-            "gauge",
-            ("domain", "phase"),
-            "1 for what the guest's adaptive queue is in: long, trial or short.",
-        ),
-        Family(
-            "queue_adaptive_changes",
-            "counter",
-            ("domain",),
-            "How often the length of the guest's adaptive queue was changed.",
         ),
         *(Family(*family) for family in module_metrics.FAMILIES),
         Family(
@@ -256,11 +240,6 @@ def families(state: DaemonState, refused: int = 0) -> list[Any]:
     drifts = Counter((_label(d.target.guest), d.setting, d.rule.value, d.by) for d in state.drifts)
     for names, number in sorted(drifts.items()):
         out["drift"].add_metric(list(names), number)
-    for queue in state.queues:
-        of = _label(queue.guest)
-        for phase in PHASES:
-            out["queue_adaptive_phase"].add_metric([of, phase], float(phase == queue.phase))
-        out["queue_adaptive_changes"].add_metric([of], queue.changes)
     starved = Counter((str(s.cpu), _label(s.guest)) for s in state.starved)
     for on, number in sorted(starved.items()):
         out["starved_threads"].add_metric(list(on), number)

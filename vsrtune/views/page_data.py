@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from vsrtune import __version__
 from vsrtune.core.text import printable
-from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, QueueState, Unmade
+from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
 from vsrtune.model.guest import (
     REALTIME,
     Guest,
@@ -90,12 +90,11 @@ def status_page(state: DaemonState) -> StatusPage:
         (g for g in snapshot.guests if g.ref in told),
         key=lambda g: (_ORDER.index(told[g.ref][1]), -told[g.ref][0].drift, g.ref),
     )
-    queues = {q.guest: q for q in state.queues}
     budgets = dict(state.budgets)
     guest_views, guests_left_out = _cut(
         guests,
         GUESTS,
-        lambda g: _guest(g, snapshot, *told[g.ref], budgets, queues.get(g.ref)),
+        lambda g: _guest(g, snapshot, *told[g.ref], budgets),
     )
     cpus, cpus_left_out = _cpus(snapshot, state)
     drift, drift_left_out = _cut(state.drifts, ROWS, _drift)
@@ -207,17 +206,13 @@ def _guest(
     told: GuestState,
     standing: str,
     budgets: Mapping[ThreadKey, float],
-    queue: QueueState | None,
 ) -> GuestView:
     threads, threads_left_out = _cut(
         tables.in_order(guest),
         THREADS,
         lambda t: _thread(t, waits_for_domain(snapshot.host, t), budgets.get(t.key)),
     )
-    adaptive = "" if queue is None else f"{queue.phase}: {queue.why}"
-    interfaces, interfaces_left_out = _cut(
-        guest.interfaces, INTERFACES, lambda i: _interface(i, adaptive)
-    )
+    interfaces, interfaces_left_out = _cut(guest.interfaces, INTERFACES, _interface)
     return GuestView(
         name=_text(guest.ref),
         source=guest.source,
@@ -256,7 +251,7 @@ def _thread(thread: Thread, pending: bool, used: float | None) -> ThreadView:
     )
 
 
-def _interface(interface: Interface, adaptive: str) -> InterfaceView:
+def _interface(interface: Interface) -> InterfaceView:
     return InterfaceView(
         device=_text(interface.target),
         kind=interface.kind.value,
@@ -264,7 +259,6 @@ def _interface(interface: Interface, adaptive: str) -> InterfaceView:
         queues=interface.queues,
         queue_length=interface.txqueuelen,
         ring_drops=interface.ring_drops,
-        adaptive=_text(adaptive) if interface.kind.rings else "",
     )
 
 

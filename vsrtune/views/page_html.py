@@ -190,8 +190,8 @@ def _guest(guest: GuestView) -> Markup:
     )
     heads = ("thread", "class", "CPUs", "last CPU", "load", "budget used", "tid")
     threads = table("", heads, map(_thread, guest.threads))
-    heads = ("interface", "kind", "lower", "queues", "queue length", "ring drops", "adaptive")
-    interfaces = table("", heads, map(_interface, guest.interfaces))
+    columns = ("interface", "kind", "lower", "queues", "queue length", "ring drops")
+    interfaces = table("", columns, map(_interface, guest.interfaces))
     problems = [element("p", text, class_="warn") for text in guest.problems]
     return element(
         "article",
@@ -224,7 +224,6 @@ def _interface(interface: InterfaceView) -> tuple[str, ...]:
         str(interface.queues),
         str(interface.queue_length),
         str(interface.ring_drops),
-        interface.adaptive or _NOTHING,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Raised when a field changes its meaning or is removed; new fields do not raise it.
-PAGE_VERSION = 1
+PAGE_VERSION = 2
 
 TUNED, DEGRADED, PENDING, REFUSED, NO_POLICY = (
     "tuned", "degraded", "pending", "refused", "no policy",
@@ -64,8 +64,7 @@ class ThreadView:
 @dataclass(frozen=True, slots=True)
 class InterfaceView:
     """An interface of a guest. ``queue_length`` is in frames, ``ring_drops`` counts frames
-    since the device was made. ``adaptive`` is the phase of an adaptive queue and the reason,
-    "" without one."""
+    since the device was made."""
 
     device: str
     kind: str
@@ -73,7 +72,6 @@ class InterfaceView:
     queues: int
     queue_length: int
     ring_drops: int
-    adaptive: str
 
 
 @dataclass(frozen=True, slots=True)

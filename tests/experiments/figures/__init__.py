@@ -26,7 +26,6 @@ from . import (
     no_harm,
     peers,
     profile,
-    queue,
     seed002,
 )
 
@@ -38,7 +37,6 @@ FIGURES: tuple[Figure, ...] = (
     profile.FIGURE,
     levers.HOST,
     levers.GUEST,
-    queue.FIGURE,
     fig02.FIGURE,
     fig03.FIGURE,
     budgets.FIG04,

@@ -239,6 +239,7 @@ def test_pins_that_went_along_are_restored_there_and_here(
     """Compared is with the guest that was never tuned and went the same way. At the target
     without vsrtune it keeps our pins; `vsrtune undo` there restores what it had."""
     guest = libvirt_guest
+    (tmp_path / "journal").touch()  # the other host's own, in which nothing stands
     there = ("--connect", other_host, "--journal", str(tmp_path / "journal"),
              "--attach-ledger", str(tmp_path / "ledger"))  # fmt: skip
     policies = tmp_path / "policies"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,12 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, Scope
+from vsrtune.execute import executor
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import TxQueueLen
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -562,7 +566,7 @@ class Running:
             lambda: self.load(),
             self.notifier,
             publish=self.states.append,
-            timing=Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.05),
+            timing=Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.2),
             keep=keep,
         )
         self.code: int | None = None
@@ -668,7 +672,6 @@ class TestLoop:
         running.load = load
         for _ in range(5):
             running.daemon.policies_changed("p.yaml has changed")
-            time.sleep(0.005)
         running.until(lambda: running.notifier.heard.count("READY") == 2)
         assert len(reads) == 1
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
@@ -755,6 +758,33 @@ def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Pat
         assert daemon.states[0].tuned == 1
         daemon.stop()
     assert host.snapshot == samples.snapshot()
+
+
+@pytest.mark.parametrize("queue", ["", "queue: {macvtap: 300}\n"])
+def test_a_queue_that_an_earlier_version_adapted_is_restored(
+    host: FakeHost, tmp_path: Path, queue: str
+) -> None:
+    """It wrote many lengths, each with an action of its own. Their entry is an ordinary one."""
+    path = tmp_path / "journal.jsonl"
+    before = host.snapshot
+    (tap,) = before.guests[0].interfaces
+    target = TxQueueLen("vr1", tap.target, tap.ifindex)
+    lengths = (tap.txqueuelen, 400, 200, 400, 200, 25)
+    with Journal.open(path, samples.BOOT) as first:
+        for old, new in pairwise(lengths):
+            reason = f"queue.macvtap: adaptive: {new} is tried beside {old} (test.yaml:3)"
+            action = Action(target, old, new, reason)
+            assert executor.apply(Plan((action,)), host, first).failed == ()
+    with Journal.open(path, samples.BOOT) as second:
+        named = parse('guest: "*"\n' + queue, "test.yaml")
+        passes = Reconciler(host, host, second, (named,))
+        passes.recover()
+        passes.run(settle=True)
+        (tap,) = host.snapshot.guests[0].interfaces
+        assert tap.txqueuelen == (300 if queue else lengths[0])
+        assert passes.stop()
+        assert second.entries() == ()
+    assert host.snapshot == before
 
 
 def test_stop_that_cannot_restore_says_so(host: FakeHost, journal: Journal) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.daemon import http, queue_controller
+from vsrtune.daemon import http
+from vsrtune.daemon.guard.starved_status import read_starved, write_starved
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
@@ -265,13 +267,23 @@ def test_metrics_and_page_tell(passes: Reconciler) -> None:
     assert "ksoftirqd/1 (tid 17)" in page.problems[0].what
 
 
-def test_other_processes_hear_of_threads_that_starve(tmp_path: Path) -> None:
-    path = tmp_path / "starved.json"
-    told = (Starved(17, "kworker/1:2", 1, "vr1", True), Starved(18, "x", 1, ""))
-    queue_controller.write_status(told, path)
-    assert queue_controller.read_starved(path) == told
-    queue_controller.write_status((), path)
-    assert queue_controller.read_starved(path) == () and not path.exists()
+def test_other_processes_hear_of_threads_that_starve_while_the_daemon_lives(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run" / "starved.json"
+    told = (Starved(17, "kworker/1:2", 1, "vr 2.ü", True), Starved(18, "x", 1, ""))
+    write_starved(told, path)
+    assert read_starved(path) == told
+    text = path.read_text()
+    path.write_text(text.replace('"start_time": ', '"start_time": 1'))
+    assert read_starved(path) == ()
+    path.write_text(text.replace(f'"pid": {os.getpid()}', '"pid": 4194305'))
+    assert read_starved(path) == ()
+    for damaged in ("", "[]", "{", text[:-9], "[" * 100_000):
+        path.write_text(damaged)
+        assert read_starved(path) == ()
+    write_starved((), path)
+    assert read_starved(path) == () and not path.exists()
 
 
 class TestLoop:
@@ -287,6 +299,20 @@ class TestLoop:
             running.daemon.ask_reload()
             running.until(lambda: running.states[-1].guests[0].step is None)
             assert thread(host, Role.VCPU).sched.cls is SchedClass.RR
+        finally:
+            running.stop()
+
+    def test_who_starves_is_published_without_a_pass(
+        self, host: FakeHost, journal: Journal
+    ) -> None:
+        running = Running(host, journal)
+        try:
+            running.daemon._timing = running.daemon._timing.__class__(600, 30, 30, 30)
+            running.until(lambda: len(running.looks) >= 2)
+            told = (Starved(17, "ksoftirqd/1", 1, "vr1", True),)
+            running.daemon.starving(told)
+            running.until(lambda: running.states[-1].starved == told)
+            assert len(running.looks) == 2
         finally:
             running.stop()
 

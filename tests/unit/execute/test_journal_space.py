@@ -21,7 +21,7 @@ from vsrtune.model.journal_records import undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import ThreadAffinity, TxQueueLen
 
-ADAPTIVE = TxQueueLen("vr1", "macvtap1", 1)
+QUEUE = TxQueueLen("vr1", "macvtap1", 1)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up_after_many_passes_leaves_room_to_undo_all(
         for number in range(1, 31):
             tune(journal, *a_guest(number))
         for change in range(40):
-            tune(journal, Action(ADAPTIVE, 100 + change, 101 + change, "adaptive"))
+            tune(journal, Action(QUEUE, 100 + change, 101 + change, "drift"))
         fills_up()
         with pytest.raises(JournalError, match="No space"):
             journal.reserve(a_guest(99))
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_after_a_compaction_leaves_room_to_undo_all(
         journal.reserve(actions)
         monkeypatch.setattr(journal_module, "MAX_SIZE", 1)
         while path.stat().st_size >= size:
-            write(journal, Action(ADAPTIVE, 500, 100, "policy"))
+            write(journal, Action(QUEUE, 500, 100, "policy"))
         monkeypatch.undo()
         fills_up()
         for action in actions:
@@ -141,11 +141,11 @@ def test_without_room_to_undo_all_a_compaction_keeps_the_old_file(
 ) -> None:
     with Journal.open(path, BOOT) as journal:
         tune(journal, *a_guest(1))
-        journal.reserve([Action(ADAPTIVE, 500, 100, "policy")] * 100)
+        journal.reserve([Action(QUEUE, 500, 100, "policy")] * 100)
         monkeypatch.setattr(state_files, "claim", refuse)
         inode = path.stat().st_ino
         for _ in range(100):
-            write(journal, Action(ADAPTIVE, 500, 100, "policy"))
+            write(journal, Action(QUEUE, 500, 100, "policy"))
         assert (path.stat().st_ino, os.listdir(path.parent)) == (
             inode,
             ["journal.jsonl", "journal.jsonl.lock"],

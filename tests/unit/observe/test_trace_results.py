@@ -79,7 +79,7 @@ def test_without_a_file_it_lasts_as_long_as_the_object() -> None:
 def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     memory = fresh(tmp_path / "file/trace-results.json")
-    with pytest.raises(ObserveError, match="cannot remember"):
+    with pytest.raises(ObserveError, match="cannot store the trace results"):
         memory.remember([ONE], [], KEYS)
     assert memory.worker(ONE.key) == ("macvtap0", 9)
 

@@ -79,35 +79,6 @@ class TestFig03:
         assert found["vhost above vcpu forwards least."] == "open"
 
 
-class TestQueue:
-    """An adaptive queue is held against the better of two fixed ones, point by point."""
-
-    loads = (8000, 12800, 16000, 24000, 32000, 64000)
-
-    def made(self, docs: Path, adaptive: float) -> dict[str, str]:
-        peaks = {"fixed 50": 14000.0, "fixed 500": 16000.0, "adaptive": adaptive}
-        trials = tuple(
-            samples.trial(name, load, min(load, peak * (1 + 0.02 * turn)))
-            for turn in range(5)
-            for name, peak in peaks.items()
-            for load in self.loads
-        )
-        store(docs / "raw", "queue/steady", replace(outcome(peaks), trials=trials))
-        return answers(docs, "queue")
-
-    def test_as_good_as_the_better_one(self, tmp_path: Path) -> None:
-        found = list(self.made(tmp_path, 15600).values())
-        assert found == ["agrees"] * 6 + ["open"] * 6
-        page.write(FIGURES, tmp_path)
-        text = (tmp_path / "queue.md").read_text()
-        assert "| steady | 4x, 64,000 | 64,000 | 14,560" in text
-        assert "of fixed 500 |" in text
-
-    def test_worse_where_it_counts(self, tmp_path: Path) -> None:
-        found = list(self.made(tmp_path, 14000).values())
-        assert found[:6] == ["agrees"] * 2 + ["differs"] * 4
-
-
 class TestPages:
     def test_nothing_measured_is_said(self, tmp_path: Path) -> None:
         page.write(FIGURES, tmp_path)

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,11 @@ def package(module: str) -> str:
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    """Every module that ``module`` imports, those inside functions included: dotted names
-    of foreign ones, paths of ours."""
+def imports(module: str, *, late: bool = True) -> frozenset[str]:
+    """Every module that ``module`` imports, with ``late`` those inside functions included:
+    dotted names of foreign ones, paths of ours."""
     found: set[str] = set()
-    for node in ast.walk(tree(module)):
+    for node in ast.walk(tree(module)) if late else tree(module).body:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -104,6 +105,12 @@ def test_walls_imports_come_from_below(module: str) -> None:
         and (here, there) not in SIDEWAYS
     ]
     assert wrong == [], f"{module} is on a floor below"
+
+
+def test_walls_no_module_needs_another_that_needs_it() -> None:
+    """Otherwise one of the two cannot be imported first, and a command that does so fails."""
+    needs = {m: imports(m, late=False).intersection(MODULES) for m in MODULES}
+    list(TopologicalSorter(needs).static_order())  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if wall(m.rpartition("/")[0]) == "pure"])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.daemon_state import DaemonState, GuestState, QueueState
+from vsrtune.model.daemon_state import DaemonState, GuestState
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.host import Cpu
 from vsrtune.model.load import mean
@@ -166,7 +166,7 @@ def test_refused_and_without_a_policy() -> None:
     assert refusal.instead in Outline(html(page)).text
 
 
-def test_budget_load_and_adaptive_queue() -> None:
+def test_budget_and_load() -> None:
     guest = samples.guest()
     emulator, vcpu, worker = guest.threads
     budget = Sched(
@@ -177,7 +177,6 @@ def test_budget_load_and_adaptive_queue() -> None:
         snapshot=samples.snapshot(replace(guest, threads=(emulator, vcpu, worker))),
         guests=(GuestState("vr1", "libvirt", tuned=False, drift=1, pending=1, policy="a.yaml"),),
         budgets=((vcpu.key, 0.98),),
-        queues=(QueueState("vr1", 50, "trial", "50 forwards as much as 500"),),
         reload_success=False,
     )
     page = status_page(state)
@@ -186,7 +185,6 @@ def test_budget_load_and_adaptive_queue() -> None:
     (thread,) = [t for t in view.threads if t.thread == "vcpu 0"]
     assert (thread.runtime_ns, thread.period_ns) == (2_000_000, 10_000_000)
     assert (thread.used, thread.load, thread.priority) == (0.98, mean(vcpu.load), None)
-    assert view.interfaces[0].adaptive == "trial: 50 forwards as much as 500"
     assert view.interfaces[0].ring_drops == 7
     text = Outline(html(page)).text
     assert "98 %" in text

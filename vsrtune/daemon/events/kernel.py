@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vsrtune.daemon.events.libvirt import Dirty
 from vsrtune.daemon.events.thread import Background
@@ -35,9 +35,7 @@ class LinkEvents(Background):
     """Listens in this network namespace from ``start`` to ``stop``.
 
     ``snapshot`` returns the latest snapshot. ``dirty`` is called from this thread. ``buffer``
-    is the size of the socket's buffer in bytes, None for the usual one. ``own_queue`` returns
-    the txqueuelen that the daemon last set for an index between passes: the thread ignores
-    that change.
+    is the size of the socket's buffer in bytes, None for the system's.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class LinkEvents(Background):
         snapshot: Callable[[], Snapshot | None],
         dirty: Dirty,
         *,
-        own_queue: Callable[[int], int | None] = lambda _index: None,
         grace: float = GRACE,
         buffer: int | None = None,
     ) -> None:
@@ -54,7 +51,6 @@ class LinkEvents(Background):
         self._dirty = dirty
         self._grace = grace
         self._buffer = buffer
-        self._own_queue = own_queue
         self._links: dict[int, Link] = {}
         self._known: tuple[Snapshot | None, LinkInterest] | None = None
         # When a snapshot should show a new device, by its index, monotonic seconds.
@@ -109,9 +105,6 @@ class LinkEvents(Background):
             self._links[link.index] = new
             if old is None:
                 self._new[link.index] = time.monotonic() + self._grace
-        resized = old is not None and new is not None and replace(old, queue=link.queue) == new
-        if resized and link.queue == self._own_queue(link.index):
-            return
         what = "gone" if new is None else "new" if old is None else "changed"
         if old != new:
             self._tell(f"{link.name} is {what}", concerned(self._devices(), old, new))

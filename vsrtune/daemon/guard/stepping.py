@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.errors import VsrtuneError
@@ -16,7 +16,7 @@ from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
-from vsrtune.model.targets import Target, ThreadSched, Value
+from vsrtune.model.targets import ThreadSched
 from vsrtune.plan import planner
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.lowering import next_level
@@ -60,7 +60,7 @@ class Stepping:
         if snapshot is None:
             return
         alone = SnapshotSlice.of(snapshot, frozenset([guest]))
-        applied = self._applied(alone.names)
+        applied = self._journal.applied(alone.names)
         try:
             plan = planner.plan(alone.alone(), self.policies, applied, steps=self._steps)
             classes = tuple(
@@ -108,9 +108,6 @@ class Stepping:
             LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
 
     def _plan_anew(self) -> None:
-        raise NotImplementedError
-
-    def _applied(self, guests: frozenset[str] | None = None) -> Mapping[Target, Value]:
         raise NotImplementedError
 
     def _log_result(self, result: Result, why: str) -> None:

@@ -1,0 +1,44 @@
+"""What `vsrtune top` and `vsrtune try` count, on a real macvtap."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import shell_samples
+from nethelp import ip
+from test_writes import open_ring, send
+
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.model.load import DropPlace
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.samples import frames, take
+
+
+def snapshot_of(device: str) -> Snapshot:
+    """A guest whose one interface is this device."""
+    guest = shell_samples.guest()
+    (tap,) = guest.interfaces
+    return shell_samples.snapshot(replace(guest, interfaces=(replace(tap, target=device),)))
+
+
+def test_frames_that_came_that_found_the_ring_full_and_that_were_sent(macvtap: str) -> None:
+    ip("link", "set", macvtap, "txqueuelen", "20")
+    root, snapshot = LiveRoot(), snapshot_of(macvtap)
+    place = DropPlace(macvtap, "ring", "vr1")
+    ring = open_ring(macvtap)
+    try:
+        received, sent = frames(root, snapshot)
+        dropped = take(root, snapshot).drops[place]
+        send(50, "v1", macvtap)
+        # A macvtap has a virtio header of ten bytes in front of each frame.
+        for _ in range(7):
+            os.write(ring, bytes(10) + b"\xff" * 6 + b"\x02\0\0\0\0\x02" + b"\x88\xb5" + bytes(46))
+        end = time.monotonic() + 10
+        while (now := frames(root, snapshot)[0]) - received < 50:
+            assert time.monotonic() < end, now
+    finally:
+        os.close(ring)
+    assert frames(root, snapshot) == (received + 50, sent + 7)
+    assert take(root, snapshot).drops[place] - dropped == 30
