@@ -26,7 +26,7 @@ SCRIPT = textwrap.dedent(
     kernel.devices = lambda snapshot: known
     told = []
     events = LinkEvents(lambda: None, lambda why, guest=None: told.append((why, guest)), grace=0.5,
-                        buffer=4096 if sys.argv[1:] else None)
+                        buffer=4096 if sys.argv[1:] else 1 << 20)
     events.start()
     assert events.listening.wait(10)
 

@@ -28,6 +28,7 @@ from vsrtune.model.snapshot import Snapshot
 # Seconds within which a snapshot should show a new device as a guest's.
 GRACE = 3.0
 RETRY = 5.0
+_BUFFER = 1 << 20
 _TURN = 1.0
 
 
@@ -35,7 +36,7 @@ class LinkEvents(Background):
     """Listens in this network namespace from ``start`` to ``stop``.
 
     ``snapshot`` returns the latest snapshot. ``dirty`` is called from this thread. ``buffer``
-    is the size of the socket's buffer in bytes, None for the system's.
+    is the size of the socket's buffer in bytes, as far as net.core.rmem_max lets it.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class LinkEvents(Background):
         dirty: Dirty,
         *,
         grace: float = GRACE,
-        buffer: int | None = None,
+        buffer: int = _BUFFER,
     ) -> None:
         super().__init__("link-events")
         self._snapshot = snapshot
