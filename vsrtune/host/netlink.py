@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -160,7 +161,11 @@ def _text(value: str | bytes | None) -> str:
 @contextmanager
 def _os_errors() -> Iterator[None]:
     """Raise errors of pyroute2 as OSError with an errno."""
-    from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
+    from pyroute2.netlink.exceptions import (
+        NetlinkDecodeError,
+        NetlinkDumpInterrupted,
+        NetlinkError,
+    )
 
     try:
         yield
@@ -174,3 +179,6 @@ def _os_errors() -> Iterator[None]:
             text, words = os.strerror(error.code), error.args[1]
             text = text if words == text else f"{text} ({_text(words)})"
             raise OSError(error.code, text) from error
+    except (NetlinkDecodeError, KeyError, struct.error) as error:
+        text = f"pyroute2 cannot read an answer of route netlink: {error!r}"
+        raise OSError(errno.EBADMSG, text) from error

@@ -218,6 +218,13 @@ def test_a_dump_that_is_always_interrupted_is_an_error(kernel: type[Kernel]) -> 
     assert len(kernel.requests) == 8
 
 
+def test_what_pyroute2_cannot_read_is_an_error(kernel: type[Kernel]) -> None:
+    kernel.answers = [[message(NEWLINK, b"\0" * 7)]]
+    with pytest.raises(OSError, match="cannot read") as failed:
+        netlink.link("nvt1")
+    assert failed.value.errno == errno.EBADMSG
+
+
 def test_one_link_by_its_name(kernel: type[Kernel]) -> None:
     one = message(NEWLINK, our_kind(4))
     kernel.answers = [[one, ACKNOWLEDGED], [one], [refusal(errno.ENODEV)], [refusal(errno.EPERM)]]
