@@ -1,7 +1,8 @@
 """Network links of this host's kernel over route netlink, through pyroute2 0.7.
 
-pyroute2 takes 130 ms and 12 MiB to import. The functions import it themselves, so that a command
-that reads no link runs without it. Its errors leave this module as OSError.
+pyroute2 takes 130 ms and 12 MiB to import, and its import runs uname(1) and file(1). The functions
+import it themselves, so that a command that reads no link runs without it. Its errors leave this
+module as OSError.
 """
 
 from __future__ import annotations
