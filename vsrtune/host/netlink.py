@@ -105,9 +105,10 @@ class LinkMonitor(Closing):
         self._sock = _route()(rcvbuf=buffer)
         try:
             self._sock.bind(groups=RTMGRP_LINK)
-        except BaseException:
+        except KeyError as error:
+            # pyroute2 has tried 1,024 addresses, whatever the kernel's reason was.
             self.close()
-            raise
+            raise OSError(errno.EADDRINUSE, "no address for route netlink is free") from error
 
     def close(self) -> None:
         """Listen no more."""

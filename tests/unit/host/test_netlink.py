@@ -228,3 +228,14 @@ def test_bridge_ports_are_no_news(kernel: type[Kernel]) -> None:
         (new,), (old,) = monitor.read(), monitor.read()
     assert (new[1], old[1]) == (True, False)
     assert new[0] == old[0] == parsed(our_kind(4))
+
+
+def test_a_listener_that_the_kernel_refuses_is_an_error(
+    kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Kernel, address: tuple[int, int]) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(Kernel, "bind", refuse)
+    with pytest.raises(OSError, match="no address"):
+        LinkMonitor(4096)
