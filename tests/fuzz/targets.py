@@ -22,8 +22,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, ObserveError, PolicyError, VsrtuneError
 from vsrtune.core.untrusted import json_value
 from vsrtune.execute import journal, jsonl_log
-from vsrtune.host import netlink as rtnl
 from vsrtune.host import qemu_cmdline, qmp
+from vsrtune.host.cpus import parse_books
 from vsrtune.host.ethtool import parse_statistics
 from vsrtune.host.interrupts import parse_interrupts
 from vsrtune.host.libvirt import DomainText
@@ -39,7 +39,6 @@ from vsrtune.host.procfs import (
 )
 from vsrtune.host.recorded import Answers, RecordedRoot, load
 from vsrtune.host.recorded import parse as parse_recording
-from vsrtune.host.scheduler import parse_books
 from vsrtune.model import domain_xml as interface_xml
 from vsrtune.model.domain_xml import parse_interfaces, parse_vcpus
 from vsrtune.model.guest import Sched
@@ -129,18 +128,6 @@ def proc_texts(data: bytes) -> None:
 
 
 # -- the kernel's binary answers
-
-
-def netlink(data: bytes) -> None:
-    for _, _, content in rtnl.messages(data):
-        with contextlib.suppress(OSError):
-            rtnl.parse_link(content)
-        with contextlib.suppress(OSError):
-            rtnl.acknowledged(rtnl.ACK_TLVS, content)
-    with contextlib.suppress(OSError):
-        rtnl.parse_link(data)
-    with contextlib.suppress(OSError):
-        rtnl.acknowledged(rtnl.ACK_TLVS, data)
 
 
 def ethtool_statistics(data: bytes) -> None:
@@ -239,22 +226,11 @@ def whole_host(data: bytes) -> None:
 TARGETS: dict[str, Target] = {
     function.__name__: function
     for function in (
-        domain_xml, qmp_answer, command_line, stat, proc_texts, netlink, ethtool_statistics,
+        domain_xml, qmp_answer, command_line, stat, proc_texts, ethtool_statistics,
         policy, bench_spec, journal_file, ledger_file, json_files, whole_host,
     )
 }  # fmt: skip
 
-_LINK = rtnl.link_message(index=7) + b"".join(
-    (
-        rtnl.attribute(rtnl.IFNAME, b"macvtap0\0"),
-        rtnl.attribute(rtnl.TXQLEN, struct.pack("=I", 500)),
-        rtnl.nested(
-            rtnl.LINKINFO,
-            rtnl.attribute(rtnl.INFO_KIND, b"macvtap\0"),
-            rtnl.nested(rtnl.INFO_DATA, rtnl.attribute(rtnl.MACVLAN_MODE, struct.pack("=I", 4))),
-        ),
-    )
-)
 _INTENT = (
     b'{"r":"intent","action":{"target":{"kind":"txqueuelen","guest":"vr1","device":"macvtap0",'
     b'"ifindex":9},"before":500,"after":300,"reason":"policy"}}\n'
@@ -300,11 +276,6 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"{ name: p0, common_pid: " + b"9" * 5000 + b" } hitcount: " + b"9" * 5000,
         b"           CPU0\n " + b"9" * 5000 + b":  1  IO-APIC  2-edge  eth0",
         b"dl_rq[" + b"9" * 5000 + b"]:\n  .dl_bw->total_bw : " + b"9" * 5000 + b"\n",
-    ),
-    "netlink": (
-        struct.pack("=IHHII", 16 + len(_LINK), 16, 0, 1, 0) + _LINK,
-        struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -(1 << 31)),
-        _LINK,
     ),
     "ethtool_statistics": (struct.pack("=QQ", 1, 2) + b"rx_received".ljust(32, b"\0") * 2,),
     "policy": (

@@ -26,7 +26,7 @@ SCRIPT = textwrap.dedent(
     kernel.devices = lambda snapshot: known
     told = []
     events = LinkEvents(lambda: None, lambda why, guest=None: told.append((why, guest)), grace=0.5,
-                        buffer=4096 if sys.argv[1:] else None)
+                        buffer=4096 if sys.argv[1:] else 1 << 20)
     events.start()
     assert events.listening.wait(10)
 
@@ -38,7 +38,8 @@ SCRIPT = textwrap.dedent(
 
     if sys.argv[1:]:
         # The listener is held up while more happens than its buffer holds.
-        real, netlink.messages = netlink.messages, lambda data: (time.sleep(1), real(data))[1]
+        monitor = netlink.LinkMonitor
+        real, monitor.read = monitor.read, lambda self: (time.sleep(1), real(self))[1]
         batch = "".join(f"link set mv0 txqueuelen {n}\\n" for n in range(1, 400))
         subprocess.run(["ip", "-batch", "-"], input=batch, text=True, check=True)
         heard(("news of network devices were lost", None))

@@ -63,7 +63,7 @@ class Devices:
             self._host.sleep(_PAUSE)
 
     def _make(self, device: MadeDevice) -> None:
-        lower = self._host.links().get(device.lower)
+        lower = self._host.link(device.lower)
         if device.lower and lower is None:
             raise WriteError(
                 f"there is no device {device.lower} for it", where=device.name, hint="see: ip link"
@@ -123,7 +123,7 @@ class Devices:
     def find(self, device: MadeDevice) -> Link | None:
         """The link of the device's name; None when there is none. Raises WriteError when the link
         is another's."""
-        link = self._host.links().get(device.name)
+        link = self._host.link(device.name)
         if link is not None and (link.kind, link.mac) != (device.kind, device.mac):
             raise WriteError(
                 f"is not the {device.kind} with MAC {device.mac} that vsrtune made, but a "

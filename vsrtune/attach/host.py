@@ -32,6 +32,10 @@ class AttachHost(Protocol):
         """Every device by name."""
         ...
 
+    def link(self, name: str) -> Link | None:
+        """The device of that name, or None."""
+        ...
+
     def has_cdev(self, index: int) -> bool:
         """Whether /dev/tap<index> is there, a character device."""
         ...
@@ -139,6 +143,9 @@ class LiveHost:
 
     def links(self) -> dict[str, Link]:
         return {link.name: link for link in netlink.links()}
+
+    def link(self, name: str) -> Link | None:
+        return netlink.link(name)
 
     def has_cdev(self, index: int) -> bool:
         try:

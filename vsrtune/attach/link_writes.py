@@ -7,9 +7,8 @@ import errno
 import os
 import struct
 
-from vsrtune.host import netlink
 from vsrtune.host.ethtool import control, ioctl, private_flags
-from vsrtune.host.netlink import attribute, link_message, nested, request
+from vsrtune.host.netlink import request
 
 
 def make(
@@ -18,42 +17,31 @@ def make(
     """Make a device of ``kind`` (the kernel loads its module), down, on the device of index
     ``lower``, 0 for none. ``mode`` as in host.MODES, 0 for kinds without. ``queue`` is its
     txqueuelen, ``vlan`` the id of a device of kind vlan. Raises OSError."""
-    parts = [
-        attribute(netlink.IFNAME, name.encode() + b"\0"),
-        attribute(netlink.ADDRESS, bytes.fromhex(mac.replace(":", ""))),
-        attribute(netlink.MTU, _u32(mtu)),
-        attribute(netlink.TXQLEN, _u32(queue)),
-    ]
-    if lower:
-        parts.append(attribute(netlink.LINK, _u32(lower)))
-    info = [attribute(netlink.INFO_KIND, kind.encode() + b"\0")]
-    if mode:
-        info.append(nested(netlink.INFO_DATA, attribute(netlink.MACVLAN_MODE, _u32(mode))))
-    elif vlan:
-        info.append(nested(netlink.INFO_DATA, attribute(netlink.VLAN_ID, struct.pack("=H", vlan))))
-    parts.append(nested(netlink.LINKINFO, *info))
-    request(netlink.NEWLINK, netlink.CREATE | netlink.EXCL, link_message() + b"".join(parts))
+    optional = {"link": lower, "macvlan_mode": mode, "vlan_id": vlan}
+    request(
+        "add",
+        kind=kind,
+        ifname=name,
+        address=mac,
+        mtu=mtu,
+        txqlen=queue,
+        **{key: value for key, value in optional.items() if value},
+    )
 
 
 def remove(index: int) -> None:
     """Remove the device of that index. Raises OSError: ENODEV when there is none."""
-    request(netlink.DELLINK, 0, link_message(index=index))
+    request("del", index=index)
 
 
 def set_up(index: int, up: bool) -> None:
     """Bring the device of that index up or down. Raises OSError."""
-    flags = netlink.IFF_UP if up else 0
-    request(netlink.NEWLINK, 0, link_message(index=index, flags=flags, change=netlink.IFF_UP))
+    request("set", index=index, state="up" if up else "down")
 
 
 def set_queue(index: int, queue: int) -> None:
     """Set txqueuelen, in frames; the rings of a macvtap follow at once. Raises OSError."""
-    body = attribute(netlink.TXQLEN, _u32(queue))
-    request(netlink.NEWLINK, 0, link_message(index=index) + body)
-
-
-def _u32(number: int) -> bytes:
-    return struct.pack("=I", number)
+    request("set", index=index, txqlen=queue)
 
 
 _SPFLAGS = 0x28

@@ -304,7 +304,7 @@ class Switcher:
         other = differences(card.xml, present.xml)
         if other:
             raise WriteError(f"is not as asked: {'; '.join(other)}", where=card.where)
-        link = self._host.links().get(present.device)
+        link = self._host.link(present.device)
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 

@@ -143,7 +143,7 @@ def daemon(
             except VsrtuneError as error:
                 # Tuning matters more than monitoring.
                 journald.LOGGER.error("%s", error)
-        can_listen = libvirt.register()
+        libvirt.register()
 
         def wanted() -> QemuFilter:
             return qemu_filter(reconciler.policies, opened.guests())
@@ -178,8 +178,7 @@ def daemon(
             keep=on_stop == "keep",
         )
         running.install_signals()
-        if can_listen:
-            libvirt.LibvirtEvents(uri, running.mark_dirty).start()
+        libvirt.LibvirtEvents(uri, running.mark_dirty).start()
 
         def latest() -> Snapshot | None:
             return reconciler.state.snapshot

@@ -12,55 +12,28 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from vsrtune.core.text import printable, printable_lines
 
 LOGGER = logging.getLogger("vsrtune")
 
-_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-
 
 def fields(**values: object) -> dict[str, Any]:
     """``extra=`` for a log call; None values are left out."""
-    return {"vsrtune": {k: printable(str(v)) for k, v in values.items() if v is not None}}
-
-
-def priority(level: int) -> int:
-    """The syslog priority of a logging level."""
-    return next((number for floor, number in _PRIORITIES if level >= floor), 7)
+    return {f"VSRTUNE_{k.upper()}": printable(str(v)) for k, v in values.items() if v is not None}
 
 
 class Printable(logging.Formatter):
     """Formats records as one printable line each."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        return printable(super().formatMessage(record))
+        # systemd's handler sends all attributes of the record, which must be valid UTF-8.
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         return "  " + printable_lines(super().formatException(ei))
-
-
-class JournalHandler(logging.Handler):
-    """Sends records with their fields to journald; ``send`` is systemd.journal.send."""
-
-    def __init__(self, send: Callable[..., object]) -> None:
-        super().__init__()
-        self.setFormatter(Printable())
-        self._send = send
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            extra = {f"VSRTUNE_{k.upper()}": v for k, v in getattr(record, "vsrtune", {}).items()}
-            self._send(
-                self.format(record),
-                PRIORITY=str(priority(record.levelno)),
-                SYSLOG_IDENTIFIER="vsrtune",
-                **extra,
-            )
-        except Exception:  # the standard contract of logging handlers
-            self.handleError(record)
 
 
 def _on_journal() -> bool:
@@ -80,12 +53,10 @@ def setup(verbose: bool = False) -> None:
     handler: logging.Handler = logging.StreamHandler()
     handler.setFormatter(Printable("vsrtune: %(levelname)s: %(message)s"))
     if _on_journal():
-        try:
-            from systemd import journal
-        except ImportError:
-            pass
-        else:
-            handler = JournalHandler(journal.send)
+        from systemd.journal import JournalHandler
+
+        handler = JournalHandler(SYSLOG_IDENTIFIER="vsrtune")
+        handler.setFormatter(Printable())
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(logging.DEBUG if verbose else logging.INFO)
     LOGGER.propagate = False

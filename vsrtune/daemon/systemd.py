@@ -95,7 +95,4 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Notifier:
     env = os.environ if environ is None else environ
     if not env.get("NOTIFY_SOCKET"):
         return NullNotifier()
-    try:
-        return SystemdNotifier(watchdog_from(env, os.getpid()))
-    except ImportError:
-        return NullNotifier()
+    return SystemdNotifier(watchdog_from(env, os.getpid()))

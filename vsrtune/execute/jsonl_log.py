@@ -16,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -288,9 +289,8 @@ def _name(path: Path) -> Path:
 
 
 def _command(pid: str) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    text = b" ".join(words).decode(errors="replace").strip()
-    return f" ({text})" if text else ""
+    import psutil  # imported late: 20 ms
+
+    with contextlib.suppress(psutil.Error, ValueError):
+        return f" ({shlex.join(psutil.Process(int(pid)).cmdline())})"
+    return ""

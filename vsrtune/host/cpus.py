@@ -1,10 +1,14 @@
-"""The CPUs of the host."""
+"""The CPUs of the host, their times, and the kernel's books of class deadline on them."""
 
 from __future__ import annotations
 
+import re
+
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.model.host import Cpu
+from vsrtune.model.deadline import UNIT
+from vsrtune.model.host import Cpu, DeadlineCpu
+from vsrtune.model.load import CpuTimes
 
 CPU_DIR = "/sys/devices/system/cpu"
 NODE_DIR = "/sys/devices/system/node"
@@ -86,3 +90,68 @@ def _text(root: HostRoot, path: str) -> str:
         return root.read(path).strip()
     except OSError:
         return ""
+
+
+def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
+    """Times by CPU from /proc/stat (proc(5)). User time includes guest time. Raises ValueError
+    and IndexError."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("cpu"):
+            break
+        name, *fields = line.split()
+        if name != "cpu":
+            # user, nice, system, idle, iowait, irq, softirq, steal
+            ticks = [int(field) for field in fields[:8]]
+            found[int(name[3:])] = CpuTimes(sum(ticks), ticks[3] + ticks[4], ticks[6])
+    return found
+
+
+SCHED = "/sys/kernel/debug/sched"
+BOOKS = f"{SCHED}/debug"
+_RQ = re.compile(r"^dl_rq\[(\d{1,9})\]:\s*$", re.ASCII)
+_TOTAL = re.compile(r"^\s*\.dl_bw->total_bw\s*:\s*(-?\d{1,20})\s*$", re.ASCII)
+
+
+def parse_books(text: str) -> dict[int, int]:
+    """CPU to the bandwidth booked in its root domain, in 1/2**20 CPU."""
+    books: dict[int, int] = {}
+    cpu: int | None = None
+    for line in text.splitlines():
+        rq = _RQ.match(line)
+        total = _TOTAL.match(line)
+        if rq is not None:
+            cpu = int(rq[1])
+        elif total is not None and cpu is not None:
+            books[cpu] = int(total[1])
+    return books
+
+
+def book_lines(text: str) -> list[str]:
+    """The lines that ``parse_books`` uses."""
+    return [line for line in text.splitlines() if _RQ.match(line) or _TOTAL.match(line)]
+
+
+def read_books(root: HostRoot, cpus: CpuSet, *, totals: bool) -> tuple[DeadlineCpu, ...]:
+    """The books of every CPU; empty where debugfs cannot be read. ``totals`` also reads the booked
+    bandwidths. The kernel then prints every task of the host, so it is only for hosts where there
+    may be DEADLINE threads."""
+    if not root.exists(SCHED):
+        return ()
+    books: dict[int, int] = {}
+    if totals:
+        try:
+            books = parse_books(root.read(BOOKS))
+        except OSError:
+            return ()
+    return tuple(DeadlineCpu(cpu, books.get(cpu), _fair_server(root, cpu)) for cpu in cpus)
+
+
+def _fair_server(root: HostRoot, cpu: int) -> int:
+    """The kernel's own budget for ordinary threads on that CPU (6.12), 0 without one."""
+    base = f"{SCHED}/fair_server/cpu{cpu}"
+    try:
+        runtime, period = (int(root.read(f"{base}/{name}")) for name in ("runtime", "period"))
+    except (OSError, ValueError):
+        return 0
+    return runtime * UNIT // period if period > 0 else 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import platform
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
@@ -13,16 +11,10 @@ from typing import Protocol
 
 from vsrtune.core.errors import ObserveError
 from vsrtune.host import ethtool
-from vsrtune.model.guest import POLICY_NUMBERS, Sched, SchedClass
-
-# __NR_sched_getattr; architectures not named here use asm-generic's number.
-_SCHED_GETATTR = {"x86_64": 315, "i686": 352, "armv7l": 381, "ppc64le": 356, "s390x": 346}
-_SCHED_GETATTR_GENERIC = 275
+from vsrtune.host.scheduler import sched_getattr
+from vsrtune.model.guest import Sched
 
 _CHUNK = 16384
-
-_SCHED_FLAG_RESET_ON_FORK = 0x01
-_CLASSES = {number: cls for cls, number in POLICY_NUMBERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,54 +83,6 @@ class HostRoot(Protocol):
         ``pid`` only. ``timeout`` limits, in seconds, the connection and the exchange each. Raises
         ObserveError."""
         ...
-
-
-class _SchedAttr(ctypes.Structure):
-    """``struct sched_attr`` (include/uapi/linux/sched/types.h), version 0."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime", ctypes.c_uint64),
-        ("deadline", ctypes.c_uint64),
-        ("period", ctypes.c_uint64),
-    )
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def sched_getattr(tid: int) -> Sched:
-    """Scheduling class and parameters of a thread of this host.
-
-    The times are kept for DEADLINE only: from 6.12 on the kernel reports a fair
-    thread's slice in the runtime field, which is no parameter of its class.
-    Raises OSError: ESRCH when the thread is gone, EOPNOTSUPP for a class that the
-    model does not know (sched_ext).
-    """
-    number = _SCHED_GETATTR.get(platform.machine(), _SCHED_GETATTR_GENERIC)
-    attr = _SchedAttr()
-    size = ctypes.c_uint(ctypes.sizeof(attr))
-    zero = ctypes.c_uint(0)
-    if _libc.syscall(ctypes.c_long(number), ctypes.c_int(tid), ctypes.byref(attr), size, zero):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), f"sched_getattr of {tid}")
-    cls = _CLASSES.get(attr.policy)
-    if cls is None:
-        raise OSError(errno.EOPNOTSUPP, f"unknown policy {attr.policy}", f"thread {tid}")
-    timed = cls is SchedClass.DEADLINE
-    return Sched(
-        cls=cls,
-        priority=attr.priority,
-        nice=attr.nice,
-        reset_on_fork=bool(attr.flags & _SCHED_FLAG_RESET_ON_FORK),
-        runtime_ns=attr.runtime if timed else 0,
-        deadline_ns=attr.deadline if timed else 0,
-        period_ns=attr.period if timed else 0,
-    )
 
 
 class LiveRoot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,8 @@ class LibvirtSource:
         return self._ask(read)
 
     def _ask(self, read: Callable[[Any, Any], T]) -> T:
-        libvirt = self._library()
+        import libvirt  # imported late: a recorded host needs none
+
         for last in (False, True):
             fresh = self._connection is None
             try:
@@ -112,18 +112,10 @@ class LibvirtSource:
         connection, self._connection = self._connection, None
         if connection is not None:
             # A dead connection cannot be closed properly, and need not be.
-            with contextlib.suppress(self._library().libvirtError):
-                connection.close()
+            import libvirt
 
-    def _library(self) -> Any:
-        try:
-            return importlib.import_module("libvirt")
-        except ImportError:
-            raise ObserveError(
-                "the Python library libvirt is not installed",
-                where=self.uri,
-                hint="install python3-libvirt if this host runs libvirt guests",
-            ) from None
+            with contextlib.suppress(libvirt.libvirtError):
+                connection.close()
 
     def _connected(self, libvirt: Any) -> Any:
         if self._connection is not None and self._connection.isAlive():

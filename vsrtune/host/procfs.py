@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
@@ -38,15 +39,16 @@ _WORKER = re.compile(r"vhost-(\d{1,10})", re.ASCII)
 _NAPI = re.compile(r"napi/(.+)-\d+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """Fields of /proc/TID/stat (proc(5)); times in clock ticks."""
 
     tid: int
     comm: str
+    state: str
     ppid: int
     flags: int
     cpu_ticks: int
+    threads: int
     start_time: int
     processor: int
 
@@ -91,13 +93,15 @@ def parse_stat(text: str) -> Stat:
     ``)`` ends it. Raises ValueError or IndexError on anything else."""
     head, _, tail = text.rpartition(")")
     tid, _, comm = head.partition("(")
-    fields = tail.split()
+    fields = tail.split(None, 37)
     return Stat(
         tid=int(tid),
         comm=comm,
+        state=fields[0],
         ppid=int(fields[1]),
         flags=int(fields[6]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
+        threads=int(fields[17]),
         start_time=int(fields[19]),
         processor=int(fields[36]),
     )

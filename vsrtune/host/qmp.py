@@ -16,10 +16,7 @@ DIRECTORY = "/usr/lib/vsrtune/vendor"
 
 
 def qemu_qmp() -> Any:
-    """The module ``qemu.qmp``: the system's, otherwise the one shipped with vsrtune.
-
-    Raises ImportError when there is neither.
-    """
+    """The module ``qemu.qmp``: the system's, otherwise the one shipped with vsrtune."""
     try:
         return importlib.import_module("qemu.qmp")
     except ImportError:
@@ -55,8 +52,7 @@ def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:
     """Connect to a QMP UNIX socket, ask, and disconnect at once, within ``timeout`` seconds.
 
     The process chooses where the path leads, so nothing is sent unless process ``pid`` listens
-    there (SO_PEERCRED). Raises ObserveError: transient when the socket is busy, gone or another
-    process's, permanent when the QMP library is missing.
+    there (SO_PEERCRED). Raises ObserveError: always transient.
     """
     import asyncio
     import contextlib
@@ -64,15 +60,7 @@ def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:
 
     # The library logs each failure, which the error raised here reports already.
     logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL + 1)
-    try:
-        library = qemu_qmp()
-    except ImportError:
-        raise ObserveError(
-            "the Python library qemu.qmp is not installed",
-            where=path,
-            hint="install it, or start QEMU with -name NAME,debug-threads=on",
-        ) from None
-
+    library = qemu_qmp()
     end = time.monotonic() + timeout
 
     async def ask(connected: socket.socket) -> dict[int, int]:

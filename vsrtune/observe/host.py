@@ -10,12 +10,11 @@ from typing import NoReturn, TypeVar
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.cpus import read_cpus
+from vsrtune.host.cpus import read_books, read_cpus
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import CLOCK_TICKS, CompetingDaemon, read_thread
-from vsrtune.host.scheduler import read_books
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.host import IRQBALANCE, Competitor, Cpu, DeadlineCpu, Host, Nic, SoftirqThread

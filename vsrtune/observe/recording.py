@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import vsrtune
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.host.cpus import BOOKS, book_lines
 from vsrtune.host.filesystem import FileStat, HostRoot, LiveRoot
 from vsrtune.host.libvirt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
 from vsrtune.host.procfs import DAEMONS, napi_device, parse_stat
@@ -36,7 +37,6 @@ from vsrtune.host.recorded import (
     dumps,
     load,
 )
-from vsrtune.host.scheduler import BOOKS, book_lines
 from vsrtune.host.state_files import create_file
 from vsrtune.model.domain_xml import ours_in
 from vsrtune.model.guest import Sched

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import parse_counts
 from vsrtune.host.netdev import Device, NetReader, parse_softnet
 from vsrtune.model.guest import Interface
-from vsrtune.model.load import CpuTimes, DropPlace, HostSample
+from vsrtune.model.load import DropPlace, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.load import read_schedstat
 
@@ -19,19 +20,6 @@ T = TypeVar("T")
 
 # Counters of a lower device that say that a frame was lost, by their names in sysfs.
 _LOWER = ("rx_dropped", "rx_missed_errors", "tx_dropped")
-
-
-def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
-    """Times by CPU from /proc/stat (proc(5)). User time includes guest time. Raises ValueError."""
-    found = {}
-    for line in text.splitlines():
-        name, *fields = line.split()
-        if name.startswith("cpu") and name[3:].isdecimal() and len(fields) >= 7:
-            user, nice, system, idle, iowait, irq, softirq = map(int, fields[:7])
-            steal = int(fields[7]) if len(fields) > 7 else 0
-            total = user + nice + system + idle + iowait + irq + softirq + steal
-            found[int(name[3:])] = CpuTimes(total, idle + iowait, softirq)
-    return found
 
 
 def take(
@@ -81,7 +69,7 @@ def frames(root: HostRoot, snapshot: Snapshot) -> tuple[int, int]:
 def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[int, T]]) -> dict[int, T]:
     try:
         return parse(root.read(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import itertools
 import os
 import re
@@ -15,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import labhelp
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from vsrtune.host import netlink
-from vsrtune.host.netlink import attribute, nested
 
 MODULE = "napi_macvlan"
 NET = Path("/sys/class/net")
@@ -27,9 +28,26 @@ BROADCAST = "ff:ff:ff:ff:ff:ff"
 ETHERTYPE = b"\x88\xb5"
 
 _MACS = itertools.count(1)
-_MACVLAN_BC_QUEUE_LEN = 7
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
 _IFF_VNET_HDR = 0x4000
+
+
+@functools.cache
+def _register_queue_length() -> None:
+    """Tell pyroute2 of the one attribute that vsrtune itself never sets."""
+    netlink.links()
+    info = ifinfmsg.ifinfo
+
+    class WithQueueLength(info.list_link_kind()[MODULE]):
+        nla_map = (
+            ("IFLA_MACVLAN_UNSPEC", "none"),
+            ("IFLA_MACVLAN_MODE", "uint32"),
+            *((f"IFLA_MACVLAN_{number}", "hex") for number in range(2, 7)),
+            ("IFLA_MACVLAN_BC_QUEUE_LEN", "uint32"),
+        )
+
+    kinds = (MODULE, "napi_macvtap", "macvlan", "macvtap")
+    info.register_link_kind(module=dict.fromkeys(kinds, WithQueueLength))
 
 
 def link(
@@ -46,24 +64,15 @@ def link(
     that it does not know. Raises OSError with the kernel's errno."""
     if mac is None and not change and mode != PASSTHRU:
         mac = new_mac()
-    data = []
-    if mode is not None:
-        data.append(attribute(netlink.MACVLAN_MODE, struct.pack("=I", mode)))
-    if queue is not None:
-        data.append(attribute(_MACVLAN_BC_QUEUE_LEN, struct.pack("=I", queue)))
-    parts = [
-        attribute(netlink.IFNAME, name.encode() + b"\0"),
-        attribute(netlink.LINK, struct.pack("=I", socket.if_nametoindex(lower))),
-        nested(
-            netlink.LINKINFO,
-            attribute(netlink.INFO_KIND, kind.encode() + b"\0"),
-            nested(netlink.INFO_DATA, *data),
-        ),
-    ]
-    if mac is not None:
-        parts.append(attribute(netlink.ADDRESS, bytes.fromhex(mac.replace(":", ""))))
-    flags = 0 if change else netlink.CREATE | netlink.EXCL
-    netlink.request(netlink.NEWLINK, flags, netlink.link_message() + b"".join(parts))
+    _register_queue_length()
+    optional = {"macvlan_mode": mode, "macvlan_bc_queue_len": queue, "address": mac}
+    netlink.request(
+        "set" if change else "add",
+        kind=kind,
+        ifname=name,
+        link=socket.if_nametoindex(lower),
+        **{key: value for key, value in optional.items() if value is not None},
+    )
 
 
 def new_mac() -> str:

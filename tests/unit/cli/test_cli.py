@@ -337,7 +337,7 @@ class TestConfirm:
         assert not guardian.trial_file(guarded.journal).exists()
 
 
-LIBVIRT = Problem("libvirt", "the Python library libvirt is not installed")
+LIBVIRT = Problem("libvirt", "libvirt does not answer: no such socket")
 
 
 class TestNothingRead:

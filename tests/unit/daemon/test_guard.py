@@ -133,8 +133,9 @@ class Scene:
     def update(self) -> None:
         self.clock.now += 0.25
         self.idle += 0 if self.full else 10
-        cpus = f"cpu0 0 0 0 {self.idle + 7} 0\ncpu1 0 0 0 {self.idle} 0\n"
-        self.root.files["/proc/stat"] = f"cpu 0 0 0 9 0\n{cpus}intr 1\n"
+        zeroes = "0 0 0 0 0 0"
+        cpus = "".join(f"cpu{n} 0 0 0 {self.idle + 7 * (1 - n)} {zeroes}\n" for n in (0, 1))
+        self.root.files["/proc/stat"] = f"cpu 0 0 0 9 {zeroes}\n{cpus}intr 1\n"
         self.guard.update()
 
     def beside(self, name: str, flags: int = PF_KTHREAD, cpu: int = 1) -> ThreadKey:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,27 +23,6 @@ def restore_handlers():  # type: ignore[no-untyped-def]
     journald.LOGGER.setLevel(level)
 
 
-def test_fields_become_journal_fields() -> None:
-    sent: list[tuple[str, dict[str, str]]] = []
-    handler = journald.JournalHandler(lambda message, **fields: sent.append((message, fields)))
-    record = logging.LogRecord("test", logging.WARNING, "f", 1, "%s changed", ("vr 1.ü",), None)
-    record.vsrtune = journald.fields(guest="vr 1.ü", error=None)["vsrtune"]
-    handler.emit(record)
-    ((message, fields),) = sent
-    assert message == "vr 1.ü changed"
-    assert fields["VSRTUNE_GUEST"] == "vr 1.ü"
-    assert fields["PRIORITY"] == "4"
-    assert "VSRTUNE_ERROR" not in fields
-
-
-@pytest.mark.parametrize(
-    ("level", "number"),
-    [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3)],
-)
-def test_levels_map_to_syslog_priorities(level: int, number: int) -> None:
-    assert journald.priority(level) == number
-
-
 def test_outside_systemd_lines_go_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,14 +37,8 @@ FORGED = "vr1\nvsrtune: ERROR: vr2: forged\r\x1b[2J\u2028\u202e\udcff"
 
 
 def lines_of(emit: str) -> list[str]:
-    """What a process without systemd's library writes to standard error, which the journal
-    takes by lines."""
-    code = (
-        "import sys; sys.modules['systemd'] = None\n"
-        "import os; status = os.fstat(2)\n"
-        "os.environ['JOURNAL_STREAM'] = f'{status.st_dev}:{status.st_ino}'\n"
-        f"from vsrtune.daemon import journald as log; log.setup(); name = {FORGED!r}\n{emit}"
-    )
+    """What a process writes to standard error that is not the journal's stream."""
+    code = f"from vsrtune.daemon import journald as log; log.setup(); name = {FORGED!r}\n{emit}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, cwd=REPO, check=True, timeout=60
     )
@@ -88,12 +62,53 @@ def test_nor_does_an_error_with_a_traceback() -> None:
     assert all(line.startswith("  ") and line.isprintable() for line in others)
 
 
-def test_nor_in_the_journal() -> None:
-    sent: list[tuple[str, dict[str, str]]] = []
-    handler = journald.JournalHandler(lambda message, **fields: sent.append((message, fields)))
-    record = logging.LogRecord("test", logging.INFO, "f", 1, "%s", (FORGED,), None)
-    record.vsrtune = journald.fields(guest=FORGED)["vsrtune"]
-    handler.emit(record)
-    ((message, fields),) = sent
-    assert message.isprintable()
-    assert fields["VSRTUNE_GUEST"] == message
+def entry_of(log: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The fields that journald takes of the one entry that ``log`` makes: it drops those whose
+    name is not in capitals. What is sent must be UTF-8."""
+    entries: list[dict[str, str]] = []
+
+    def sendv(*fields: str) -> None:
+        pairs = (field.encode().decode().partition("=") for field in fields)
+        entries.append({name: value for name, _, value in pairs if name.isupper()})
+
+    stream = os.fstat(sys.stderr.fileno())
+    monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino}")
+    monkeypatch.setattr("systemd.journal.sendv", sendv)
+    journald.setup()
+    log()
+    (entry,) = entries
+    return entry
+
+
+def test_fields_become_journal_fields(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    entry = entry_of(
+        lambda: journald.LOGGER.warning(
+            "%s changed", "vr 1.ü", extra=journald.fields(guest="vr 1.ü", error=None)
+        ),
+        monkeypatch,
+    )
+    assert entry["MESSAGE"] == "vr 1.ü changed"
+    assert entry["VSRTUNE_GUEST"] == "vr 1.ü"
+    assert (entry["PRIORITY"], entry["SYSLOG_IDENTIFIER"]) == ("4", "vsrtune")
+    assert "VSRTUNE_ERROR" not in entry
+    assert capfd.readouterr().err == ""
+
+
+def test_nor_in_the_journal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            journald.LOGGER.exception("%s", FORGED, extra=journald.fields(guest=FORGED))
+
+    entry = entry_of(fail, monkeypatch)
+    first, *others = entry["MESSAGE"].split("\n")
+    assert first.isprintable()
+    assert entry["VSRTUNE_GUEST"] == first
+    assert len(others) > 3
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+    assert capfd.readouterr().err == ""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.host.filesystem import LiveRoot, sched_getattr
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import SchedClass
 
 

@@ -1,60 +1,241 @@
-"""Route netlink, from the bytes the kernel sent."""
+"""Route netlink: what becomes of the kernel's answers, from the bytes that it sends."""
 
 from __future__ import annotations
 
+import errno
 import struct
+from collections.abc import Sequence
 
 import pytest
+from pyroute2 import config
+from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
+from vsrtune.attach import link_writes
 from vsrtune.host import netlink
-from vsrtune.host.netlink import attribute, attributes, link_message, messages, nested, parse_link
+from vsrtune.host.netlink import LinkMonitor, parse_link, request
 from vsrtune.model.host import Link
 
+ERROR, DONE, NEWLINK, DELLINK = 2, 3, 16, 17
+MULTI, INTERRUPTED, WORDS = 0x2, 0x10, 0x200
+ADDRESS, IFNAME, MTU, LINK, TXQLEN, LINKINFO, NETNSID = 1, 3, 4, 5, 13, 18, 37
+ETHERNET, TUNNEL = 1, 768
 
-def body(*parts: bytes, index: int = 7, flags: int = 1) -> bytes:
-    return link_message(index=index, flags=flags) + b"".join(parts)
+
+def message(kind: int, body: bytes, flags: int = 0) -> bytes:
+    """One message; who sends it gives it its number."""
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body
+
+
+def attribute(number: int, content: bytes) -> bytes:
+    size = 4 + len(content)
+    return struct.pack("=HH", size, number) + content + bytes(-size % 4)
 
 
 def u32(number: int) -> bytes:
     return struct.pack("=I", number)
 
 
-def test_attributes_are_padded_and_read_back() -> None:
-    for size in range(9):
-        data = attribute(5, bytes(size)) + attribute(6, b"x")
-        assert len(data) % 4 == 0
-        assert attributes(data) == {5: bytes(size), 6: b"x"}
-    assert attributes(nested(18, attribute(1, b"a\0"))) == {18: attribute(1, b"a\0")}
+def link(*parts: bytes, device: int = ETHERNET, up: int = 1, family: int = 0) -> bytes:
+    """An ifinfomsg of index 7 and its attributes."""
+    return struct.pack("=BxHiII", family, device, 7, up, 0) + b"".join(parts)
 
 
-def test_a_link_of_our_kind() -> None:
-    info = nested(
-        netlink.LINKINFO,
-        attribute(netlink.INFO_KIND, b"napi_macvtap\0"),
-        nested(netlink.INFO_DATA, attribute(netlink.MACVLAN_MODE, u32(4))),
+def parsed(body: bytes) -> Link:
+    netlink._route()
+    (found,) = MarshalRtnl().parse(message(NEWLINK, body))
+    return parse_link(found)
+
+
+def our_kind(mode: int) -> bytes:
+    return link(
+        attribute(IFNAME, b"nvt1\0"),
+        attribute(LINK, u32(2)),
+        attribute(MTU, u32(1500)),
+        attribute(TXQLEN, u32(500)),
+        attribute(ADDRESS, bytes.fromhex("0200000000aa")),
+        attribute(
+            LINKINFO, attribute(1, b"napi_macvtap\0") + attribute(2, attribute(1, u32(mode)))
+        ),
     )
-    found = parse_link(
-        body(
-            attribute(netlink.IFNAME, b"nvt1\0"),
-            attribute(netlink.LINK, u32(2)),
-            attribute(netlink.MTU, u32(1500)),
-            attribute(netlink.TXQLEN, u32(500)),
-            attribute(netlink.ADDRESS, bytes.fromhex("0200000000aa")),
-            info,
-        )
-    )
-    assert found == Link(7, "nvt1", "napi_macvtap", 2, 0, 4, "02:00:00:00:00:aa", 1500, 500, True)
+
+
+# 32 is a mode that no kernel has yet.
+@pytest.mark.parametrize("mode", [1, 2, 4, 8, 16, 32])
+def test_a_link_of_our_kind(mode: int) -> None:
+    expected = Link(7, "nvt1", "napi_macvtap", 2, 0, mode, "02:00:00:00:00:aa", 1500, 500, True)
+    assert parsed(our_kind(mode)) == expected
 
 
 def test_a_lower_device_of_another_namespace_is_none_of_ours() -> None:
-    parts = (attribute(netlink.LINK, u32(2)), attribute(netlink.LINK_NETNSID, u32(0)))
-    assert parse_link(body(*parts, flags=0)) == Link(7, "")
+    body = link(attribute(LINK, u32(2)), attribute(NETNSID, u32(0)), up=0)
+    assert parsed(body) == Link(7, "")
 
 
-@pytest.mark.parametrize("cut", range(0, 60, 3))
-def test_what_is_cut_short_is_no_error(cut: int) -> None:
-    whole = attribute(3, b"eth0\0") + attribute(4, u32(9)) + nested(18, attribute(1, b"veth\0"))
-    assert set(attributes(whole[:cut])) <= {3, 4, 18}
-    datagram = struct.pack("=IHHII", 16 + len(whole), 16, 0, 1, 0) + whole
-    for _kind, _flags, content in messages(datagram[:cut]):
-        assert len(content) <= len(whole)
+def test_a_tunnel_has_no_mac() -> None:
+    body = link(attribute(ADDRESS, bytes(4)), device=TUNNEL)
+    assert parsed(body) == Link(7, "", up=True)
+
+
+def test_names_are_bytes() -> None:
+    assert parsed(link(attribute(IFNAME, b"v\xff1\0"))).name == "v\\xff1"
+
+
+class Kernel:
+    """Stands in for a netlink socket. Each request is answered by the next of ``answers``, its
+    datagrams; a datagram that does not come is a timeout."""
+
+    answers: Sequence[Sequence[bytes]]
+    requests: list[bytes]
+
+    def __init__(self, *_: object) -> None:
+        self.waiting: list[bytes] = []
+
+    def sendto(self, data: bytes, address: tuple[int, int]) -> int:
+        numbered = []
+        for datagram in type(self).answers[len(self.requests)]:
+            whole, at = bytearray(datagram), 0
+            while at < len(whole):
+                whole[at + 8 : at + 12] = data[8:12]
+                at += struct.unpack_from("=I", whole, at)[0]
+            numbered.append(bytes(whole))
+        self.requests.append(bytes(data))
+        self.waiting = numbered
+        return len(data)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if not self.waiting:
+            raise TimeoutError("timed out")
+        return self.waiting.pop(0)
+
+    def recvfrom_into(self, data: bytearray, size: int, flags: int) -> tuple[int, None]:
+        return (len(self.waiting[0]) if self.waiting else 0), None
+
+    def setsockopt(self, *_: object) -> None: ...
+    def settimeout(self, seconds: float) -> None: ...
+    def setblocking(self, blocking: bool) -> None: ...
+    def bind(self, address: tuple[int, int]) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> type[Kernel]:
+    monkeypatch.setattr(config, "SocketBase", Kernel)
+    monkeypatch.setattr(Kernel, "requests", [], raising=False)
+    monkeypatch.setattr(Kernel, "answers", [], raising=False)
+    return Kernel
+
+
+def refusal(code: int, words: str = "") -> bytes:
+    """struct nlmsgerr: the code, the request, and the kernel's words."""
+    body = struct.pack("=i", -code) + message(NEWLINK, link())
+    if words:
+        body += attribute(1, words.encode() + b"\0")
+    return message(ERROR, body, WORDS if words else 0)
+
+
+ACKNOWLEDGED = refusal(0)
+PART = message(NEWLINK, our_kind(4), MULTI)
+END = message(DONE, struct.pack("=i", 0), MULTI)
+
+
+def test_a_refusal_is_an_oserror_with_the_kernels_words(kernel: type[Kernel]) -> None:
+    kernel.answers = [[refusal(errno.EINVAL, "mode must be 1")], [refusal(errno.ENODEV)]]
+    with pytest.raises(OSError) as refused:
+        request("add", ifname="x", kind="napi_macvtap", macvlan_mode=3)
+    assert (refused.value.errno, refused.value.strerror) == (
+        errno.EINVAL,
+        "Invalid argument (mode must be 1)",
+    )
+    with pytest.raises(OSError) as refused:
+        request("del", index=7)
+    assert (refused.value.errno, refused.value.strerror) == (errno.ENODEV, "No such device")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "vlan", "data"),
+    [
+        ("napi_macvtap", 4, 0, attribute(2, attribute(1, u32(4)))),
+        ("macvtap", 8, 0, attribute(2, attribute(1, u32(8)))),
+        ("vlan", 0, 7, attribute(2, attribute(1, struct.pack("=H", 7)))),
+        ("bridge", 0, 0, b""),
+    ],
+)
+def test_what_is_asked_of_the_kernel(
+    kernel: type[Kernel], kind: str, mode: int, vlan: int, data: bytes
+) -> None:
+    kernel.answers = [[ACKNOWLEDGED]]
+    link_writes.make(kind, "nvt1", 2, "02:00:00:00:00:AA", mode, 1500, 500, vlan)
+    (asked,) = kernel.requests
+    assert struct.unpack_from("=IHH", asked) == (len(asked), NEWLINK, 0x605)
+    parts = [
+        attribute(LINKINFO, attribute(1, kind.encode() + b"\0") + data),
+        attribute(IFNAME, b"nvt1\0"),
+        attribute(LINK, u32(2)),
+        attribute(MTU, u32(1500)),
+        attribute(TXQLEN, u32(500)),
+        attribute(ADDRESS, bytes.fromhex("0200000000aa")),
+    ]
+    assert all(part in asked for part in parts)
+    assert len(asked) == 32 + sum(map(len, parts))
+
+
+def test_a_warning_is_no_error(kernel: type[Kernel]) -> None:
+    kernel.answers = [[refusal(0, "this attribute has no effect")]]
+    assert request("set", index=7, txqlen=5) == ()
+
+
+def interrupted(part: bytes) -> bytes:
+    """The same message, the first that the kernel wrote after a device had come or gone."""
+    flags = struct.unpack_from("=H", part, 6)[0] | INTERRUPTED
+    return part[:6] + struct.pack("=H", flags) + part[8:]
+
+
+def test_an_interrupted_dump_is_repeated(kernel: type[Kernel]) -> None:
+    broken = [PART, interrupted(PART), END]
+    kernel.answers = [broken, broken, [PART + PART, END]]
+    assert len(netlink.links()) == 2
+    assert len(kernel.requests) == 3
+
+
+def test_what_pyroute2_cannot_read_is_an_error(kernel: type[Kernel]) -> None:
+    kernel.answers = [[message(NEWLINK, b"\0" * 7)]]
+    with pytest.raises(OSError, match="cannot read") as failed:
+        netlink.link("nvt1")
+    assert failed.value.errno == errno.EBADMSG
+
+
+def test_one_link_by_its_name(kernel: type[Kernel]) -> None:
+    one = message(NEWLINK, our_kind(4))
+    kernel.answers = [[one, ACKNOWLEDGED], [one], [refusal(errno.ENODEV)], [refusal(errno.EPERM)]]
+    found = netlink.link("nvt1")
+    assert found is not None
+    assert found.index == 7
+    # The kernel finds it by an alternative name.
+    assert netlink.link("other") is None
+    assert netlink.link("none") is None
+    with pytest.raises(PermissionError):
+        netlink.link("nvt1")
+    assert len(kernel.requests) == 4
+    assert netlink.link("") is netlink.link("sixteen-bytes-xx") is None
+    assert len(kernel.requests) == 4
+
+
+def test_bridge_ports_are_no_news(kernel: type[Kernel]) -> None:
+    port = message(NEWLINK, link(attribute(IFNAME, b"p0\0"), family=7))
+    gone = message(DELLINK, our_kind(4))
+    with LinkMonitor(4096) as monitor:
+        monitor._sock._sock.waiting = [port + message(NEWLINK, our_kind(4)), gone]
+        (new,), (old,) = monitor.read(), monitor.read()
+    assert (new[1], old[1]) == (True, False)
+    assert new[0] == old[0] == parsed(our_kind(4))
+
+
+def test_a_listener_that_the_kernel_refuses_is_an_error(
+    kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Kernel, address: tuple[int, int]) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(Kernel, "bind", refuse)
+    with pytest.raises(OSError, match="no address"):
+        LinkMonitor(4096)

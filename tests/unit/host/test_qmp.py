@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket as listening
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -116,13 +115,6 @@ def test_an_answer_of_another_shape(socket: Path) -> None:
 def test_no_monitor(socket: Path) -> None:
     with pytest.raises(ObserveError, match="QMP failed"):
         query_vcpus(str(socket), os.getpid(), 5.0)
-
-
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "qemu.qmp", None)
-    with pytest.raises(ObserveError, match="not installed") as caught:
-        query_vcpus("/run/x", 1, 1.0)
-    assert "debug-threads=on" in caught.value.hint
 
 
 def test_vcpus_that_share_a_thread() -> None:

@@ -49,11 +49,3 @@ def test_else_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(qmp, "DIRECTORY", str(library(tmp_path / "vendor", "vendor")))
     assert qmp.qemu_qmp().ORIGIN == "vendor"
-
-
-@pytest.mark.usefixtures("clean")
-def test_else_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(qmp, "DIRECTORY", str(tmp_path / "none"))
-    with pytest.raises(ImportError):
-        qmp.qemu_qmp()

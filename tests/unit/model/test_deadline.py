@@ -11,7 +11,7 @@ from planning_samples import budget, cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.cli.show import measure
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.scheduler import book_lines, parse_books, read_books
+from vsrtune.host.cpus import book_lines, parse_books, read_books
 from vsrtune.model.deadline import (
     LEAVING,
     UNIT,

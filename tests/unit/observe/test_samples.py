@@ -12,6 +12,7 @@ from top_samples import SECOND
 
 from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind top_samples)
 
+from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.interrupts import parse_counts
 from vsrtune.model.load import CpuTimes, DropPlace, data_plane
 from vsrtune.model.snapshot import Snapshot
@@ -23,7 +24,7 @@ def test_proc_stat() -> None:
     text = (
         "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 10 1 20 300 5 2 40 7 6 0\ncpu11 1 0 0 0 0 0 1\nintr 5 0\n"
     )
-    assert samples.parse_cpu_times(text) == {
+    assert parse_cpu_times(text) == {
         0: CpuTimes(385, 305, 40),
         11: CpuTimes(2, 0, 1),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import email
+import re
 import shutil
 import subprocess
 import sys
@@ -56,3 +57,29 @@ def test_setup_cfg_is_where_the_metadata_come_from(wheel: zipfile.ZipFile) -> No
     )
     (scripts,) = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
     assert "vsrtune = vsrtune.cli.main:main" in wheel.read(scripts).decode()
+
+
+def _required() -> dict[str, str]:
+    """The lowest version of each requirement of setup.cfg, by its package in Debian."""
+    config = configparser.ConfigParser()
+    config.read(TREE / "setup.cfg")
+    found = {}
+    for line in config["options"]["install_requires"].split():
+        name, lowest = re.fullmatch(r"([\w.-]+?)(?:<[\d.]+,)?>=([\d.]+)", line).groups()  # type: ignore[union-attr]
+        short = {"libvirt-python": "libvirt", "systemd-python": "systemd"}.get(name, name)
+        found[f"python3-{short}"] = lowest
+    # The package brings it along (debian/vendor.txt); the tests have it from PyPI.
+    del found["python3-qemu.qmp"]
+    return found
+
+
+@pytest.mark.parametrize("place", ["tests/setup", "tests/lab/labtool/releases.py"])
+def test_every_requirement_is_there_when_vsrtune_is_tested(place: str) -> None:
+    assert set(_required()) <= set(re.findall(r"python3-[\w.-]+", (TREE / place).read_text()))
+
+
+def test_the_package_states_the_same_lowest_versions() -> None:
+    """dh_python3 adds the packages that are not named here, without a version."""
+    control = (TREE / "debian/control").read_text()
+    stated = dict(re.findall(r"(python3-[\w.-]+) \(>= ([\d.]+)\)", control))
+    assert stated == _required()

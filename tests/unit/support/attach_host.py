@@ -143,6 +143,9 @@ class FakeAttachHost:
     def links(self) -> dict[str, Link]:
         return {link.name: link for link in self.table.values()}
 
+    def link(self, name: str) -> Link | None:
+        return self.links().get(name)
+
     def has_cdev(self, index: int) -> bool:
         return not self.no_cdev and index in self.table
 

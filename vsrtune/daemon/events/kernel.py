@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.host import netlink
 from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netlink import LinkMonitor
 from vsrtune.model.guest import Guest, NicKind
 from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot
@@ -28,8 +28,7 @@ from vsrtune.model.snapshot import Snapshot
 # Seconds within which a snapshot should show a new device as a guest's.
 GRACE = 3.0
 RETRY = 5.0
-_GROUP_LINK = 1  # RTMGRP_LINK
-_BUFFER = 1 << 16
+_BUFFER = 1 << 20
 _TURN = 1.0
 
 
@@ -37,7 +36,7 @@ class LinkEvents(Background):
     """Listens in this network namespace from ``start`` to ``stop``.
 
     ``snapshot`` returns the latest snapshot. ``dirty`` is called from this thread. ``buffer``
-    is the size of the socket's buffer in bytes, None for the system's.
+    is the size of the socket's buffer in bytes, as far as net.core.rmem_max lets it.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class LinkEvents(Background):
         dirty: Dirty,
         *,
         grace: float = GRACE,
-        buffer: int | None = None,
+        buffer: int = _BUFFER,
     ) -> None:
         super().__init__("link-events")
         self._snapshot = snapshot
@@ -64,11 +63,11 @@ class LinkEvents(Background):
         said = False
         while not self._stopping.is_set():
             try:
-                with self._open() as sock:
+                with LinkMonitor(self._buffer) as monitor:
                     self._reread()
                     self.listening.set()
                     said = False
-                    self._listen(sock)
+                    self._listen(monitor)
             except OSError as error:
                 if not said:
                     LOGGER.warning(
@@ -77,19 +76,12 @@ class LinkEvents(Background):
                 said = True
                 self._stopping.wait(RETRY)
 
-    def _open(self) -> socket.socket:
-        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        if self._buffer is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
-        sock.bind((0, _GROUP_LINK))
-        return sock
-
-    def _listen(self, sock: socket.socket) -> None:
+    def _listen(self, monitor: LinkMonitor) -> None:
         while not self._stopping.is_set():
-            ready, _, _ = select.select([sock], [], [], _TURN)
+            ready, _, _ = select.select([monitor], [], [], _TURN)
             if ready:
                 try:
-                    data = sock.recv(_BUFFER)
+                    news = monitor.read()
                 except OSError as error:
                     if error.errno != errno.ENOBUFS:
                         raise
@@ -97,22 +89,16 @@ class LinkEvents(Background):
                     self._dirty("news of network devices were lost")
                     self._reread()
                     continue
-                for kind, _, content in netlink.messages(data):
-                    self._hear(kind, content)
+                for link, exists in news:
+                    self._hear(link, exists)
             self._claim()
 
     def _reread(self) -> None:
         self._links = {link.index: link for link in netlink.links()}
 
-    def _hear(self, kind: int, content: bytes) -> None:
-        # Bridges report their ports in the same group, with a family and an incomplete link.
-        if kind not in (netlink.NEWLINK, netlink.DELLINK) or content[:1] != bytes(
-            [socket.AF_UNSPEC]
-        ):
-            return
-        link = netlink.parse_link(content)
+    def _hear(self, link: Link, exists: bool) -> None:
         old = self._links.get(link.index)
-        new = link if kind == netlink.NEWLINK else None
+        new = link if exists else None
         if new is None:
             self._links.pop(link.index, None)
             self._new.pop(link.index, None)

@@ -39,18 +39,13 @@ class Dirty(Protocol):
     def __call__(self, reason: str, guest: str | None = None) -> None: ...
 
 
-def register() -> bool:
-    """Make this process able to receive events; False without the libvirt library.
+def register() -> None:
+    """Make this process able to receive events. Must come before the first connection of the
+    process (virEventRegisterDefaultImpl)."""
+    import libvirt
 
-    Must come before the first connection of the process (virEventRegisterDefaultImpl).
-    """
-    try:
-        import libvirt
-    except ImportError:
-        return False
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     libvirt.virEventRegisterDefaultImpl()
-    return True
 
 
 class LibvirtEvents(Background):

@@ -5,30 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
+from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.procfs import PF_KTHREAD
+from vsrtune.host.procfs import Stat, parse_stat
 from vsrtune.model.guest import NicKind, Role, ThreadKey
 from vsrtune.plan.safety.starvation import Counters, Sight, Subject, ThreadSample, vital
 
 # Duration of one step of the walk through all threads, seconds.
 SLICE = 0.004
-
-
-class _Stat:
-    """The fields of /proc/TID/stat that matter here."""
-
-    __slots__ = ("cpu", "flags", "name", "start", "state", "threads", "ticks")
-
-    def __init__(self, text: str) -> None:
-        head, _, tail = text.rpartition(")")
-        fields = tail.split(None, 37)
-        self.name = head.partition("(")[2]
-        self.state = fields[0]
-        self.flags = int(fields[6])
-        self.ticks = int(fields[11]) + int(fields[12])
-        self.threads = int(fields[17])
-        self.start = int(fields[19])
-        self.cpu = int(fields[36])
 
 
 class GuardSampler:
@@ -47,8 +31,8 @@ class GuardSampler:
         while the thread is runnable."""
         where = f"/proc/{key.pid}/task/{key.tid}"
         try:
-            stat = _Stat(self._root.read(f"{where}/stat"))
-            if stat.start != key.start_time:
+            stat = parse_stat(self._root.read(f"{where}/stat"))
+            if stat.start_time != key.start_time:
                 return None
             return self._sample(where, stat, always)
         except (OSError, ValueError, IndexError):
@@ -56,20 +40,14 @@ class GuardSampler:
 
     def idle(self) -> dict[int, int]:
         """Ticks by CPU in which it had nothing to run. Raises OSError."""
-        found = {}
-        for line in self._root.read("/proc/stat").splitlines():
-            if not line.startswith("cpu"):
-                break
-            name, *fields = line.split()
-            if name != "cpu":
-                found[int(name[3:])] = int(fields[3]) + int(fields[4])
-        return found
+        times = parse_cpu_times(self._root.read("/proc/stat"))
+        return {cpu: of.idle for cpu, of in times.items()}
 
-    def _sample(self, where: str, stat: _Stat, always: bool) -> ThreadSample:
+    def _sample(self, where: str, stat: Stat, always: bool) -> ThreadSample:
         ran = waited = None
         if always or stat.state == "R":
             ran, waited = map(int, self._root.read(f"{where}/schedstat").split()[:2])
-        return ThreadSample(stat.state, stat.cpu, stat.ticks, ran, waited)
+        return ThreadSample(stat.state, stat.processor, stat.cpu_ticks, ran, waited)
 
     def _threads(self, subject: Subject) -> dict[ThreadKey, ThreadSample]:
         found = {}
@@ -115,7 +93,7 @@ class GuardSampler:
 
     def _runnable(self, pid: int, cpus: Collection[int]) -> Iterator[tuple[ThreadKey, str, bool]]:
         try:
-            stat = _Stat(self._root.read(f"/proc/{pid}/stat"))
+            stat = parse_stat(self._root.read(f"/proc/{pid}/stat"))
             tids = [str(pid)]
             if stat.threads > 1:
                 tids = self._root.listdir(f"/proc/{pid}/task")
@@ -124,12 +102,12 @@ class GuardSampler:
         for tid in tids:
             try:
                 if stat.threads > 1:
-                    stat = _Stat(self._root.read(f"/proc/{pid}/task/{tid}/stat"))
+                    stat = parse_stat(self._root.read(f"/proc/{pid}/task/{tid}/stat"))
             except (OSError, ValueError, IndexError):
                 continue
-            if stat.state == "R" and stat.cpu in cpus:
-                important = vital(stat.name, bool(stat.flags & PF_KTHREAD))
-                yield ThreadKey(pid, int(tid), stat.start), stat.name, important
+            if stat.state == "R" and stat.processor in cpus:
+                important = vital(stat.comm, stat.kthread)
+                yield ThreadKey(pid, int(tid), stat.start_time), stat.comm, important
 
 
 def _counters(subject: Subject, devices: dict[str, tuple[int, int, int, int]]) -> Counters | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor.model import DeviceState, Facts, Opener
+from vsrtune.host.cpus import read_books
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import parse_softnet
-from vsrtune.host.scheduler import read_books
 from vsrtune.model.guest import Interface
 from vsrtune.model.snapshot import Snapshot
 
