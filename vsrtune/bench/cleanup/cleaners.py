@@ -19,8 +19,8 @@ from vsrtune.bench.cleanup import put_back
 from vsrtune.bench.setup import attachments, scaling
 
 CLEANERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    attachments.KIND: attachments.put_back,
+    attachments.Attachments.kind: attachments.put_back,
     put_back.TUNING: put_back.undo_journal,
     put_back.COMMAND: put_back.revert_command,
-    scaling.KIND: scaling.put_back,
+    scaling.Members.kind: scaling.put_back,
 }

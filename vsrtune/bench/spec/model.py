@@ -89,7 +89,6 @@ class BenchAttachment(enum.StrEnum):
     MACVTAP = "macvtap"
     BRIDGE = "bridge"
     OPENVSWITCH = "openvswitch"
-    NAPI_MACVTAP = "napi-macvtap"
 
 
 @dataclass(frozen=True, slots=True)
