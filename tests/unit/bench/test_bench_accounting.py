@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.bench.measure.accounting import Counts, Effort, account
-from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.measure.threads import (
     Usage,
     Used,
-    parse_cpu_line,
     parse_migrations,
     parse_switches,
     work,
@@ -117,11 +116,4 @@ def test_parsers() -> None:
         parse_migrations("se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n") == 42
     )
     assert parse_migrations("") == 0
-    stat = "cpu  100 0 50 900 10 0 30 0 0 0\ncpu0 50 0 25 450 5 0 15 0\ncpu1 50 0 25 450 5 0 15 0\nintr 5\n"
-    assert parse_cpu_line(stat) == (0.3, 9.1, 2)
     assert parse_softnet_drops("0000 0000000a 0\n0001 00000001 0\n") == 11
-    table = parse_device_table(
-        "Inter-|   Receive\n face |bytes\n  g0: 1 2 3 4 5 6 7 8 9 10 11 12 0 0 0 0\n"
-    )
-    assert table["g0"]["tx_dropped"] == 12
-    assert table["g0"]["rx_fifo"] == 5

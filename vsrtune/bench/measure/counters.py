@@ -13,13 +13,6 @@ from vsrtune.host.netdev import CLASS
 from vsrtune.model.guest import Guest
 from vsrtune.model.snapshot import Snapshot
 
-# The columns of /proc/net/dev, in order.
-_FIELDS = (
-    *("rx_bytes", "rx_packets", "rx_errors", "rx_dropped"),
-    *("rx_fifo", "rx_frame", "rx_compressed", "multicast"),
-    *("tx_bytes", "tx_packets", "tx_errors", "tx_dropped"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -115,15 +108,6 @@ def read_losses(root: HostRoot, where: Places) -> Losses:
         backlog=parse_softnet_drops(root.read("/proc/net/softnet_stat")),
         ring=sum(_number(root, path) for path in where.rings),
     )
-
-
-def parse_device_table(text: str) -> dict[str, dict[str, int]]:
-    """Read /proc/net/dev: counters by device."""
-    table = {}
-    for line in text.splitlines()[2:]:
-        (device, _, values) = line.partition(":")
-        table[device.strip()] = dict(zip(_FIELDS, map(int, values.split()), strict=False))
-    return table
 
 
 def parse_softnet_drops(text: str) -> int:

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.procfs import CLOCK_TICKS, cpu_ns, parse_stat
+from vsrtune.host.procfs import cpu_ns, parse_stat
 from vsrtune.model.guest import Guest, Role, ThreadKey
 from vsrtune.model.snapshot import Snapshot
 
@@ -68,8 +70,8 @@ def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
         used = _used(root, key, role)
         if used is not None:
             found[key] = used
-    (softirq, idle, cpus) = parse_cpu_line(root.read("/proc/stat"))
-    return Usage(found, softirq, idle, cpus)
+    times = psutil.cpu_times()
+    return Usage(found, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
 
 
 def work(before: Usage, after: Usage) -> Work:
@@ -100,14 +102,6 @@ def parse_migrations(sched: str) -> int:
     """``se.nr_migrations`` of /proc/TID/sched; 0 where the kernel does not tell."""
     match = _MIGRATIONS.search(sched)
     return int(match[1]) if match else 0
-
-
-def parse_cpu_line(stat: str) -> tuple[float, float, int]:
-    """SoftIRQ and idle seconds of all CPUs, and the number of CPUs, from /proc/stat."""
-    lines = stat.splitlines()
-    fields = [int(word) for word in lines[0].split()[1:]]
-    cpus = sum(1 for line in lines[1:] if re.match(r"cpu\d", line))
-    return fields[6] / CLOCK_TICKS, (fields[3] + fields[4]) / CLOCK_TICKS, cpus
 
 
 def _used(root: HostRoot, key: ThreadKey, role: str) -> Used | None:

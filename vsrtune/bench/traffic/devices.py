@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import psutil
+
 from vsrtune.core.errors import VsrtuneError
 
 Link = Mapping[str, Any]
@@ -27,7 +29,9 @@ def check(devices: Iterable[str], ssh_connection: str = "") -> None:
         for family in ("-4", "-6")
         for route in json.loads(_ip("-j", family, "route", "show", "default") or "[]")
     ]
-    own = own_addresses(_run("ss", "-Htn", "state", "established"), ssh_connection)
+    sockets = psutil.net_connections(kind="tcp")
+    local = [s.laddr for s in sockets if s.status == psutil.CONN_ESTABLISHED and s.laddr]
+    own = own_addresses(local, ssh_connection)
     for device in devices:
         what = refusal(device, links, routes, own)
         if what is not None:
@@ -61,24 +65,15 @@ def refusal(
     return None
 
 
-def own_addresses(sockets: str, ssh_connection: str) -> frozenset[str]:
-    """This machine's addresses of ssh connections: those with sshd's port in the output of
-    `ss -Htn`, and the address of SSH_CONNECTION, whatever its port."""
-    found = set()
+def own_addresses(local: Iterable[tuple[str, int]], ssh_connection: str) -> frozenset[str]:
+    """This machine's addresses of ssh connections: those with sshd's port among the ``local``
+    ends (address, port) of connections, and that of SSH_CONNECTION, whatever its port."""
     words = ssh_connection.split()
-    if len(words) == 4:
-        found.add(_address(words[2]))
-    for line in sockets.splitlines():
-        fields = line.split()
-        local = next((f for f in fields if f.rpartition(":")[2].isdecimal() and ":" in f), "")
-        (address, _, port) = local.rpartition(":")
-        if port == "22":
-            found.add(_address(address))
-    return frozenset(found)
+    found = {_address(words[2])} if len(words) == 4 else set()
+    return frozenset(found | {_address(address) for address, port in local if port == 22})
 
 
 def _address(text: str) -> str:
-    text = text.strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

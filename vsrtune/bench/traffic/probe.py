@@ -168,7 +168,7 @@ def send_at_rate(
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
     """Percentiles (nearest rank) of the probes that arrived; None when none was sent.
 
-    When none arrived, the percentiles are 0, and ``lost`` equals ``sent``.
+    When none arrived, the percentiles are NaN, and ``lost`` equals ``sent``.
     """
     if not sent:
         return None
@@ -179,7 +179,7 @@ def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | N
 
 
 def _rank(times: Sequence[float], share: float) -> float:
-    return times[max(0, math.ceil(share * len(times)) - 1)] if times else 0.0
+    return times[max(0, math.ceil(share * len(times)) - 1)] if times else math.nan
 
 
 def _stamp(notes: Iterable[tuple[int, int, bytes]]) -> int | None:
