@@ -48,11 +48,17 @@ class ProbeLeg:
 
 
 def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> bytes:
-    """A probe: Ethernet, IPv4, UDP, and our mark with the run and the number. Flows differ
-    in their source ports."""
+    """A probe, with our mark, the run and the number. Flows differ in their source ports."""
     data = _MAGIC + struct.pack("!II", run, number)
     data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
-    udp = struct.pack("!HHHH", _SOURCE_PORT - flow, PORT, 8 + len(data), 0)
+    return udp_frame(own_mac, leg, _SOURCE_PORT - flow, PORT, data)
+
+
+def udp_frame(
+    own_mac: bytes, leg: ProbeLeg, source_port: int, destination_port: int, data: bytes
+) -> bytes:
+    """Ethernet, IPv4 and UDP without its checksum."""
+    udp = struct.pack("!HHHH", source_port, destination_port, 8 + len(data), 0)
     head = struct.pack(
         "!BBHHHBBH4s4s", 0x45, 0, 28 + len(data), 0, 0, 64, socket.IPPROTO_UDP, 0,
         ipaddress.IPv4Address(leg.source).packed, ipaddress.IPv4Address(leg.destination).packed,
