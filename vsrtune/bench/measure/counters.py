@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vsrtune.bench.measure.accounting import Losses
 from vsrtune.bench.spec.model import Router
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.host.filesystem import HostRoot
@@ -21,17 +22,6 @@ class Places:
 
     lowers: tuple[str, ...]
     rings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Counters so far: frames ``refused`` by devices that should send, ``missed`` by NICs
-    without free descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a tap."""
-
-    refused: int = 0
-    missed: int = 0
-    backlog: int = 0
-    ring: int = 0
 
 
 def guests_of(router: Router, snapshot: Snapshot) -> tuple[Guest, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from vsrtune.bench.cleanup import put_back
+from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.setup.attachments import Attachments
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.setup.scaling import Members
@@ -191,11 +191,11 @@ class Configurator(Closing):
         try:
             if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
                 data: dict[str, Any] = {"journal": str(self._path), "uri": self._uri}
-                self._begin(put_back.TUNING, data, tuner.undo)
+                self._begin(cleaners.TUNING, data, tuner.undo)
                 notes = self._settled(tuner, tuner.apply(configuration))
             if configuration.apply:
                 data = {"revert": list(configuration.revert)}
-                self._begin(put_back.COMMAND, data, partial(put_back.revert_command, data))
+                self._begin(cleaners.COMMAND, data, partial(cleaners.revert_command, data))
                 run(configuration.apply)
         except VsrtuneError:
             # The first error says more than one while putting back; `restore` meets the

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Sequence
 
-from vsrtune.bench.cleanup.put_back import failure, settle
+from vsrtune.bench.cleanup.cleaners import failure, settle
 from vsrtune.bench.spec.model import Configuration, Tuning
 from vsrtune.bench.spec.parser import policies
 from vsrtune.core.cpuset import CpuSet
