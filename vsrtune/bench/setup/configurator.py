@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from vsrtune.bench.cleanup import cleaners
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup.attachments import Attachments
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.setup.scaling import Members
@@ -22,18 +23,6 @@ from vsrtune.host.libvirt import DEFAULT_URI
 
 # Rounds of traffic for threads that have to run before they can be class deadline.
 _SETTLING = 10
-
-
-class Records(Protocol):
-    """The interface of the ledger that a Configurator uses."""
-
-    def add(self, kind: str, data: Mapping[str, Any]) -> Any:
-        """Record durably what is about to be changed, and return the entry's id."""
-        ...
-
-    def done(self, entry: Any) -> None:
-        """Record that the change is taken back."""
-        ...
 
 
 class Layer(Protocol):
@@ -85,7 +74,7 @@ class Configurator(Closing):
     def __init__(
         self,
         spec: Spec,
-        ledger: Records,
+        ledger: BenchLedger,
         *,
         ready: Callable[[], None] | None = None,
         uri: str = DEFAULT_URI,
@@ -99,13 +88,13 @@ class Configurator(Closing):
         # From below: a group's members stand on interfaces.
         self._layers: tuple[Layer, ...] = (Attachments(spec.routers, uri), Members(uri))
         # By kind of layer: the ledger's entry, and its data.
-        self._changed: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._changed: dict[str, tuple[int, dict[str, Any]]] = {}
         self._journal: Journal | None = None
         self._tuner: Tuner | None = None
         self._present: Configuration | None = None
         self._notes: tuple[str, ...] = ()
         # Of the present tuning: the ledger's entries, and the functions that take them back.
-        self._tuned: list[tuple[Any, Callable[[], object]]] = []
+        self._tuned: list[tuple[int, Callable[[], object]]] = []
 
     def __enter__(self) -> Self:
         """Raises VsrtuneError when the daemon runs, when another process holds the

@@ -26,7 +26,6 @@ from vsrtune import __version__
 from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
-from vsrtune.bench.traffic.pktgen import Generator
 from vsrtune.bench.traffic.probe import ProbeLeg
 from vsrtune.bench.traffic.sink import Sink
 from vsrtune.core.errors import VsrtuneError
@@ -39,7 +38,7 @@ class Agent:
     def __init__(self, stdin: int) -> None:
         self._stdin = stdin
         self._devices: tuple[str, ...] = ()
-        self._generator: Generator | None = None
+        self._generator: pktgen.Pktgen | None = None
         self._sink: Sink | None = None
         self._receivers: dict[str, probe.Receiver] = {}
         self._loaded = False
