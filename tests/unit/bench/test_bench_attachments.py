@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bench_samples as samples
@@ -13,6 +15,7 @@ import pytest
 from attach_host import FakeAttachHost, Killed
 
 from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup import bridges, switches
@@ -21,6 +24,7 @@ from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import BenchAttachment, Configuration
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import DomainNic, differences, nic, nics
+from vsrtune.model.host import Link
 
 DIRECT = """\
 <interface type='direct' trustGuestRxFilters='yes'>
@@ -297,3 +301,40 @@ def test_a_guest_that_ended_needs_nothing(bench: Callable[[str], Bench]) -> None
         pytest.raises(VsrtuneError, match="does not run"),
     ):
         configurator.check([BRIDGE])
+
+
+@pytest.mark.parametrize(
+    ("links", "addresses", "own", "why"),
+    [
+        ([], ["fe80::1%p0", "169.254.3.4"], (), ""),
+        ([Link(9, "macvtap3", "macvtap", lower=2)], [], ("macvtap3",), ""),
+        ([Link(9, "macvtap3", "macvtap", lower=2)], [], (), "macvtap3 is on p0"),
+        ([Link(9, "veth7", "veth", lower=2)], [], (), ""),
+        ([], ["192.0.2.1"], (), "has the address 192.0.2.1"),
+        ([], ["fe80::1%p0", "2001:db8::1"], (), "has the address 2001:db8::1"),
+    ],
+)
+def test_what_keeps_a_device_out_of_a_bridge(
+    monkeypatch: pytest.MonkeyPatch,
+    links: list[Link],
+    addresses: list[str],
+    own: tuple[str, ...],
+    why: str,
+) -> None:
+    family = {True: socket.AF_INET6, False: socket.AF_INET}
+    found = [SimpleNamespace(family=family[":" in a], address=a) for a in addresses]
+    monkeypatch.setattr(bridges.psutil, "net_if_addrs", lambda: {"p0": found})
+    host = AttachHostState((), [Link(2, "p0"), *links], ())
+    what = bridges.obstacle("p0", own, host)
+    assert (what is None) == (why == "")
+    assert why in (what or ("",))[0]
+
+
+def test_a_port_of_a_bridge_is_not_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridges.psutil, "net_if_addrs", dict)
+    host = AttachHostState((), [Link(2, "p0", master=5), Link(5, "br0", "bridge")], ())
+    assert bridges.obstacle("p0", (), host) == (
+        "p0 is a port of br0 already", "take it out of there",
+    )  # fmt: skip
+    with pytest.raises(VsrtuneError, match="no such device"):
+        bridges.obstacle("p9", (), host)
