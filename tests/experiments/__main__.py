@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from experiments.plan import TREE, Run
+from experiments.plan import TREE
 
 sys.path.insert(0, str(TREE))
 
@@ -20,11 +19,6 @@ from experiments import lab, page
 from experiments.figures import FIGURES
 
 DOCS = TREE / "docs" / "results"
-
-
-def _brief(run: Run) -> Run:
-    """The same seams in a fraction of the time."""
-    return replace(run, pairs=1, seconds=0.5, rates=run.rates[-1:])
 
 
 def _named(text: str, names: list[str]) -> list[str]:
@@ -43,10 +37,8 @@ def main() -> int:
     add("--figures", metavar="ID,...", help=f"only these of {', '.join(names)}")
     add("--again", metavar="ID,...", default="", help="measure these anew, or all")
     add("--budget", type=int, default=3000, metavar="S", help="seconds of runs in a boot (3000)")
-    add("--once", action="store_true", help="one boot only, then the pages")
     add("--page", action="store_true", help="measure nothing, only write the pages")
     add("--list", action="store_true", help="what there is to do, and how long it may take")
-    add("--smoke", action="store_true", help="every configuration once, briefly; use with --docs")
     add("--docs", type=Path, default=DOCS, metavar="DIR", help="where to (docs/results)")
     arguments = parser.parse_args()
     wanted = _named(arguments.figures, names) if arguments.figures else names
@@ -55,10 +47,6 @@ def main() -> int:
     if unknown:
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")
     figures = [figure for figure in FIGURES if figure.id in wanted]
-    if arguments.smoke:
-        if arguments.docs == DOCS:
-            parser.error("--smoke needs --docs DIR: its figures mean nothing")
-        figures = [replace(f, runs=tuple(_brief(run) for run in f.runs)) for f in figures]
     raw = arguments.docs / "raw"
     for name in again:
         shutil.rmtree(raw / name, ignore_errors=True)
@@ -68,12 +56,7 @@ def main() -> int:
                 f"{key:32} {run.boot.name:9} {run.trials:4} trials, {run.expected_seconds:4.0f} s"
             )
         return 0
-    good = True
-    if not arguments.page:
-        if arguments.once:
-            good = lab.once(figures, raw, arguments.budget) in (0, lab.TIME_UP)
-        else:
-            good = lab.make(figures, raw, arguments.budget)
+    good = arguments.page or lab.make(figures, raw, arguments.budget)
     page.write(FIGURES, arguments.docs)
     return 0 if good else 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from vsrtune.core.stats import Ratio, paired_ratio
@@ -105,15 +104,3 @@ def lost_at(place: str) -> Value:
 def latency(which: str) -> Value:
     """Microseconds."""
     return lambda trial: float(trial["latency_us"][which])
-
-
-def ranged(values: list[float], digits: int = 0) -> str:
-    """Median, and from where to where the trials go."""
-    if not values:
-        return "-"
-    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
-
-
-def percent(values: list[float]) -> str:
-    """The same for shares of 1."""
-    return ranged([100 * v for v in values], 1)

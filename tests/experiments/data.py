@@ -37,28 +37,25 @@ class Data:
         """One result. Raises Missing."""
         key = self._key(run)
         if key not in self._read:
-            path = self._raw / f"{key}.json"
-            if not path.exists():
-                raise Missing(key)
-            self._read[key] = outcome_from_json(path.read_text(encoding="utf-8"), str(path))
+            self._read[key] = outcome_from_json(self._text(f"{key}.json"), key)
         return self._read[key]
 
     def bed(self, run: str) -> BedRun:
         """The result of a run of namespace routers. Raises Missing."""
         key = self._key(run)
         if key not in self._beds:
-            path = self._raw / f"{key}.json"
-            if not path.exists():
-                raise Missing(key)
-            self._beds[key] = bed_run(path.read_text(encoding="utf-8"))
+            self._beds[key] = bed_run(self._text(f"{key}.json"))
         return self._beds[key]
 
     def text(self, run: str, name: str) -> str:
         """What a run's command left beside its result. Raises Missing."""
-        path = self._raw / self._figure / f"{run}.{name}.txt"
-        if not path.exists():
-            raise Missing(f"{self._figure}/{run}.{name}")
-        return path.read_text(encoding="utf-8")
+        return self._text(f"{self._figure}/{run}.{name}.txt")
+
+    def _text(self, path: str) -> str:
+        try:
+            return (self._raw / path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise Missing(path.rpartition(".")[0]) from None
 
     def has(self, run: str) -> bool:
         return (self._raw / f"{self._key(run)}.json").exists()
@@ -104,10 +101,6 @@ class Data:
     def peak(self, run: str, configuration: str | None = None) -> Point:
         """The point that forwards most."""
         return max(self.points(run, configuration), key=lambda p: p.pps)
-
-
-def offered(load: float) -> str:
-    return f"{load:,.0f} pps offered"
 
 
 def mix(point: Point, roles: Sequence[str] = ("vcpu", "vhost", "softirq")) -> str:

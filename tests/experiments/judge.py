@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median
 
 from vsrtune.core.stats import Ratio
 
-from .data import Data, mix, offered
+from .data import Data, mix
 from .plan import Verdict
+from .text import offered, ranged
 
 Judge = Callable[[Data], Verdict]
 Why = Callable[[Data], str]
@@ -23,25 +24,29 @@ def top(data: Data, run: str) -> float:
     return data.loads(run)[-1]
 
 
-def more(run: str, ours: str, theirs: str, load: float | None = None) -> Judge:
+def shown(ratio: Ratio, text: str) -> Verdict:
+    """Agrees when a ratio is shown to be above 1, differs when it is shown to be below."""
+    if not ratio.shown:
+        return Verdict("open", f"{text}: no difference shown")
+    return Verdict("agrees" if ratio.low > 1 else "differs", text)
+
+
+def more(run: str, ours: str, theirs: str) -> Judge:
     """Agrees when ``ours`` is shown to forward more than ``theirs`` in overload."""
 
     def judge(data: Data) -> Verdict:
-        at = top(data, run) if load is None else load
+        at = top(data, run)
         ratio = data.ratio(run, ours, theirs, at)
-        text = _say(ours, theirs, ratio, at)
-        if not ratio.shown:
-            return Verdict("open", f"{text}: no difference shown")
-        return Verdict("agrees" if ratio.low > 1 else "differs", text)
+        return shown(ratio, _say(ours, theirs, ratio, at))
 
     return judge
 
 
-def same(run: str, ours: str, theirs: str, load: float | None = None) -> Judge:
+def same(run: str, ours: str, theirs: str) -> Judge:
     """Agrees when no difference is shown in overload."""
 
     def judge(data: Data) -> Verdict:
-        at = top(data, run) if load is None else load
+        at = top(data, run)
         ratio = data.ratio(run, ours, theirs, at)
         text = _say(ours, theirs, ratio, at)
         if ratio.shown:
@@ -168,9 +173,15 @@ def change(before: Sequence[float], after: Sequence[float], margin: float = 0.1)
     return "same" if abs(median(after) / max(median(before), 1.0) - 1.0) <= margin else "open"
 
 
-def ranged(rates: Sequence[float]) -> str:
-    """Trials of one load as text: their median, and from where to where they go."""
-    return f"{median(rates):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
+def in_turn(
+    before: Sequence[float], after: Sequence[float], agrees: Collection[str], text: str
+) -> Verdict:
+    """Of two runs that were not interleaved: agrees when the rate became one of ``agrees``
+    (``change``)."""
+    became = change(before, after)
+    if became == "open":
+        return Verdict("open", text)
+    return Verdict("agrees" if became in agrees else "differs", text)
 
 
 def impossible(text: str) -> Judge:

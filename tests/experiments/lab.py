@@ -41,15 +41,6 @@ def make(figures: Sequence[Figure], raw: Path, budget: int) -> bool:
     return good
 
 
-def once(figures: Sequence[Figure], raw: Path, budget: int) -> int:
-    """One boot for the first kind of lab that has something to do: its status, or 0."""
-    left = missing(figures, raw)
-    if not left:
-        return 0
-    boot = left[0][1].boot
-    return _boot(boot, [(key, run) for key, run in left if run.boot == boot], raw, budget)
-
-
 def _boot_until_done(boot: Boot, figures: Sequence[Figure], raw: Path, budget: int) -> bool:
     for _ in range(_ATTEMPTS):
         left = [(key, run) for key, run in missing(figures, raw) if run.boot == boot]

@@ -8,11 +8,13 @@ leaves a line that says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.data import Data, Missing
 from experiments.plan import Claim, Figure, Run, Verdict
+from experiments.text import table
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import DROPS, by_configuration, used
 from vsrtune.bench.report.summaries import number, percent
@@ -22,10 +24,6 @@ from vsrtune.bench.spec.model import Outcome
 _AGREES = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
 _REACHED = {"agrees": "reached", "differs": "**not reached**", "open": "not shown"}
 _HELPS = {"agrees": "helps", "differs": "**hurts**", "open": "no difference shown"}
-_PEERS = "peers"
-_LEVERS = "levers"
-_NAPI = "napi-"
-_HARM = "no-harm"
 
 _HEAD = """\
 One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
@@ -64,48 +62,62 @@ _WAITS = """\
 """
 
 
+@dataclass(frozen=True)
+class _Page:
+    """One page: the figures whose names begin with one of ``prefixes`` (none: all that no other
+    page has), and the word for each answer of a verdict."""
+
+    name: str
+    title: str
+    answers: Mapping[str, str]
+    prefixes: tuple[str, ...] = ()
+    head: str = _HEAD
+    tail: str = ""
+
+
+_PAGES = (
+    _Page("paper", "The papers' figures, measured again", _AGREES, tail=_WAITS),
+    _Page("peers", "What else an operator could use", _REACHED, ("peers",)),
+    _Page("levers", "Which settings are worth something", _HELPS, ("levers",)),
+    _Page(
+        "no-harm", "Does the shipped policy ever cost a router anything?", _REACHED, ("no-harm",)
+    ),
+    _Page(
+        "napi-macvlan", "NAPI-macvlan, macvlan and plain IP forwarding", _AGREES, ("napi-",),
+        _NAPI_HEAD,
+    ),
+)  # fmt: skip
+_TAKEN = tuple(prefix for page in _PAGES for prefix in page.prefixes)
+
+
 def write(figures: Sequence[Figure], docs: Path) -> None:
     """Write all pages; plots go to ``docs/png``."""
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
-    papers = [f for f in figures if not f.id.startswith((_PEERS, _LEVERS, _NAPI, _HARM))]
-    peers = [f for f in figures if f.id.startswith(_PEERS)]
-    levers = [f for f in figures if f.id.startswith(_LEVERS)]
-    title = "# The papers' figures, measured again"
-    _page(docs / "paper.md", [title, "", _HEAD], papers, data, docs, _AGREES, _WAITS)
-    title = "# What else an operator could use"
-    _page(docs / "peers.md", [title, "", _HEAD], peers, data, docs, _REACHED, "")
-    title = "# Which settings are worth something"
-    _page(docs / "levers.md", [title, "", _HEAD], levers, data, docs, _HELPS, "")
-    harm = [f for f in figures if f.id == _HARM]
-    title = "# Does the shipped policy ever cost a router anything?"
-    _page(docs / "no-harm.md", [title, "", _HEAD], harm, data, docs, _REACHED, "")
-    napi = [f for f in figures if f.id.startswith(_NAPI)]
-    title = "# NAPI-macvlan, macvlan and plain IP forwarding"
-    _page(docs / "napi-macvlan.md", [title, "", _NAPI_HEAD], napi, data, docs, _AGREES, "")
+    for page in _PAGES:
+        if page.prefixes:
+            own = [f for f in figures if f.id.startswith(page.prefixes)]
+        else:
+            own = [f for f in figures if not f.id.startswith(_TAKEN)]
+        _write(page, own, data, docs)
 
 
-def _page(
-    path: Path,
-    head: Sequence[str],
-    figures: Sequence[Figure],
-    data: Data,
-    docs: Path,
-    answers: Mapping[str, str],
-    tail: str,
-) -> None:
+def _write(page: _Page, figures: Sequence[Figure], data: Data, docs: Path) -> None:
     sections: list[str] = []
-    summary = ["| | point | here |", "|---|---|---|"]
+    summary: list[tuple[str, ...]] = []
     for figure in figures:
         own = data.of(figure.id)
         verdicts = [(claim, _judge(claim, own)) for claim in figure.claims]
         link = f"[{figure.title}](#{_anchor(figure.title)})"
         for claim, verdict in verdicts:
-            summary.append(f"| {link} | {claim.text} | {answers[verdict.answer]} |")
+            summary.append((link, claim.text, page.answers[verdict.answer]))
             link = ""
-        sections += _figure(figure, verdicts, own, docs, answers)
-    text = [*head, *_host(figures, data), "## Point by point", "", *summary, ""]
-    path.write_text("\n".join([*text, *sections, tail]).rstrip() + "\n", encoding="utf-8")
+        sections += _figure(figure, verdicts, own, docs, page.answers)
+    points = table(("", "point", "here"), summary)
+    text = [f"# {page.title}", "", page.head, *_host(figures, data)]
+    text += ["## Point by point", "", *points, "", *sections, page.tail]
+    path = docs / f"{page.name}.md"
+    path.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
 
 
 def _judge(claim: Claim, data: Data) -> Verdict:
@@ -171,9 +183,8 @@ def _figure(
     lines += [f"*Here.* {figure.ours}", ""]
     lines += _plots(figure, data, docs)
     if verdicts:
-        lines += ["| point | here | by which figures |", "|---|---|---|"]
-        lines += [f"| {c.text} | {answers[v.answer]} | {v.text} |" for c, v in verdicts]
-        lines.append("")
+        rows = ((c.text, answers[v.answer], v.text) for c, v in verdicts)
+        lines += [*table(("point", "here", "by which figures"), rows), ""]
     for claim, verdict in verdicts:
         if claim.why is None:
             continue
@@ -236,13 +247,12 @@ def _table(run: Run, data: Data) -> list[str]:
     heads = ["configuration", "offered", "sent", "forwarded", "lowest..highest", "trials", "lost %"]
     heads += [place.replace("_", " ") + " %" for place in places]
     heads += ["vcpu s/M", "vhost s/M", "switches/1000"]
-    lines = [f"`{run.name}`, seed {outcome.seed}, {outcome.started}:", ""]
-    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    rows = []
     for p in found:
         cells = [p.configuration, number(p.offered), number(p.sent_pps), number(p.pps)]
         cells += [f"{number(p.low)}..{number(p.high)}", str(len(p.trials)), percent(p.loss)]
         cells += [percent(p.drop_share(place)) for place in places]
         cells += [number(p.cpu_per_million("vcpu")), number(p.cpu_per_million("vhost"))]
         cells += [number(p.switches_per_thousand())]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+        rows.append(cells)
+    return [f"`{run.name}`, seed {outcome.seed}, {outcome.started}:", "", *table(heads, rows), ""]

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import Point
 from vsrtune.core.stats import Ratio
 
 from .data import Data
-from .judge import Judge, Place, change, ranged, top
+from .judge import Judge, Place, change, top
 from .plan import Boot, Verdict
+from .text import ranged, table
 
 # Without the check sequence: 64, 512 and 1500 bytes with it.
 SIZES = (60, 508, 1496)
@@ -115,12 +117,12 @@ def threads_per_million(found: Point) -> float:
 def tables(data: Data, rows: Mapping[str, Place], boot: Boot) -> list[str]:
     """What was forwarded, and what that cost. ``rows`` are by label."""
 
-    def table(cell: Callable[[Point], str]) -> list[str]:
-        lines = ["| | " + " | ".join(map(wire, SIZES)) + " |", "|---|" + "---|" * len(SIZES)]
-        for label, place in rows.items():
-            cells = [cell(point(data, place, size)) for size in SIZES]
-            lines.append(f"| {' | '.join([label, *cells])} |")
-        return lines
+    def each(cell: Callable[[Point], str]) -> list[str]:
+        cells = (
+            [label, *(cell(point(data, place, size)) for size in SIZES)]
+            for label, place in rows.items()
+        )
+        return table(["", *map(wire, SIZES)], cells)
 
     def cost(p: Point) -> str:
         softirq = p.cpu_per_million("softirq") or 0.0
@@ -140,15 +142,7 @@ def tables(data: Data, rows: Mapping[str, Place], boot: Boot) -> list[str]:
         "with the SoftIRQ work that ran on them / SoftIRQ of the whole host, the generator's and "
         "the sink's side included / and how much of the host's CPU time was idle:"
     )
-    return [
-        rates,
-        "",
-        *table(rate),
-        "",
-        costs,
-        "",
-        *table(cost),
-    ]
+    return [rates, "", *each(rate), "", costs, "", *each(cost)]
 
 
 def drawn(
@@ -163,15 +157,13 @@ def drawn(
 ) -> Mapping[str, Any]:
     """Two plots over ``xs``, ``name`` of rates and ``name``-cpu of CPU seconds: of each size,
     for each of ``lines`` (label, places, whether dashed)."""
-    from vsrtune.bench.report import plots
-
     rates, costs = [], []
     for label, places, dashed in lines:
         for size in SIZES:
             found = [point(data, place, size) for place in places]
             called = f"{wire(size)}, {label}"
-            spread = ([p.low for p in found], [p.high for p in found])
-            rates.append(plots.Curve(called, xs, [p.pps for p in found], *spread, dashed=dashed))
+            trials = [[t.pps for t in p.trials] for p in found]
+            rates.append(plots.spread(called, xs, trials, dashed=dashed))
             paid = [threads_per_million(p) for p in found]
             costs.append(plots.Curve(called, xs, paid, dashed=dashed))
     words: dict[str, Any] = {"ideal": False, "x_label": x_label}

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.spec import parser as spec
 from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
@@ -123,8 +123,6 @@ def proc_texts(data: bytes) -> None:
     count_by(content, "common_pid")
     with contextlib.suppress(ValueError, IndexError):
         parse_softnet_drops(content)
-    with contextlib.suppress(ValueError):
-        parse_device_table(content)
 
 
 # -- the kernel's binary answers

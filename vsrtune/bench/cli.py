@@ -203,28 +203,24 @@ def short_spec(given: dict[str, Any]) -> Spec:
         missing.append("--mac")
     if missing:
         raise click.UsageError(f"without SPEC.yaml, {', '.join(missing)} must be given")
-    leg = {name: given[name] for name in ("mac", "source", "destination") if name in given}
-    router = {"native": "host"} if given.get("native") else {"guest": given["guest"]}
-    method: dict[str, Any] = {
-        "kind": "sweep",
-        "rates": _rates(given.get("rates", "1000,4000,16000")),
-    }
-    method |= {name: given[name] for name in ("seconds", "repeats") if name in given}
-    traffic: dict[str, Any] = {}
-    if "size" in given:
-        size = str(given["size"])
-        traffic["size"] = int(size) if size.isdecimal() else size
-    if "flows" in given:
-        traffic["flows"] = given["flows"]
+    native = bool(given.get("native"))
+
+    def those(*names: str) -> dict[str, Any]:
+        return {name: given[name] for name in names if name in given}
+
+    traffic = those("size", "flows")
+    if str(traffic.get("size", "")).isdecimal():
+        traffic["size"] = int(traffic["size"])
+    rates = _rates(given.get("rates", "1000,4000,16000"))
+    router = {"native": "host"} if native else {"guest": given["guest"]}
     data: dict[str, Any] = {
-        "name": router.get("guest", "native"),
+        "name": "native" if native else given["guest"],
         "left": _endpoint(given["left"], "--left"),
         "right": _endpoint(given["right"], "--right"),
-        "routers": [{**router, "forth": leg}],
-        "method": method,
+        "routers": [{**router, "forth": those("mac", "source", "destination")}],
+        "traffic": traffic,
+        "method": {"kind": "sweep", "rates": rates, **those("seconds", "repeats")},
     }
-    if traffic:
-        data["traffic"] = traffic
     return load_data(data, "command line")
 
 

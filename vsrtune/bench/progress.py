@@ -1,4 +1,4 @@
-"""Shows the progress of a run and the time left, on standard error.
+"""Shows the progress of a run on standard error.
 
 A terminal gets a bar; otherwise each trial gets a line, so that a log tells the same.
 """
@@ -6,9 +6,8 @@ A terminal gets a bar; otherwise each trial gets a line, so that a log tells the
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from vsrtune.bench.methods.runner import Progress
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.closing import Closing
 from vsrtune.core.text import printable
@@ -25,23 +24,25 @@ class ProgressWatch(Closing):
         self._quiet = quiet
         self._bar: Bar | None = None
         self._task: TaskID | None = None
+        self._made = 0
+        self._total: int | None = None
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[left]}", markup=False),
+                TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("looking at the host", total=None, left="")
+            self._task = self._bar.add_task("looking at the host", total=None)
         return self
 
     def close(self) -> None:
@@ -62,18 +63,20 @@ class ProgressWatch(Closing):
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=text)
 
-    def progress(self, now: Progress[Any]) -> None:
-        """Show the runner's report, before each trial and at the end."""
-        left = "" if now.seconds_left is None else f"{duration(now.seconds_left)} left"
+    def expect(self, trials: int | None) -> None:
+        """Begin the trials, so many in all; None when a search decides how many."""
+        self._total = trials
         if self._bar is not None and self._task is not None:
-            total = max(now.total, now.done)
-            text = describe(now.last) if now.last is not None else "first trial"
-            self._bar.update(
-                self._task, description=text, completed=now.done, total=total, left=left
-            )
-        elif now.last is not None:
-            tail = f", {left}" if left and now.order is not None else ""
-            self.say(f"trial {now.done} of {now.total}: {describe(now.last)}{tail}")
+            self._bar.reset(self._task, total=trials, description="first trial")
+
+    def made(self, trial: Trial) -> None:
+        """Show a trial that was made."""
+        self._made += 1
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=describe(trial), completed=self._made)
+        else:
+            total = "" if self._total is None else f" of {self._total}"
+            self.say(f"trial {self._made}{total}: {describe(trial)}")
 
 
 def describe(trial: Trial) -> str:
@@ -83,13 +86,3 @@ def describe(trial: Trial) -> str:
         f"{trial.configuration}, {trial.load.total:,.0f} pps{size} offered, "
         f"{trial.pps:,.0f} forwarded, {100 * trial.loss:.1f} % lost"
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text: ``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

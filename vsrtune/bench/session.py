@@ -20,7 +20,8 @@ from vsrtune import __version__
 from vsrtune.bench.cleanup import guard
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure.tester import Tester
-from vsrtune.bench.methods import compare, methods, runner
+from vsrtune.bench.methods import compare, methods
+from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.progress import ProgressWatch
 from vsrtune.bench.report.environment import environment
 from vsrtune.bench.setup.configurator import Configurator
@@ -58,7 +59,7 @@ def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcom
         summary = session.drive(
             methods.start(session.spec, seed),
             lambda load: session.trial(0, load),
-            methods.estimate(session.spec),
+            methods.trials(session.spec),
         )
     return session.outcome(spec.method.kind, summary, seed)
 
@@ -69,13 +70,12 @@ def compare_specs(
     """Measure the configurations of ``specs`` in turn. The first is the baseline and defines
     the measurement. The host is restored in any case. Raises as ``run_spec`` does."""
     configurations = tuple(spec.configuration for spec in specs)
-    estimate = compare.estimate(specs[0], len(specs), pairs)
     session = _Session(specs[0], configurations, watch, uri)
     with session.keeping("compare", seed), session:
         summary = session.drive(
             compare.compare(session.spec, configurations, pairs, seed),
             lambda order: session.trial(*order),
-            estimate,
+            compare.trials(session.spec, len(specs), pairs),
         )
     return session.outcome("compare", summary, seed)
 
@@ -182,12 +182,11 @@ class _Session:
         self,
         method: Generator[Order, Trial, dict[str, Any]],
         do_trial: Callable[[Order], Trial],
-        estimate: methods.Estimate,
+        trials: int | None,
     ) -> dict[str, Any]:
         """Run the method to its end, and return its summary."""
-        summary, _ = runner.run(
-            method, do_trial, self._watch.progress, estimate=estimate, clock=time.monotonic
-        )
+        self._watch.expect(trials)
+        summary, _ = run(method, do_trial)
         return summary
 
     def trial(self, index: int, load: Load) -> Trial:
@@ -201,6 +200,7 @@ class _Session:
                 self._describe(configuration, notes)
         trial = self._tester.trial(load, configuration.name)
         self._trials.append(trial)
+        self._watch.made(trial)
         return trial
 
     def outcome(self, method: str, summary: dict[str, Any], seed: int) -> Outcome:

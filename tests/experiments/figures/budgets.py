@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from experiments.data import Data, mix, offered
-from experiments.judge import apart, ranged, top
+from experiments.data import Data, mix
+from experiments.judge import apart, top
 from experiments.plan import (
     BASE,
     FIFO,
@@ -23,6 +23,8 @@ from experiments.plan import (
     policy,
 )
 from experiments.reserve import LEAST, PERIOD, SECONDS, STRAIGHT, in_force, linear_part
+from experiments.text import offered, ranged, table
+from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import Point
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import Fit, linear_fit
@@ -158,12 +160,9 @@ def _spread(found: Sequence[Point]) -> str:
 
 
 def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     found = points(data)
-    ys = [p.pps for p in found]
-    lows, highs = [p.low for p in found], [p.high for p in found]
-    lines = [plots.Curve("median, lowest and highest trial", BUDGETS, ys, lows, highs)]
+    rates = [[t.pps for t in p.trials] for p in found]
+    lines = [plots.spread("median, lowest and highest trial", BUDGETS, rates)]
     drawn = line(found)
     if drawn is not None:
         ends = [float(drawn.budgets[0]), float(drawn.budgets[-1])]
@@ -187,22 +186,20 @@ def _tables(data: Data) -> list[str]:
     found = points(data)
     count = linear_part([p.pps for p in found])
     drawn = line(found)
-    lines = [
-        "| budget | forwarded | trials | linear part | line | vcpu, vhost: of a CPU | per frame |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    heads = ("budget", "forwarded", "trials", "linear part", "line", "vcpu, vhost: of a CPU",
+             "per frame")  # fmt: skip
+    rows = []
     for number, (percent, point) in enumerate(zip(BUDGETS, found, strict=True)):
         on_line = ""
         if drawn is not None and number < count:
             on_line = f"{drawn.fit.intercept + drawn.fit.slope * percent:,.0f}"
         used = ", ".join(f"{100 * point.cpu_share(role):.0f} %" for role in _ROLES)
         cost = ", ".join(ranged([_per_frame(t, role) for t in point.trials]) for role in _ROLES)
-        lines.append(
-            f"| {_name(percent)} | {ranged([t.pps for t in point.trials])} | "
-            f"{len(point.trials)} | {'yes' if number < count else ''} | {on_line} | {used} | {cost} |"
-        )
+        rates = ranged([t.pps for t in point.trials])
+        linear = "yes" if number < count else ""
+        rows.append((_name(percent), rates, str(len(point.trials)), linear, on_line, used, cost))
     head = f"Forwarded of {offered(top(data, _RUN))}, median (lowest..highest)"
-    return [f"{head}; CPU time per frame in microseconds:", "", *lines]
+    return [f"{head}; CPU time per frame in microseconds:", "", *table(heads, rows)]
 
 
 # -- the figures

@@ -9,6 +9,8 @@ from typing import Any
 from experiments.data import Data
 from experiments.judge import Judge, top
 from experiments.plan import PAIR, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.text import parts, table
+from vsrtune.bench.report import plots
 from vsrtune.core.stats import median_interval, paired_ratio
 
 from .isolation import shares
@@ -33,8 +35,8 @@ _WHOLE = 0.99
 # The generator fell short when it sent less of what was asked.
 _SENT = 0.95
 _HEADS = (
-    "| load | in 1 | in 2 | paper: out 1 | out 2 | unbound: out 1 | out 2 | bound: out 1 | out 2 | "
-    "unbound: forwarded | bound: forwarded |"
+    *("load", "in 1", "in 2", "paper: out 1", "out 2", "unbound: out 1", "out 2"),
+    *("bound: out 1", "out 2", "unbound: forwarded", "bound: forwarded"),
 )
 
 
@@ -101,10 +103,7 @@ def _out(found: Mapping[float, tuple[list[float], ...]]) -> str:
 
 
 def _tables(data: Data) -> list[str]:
-    lines = [
-        _HEADS,
-        "|" + "---|" * 11,
-    ]
+    rows = []
     for load in LOADS:
         for share in SHARES:
             paper = _PAPER.get((load, share))
@@ -112,13 +111,11 @@ def _tables(data: Data) -> list[str]:
             cells += [f"{out} %" for out in paper] if paper else ["", ""]
             totals = []
             for configuration in (_UNBOUND, _BOUND):
-                for flow in kept(data, load, share, configuration):
-                    low, high = 100 * min(flow), 100 * max(flow)
-                    cells.append(f"{100 * median(flow):.1f} % ({low:.1f}..{high:.1f})")
+                cells += [parts(flow) for flow in kept(data, load, share, configuration)]
                 run = name(load, share)
                 point = data.at(run, configuration, top(data, run))
                 totals.append(f"{point.pps:,.0f} of {point.sent_pps:,.0f}")
-            lines.append(f"| {' | '.join([*cells, *totals])} |")
+            rows.append([*cells, *totals])
     peaks = {c: data.peak(_PEAK, c) for c in (_UNBOUND, _BOUND)}
     each = ", ".join(
         f"{c} {p.pps:,.0f} ({p.low:,.0f}..{p.high:,.0f}) at {p.offered:,.0f} offered"
@@ -128,12 +125,10 @@ def _tables(data: Data) -> list[str]:
         f"Both routers loaded alike forward at most, in frames per second: {each}. 100 % is the "
         "greater of the two. Medians (lowest..highest trial):"
     )
-    return [head, "", *lines]
+    return [head, "", *table(_HEADS, rows)]
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     groups = [f"{100 * load:.0f} %, {share:g}/{1 - share:g}" for load in LOADS for share in SHARES]
     series = {
         f"{configuration}, flow {flow + 1}": [

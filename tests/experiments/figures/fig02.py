@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.data import Data, mix, offered
+from experiments.data import Data, mix
 from experiments.judge import causes, impossible, more, stable, top
 from experiments.plan import (
     BASE,
@@ -15,6 +15,7 @@ from experiments.plan import (
     policy,
     untuned,
 )
+from experiments.text import offered
 
 _ONE = libvirt_pins("all on the interrupt CPU", "0")
 _FREE = untuned("2 CPUs, no bind")

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from experiments.data import Data, mix, offered
-from experiments.judge import change, ranged
+from experiments.data import Data, mix
+from experiments.judge import in_turn
 from experiments.plan import NATIVE, ROUTES, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.text import offered, ranged
+from vsrtune.bench.report import plots
 from vsrtune.bench.spec.schema import MAX_DESTINATIONS
 
 FLOWS = (1, 16384, 1_000_000)
@@ -39,10 +41,7 @@ def _keeps(router: str, flows: int, says: str) -> Any:
             f"{router}: {flows:,} flows forward {ranged(many)}, one flow {ranged(few)} "
             f"at {offered(load)}: {100 * share:.0f} %"
         )
-        became = change(few, many)
-        if became == "open":
-            return Verdict("open", text)
-        return Verdict("agrees" if (became == "less") == (says == "drops") else "differs", text)
+        return in_turn(few, many, {"less"} if says == "drops" else {"more", "same"}, text)
 
     return judge
 
@@ -57,8 +56,6 @@ def _why(data: Data) -> str:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     lines = [
         plots.curve(f"{router}, {n:,} flows", data.points(_name(router, n)),
                     dashed=router == NATIVE)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from experiments.data import Data, offered
-from experiments.judge import change, ranged
+from experiments.data import Data
+from experiments.judge import in_turn
 from experiments.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
+from experiments.text import offered, ranged
+from vsrtune.bench.report import plots
 
 from .fig07 import FIRST, RATES, traffic
 
@@ -33,17 +35,12 @@ def _keeps(flows: int) -> Any:
             f"{ranged(large)}, one prefix: {ranged(small)} at {offered(load)}: "
             f"{100 * share:.0f} %"
         )
-        became = change(small, large)
-        if became == "open":
-            return Verdict("open", text)
-        return Verdict("differs" if became == "less" else "agrees", text)
+        return in_turn(small, large, {"more", "same"}, text)
 
     return judge
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     lines = [
         plots.curve(f"{_ENTRIES[router]:,} prefixes, {flows:,} flows",
                     data.points(_name(router, flows)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.data import Data, mix, offered
+from experiments.data import Data, mix
 from experiments.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
+from experiments.text import offered
+from vsrtune.bench.report import plots
 
 _RUN = "use"
 _NAME = "bound, equal FIFO"
@@ -21,8 +23,6 @@ def _bottleneck(data: Data) -> Verdict:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     points = data.points(_RUN)
     series = {r: [p.cpu_share(r) for p in points] for r in _ROLES}
     groups = [f"{p.offered:,.0f}" for p in points]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.data import Data, offered
-from experiments.judge import change, ranged
+from experiments.data import Data
+from experiments.judge import in_turn
 from experiments.plan import RATES, THREADS, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.text import offered, ranged
+from vsrtune.bench.report import plots
 
 _ROUTERS = {
     "vr1": "1 vcpu, 2 vhost",
@@ -26,17 +28,12 @@ def _ratio(ours: str, theirs: str) -> Any:
             f"{_ROUTERS[ours]} {ranged(a)}, {_ROUTERS[theirs]} {ranged(b)} "
             f"at {offered(load)}, tuned; measured in turn, not interleaved"
         )
-        became = change(b, a)
-        if became == "open":
-            return Verdict("open", text)
-        return Verdict("differs" if became == "more" else "agrees", text)
+        return in_turn(b, a, {"less", "same"}, text)
 
     return judge
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     lines = [
         plots.curve(f"{label}, {name}", data.points(router, configuration))
         for router, label in _ROUTERS.items()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.data import Data, offered
+from experiments.data import Data
 from experiments.judge import Judge, causes, more, same, top
 from experiments.plan import BASE, FIFO, Claim, Figure, Run, budget, placed, policy
 from experiments.reserve import PERIOD, SECONDS, in_force
+from experiments.text import offered
+from vsrtune.bench.report import plots
 
 from .fig15 import LENGTHS
 
@@ -63,18 +65,12 @@ def _queues(which: str) -> tuple[Claim, ...]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     load = top(data, _RUN)
     lines = []
     for which in _BUDGETS:
         found = [data.at(_RUN, _name(which, n), load) for n in LENGTHS]
-        lines.append(
-            plots.Curve(
-                which, LENGTHS, [p.pps for p in found], [p.low for p in found],
-                [p.high for p in found],
-            )
-        )  # fmt: skip
+        rates = [[t.pps for t in p.trials] for p in found]
+        lines.append(plots.spread(which, LENGTHS, rates))
     made = plots.throughput(
         lines, f"Figs. 16 and 17: queue length, {offered(load)}", ideal=False,
         note="one machine, veth and pktgen", x_label="macvtap queue, frames",

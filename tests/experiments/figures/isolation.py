@@ -11,6 +11,8 @@ from experiments.data import Data
 from experiments.judge import Judge, causes, top
 from experiments.plan import FIFO, PAIR, Claim, Figure, Run, Verdict, budget, placed, policy
 from experiments.reserve import in_force
+from experiments.text import parts, table
+from vsrtune.bench.report import plots
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import median_interval
 
@@ -108,10 +110,8 @@ def _places() -> list[tuple[str, str]]:
 
 
 def _tables(data: Data) -> list[str]:
-    lines = [
-        "| run | configuration | router | sent | forwarded | of what was sent |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = ("run", "configuration", "router", "sent", "forwarded", "of what was sent")
+    rows = []
     for run, name in [(_CONTROL, _BUDGETS), *_places()]:
         trials = data.trials(run, name, top(data, run))
         for router in trials[0].load.pps:
@@ -123,22 +123,17 @@ def _tables(data: Data) -> list[str]:
                     [(t, t.forwarded_by) for t in trials],
                 )
             )
-            lines.append(
-                f"| {run} | {name} | {router} | {sent:,.0f} | {got:,.0f} | "
-                f"{100 * median(found):.1f} % ({100 * min(found):.1f}..{100 * max(found):.1f}) |"
-            )
+            rows.append((run, name, router, f"{sent:,.0f}", f"{got:,.0f}", parts(found)))
     carries = data.peak(_ALONE)
     head = (
         f"A budget carries {carries.pps:,.0f} pps alone ({carries.low:,.0f}..{carries.high:,.0f}). "
         f"`{_CONTROL}` is {_OTHER} alone with {100 * _LOAD:.0f} % of that. Medians "
         "(lowest..highest):"
     )
-    return [head, "", *lines]
+    return [head, "", *table(heads, rows)]
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     places = [(_CONTROL, _BUDGETS), *_places()]
     names = [f"{run}, {name}" if run != _CONTROL else "alone" for run, name in places]
     columns = [shares(data.trials(run, name, top(data, run)), _OTHER) for run, name in places]

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from experiments.data import Data, offered
+from experiments.data import Data
 from experiments.judge import more, top
 from experiments.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
+from experiments.text import offered
+from vsrtune.bench.report import plots
 
 _OURS = "vsrtune"
 _LOADS = (64000,)
@@ -59,8 +61,6 @@ _GUEST: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def _plot(figure: str, run: str, data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     load = top(data, run)
     names = [c.name for c in data.outcome(run).configurations]
     columns = [[t.pps for t in data.trials(run, name, load)] for name in names]

@@ -3,15 +3,17 @@ interfaces; latency; interrupts and SoftIRQs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 from experiments import beddata
-from experiments.beddata import BedRun, latency, lost_at, per_million, ranged
+from experiments.beddata import BedRun, latency, lost_at, per_million
 from experiments.data import Data
 from experiments.judge import Judge
 from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
+from experiments.text import bounded, percent, ranged, table
 from vsrtune.bench.report import plots
 
 PLAIN = {"name": "plain IP forwarding", "kind": "plain"}
@@ -47,56 +49,48 @@ def against(run: str, ours: str, theirs: str, value: beddata.Value, aim: str, un
     return judge
 
 
-def _rates(run: BedRun, names: Mapping[str, str] | None = None) -> list[str]:
+def _rates(run: BedRun, first: str) -> list[list[str]]:
     """A row for each load: forwarded by each configuration, and the ratios."""
-    lines = []
+    rows = []
     for load in run.loads:
-        cells = [f"{run.rate(load):,.0f}"]
+        cells = [first, f"{run.rate(load):,.0f}"]
         for one in run.configurations:
             cells.append(ranged(run.values(one, load, beddata.forwarded)))
         for other in (MACVLAN["name"], PLAIN["name"]):
-            ratio = run.ratio(OURS["name"], other, load, beddata.forwarded)
-            cells.append(f"{ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f})")
-        lines.append("| " + " | ".join([*(names or {}).values(), *cells]) + " |")
-    return lines
+            cells.append(bounded(run.ratio(OURS["name"], other, load, beddata.forwarded)))
+        rows.append(cells)
+    return rows
 
 
-def _head(*first: str) -> list[str]:
-    heads = [*first, "offered", *(c["name"] for c in _THREE), "ours / macvlan", "ours / plain"]
-    return ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+def _rate_table(label: str, runs: Mapping[str, str], data: Data) -> list[str]:
+    """The rates of ``runs``, names by what stands in the first column."""
+    names = (str(c["name"]) for c in _THREE)
+    heads = [label, "offered", *names, "ours / macvlan", "ours / plain"]
+    return table(
+        heads, [row for first, run in runs.items() for row in _rates(data.bed(run), first)]
+    )
 
 
 def _sizes(prefix: str, label: str, sizes: tuple[int, ...], data: Data) -> list[str]:
-    lines = _head(label)
-    for size in sizes:
-        lines += _rates(data.bed(f"{prefix}{size}"), {"size": str(size)})
-    return lines
+    return _rate_table(label, {str(size): f"{prefix}{size}" for size in sizes}, data)
 
 
 def _cases(data: Data) -> list[str]:
-    lines = _head("case")
-    for count, numeral in _CASES.items():
-        lines += _rates(data.bed(f"nics{count}"), {"case": numeral})
-    return lines
+    return _rate_table("case", {text: f"nics{n}" for n, text in _CASES.items()}, data)
+
+
+def _curve(name: str, xs: Sequence[float], places: Iterable[tuple[BedRun, str]]) -> plots.Curve:
+    """What a configuration forwarded at each of ``places``, runs with one of their loads."""
+    found = [run.values(name, load, beddata.forwarded) for run, load in places]
+    return plots.spread(name, xs, found, dashed=name == PLAIN["name"])
 
 
 def _case_plots(data: Data) -> dict[str, Any]:
     drawn = {}
     for count, numeral in _CASES.items():
         run = data.bed(f"nics{count}")
-        curves = []
-        for one in run.configurations:
-            found = [run.values(one, load, beddata.forwarded) for load in run.loads]
-            curves.append(
-                plots.Curve(
-                    one,
-                    [run.rate(load) for load in run.loads],
-                    [beddata.median(v) for v in found],
-                    [min(v) for v in found],
-                    [max(v) for v in found],
-                    dashed=one == PLAIN["name"],
-                )
-            )
+        xs = [run.rate(load) for load in run.loads]
+        curves = [_curve(one, xs, [(run, at) for at in run.loads]) for one in run.configurations]
         title = f"Case {numeral}: {count} ingress NIC{'s' if count > 1 else ''}, one egress"
         drawn[f"napi-case{count}"] = plots.throughput(curves, title, note=NOTE)
     return drawn
@@ -105,23 +99,9 @@ def _case_plots(data: Data) -> dict[str, Any]:
 def _size_plot(
     figure: str, prefix: str, label: str, sizes: tuple[int, ...], data: Data
 ) -> dict[str, Any]:
-    curves = []
-    for configuration in _THREE:
-        name = configuration["name"]
-        found = []
-        for size in sizes:
-            run = data.bed(f"{prefix}{size}")
-            found.append(run.values(name, run.loads[-1], beddata.forwarded))
-        curves.append(
-            plots.Curve(
-                name,
-                [float(s) for s in sizes],
-                [beddata.median(v) for v in found],
-                [min(v) for v in found],
-                [max(v) for v in found],
-                dashed=name == PLAIN["name"],
-            )
-        )
+    runs = [data.bed(f"{prefix}{size}") for size in sizes]
+    xs = [float(size) for size in sizes]
+    curves = [_curve(str(c["name"]), xs, [(r, r.loads[-1]) for r in runs]) for c in _THREE]
     drawn = plots.throughput(
         curves, f"Throughput by {label}", note=NOTE, x_label=label, ideal=False
     )
@@ -129,8 +109,7 @@ def _size_plot(
 
 
 def _latency_table(data: Data) -> list[str]:
-    heads = ["routers in a row", "kind", "P50 µs", "P90 µs", "P99 µs", "P50 against macvlan"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    rows = []
     for name, row in _LATENCY.items():
         run = data.bed(name)
         for one in run.configurations:
@@ -138,9 +117,9 @@ def _latency_table(data: Data) -> list[str]:
                 ranged(run.values(one, "probes", latency(p)), 1) for p in ("p50", "p90", "p99")
             ]
             ratio = run.ratio(one, MACVLAN["name"], "probes", latency("p50"))
-            cells.append("1" if one == MACVLAN["name"] else str(ratio))
-            lines.append("| " + " | ".join([row, one, *cells]) + " |")
-    return lines
+            rows.append([row, one, *cells, "1" if one == MACVLAN["name"] else str(ratio)])
+    heads = ["routers in a row", "kind", "P50 µs", "P90 µs", "P99 µs", "P50 against macvlan"]
+    return table(heads, rows)
 
 
 _COUNTED = {
@@ -150,34 +129,34 @@ _COUNTED = {
 }
 
 
-def _counted(data: Data, name: str, head: str, counted: Mapping[str, str]) -> list[str]:
-    """Rows of one run: for a million frames forwarded, at its lowest and highest load."""
-    run = data.bed(name)
-    lines = []
-    for load in dict.fromkeys((run.loads[0], run.loads[-1])):
-        for one in run.configurations:
-            cells = [ranged(run.values(one, load, beddata.forwarded))]
-            cells += [ranged(run.values(one, load, per_million(c))) for c in counted.values()]
-            cells.append(beddata.percent(run.values(one, load, lost_at("backlog"))))
-            lines.append("| " + " | ".join([head, f"{run.rate(load):,.0f}", one, *cells]) + " |")
-    return lines
-
-
-def _counted_head(first: str, counted: Mapping[str, str]) -> list[str]:
-    heads = [first, "offered", "kind", "forwarded", *counted, "lost in the backlog %"]
-    return ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+def _counted(
+    first: str, runs: Mapping[str, str], counted: Mapping[str, str], data: Data
+) -> list[str]:
+    """For a million frames forwarded, at the lowest and highest load of each of ``runs``, names
+    by what stands in the first column."""
+    rows = []
+    for head, name in runs.items():
+        run = data.bed(name)
+        for load in dict.fromkeys((run.loads[0], run.loads[-1])):
+            for one in run.configurations:
+                cells = [head, f"{run.rate(load):,.0f}", one]
+                cells.append(ranged(run.values(one, load, beddata.forwarded)))
+                cells += [ranged(run.values(one, load, per_million(c))) for c in counted.values()]
+                rows.append([*cells, percent(run.values(one, load, lost_at("backlog")))])
+    return table([first, "offered", "kind", "forwarded", *counted, "lost in the backlog %"], rows)
 
 
 def _interrupts(data: Data) -> list[str]:
-    lines = _counted_head("case", _COUNTED)
-    for count, numeral in _CASES.items():
-        lines += _counted(data, f"napi-cases/nics{count}", numeral, _COUNTED)
-    lines += ["", "With NICs that have interrupts (e1000e), case I:", ""]
+    cases = {numeral: f"napi-cases/nics{count}" for count, numeral in _CASES.items()}
+    real = {", ".join(lowers.values()): name for name, lowers in _REAL.items()}
     counted = {"interrupts of the NIC": "nic_interrupts"} | _COUNTED
-    lines += _counted_head("NIC of macvlan, of ours", counted)
-    for name, lowers in _REAL.items():
-        lines += _counted(data, name, ", ".join(lowers.values()), counted)
-    return lines
+    return [
+        *_counted("case", cases, _COUNTED, data),
+        "",
+        "With NICs that have interrupts (e1000e), case I:",
+        "",
+        *_counted("NIC of macvlan, of ours", real, counted, data),
+    ]
 
 
 NOTE = "one emulated machine: veth polled by a timer, pktgen; generator on CPU 0, routers on CPU 1"
@@ -201,7 +180,7 @@ def _unshared(run: str, data: Data) -> str:
     found = data.bed(run)
     load = found.loads[-1]
     lost = {
-        place: 100 * beddata.median(found.values(MACVLAN["name"], load, lost_at(place)))
+        place: 100 * median(found.values(MACVLAN["name"], load, lost_at(place)))
         for place in ("backlog", "nic_ring_full")
     }
     return (

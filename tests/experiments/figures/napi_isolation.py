@@ -7,10 +7,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from experiments.beddata import BedRun, lost_at, passed, percent, ranged, through
+from experiments.beddata import BedRun, lost_at, passed, through
 from experiments.data import Data
-from experiments.judge import Judge
+from experiments.judge import Judge, shown
 from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
+from experiments.text import percent, ranged, table
 from vsrtune.bench.report import plots
 
 from .napi_forward import MACVLAN, NOTE, OURS, THREADED
@@ -53,9 +54,7 @@ def _more(run: str) -> Judge:
         text = (
             f"what the victim gets through at {load}, {OURS['name']} / {MACVLAN['name']}: {ratio}"
         )
-        if not ratio.shown:
-            return Verdict("open", f"{text}: no difference shown")
-        return Verdict("agrees" if ratio.median > 1 else "differs", text)
+        return shown(ratio, text)
 
     return judge
 
@@ -76,8 +75,8 @@ def _where(run: str, name: str, data: Data) -> str:
     )
 
 
-def _rows(run: BedRun) -> list[str]:
-    lines = []
+def _rows(run: BedRun) -> list[list[str]]:
+    rows = []
     for load in run.loads:
         rates = run.head["loads"][load]
         for one in run.configurations:
@@ -87,8 +86,14 @@ def _rows(run: BedRun) -> list[str]:
             cells.append(ranged(run.values(one, load, through("b"))))
             cells.append(percent(run.kept(one, load, "alone", "b")))
             cells += [percent(run.values(one, load, lost_at(place))) for place in _LOST]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
+            rows.append(cells)
+    return rows
+
+
+_HEADS = (
+    *("load", "kind", "offered to A", "flood", "offered to B", "A forwards", "B forwards"),
+    *("B keeps %", *(f"lost: {where} %" for where in _LOST.values())),
+)
 
 
 def _table(names: dict[str, str], data: Data) -> list[str]:
@@ -98,19 +103,8 @@ def _table(names: dict[str, str], data: Data) -> list[str]:
             lines += [f"{text}: `{name}` has not been measured.", ""]
             continue
         run = data.bed(name)
-        heads = [
-            "load",
-            "kind",
-            "offered to A",
-            "flood",
-            "offered to B",
-            "A forwards",
-            "B forwards",
-        ]
-        heads += ["B keeps %", *(f"lost: {where} %" for where in _LOST.values())]
         lines += [f"{text}, kernel {run.head['environment']['kernel']}:", ""]
-        lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-        lines += [*_rows(run), ""]
+        lines += [*table(_HEADS, _rows(run)), ""]
     return lines[:-1]
 
 

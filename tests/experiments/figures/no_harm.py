@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments.data import Data, Missing, offered
+from experiments.data import Data, Missing
 from experiments.judge import top
 from experiments.plan import Boot, Claim, Figure, Guest, Run, Verdict, policy, shipped, untuned
+from experiments.text import bounded, offered, table
 
 FLOOR, GAIN, ALIVE, SENT = 0.97, 2.0, 100, 0.95
 # About what this lab's router forwards untuned, twice and four times that.
@@ -117,24 +118,22 @@ def _table(data: Data) -> list[str]:
 
 
 def _rows(data: Data, runs: Mapping[tuple[str, int, bool], Run]) -> list[str]:
-    head = ["| kernel | CPUs | vcpus | guest |"]
-    head += [f" {offered(rate)} |" for rate in _RATES]
-    lines = ["".join(head), "|---|---|---|---|" + "---|" * len(_RATES)]
+    rows = []
     for (release, vcpus, busy), run in runs.items():
         try:
             cells = [_cell(data, run, load) for load in data.loads(run.name)]
         except Missing:
-            cells = [" not measured |"] * len(_RATES)
+            cells = ["not measured"] * len(_RATES)
         kernel = dict(_RELEASES)[release]
         guest = "busy" if busy else "idle"
-        lines.append(f"| {kernel} | {run.boot.cpus} | {vcpus} | {guest} |{''.join(cells)}")
-    return lines
+        rows.append([kernel, str(run.boot.cpus), str(vcpus), guest, *cells])
+    return table(["kernel", "CPUs", "vcpus", "guest", *map(offered, _RATES)], rows)
 
 
 def _cell(data: Data, run: Run, load: float) -> str:
     ratio = data.ratio(run.name, _OURS, _UNTUNED, load)
     ours = data.at(run.name, _OURS, load).pps
-    return f" {ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f}), {ours:,.0f} |"
+    return f"{bounded(ratio)}, {ours:,.0f}"
 
 
 FIGURE = Figure(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from experiments.data import Data, offered
+from experiments.data import Data
 from experiments.judge import causes
 from experiments.plan import (  # fmt: skip
     BASE,
@@ -22,6 +22,8 @@ from experiments.plan import (  # fmt: skip
     shipped,
     untuned,
 )
+from experiments.text import offered
+from vsrtune.bench.report import plots
 
 _FACTORS = (2.0, 4.0)
 _RUN = "overload"
@@ -107,8 +109,6 @@ def _bound(native: str) -> Any:
 
 
 def _plots(figure: str, data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
     found: dict[str, Any] = {}
     names = [str(c["name"]) for c in _configurations()]
     for factor, load in zip(_FACTORS, data.loads(_RUN), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from experiments.data import Data
 from experiments.plan import BASE, Figure, Run, policy, shipped
+from experiments.text import table
 
 _RUN = "profile"
 # G: without it, what is met in the guest is left out.
@@ -53,9 +54,9 @@ def _tables(data: Data) -> list[str]:
     }
     busy = sum(threads.values())
     functions = _shares(data.text(_RUN, "functions"))
-    lines = ["| thread, part | share of the router's time on CPU 1 |", "|---|---|"]
+    rows = []
     for name, share in sorted(threads.items(), key=lambda item: -item[1]):
-        lines.append(f"| {name} | {100 * share / busy:.0f} % |")
+        rows.append((name, f"{100 * share / busy:.0f} %"))
         for role, parts in _PARTS.items():
             if not name.startswith(role):
                 continue
@@ -68,8 +69,8 @@ def _tables(data: Data) -> list[str]:
                     ),
                     default=0.0,
                 )
-                lines.append(f"| - `{function}`: {says} | {100 * found / busy:.0f} % |")
-    return lines
+                rows.append((f"- `{function}`: {says}", f"{100 * found / busy:.0f} %"))
+    return table(("thread, part", "share of the router's time on CPU 1"), rows)
 
 
 def _symbol(cell: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.data import Data
 from experiments.plan import BASE, NATIVE, Claim, Figure, Run, Verdict, fifo, policy, untuned
+from experiments.text import table
+from vsrtune.bench.report import plots
 
 # Without the check sequence: 64, 576 and 1472 bytes with it.
 SIZES = (60, 572, 1468)
@@ -61,30 +63,31 @@ def _more_flows(data: Data) -> Verdict:
     return Verdict("agrees" if four < one else "differs", text)
 
 
-def _tables(data: Data) -> list[str]:
-    lines = ["| flows | router | " + " | ".join(f"{s + 4} bytes" for s in SIZES) + " |"]
-    lines.append("|---|---|" + "---|" * len(SIZES))
+# By label: a router of the lab, and one of its configurations.
+_PLACES: tuple[tuple[str, str, str | None], ...] = (
+    ("untuned", "vr1", _UNTUNED), ("tuned", "vr1", _TUNED), ("native", NATIVE, None),
+)  # fmt: skip
+
+
+def _each(data: Data) -> Iterator[tuple[int, str, list[float]]]:
+    """Mbit/s by size, for each number of flows and each label."""
     for flows in FLOWS:
-        for label, router, configuration in (
-            ("untuned", "vr1", _UNTUNED), ("tuned", "vr1", _TUNED), ("native", NATIVE, None),
-        ):  # fmt: skip
-            rates = [_megabits(data, router, flows, size, configuration) for size in SIZES]
-            lines.append(f"| {flows} | {label} | " + " | ".join(f"{r:,.1f}" for r in rates) + " |")
-    return [f"Mbit/s forwarded of {_LOAD:,} frames per second offered:", "", *lines]
+        for label, router, configuration in _PLACES:
+            yield flows, label, [_megabits(data, router, flows, s, configuration) for s in SIZES]
+
+
+def _tables(data: Data) -> list[str]:
+    heads = ["flows", "router", *(f"{s + 4} bytes" for s in SIZES)]
+    rows = ([str(n), label, *(f"{r:,.1f}" for r in rates)] for n, label, rates in _each(data))
+    return [f"Mbit/s forwarded of {_LOAD:,} frames per second offered:", "", *table(heads, rows)]
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    from vsrtune.bench.report import plots
-
-    lines = []
-    for flows in FLOWS:
-        for label, router, configuration in (
-            ("untuned", "vr1", _UNTUNED), ("tuned", "vr1", _TUNED), ("native", NATIVE, None),
-        ):  # fmt: skip
-            ys = [_megabits(data, router, flows, size, configuration) for size in SIZES]
-            name = f"{flows} flow{'s' if flows > 1 else ''}, {label}"
-            xs = [float(s + 4) for s in SIZES]
-            lines.append(plots.Curve(name, xs, ys, dashed=label == "native"))
+    xs = [float(s + 4) for s in SIZES]
+    lines = [
+        plots.Curve(f"{n} flow{'s' if n > 1 else ''}, {label}", xs, rates, dashed=label == "native")
+        for n, label, rates in _each(data)
+    ]
     figure = plots.throughput(
         lines, "Flows and frame sizes", ideal=False,
         x_label="frame size with check sequence, bytes", y_label="forwarded, Mbit/s",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import psutil
+
 from vsrtune.host.ethtool import statistics
 
 from .spaces import HOST, Failure, inside, read
-
-_RECEIVED = ["bytes", "packets", "errors", "dropped", "fifo", "frame", "compressed", "multicast"]
-_SENT = ["bytes", "packets", "errors", "dropped"]
-_FIELDS = [f"rx_{name}" for name in _RECEIVED] + [f"tx_{name}" for name in _SENT]
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -25,30 +22,28 @@ class Place:
     device: str
 
 
-def devices(places: Iterable[Place]) -> dict[Place, dict[str, int]]:
-    """Counters of those devices, by /proc/net/dev's names."""
+@dataclass(frozen=True)
+class Traffic:
+    """Frames that a device ``sent`` and ``dropped`` instead of sending."""
+
+    sent: int
+    dropped: int
+
+
+def devices(places: Iterable[Place]) -> dict[Place, Traffic]:
+    """Frames of those devices so far."""
     wanted = list(places)
-    found: dict[Place, dict[str, int]] = {}
+    found: dict[Place, Traffic] = {}
     for space in dict.fromkeys(p.space for p in wanted):
-        if space == HOST:
-            table = parse_devices(read("/proc/net/dev"))
-        else:
-            with inside(space):
-                table = parse_devices(read("/proc/net/dev"))
+        with contextlib.nullcontext() if space == HOST else inside(space):
+            table = psutil.net_io_counters(pernic=True, nowrap=False)
         for place in wanted:
             if place.space == space:
                 if place.device not in table:
                     raise Failure(f"no device {place.device} in {space}")
-                found[place] = table[place.device]
+                seen = table[place.device]
+                found[place] = Traffic(seen.packets_sent, seen.dropout)
     return found
-
-
-def parse_devices(text: str) -> dict[str, dict[str, int]]:
-    table = {}
-    for line in text.splitlines()[2:]:
-        name, _, values = line.partition(":")
-        table[name.strip()] = dict(zip(_FIELDS, map(int, values.split()), strict=False))
-    return table
 
 
 def own(places: Iterable[Place]) -> Counter[str]:
@@ -77,8 +72,15 @@ def cpu(number: int, irqs: Collection[str] = ()) -> Counter[str]:
     table = parse_softnet(read("/proc/net/softnet_stat"))
     found["softnet_processed"], found["softnet_dropped"], found["softnet_squeezed"] = table[number]
     found["backlog_dropped_anywhere"] = sum(row[1] for row in table.values())
-    for name, ticks in parse_stat(read("/proc/stat"), number).items():
-        found[f"{name}_ms"] = round(1000 * ticks / _TICKS)
+    times = psutil.cpu_times(percpu=True)[number]
+    spent = {
+        "user": times.user + times.nice,
+        "system": times.system,
+        "idle": times.idle + times.iowait,
+        "irq": times.irq,
+        "softirq": times.softirq,
+    }
+    found.update({f"{name}_ms": round(1000 * seconds) for name, seconds in spent.items()})
     return found
 
 
@@ -102,18 +104,3 @@ def parse_softnet(text: str) -> dict[int, tuple[int, int, int]]:
         cells = [int(cell, 16) for cell in line.split()]
         found[cells[12] if len(cells) > 12 else row] = (cells[0], cells[1], cells[2])
     return found
-
-
-def parse_stat(text: str, number: int) -> dict[str, int]:
-    """Ticks of one CPU: user, system, idle, softirq."""
-    for line in text.splitlines():
-        if line.startswith(f"cpu{number} "):
-            cells = [int(cell) for cell in line.split()[1:]]
-            return {
-                "user": cells[0] + cells[1],
-                "system": cells[2],
-                "idle": cells[3] + cells[4],
-                "irq": cells[5],
-                "softirq": cells[6],
-            }
-    raise Failure(f"/proc/stat knows no CPU {number}")

@@ -207,11 +207,10 @@ def _load(one: Bed, rates: Mapping[str, float], seconds: float) -> dict[str, Any
 def _counts(one: Bed) -> dict[Any, int]:
     """Frames that left by device, and drops by place."""
     found: dict[Any, int] = {
-        place: table["tx_packets"]
-        for place, table in counters.devices(set(one.ends.values())).items()
+        place: frames.sent for place, frames in counters.devices(set(one.ends.values())).items()
     }
     wires = counters.devices(Place(GENERATOR, n.wire) for n in one.nics)
-    found["nic_ring_full"] = sum(t["tx_dropped"] for t in wires.values())
+    found["nic_ring_full"] = sum(t.dropped for t in wires.values())
     found["backlog"] = counters.cpu(CPU)["backlog_dropped_anywhere"]
     if one.kind.kind == beds.OURS and len(one.virtual) <= _FEW:
         found.update(counters.own(one.virtual))

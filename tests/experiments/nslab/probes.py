@@ -13,10 +13,13 @@ import socket
 import struct
 import time
 
+from vsrtune.bench.traffic.probe import ProbeLeg, udp_frame
+
 from .beds import Bed
 from .spaces import GENERATOR, inside
 
 _MAGIC = b"nslabprb"
+_MAC = b"\x02\x76\x72\xfe\x00\x03"
 _INTERVAL = 0.002
 _SO_RCVBUFFORCE = 33
 _SO_TIMESTAMPNS = 35
@@ -25,19 +28,9 @@ _ROOM = 8 << 20
 
 
 def frame(mac: str, destination: str, number: int, stamp: int) -> bytes:
-    """Ethernet, IPv4, UDP; a number and a time (ns) in it."""
+    """A probe, with a number and a time (ns) in it."""
     data = _MAGIC + struct.pack("!HQ", number, stamp)
-    udp = struct.pack("!HHHH", 1023, 9, 8 + len(data), 0)
-    head = struct.pack(
-        "!BBHHHBBH4s4s", 0x45, 0, 28 + len(data), 0, 0, 64, socket.IPPROTO_UDP, 0,
-        socket.inet_aton("10.7.0.2"), socket.inet_aton(destination),
-    )  # fmt: skip
-    total = sum(struct.unpack("!10H", head))
-    total = (total & 0xFFFF) + (total >> 16)
-    total = (total & 0xFFFF) + (total >> 16)
-    head = head[:10] + struct.pack("!H", ~total & 0xFFFF) + head[12:]
-    target = bytes.fromhex(mac.replace(":", ""))
-    return target + b"\x02\x76\x72\xfe\x00\x03\x08\x00" + head + udp + data
+    return udp_frame(_MAC, ProbeLeg(mac, "10.7.0.2", destination), 1023, 9, data)
 
 
 def stamp_of(data: bytes) -> int | None:

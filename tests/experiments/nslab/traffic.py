@@ -8,6 +8,7 @@ import select
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 
 from .spaces import GENERATOR, Failure, inside, read, write
 
@@ -59,9 +60,7 @@ def run(streams: Sequence[Stream], rates: Mapping[str, float], seconds: float) -
 
 
 def last_address(first: str, count: int) -> str:
-    numbers = [int(part) for part in first.split(".")]
-    value = sum(n << shift for n, shift in zip(numbers, (24, 16, 8, 0), strict=True)) + count - 1
-    return ".".join(str(value >> shift & 255) for shift in (24, 16, 8, 0))
+    return str(IPv4Address(first) + count - 1)
 
 
 def _commands(stream: Stream, pps: float, seconds: float) -> list[str]:

@@ -308,7 +308,6 @@ def test_refusals(configurator: Configurator, routers: list[LabGuest], tmp_path:
     def check(configuration: Configuration) -> str:
         return refusal(lambda: configurator.check([configuration]))
 
-    assert "napi" in check(Configuration("x", attachment=BenchAttachment.NAPI_MACVTAP))
     missing = check(OVS)
     assert "does not run" in missing or "cannot be a bridge's port" in missing
     assert "not all online" in check(Configuration("x", Tuning.LIBVIRT_PINS, cpus="77"))

@@ -10,7 +10,7 @@ import pytest
 from bench_router import FakeRouter, spec
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.runner import Progress, run
+from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.spec.model import Load, Method, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
 
@@ -25,7 +25,7 @@ class TestSweep:
     def test_every_load_in_every_round_in_its_own_order(self) -> None:
         router = FakeRouter(3000)
         _, trials = measure(self.of, router)
-        assert len(trials) == methods.estimate(self.of).trials == 9
+        assert len(trials) == methods.trials(self.of) == 9
         orders = [tuple(load.total for load in router.loads[i : i + 3]) for i in (0, 3, 6)]
         assert all(sorted(order) == [1000, 4000, 8000] for order in orders)
         assert len(set(orders)) > 1
@@ -59,7 +59,7 @@ class TestSizes:
     def test_each_rate_is_tried_with_each_size(self) -> None:
         router = FakeRouter(3000)
         found, _ = measure(self.of, router)
-        assert methods.estimate(self.of).trials == len(router.loads) == 8
+        assert methods.trials(self.of) == len(router.loads) == 8
         for first in (0, 4):
             turn = {(load.total, load.size) for load in router.loads[first : first + 4]}
             assert turn == {(1000, 60), (1000, 1496), (4000, 60), (4000, 1496)}
@@ -129,11 +129,8 @@ class TestSearch:
         assert found["lower"] is None
         assert len(trials) < 30
 
-    def test_the_guess_of_the_time_is_near(self) -> None:
-        _, trials = measure(self.of, FakeRouter(23_456, hurt=0.1))
-        told = methods.estimate(self.of)
-        assert not told.exact
-        assert told.seconds == pytest.approx(sum(t.load.seconds for t in trials), rel=0.6)
+    def test_nobody_knows_how_long_it_takes(self) -> None:
+        assert methods.trials(self.of) is None
 
 
 class TestBackToBack:
@@ -200,7 +197,7 @@ class TestSoak:
 
     def test_trials_fill_the_duration(self) -> None:
         found, trials = measure(self.of, FakeRouter(9000))
-        assert len(trials) == methods.estimate(self.of).trials == 4
+        assert len(trials) == methods.trials(self.of) == 4
         assert (found["lossy_trials"], found["drift_per_hour"]) == (0, 0.0)
         assert found["sent"] == found["forwarded"] == 32_000
 
@@ -221,27 +218,6 @@ def test_an_unknown_kind() -> None:
 
 class TestRunner:
     of = spec(Method("sweep", (1000, 2000), repeats=2))
-
-    def test_progress_before_each_trial_and_at_the_end(self) -> None:
-        told: list[Progress[Load]] = []
-        now = iter(range(0, 1000, 10))
-        _, trials = run(
-            methods.start(self.of), FakeRouter(1500).trial, told.append,
-            estimate=methods.estimate(self.of), clock=lambda: float(next(now)),
-        )  # fmt: skip
-        assert [p.done for p in told] == [0, 1, 2, 3, 4]
-        assert [p.total for p in told] == [4] * 5
-        assert [p.last for p in told] == [None, *trials]
-        assert [p.order is None for p in told] == [False] * 4 + [True]
-        # Each trial of 2 s costs the 10 s that the clock is asked apart.
-        assert [p.seconds_left for p in told] == [8.0, 30.0, 20.0, 10.0, 0.0]
-
-    def test_a_search_that_takes_longer_has_something_left(self) -> None:
-        told: list[Progress[Load]] = []
-        guess = methods.Estimate(2, 4.0, exact=False)
-        run(methods.start(self.of), FakeRouter(1500).trial, told.append, estimate=guess)
-        assert [p.total for p in told] == [2, 2, 3, 4, 4]
-        assert all(p.seconds_left is not None and p.seconds_left > 0 for p in told[:-1])
 
     def test_a_failing_trial_closes_the_method(self) -> None:
         method = methods.start(self.of)

@@ -11,7 +11,6 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 
-from vsrtune.bench.progress import duration
 from vsrtune.bench.report import html, plots, tables
 from vsrtune.bench.report.points import by_configuration, points
 from vsrtune.bench.spec.model import BenchAttachment, Configuration
@@ -50,6 +49,12 @@ class TestPoints:
         assert last.switches_per_thousand() == pytest.approx(6000 * 1000 / 120000)
         assert last.migrations_per_second() == pytest.approx(5.0)
         assert last.cpu_share("vcpu") == pytest.approx(0.4)
+
+    def test_threads_of_napi_have_a_role_of_their_own(self) -> None:
+        made = samples.trial("untuned", 8000, 8000)
+        found = points([replace(made, cpu_seconds={"vcpu": 0.5, "napi": 0.8})])
+        (row,) = rows([tables.cost_table(found)], "Cost")
+        assert (row["vcpu"], row["napi"]) == ("31.2", "50")
 
     def test_sizes_are_told_apart(self) -> None:
         made = samples.trial("untuned", 8000, 8000)
@@ -126,14 +131,6 @@ class TestTables:
         assert "0.5 %" in text
         assert "trials of 2 s" in text
         assert "worst of 3" in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (-1, "0 s")],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 class _Page(HTMLParser):

@@ -13,7 +13,7 @@ from switch_faults import do
 
 from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import BenchLedger
-from vsrtune.bench.setup import scaling
+from vsrtune.bench.setup import switches
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration
 from vsrtune.cli.options import ATTACH_LEDGER
@@ -30,9 +30,9 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeAttachHost:
     """Two guests in a group, where the bench finds them."""
     fake = fresh()
     monkeypatch.setattr(FakeAttachHost, "close", lambda _: None, raising=False)
-    monkeypatch.setattr(scaling, "LiveHost", lambda _: fake)
-    monkeypatch.setattr(scaling, "LEDGER", tmp_path / "attach.jsonl")
-    monkeypatch.setattr(scaling, "JOURNAL", tmp_path / "journal")
+    monkeypatch.setattr(switches, "LiveHost", lambda _: fake)
+    monkeypatch.setattr(switches, "LEDGER", tmp_path / "attach.jsonl")
+    monkeypatch.setattr(switches, "JOURNAL", tmp_path / "journal")
     do(fake, tmp_path / "attach.jsonl", create)
     return fake
 
@@ -52,7 +52,7 @@ def configurator(
 
 
 def plugged() -> list[str]:
-    with scaling._opened("") as (_, seen):
+    with switches.opened("") as (_, seen):
         return group_scale.plugged(of_group("edge", seen), seen)
 
 
@@ -110,11 +110,11 @@ def test_refusals(host: FakeAttachHost, configurator: Configurator) -> None:
         with pytest.raises(VsrtuneError, match=what):
             configurator.check([Configuration("x", scale={"edge": count})])
         # What no number tells is not what a bench begins with.
-        with scaling._opened("") as (switcher, seen):
+        with switches.opened("") as (switcher, seen):
             switcher.carry_out(group_scale.drain("edge", "a", seen))
     with pytest.raises(VsrtuneError, match="no such group"):
         configurator.check([Configuration("x", scale={"other": 1})])
 
 
 def test_groups_are_looked_for_where_the_commands_write_them_down() -> None:
-    assert scaling.LEDGER == ATTACH_LEDGER
+    assert switches.LEDGER == ATTACH_LEDGER

@@ -8,7 +8,8 @@ import bench_router
 import bench_samples as samples
 import pytest
 
-from vsrtune.bench.methods import compare, methods, runner
+from vsrtune.bench.methods import compare, methods
+from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.report import html, summaries, tables
 from vsrtune.bench.spec.model import Configuration, Load, Method, Outcome, Traffic, Trial
 from vsrtune.views.tables import Table
@@ -17,7 +18,7 @@ from vsrtune.views.tables import Table
 def measured(method: Method, router: bench_router.FakeRouter, **more: object) -> Outcome:
     """A whole run of a method."""
     spec = bench_router.spec(method, **more)  # type: ignore[arg-type]
-    summary, trials = runner.run(methods.start(spec), router.trial)
+    summary, trials = run(methods.start(spec), router.trial)
     return replace(samples.outcome(method.kind), spec=spec, summary=summary, trials=tuple(trials))
 
 
@@ -30,7 +31,7 @@ def compared(peaks: dict[str, float], pairs: int = 9) -> Outcome:
         index, load = order
         return routers[index].trial(load, configurations[index].name)
 
-    summary, trials = runner.run(compare.compare(spec, configurations, pairs), trial)
+    summary, trials = run(compare.compare(spec, configurations, pairs), trial)
     return replace(
         samples.outcome("compare"),
         spec=spec, configurations=configurations, summary=summary, trials=tuple(trials),

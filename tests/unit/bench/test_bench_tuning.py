@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from planning_samples import cpus, router, snapshot
 
-from vsrtune.bench.setup.tuning import libvirt_pins, pin_cpus, policies
+from vsrtune.bench.setup.tuning import libvirt_pins, pin_cpus
 from vsrtune.bench.spec.model import Configuration, Tuning
+from vsrtune.bench.spec.parser import policies
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.targets import EmulatorPin, Pin, VcpuPin
 from vsrtune.policy.model import PolicyErrors

@@ -163,16 +163,6 @@ class TestReading:
         text = line.format(256, 16, 1, 0) + "\n" + line.format(32, 0, 0, 3) + "\n"
         assert counters.parse_softnet(text) == {0: (256, 16, 1), 3: (32, 0, 0)}
 
-    def test_cpu_time(self) -> None:
-        text = "cpu  9 9 9 9\ncpu0 1 2 3 4 5 6 7 0 0 0\ncpu1 10 20 30 40 50 60 70 0 0 0\n"
-        expected = {"user": 30, "system": 30, "idle": 90, "irq": 60, "softirq": 70}
-        assert counters.parse_stat(text, 1) == expected
-
-    def test_devices(self) -> None:
-        text = "head\nhead\n  nb0e: 60 1 0 0 0 0 0 0 120 2 0 3 0 0 0 0\n"
-        found = counters.parse_devices(text)["nb0e"]
-        assert (found["rx_packets"], found["tx_packets"], found["tx_dropped"]) == (1, 2, 3)
-
     def test_what_the_generator_sent_and_the_wire_refused(self) -> None:
         text = (
             "Current:\n     pkts-sofar: 900  errors: 100\n"

@@ -69,6 +69,8 @@ class FakeAttachHost:
         self.fakes: dict[str, FakeGuest] = {}
         self.releasing: dict[tuple[str, str], float] = {}
         self.flagged: set[tuple[int, str]] = set()
+        # Devices that are the port of a bridge.
+        self.bridged: set[str] = set()
         self.ended: set[str] = set()
         self.files: dict[str, File] = {}
         self.files_hidden = False
@@ -176,6 +178,13 @@ class FakeAttachHost:
     def set_queue(self, index: int, queue: int) -> None:
         with self._change(f"queue {index} {queue}"):
             self.table[index] = replace(self.table[index], queue=queue)
+
+    def bridge(self, name: str, there: bool) -> None:
+        """Make or remove a bridge with that port."""
+        with self._change(f"{'make' if there else 'remove'} bridge on {name}"):
+            if there and any(k.lower == self.index(name) for k in self.table.values()):
+                raise _os(errno.EBUSY)
+            (self.bridged.add if there else self.bridged.discard)(name)
 
     def flag(self, name: str, flag: str) -> bool:
         return (self.index(name), flag) in self.flagged
@@ -363,8 +372,12 @@ class FakeAttachHost:
             link = self.links().get(card.device)
             if link is None or not self.has_cdev(link.index) or link.mac != card.mac:
                 raise RefusedError(f"no usable device {card.device}")
+        elif card.kind == "bridge":
+            ET.SubElement(element, "target", {"dev": f"vnet{self.changes}"})
         else:
             lower = self.index(card.lower)
+            if card.lower in self.bridged:
+                raise RefusedError(f"{card.lower} is busy")
             if any(k.up for k in self.table.values() if k.lower == lower and k.kind == NAPI_KIND):
                 raise RefusedError(f"{card.lower} is busy")
             taken = set(self.links())

@@ -12,10 +12,10 @@ from typing import Any
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.traffic import pktgen
 from vsrtune.bench.traffic.remote import AgentProcess
-from vsrtune.execute.jsonl_log import Cleaner
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.procfs import parse_stat
 
+KIND = "agent"
 # An agent ends by itself once its bench is gone; otherwise it is killed.
 END_SECONDS = 5.0
 _KILL_SECONDS = 5.0
@@ -23,41 +23,37 @@ _KILL_SECONDS = 5.0
 
 def note_agent(ledger: BenchLedger, pid: int, namespace: str | None, names: Sequence[str]) -> int:
     """Record an agent that was just started and has done nothing yet."""
-    return ledger.add(
-        "agent",
-        {
-            "pid": pid,
-            "start": _start_time(pid),
-            "namespace": namespace,
-            "names": list(names),
-            "module": not os.path.isdir(pktgen.MODULE),
-        },
-    )
+    data = {
+        "pid": pid,
+        "start": _start_time(pid),
+        "namespace": namespace,
+        "names": list(names),
+        "module": not os.path.isdir(pktgen.MODULE),
+    }
+    return ledger.add(KIND, data)
 
 
 def clean_agent(data: Mapping[str, Any]) -> None:
     """Wait for the agent's end, or kill it, and remove what it may have left."""
-    pid = int(data["pid"])
-    end = time.monotonic() + END_SECONDS
-    while _lives(pid, data["start"]) and time.monotonic() < end:
-        time.sleep(0.05)
-    if _lives(pid, data["start"]):
+    pid, start = int(data["pid"]), data["start"]
+    if not _ended(pid, start, END_SECONDS):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + _KILL_SECONDS
-        while _lives(pid, data["start"]) and time.monotonic() < end:
-            time.sleep(0.05)
+        _ended(pid, start, _KILL_SECONDS)
     with AgentProcess() as agent:
         agent.call("clean", namespace=data["namespace"], names=data["names"])
     if data["module"]:
         pktgen.unload_module()
 
 
-CLEANERS: dict[str, Cleaner] = {"agent": clean_agent}
-
-
-def _lives(pid: int, start: int | None) -> bool:
-    return start is not None and _start_time(pid) == start
+def _ended(pid: int, start: int | None, seconds: float) -> bool:
+    """Whether the process ends within so many seconds."""
+    end = time.monotonic() + seconds
+    while start is not None and _start_time(pid) == start:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _start_time(pid: int) -> int | None:

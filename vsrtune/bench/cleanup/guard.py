@@ -9,7 +9,6 @@ is done, so no other bench begins on a host that is half put back.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import select
@@ -18,14 +17,14 @@ import subprocess
 import sys
 import syslog
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import vsrtune
+from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.execute.jsonl_log import Cleaner, Failure
+from vsrtune.execute.jsonl_log import Failure
 
 # Loading libvirt on a busy host takes its time.
 _START_SECONDS = 60.0
@@ -106,17 +105,9 @@ def start(ledger: BenchLedger) -> RunGuard:
     return RunGuard(process)
 
 
-def cleaners() -> Mapping[str, Cleaner]:
-    """Every cleaner of this version, by the kind of ledger entry."""
-    found: dict[str, Cleaner] = {}
-    for module in ("vsrtune.bench.cleanup.edge_cleaners", "vsrtune.bench.cleanup.cleaners"):
-        found.update(importlib.import_module(module).CLEANERS)
-    return found
-
-
 def clean(ledger: BenchLedger) -> list[Failure]:
     """Resolve what a killed run left (`vsrtune bench clean`, and each start)."""
-    return ledger.resolve(cleaners())
+    return ledger.resolve(CLEANERS)
 
 
 def _read(descriptor: int, seconds: float, size: int = 1 << 20) -> bytes | None:
@@ -141,15 +132,13 @@ def main(path: str, lock: int) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # Import before use: by then the host may be too busy, or the package removed.
-    known = cleaners()
     os.write(1, _READY)
     while os.read(0, 4096):
         pass
     failures: list[str] = []
     try:
         with BenchLedger.open(Path(path), lock=lock) as ledger:
-            failures = [str(failure) for failure in ledger.resolve(known)]
+            failures = [str(failure) for failure in ledger.resolve(CLEANERS)]
     except VsrtuneError as error:
         failures = [str(error)]
     for what in failures:

@@ -15,22 +15,24 @@ FlowKey = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Losses:
+    """Lost frames so far: ``refused`` by devices that should send, ``missed`` by NICs without
+    free descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a guest's tap."""
+
+    refused: int = 0
+    missed: int = 0
+    backlog: int = 0
+    ring: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Counters at one moment, of every machine that takes part. ``counted`` is frames
     at the sink by stream ("router/forth") and flow (None where flows are not counted one by
-    one). The others count lost frames: ``refused`` by the sending devices and the routers' NICs,
-    ``missed`` by NICs, ``backlog`` at the per-CPU backlogs, ``ring`` at the guests' taps."""
+    one). Two that are equal say that no frame is under way any more."""
 
     counted: Mapping[FlowKey, int]
-    refused: int
-    missed: int
-    backlog: int
-    ring: int
-
-    @property
-    def moving(self) -> tuple[object, ...]:
-        """The counters to compare: equal twice in a row, no frame is under way any more."""
-        return (*sorted(self.counted.values()), self.refused, self.missed, self.backlog, self.ring)
+    lost: Losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def account(
     if probes is not None:
         total += probes.sent
         forwarded += probes.sent - probes.lost
-    drops = _drops(before, after)
+    drops = _drops(before.lost, after.lost)
     drops["elsewhere"] = total - forwarded - sum(drops.values())
     if drops["elsewhere"] < 0:
         notes.append(
@@ -104,7 +106,7 @@ def router_of(key: str) -> str:
     return key.rpartition("/")[0]
 
 
-def _drops(before: Counts, after: Counts) -> dict[str, int]:
+def _drops(before: Losses, after: Losses) -> dict[str, int]:
     backlog = after.backlog - before.backlog
     # A veth whose peer's backlog is full counts the frame as refused as well.
     refused = max(0, after.refused - before.refused - backlog)

@@ -6,19 +6,13 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vsrtune.bench.measure.accounting import Losses
 from vsrtune.bench.spec.model import Router
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import CLASS
 from vsrtune.model.guest import Guest
 from vsrtune.model.snapshot import Snapshot
-
-# The columns of /proc/net/dev, in order.
-_FIELDS = (
-    *("rx_bytes", "rx_packets", "rx_errors", "rx_dropped"),
-    *("rx_fifo", "rx_frame", "rx_compressed", "multicast"),
-    *("tx_bytes", "tx_packets", "tx_errors", "tx_dropped"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +22,6 @@ class Places:
 
     lowers: tuple[str, ...]
     rings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Counters so far: frames ``refused`` by devices that should send, ``missed`` by NICs
-    without free descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a tap."""
-
-    refused: int = 0
-    missed: int = 0
-    backlog: int = 0
-    ring: int = 0
 
 
 def guests_of(router: Router, snapshot: Snapshot) -> tuple[Guest, ...]:
@@ -115,15 +98,6 @@ def read_losses(root: HostRoot, where: Places) -> Losses:
         backlog=parse_softnet_drops(root.read("/proc/net/softnet_stat")),
         ring=sum(_number(root, path) for path in where.rings),
     )
-
-
-def parse_device_table(text: str) -> dict[str, dict[str, int]]:
-    """Read /proc/net/dev: counters by device."""
-    table = {}
-    for line in text.splitlines()[2:]:
-        (device, _, values) = line.partition(":")
-        table[device.strip()] = dict(zip(_FIELDS, map(int, values.split()), strict=False))
-    return table
 
 
 def parse_softnet_drops(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 from vsrtune.bench.cleanup import edge_cleaners
@@ -245,7 +245,7 @@ class Tester(Closing):
                 backlog += answer["backlog"]
             for key, flow, count in answer["counted"]:
                 frames[key, flow] = frames.get((key, flow), 0) + count
-        return Counts(frames, refused, total.missed, backlog, total.ring)
+        return Counts(frames, replace(total, refused=refused, backlog=backlog))
 
     def _settled(self, where: counters.Places) -> Counts:
         """The counters once no frame is under way, or after DRAIN_SECONDS."""
@@ -254,7 +254,7 @@ class Tester(Closing):
         while time.monotonic() < end:
             time.sleep(DRAIN_STEP)
             now = self._counts(where)
-            if now.moving == last.moving:
+            if now == last:
                 return now
             last = now
         return last

@@ -70,8 +70,8 @@ def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
         used = _used(root, key, role)
         if used is not None:
             found[key] = used
-    host = psutil.cpu_times()
-    return Usage(found, host.softirq, host.idle + host.iowait, psutil.cpu_count())
+    times = psutil.cpu_times()
+    return Usage(found, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
 
 
 def work(before: Usage, after: Usage) -> Work:

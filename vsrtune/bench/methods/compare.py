@@ -26,13 +26,12 @@ however many loads it has.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from vsrtune.bench.methods import methods
 from vsrtune.bench.methods.aggregate import MethodRun, point
-from vsrtune.bench.methods.methods import SEARCHES, Estimate
+from vsrtune.bench.methods.methods import SEARCHES
 from vsrtune.bench.methods.schedule import trial_rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
 from vsrtune.core import stats
@@ -95,14 +94,11 @@ def _groups(configurations: Sequence[Configuration]) -> list[int]:
     return [scales.index(s) if s else index for index, s in enumerate(scales)]
 
 
-def estimate(spec: Spec, configurations: int, pairs: int) -> Estimate:
-    """The trials that ``compare`` will ask for."""
-    once = methods.estimate(spec)
-    times = configurations * pairs
-    if spec.method.kind not in SEARCHES:
-        count = len(methods.loads(spec)) * times
-        return Estimate(count, count * spec.method.seconds)
-    return replace(once, trials=once.trials * times, seconds=once.seconds * times)
+def trials(spec: Spec, configurations: int, pairs: int) -> int | None:
+    """How many trials ``compare`` will ask for; None for searches."""
+    if spec.method.kind in SEARCHES:
+        return None
+    return len(methods.loads(spec)) * configurations * pairs
 
 
 def pairs_needed(points: int) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.bench.methods import fairness, rate_search
@@ -26,16 +25,6 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.stats import linear_fit
 
 SEARCHES = ("ndr", "pdr", "back-to-back")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The length of a run: ``trials`` of ``seconds`` in all, without warm-up and drain.
-    ``exact`` is False for searches."""
-
-    trials: int
-    seconds: float
-    exact: bool = True
 
 
 def start(spec: Spec, seed: int = 1) -> MethodRun:
@@ -72,16 +61,13 @@ def loads(spec: Spec) -> list[Load]:
     ]
 
 
-def estimate(spec: Spec) -> Estimate:
-    """The trials that ``start(spec)`` will ask for."""
-    method = spec.method
-    if method.kind in SEARCHES:
-        trials, seconds = rate_search.estimate(spec)
-        return Estimate(trials, seconds, exact=False)
-    count = len(loads(spec)) * method.repeats
-    if method.kind == "soak":
-        count = _soak_trials(spec)
-    return Estimate(count, count * method.seconds)
+def trials(spec: Spec) -> int | None:
+    """How many trials ``start(spec)`` will ask for; None for a search."""
+    if spec.method.kind in SEARCHES:
+        return None
+    return (
+        _soak_trials(spec) if spec.method.kind == "soak" else len(loads(spec)) * spec.method.repeats
+    )
 
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:
@@ -112,28 +98,28 @@ def _soak_trials(spec: Spec) -> int:
 
 def _soak(spec: Spec) -> MethodRun:
     [load] = loads(spec)
-    trials: list[Trial] = []
+    made: list[Trial] = []
     for _ in range(_soak_trials(spec)):
-        trials.append((yield load))  # noqa: PERF401 (a generator asks)
-    rates = [t.pps for t in trials]
-    worst = min(range(len(trials)), key=lambda i: rates[i])
+        made.append((yield load))  # noqa: PERF401 (a generator asks)
+    rates = [t.pps for t in made]
+    worst = min(range(len(made)), key=lambda i: rates[i])
     pps = spread_of(rates)
     summary: dict[str, Any] = {
         "kind": "soak",
         "rate": load.total,
-        "trials": len(trials),
+        "trials": len(made),
         "pps": pps,
-        "loss": spread_of(t.loss for t in trials),
-        "sent": sum(t.sent for t in trials),
-        "forwarded": sum(t.forwarded for t in trials),
-        "lossy_trials": sum(t.forwarded < t.sent for t in trials),
-        "worst": {"trial": worst, "pps": rates[worst], "loss": trials[worst].loss},
+        "loss": spread_of(t.loss for t in made),
+        "sent": sum(t.sent for t in made),
+        "forwarded": sum(t.forwarded for t in made),
+        "lossy_trials": sum(t.forwarded < t.sent for t in made),
+        "worst": {"trial": worst, "pps": rates[worst], "loss": made[worst].loss},
         "drift_per_hour": None,
         "r_squared": None,
     }
-    if len(trials) > 1 and pps["median"] > 0:
+    if len(made) > 1 and pps["median"] > 0:
         # Warm-up and drain take time too, the same for each trial.
-        line = linear_fit([i * load.seconds for i in range(len(trials))], rates)
+        line = linear_fit([i * load.seconds for i in range(len(made))], rates)
         summary["drift_per_hour"] = line.slope * 3600.0 / pps["median"]
         summary["r_squared"] = line.r_squared
     return summary

@@ -17,7 +17,6 @@ burst came, RFC 9004 section 5.4, with drain_pps as the measured throughput).
 
 from __future__ import annotations
 
-import math
 from statistics import fmean
 from typing import Any
 
@@ -27,22 +26,6 @@ from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
-# Trials of typical searches; see tests/unit/bench/test_bench_search.py.
-_COARSE_TRIALS = 6
-_FINE_TRIALS = 3
-
-
-def estimate(spec: Spec) -> tuple[int, float]:
-    """The likely number of trials of a search, and their seconds."""
-    method = spec.method
-    if method.kind == "back-to-back":
-        halvings = math.log2(max(2.0, math.log(max(2, method.high)) / math.log1p(method.precision)))
-        count = method.repeats * math.ceil(halvings)
-        return count + 1, method.seconds + count * method.high / method.rates[0] / 2
-    full = _FINE_TRIALS * method.trials
-    last = len(LATENCY_SHARES) if method.latency else 0
-    short = _COARSE_TRIALS if method.seconds > SHORTEST else 0
-    return short + full + last, short * _short(spec) + (full + last) * method.seconds
 
 
 def _short(spec: Spec) -> float:

@@ -1,12 +1,36 @@
-"""The order in which configurations and loads are measured: interleaved and shuffled."""
+"""The order in which configurations and loads are measured: interleaved and shuffled.
+
+A method is a generator that asks for trials; ``run`` drives it.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from vsrtune.bench.spec.model import Load, Trial
+
+# What a method yields: Load, or (configuration index, Load) in a comparison.
+Order = TypeVar("Order")
+
+
+def run(
+    method: Generator[Order, Trial, dict[str, Any]], do_trial: Callable[[Order], Trial]
+) -> tuple[dict[str, Any], list[Trial]]:
+    """Run ``method`` to its end. Return its summary, and every trial in order. An exception of
+    ``do_trial`` passes through after the method has been closed."""
+    trials: list[Trial] = []
+    try:
+        order = next(method)
+        while True:
+            trials.append(do_trial(order))
+            order = method.send(trials[-1])
+    except StopIteration as end:
+        return end.value, trials
+    finally:
+        method.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from vsrtune.bench.report import plots, tables
+from vsrtune.bench.report import plots, summaries, tables
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.views.tables import Table
 
@@ -50,7 +50,7 @@ def page(outcome: Outcome) -> str:
     if label:
         parts.append(f'<p><span class="label">measured on {escape(label)}</span></p>')
     found = tables.outcome_tables(outcome)
-    shown_first = 1 + sum(1 for t in tables.summary_tables(outcome) if t.rows)
+    shown_first = 1 + sum(1 for t in summaries.tables(outcome) if t.rows)
     parts += [_table(t) for t in found[:shown_first]]
     for index, (caption, figure) in enumerate(plots.of_outcome(outcome, note)):
         picture = plots.svg(figure, f"f{index}")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from vsrtune.bench.report.points import ROLES, Point, by_configuration, points, used
@@ -39,17 +40,19 @@ class Curve:
     dashed: bool = False
 
 
+def spread(
+    name: str, x: Sequence[float], values: Sequence[Sequence[float]], *, dashed: bool = False
+) -> Curve:
+    """The median of the values at each x, with the lowest and the highest of them."""
+    low, high = [min(v) for v in values], [max(v) for v in values]
+    return Curve(name, x, [median(v) for v in values], low, high, dashed)
+
+
 def curve(name: str, points_: Sequence[Point], *, dashed: bool = False) -> Curve:
     """Forwarded against offered pps, with the lowest and highest trial."""
     ordered = sorted(points_, key=lambda p: p.offered)
-    return Curve(
-        name,
-        [p.offered for p in ordered],
-        [p.pps for p in ordered],
-        [p.low for p in ordered],
-        [p.high for p in ordered],
-        dashed,
-    )
+    rates = [[t.pps for t in p.trials] for p in ordered]
+    return spread(name, [p.offered for p in ordered], rates, dashed=dashed)
 
 
 def throughput(
@@ -146,9 +149,7 @@ def scatter(
         places = [column + (i - (len(found) - 1) / 2) * 0.04 for i in range(len(found))]
         axes.plot(places, list(found), "o", color=colour, alpha=0.7, markersize=5)
         if found:
-            ordered = sorted(found)
-            middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-            axes.hlines(middle, column - 0.3, column + 0.3, color=colour, linewidth=2.2)
+            axes.hlines(median(found), column - 0.3, column + 0.3, color=colour, linewidth=2.2)
     if line_at is not None:
         axes.axhline(line_at, color="#999999", linestyle=":")
     axes.set_xticks(range(len(groups)))

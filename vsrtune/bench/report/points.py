@@ -12,7 +12,7 @@ from statistics import median
 from vsrtune.bench.spec.model import Outcome, Trial
 
 DROPS = ("nic", "softnet_backlog", "macvtap_ring", "elsewhere")
-ROLES = ("vcpu", "vhost", "emulator", "other", "ksoftirqd", "softirq", "idle")
+ROLES = ("vcpu", "vhost", "napi", "emulator", "other", "ksoftirqd", "softirq", "idle")
 _MILLION = 1_000_000
 
 

@@ -6,6 +6,7 @@ figures that one reads first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,8 @@ Summary = Mapping[str, Any]
 
 
 def number(value: float | None) -> str:
-    """A figure with thousands separators; few digits for small ones."""
-    if value is None:
+    """A figure with thousands separators; few digits for small ones. A dash for None and NaN."""
+    if value is None or math.isnan(value):
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 

@@ -26,12 +26,9 @@ def outcome_tables(outcome: Outcome) -> list[Table]:
     """Everything a terminal shows of an outcome: the answer first, the host last."""
     found = [point for group in by_configuration(outcome).values() for point in group]
     tables = [header(outcome)]
-    tables += summary_tables(outcome)
-    tables += [throughput_table(found), cost_table(found)]
-    tables += latency_tables(found)
-    notes = notes_table(outcome)
-    if notes.rows:
-        tables.append(notes)
+    tables += summaries.tables(outcome)
+    tables += [throughput_table(found), cost_table(found), latency_table(found)]
+    tables.append(notes_table(outcome))
     tables += environment_tables(outcome.environment)
     return [t for t in tables if t.rows]
 
@@ -159,7 +156,7 @@ def cost_table(found: Sequence[Point]) -> Table:
     return table
 
 
-def latency_tables(found: Sequence[Point]) -> list[Table]:
+def latency_table(found: Sequence[Point]) -> Table:
     """One-way latency, where probes were sent."""
     table = Table(
         "One-way latency, microseconds",
@@ -170,11 +167,10 @@ def latency_tables(found: Sequence[Point]) -> list[Table]:
             if trial.latency is None:
                 continue
             late = trial.latency
-            values = (late.p50, late.p90, late.p99)
-            shown = [number(v * 1e6) if v == v else NOTHING for v in values]  # NaN: no quantile
+            shown = [number(v * 1e6) for v in (late.p50, late.p90, late.p99)]
             row = (p.configuration, load_text(p), *shown, str(late.sent), str(late.lost))
             table.rows.append(row)
-    return [table]
+    return table
 
 
 def notes_table(outcome: Outcome) -> Table:
@@ -186,11 +182,6 @@ def notes_table(outcome: Outcome) -> Table:
             counts[key] = counts.get(key, 0) + 1
     rows: list[tuple[str, ...]] = [(c, n, str(times)) for (c, n), times in counts.items()]
     return Table("Notes", ("configuration", "note", "trials"), rows, "warn")
-
-
-def summary_tables(outcome: Outcome) -> list[Table]:
-    """The method's own answer."""
-    return summaries.tables(outcome)
 
 
 def environment_tables(environment: Mapping[str, Any]) -> list[Table]:

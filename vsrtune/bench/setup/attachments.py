@@ -4,84 +4,50 @@ The interfaces are unplugged from the running guests and plugged in again: same 
 PCI address, another back end. All routers on a lower device move together, because a
 device that carries a macvtap cannot be a bridge's port.
 
-The ledger's entry, written before the first move, holds everything that ``put_back`` needs,
-whatever the bench was doing when it was killed.
+Each move is a switch of vsrtune.attach, which takes its own steps back when it does not
+complete. The bench's ledger has an entry from before the first move: it holds the original
+interfaces and the names of the bridges.
 """
 
 from __future__ import annotations
 
-import time
+import uuid
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vsrtune.attach.libvirt_hotplug import LiveDomains
+from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.attach.plan.steps import Card, Plug, Step, Unplug
+from vsrtune.attach.transaction import Switcher
 from vsrtune.bench.setup import bridges
+from vsrtune.bench.setup.switches import opened
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
-from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.model.domain_xml import DomainNic, differences, nic
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.domain_xml import DomainNic, nic
+from vsrtune.model.guest import Attachment
 
+_BRIDGED = (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH)
 # The elements that say on which part of the host an interface stands; rewritten for each
 # attachment.
 _BACK_END = ("source", "target", "virtualport")
+_UNTOUCHED = Configuration("as it was")
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """The requested driver of an interface; None: as it was. ``ring`` counts slots of
-    a receive ring; without ``mergeable`` buffers there is no receive offload either."""
-
-    vhost: bool | None = None
-    queues: int | None = None
-    ring: int | None = None
-    mergeable: bool | None = None
+def asks(wanted: Configuration) -> bool:
+    """Whether a configuration asks for other interfaces than the guests have."""
+    driver = (wanted.vhost, wanted.queues, wanted.ring, wanted.mergeable)
+    return wanted.attachment is not BenchAttachment.AS_IS or any(x is not None for x in driver)
 
 
-UNASKED = Driver()
-
-
-@dataclass(frozen=True, slots=True)
-class Back:
-    """The back end of an interface: the kind, the bridge for kinds that have one, and the
-    driver."""
-
-    attachment: BenchAttachment
-    bridge: str = ""
-    driver: Driver = UNASKED
-
-
-def rewritten(original: DomainNic, back: Back) -> str:
-    """The XML that attaches ``original`` again on ``back``.
-
-    Raises VsrtuneError for a back end that the interface cannot have.
-    """
-    element = ET.fromstring(original.xml)
-    if back.attachment in (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH):
-        for name in _BACK_END:
-            for old in element.findall(name):
-                element.remove(old)
-        element.set("type", "bridge")
-        ET.SubElement(element, "source", {"bridge": back.bridge})
-        if back.attachment is BenchAttachment.OPENVSWITCH:
-            ET.SubElement(element, "virtualport", {"type": "openvswitch"})
-    elif back.attachment is BenchAttachment.NAPI_MACVTAP:
-        raise VsrtuneError(
-            "this version of vsrtune has no napi-macvtap attachment",
-            where=f"interface {original.mac}",
-            hint="use macvtap, bridge or openvswitch",
-        )
-    _drive(element, original, back.driver)
-    return ET.tostring(element, encoding="unicode")
-
-
-def switchable(found: DomainNic, back: Back) -> str:
-    """Why ``found`` cannot be attached on ``back``, "" when it can."""
-    if back.attachment is not BenchAttachment.AS_IS and (found.kind != "direct" or not found.lower):
+def switchable(found: DomainNic, wanted: Configuration) -> str:
+    """Why ``found`` cannot be attached as ``wanted``, "" when it can."""
+    as_is = wanted.attachment is BenchAttachment.AS_IS
+    if not as_is and (found.kind != "direct" or not found.lower):
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
-    if back.driver != UNASKED and not found.model.startswith("virtio"):
+    driver = asks(replace(wanted, attachment=BenchAttachment.AS_IS))
+    if driver and not found.model.startswith("virtio"):
         return (
             f"its model is {found.model or 'unset'}, and vhost, queues, ring and mergeable "
             "are virtio's"
@@ -89,26 +55,41 @@ def switchable(found: DomainNic, back: Back) -> str:
     return ""
 
 
-def _drive(element: ET.Element, original: DomainNic, back: Driver) -> None:
-    if back == UNASKED:
-        return
-    driver = element.find("driver")
-    if driver is None:
-        driver = ET.SubElement(element, "driver")
-    if back.vhost is not None:
-        driver.set("name", "vhost" if back.vhost else "qemu")
+def rewritten(original: DomainNic, wanted: Configuration, bridge: str) -> str:
+    """The XML that attaches ``original`` as ``wanted``, on ``bridge`` for kinds that have one."""
+    element = ET.fromstring(original.xml)
+    if wanted.attachment in _BRIDGED:
+        for name in _BACK_END:
+            for old in element.findall(name):
+                element.remove(old)
+        element.set("type", "bridge")
+        ET.SubElement(element, "source", {"bridge": bridge})
+        if wanted.attachment is BenchAttachment.OPENVSWITCH:
+            port = ET.SubElement(element, "virtualport", {"type": "openvswitch"})
+            # Without an id libvirt makes one up, and the interface is not as asked.
+            port_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{bridge} {original.mac}")
+            ET.SubElement(port, "parameters", {"interfaceid": str(port_id)})
+    if asks(replace(wanted, attachment=BenchAttachment.AS_IS)):
+        _drive(_child(element, "driver"), original, wanted)
+    return ET.tostring(element, encoding="unicode")
+
+
+def _drive(driver: ET.Element, original: DomainNic, wanted: Configuration) -> None:
+    """Set the attributes of the driver that are asked for."""
+    if wanted.vhost is not None:
+        driver.set("name", "vhost" if wanted.vhost else "qemu")
     elif driver.get("name") is None and original.model.startswith("virtio"):
         # The name that libvirt assumes when there is none; the other attributes need a name.
         driver.set("name", "vhost")
-    if back.queues is not None:
+    if wanted.queues is not None:
         driver.attrib.pop("queues", None)
-        if back.queues > 1:
-            driver.set("queues", str(back.queues))
-    if back.ring is not None:
-        driver.set("rx_queue_size", str(back.ring))
-    if back.mergeable is not None:
-        _child(driver, "host").set("mrg_rxbuf", "on" if back.mergeable else "off")
-        if not back.mergeable:
+        if wanted.queues > 1:
+            driver.set("queues", str(wanted.queues))
+    if wanted.ring is not None:
+        driver.set("rx_queue_size", str(wanted.ring))
+    if wanted.mergeable is not None:
+        _child(driver, "host").set("mrg_rxbuf", "on" if wanted.mergeable else "off")
+        if not wanted.mergeable:
             # A guest that may receive segments of 64 KiB reserves as much for every slot
             # of the ring, and a small guest runs out of memory. From QEMU 8.2 on there is
             # USO as well, which libvirt cannot turn off.
@@ -122,148 +103,89 @@ def _child(element: ET.Element, name: str) -> ET.Element:
     return ET.SubElement(element, name) if found is None else found
 
 
-KIND = "attachment"
-_TRIES = 3
-_PAUSE = 2.0
-_BRIDGED = (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The interfaces that a configuration asks for."""
-
-    attachment: BenchAttachment = BenchAttachment.AS_IS
-    driver: Driver = UNASKED
-
-    @classmethod
-    def of(cls, configuration: Configuration) -> Wanted:
-        """What ``configuration`` asks for interfaces."""
-        c = configuration
-        return cls(c.attachment, Driver(c.vhost, c.queues, c.ring, c.mergeable))
-
-    def back(self, lower: str) -> Back:
-        """The back end for an interface on ``lower``."""
-        bridge = bridges.name_for(self.attachment, lower) if lower else ""
-        return Back(self.attachment, bridge, self.driver)
-
-
-@dataclass(frozen=True, slots=True)
-class _Domain:
-    name: str
-    uuid: str
-    nics: tuple[DomainNic, ...]
-
-
 class Attachments:
-    """The interfaces of the routers that are libvirt guests. Every method may raise
-    VsrtuneError."""
+    """The interfaces of the routers that are libvirt guests, as a layer of the Configurator.
+    Every method may raise VsrtuneError."""
+
+    kind = "attachment"
 
     def __init__(self, routers: Sequence[Router], uri: str) -> None:
         self._routers = [r for r in routers if not r.native]
         self._uri = uri
-        self._live = LiveDomains(uri)
-        self._domains: tuple[_Domain, ...] | None = None
+        self._cards: tuple[Card, ...] = ()
         # None during a switch, and after one that failed.
-        self._present: Wanted | None = Wanted()
+        self._present: Configuration | None = _UNTOUCHED
 
-    def check(self, wanted: Wanted) -> None:
-        """Refuse what these guests or this host cannot have. Changes nothing; call it before
-        anything was switched."""
-        if wanted == Wanted():
-            return
-        where = "configuration"
+    def check(self, configurations: Sequence[Configuration]) -> None:
+        for wanted in filter(asks, configurations):
+            self._check(wanted)
+
+    def _check(self, wanted: Configuration) -> None:
         if not self._routers:
-            hint = "leave out attachment, vhost, queues, ring and mergeable"
-            raise VsrtuneError("no router is a guest, there is nothing to attach", where=where,
-                               hint=hint)  # fmt: skip
-        domains = self._originals()
-        for domain in domains:
-            for found in domain.nics:
-                reason = switchable(found, wanted.back(""))
-                if reason:
-                    raise VsrtuneError(reason, where=f"{domain.name}: interface {found.mac}")
-        self._texts(wanted)
+            raise VsrtuneError(
+                "no router is a guest, there is nothing to attach",
+                where=wanted.name,
+                hint="leave out attachment, vhost, queues, ring and mergeable",
+            )
+        for card in self._originals():
+            reason = switchable(nic(card.xml), wanted)
+            if reason:
+                raise VsrtuneError(reason, where=card.where)
         if wanted.attachment not in _BRIDGED:
             return
-        own = {n.device for d in domains for n in d.nics}
-        conflicts = [bridges.obstacle(lower, own) for lower in self._lowers()]
+        own = {nic(card.xml).device for card in self._originals()}
+        with opened(self._uri) as (_, host):
+            conflicts = [bridges.obstacle(lower, own, host) for lower in self._lowers()]
         if wanted.attachment is BenchAttachment.OPENVSWITCH:
             conflicts.insert(0, bridges.ovs_obstacle())
         for what, hint in filter(None, conflicts):
             raise VsrtuneError(what, where=f"attachment {wanted.attachment}", hint=hint)
 
-    def differ(self, wanted: Wanted) -> bool:
-        """Whether ``switch`` would do anything."""
-        if wanted == self._present:
+    def differs(self, wanted: Configuration) -> bool:
+        if self._present is None:
+            return True
+        if not asks(wanted) and not asks(self._present):
             return False
-        return self._present is None or self._texts(wanted) != self._texts(self._present)
+        return self._wanted(wanted) != self._wanted(self._present)
 
-    def original(self, wanted: Wanted) -> bool:
-        """Whether ``wanted`` is how the routers were at first."""
-        return wanted == Wanted() or self._texts(wanted) == self._texts(Wanted())
+    def original(self, wanted: Configuration) -> bool:
+        return not asks(wanted) or self._wanted(wanted) == self._wanted(_UNTOUCHED)
 
     def record(self) -> dict[str, Any]:
-        """The ledger's data: the originals, and the names of bridges that may be made."""
-        domains = [
-            {
-                "name": domain.name,
-                "uuid": domain.uuid,
-                "nics": [{"xml": n.xml, "queue": _queue(n.device)} for n in domain.nics],
-            }
-            for domain in self._originals()
-        ]
-        return {"uri": self._uri, "domains": domains, "bridges": self._bridges()}
+        cards: list[Any] = [encode(card) for card in self._originals()]
+        return {"uri": self._uri, "cards": cards, "bridges": self._bridges()}
 
-    def switch(self, wanted: Wanted) -> None:
-        """Attach every interface as ``wanted``; the ledger must hold ``record`` by now."""
-        domains = self._originals()
-        texts = self._texts(wanted)
+    def switch(self, wanted: Configuration) -> None:
+        cards = self._wanted(wanted)
+        lowers = self._lowers() if wanted.attachment in _BRIDGED else []
         self._present = None
-        for domain in domains:
-            for found in domain.nics:
-                self._live.detach(domain.uuid, found.mac)
-        bridges.remove(self._bridges())
-        if wanted.attachment in _BRIDGED:
-            for lower in self._lowers():
-                bridges.create(wanted.attachment, lower)
-        for domain in domains:
-            for found in domain.nics:
-                self._live.attach(domain.uuid, texts[found.mac], found.mac)
+        with opened(self._uri) as (switcher, host):
+            _move(switcher, host, cards, self._bridges(), wanted.attachment, lowers)
         self._present = wanted
 
-    def back_to_original(self) -> None:
-        """Note that ``put_back`` has been called."""
-        self._present = Wanted()
+    def put_back(self, data: Mapping[str, Any]) -> None:
+        put_back(data)
+        self._present = _UNTOUCHED
 
-    def close(self) -> None:
-        """Close the connection to libvirt."""
-        self._live.close()
+    def _originals(self) -> tuple[Card, ...]:
+        """The interfaces as they were at the first call, before anything moved."""
+        if not self._cards:
+            with opened(self._uri) as (_, host):
+                self._cards = tuple(card for r in self._routers for card in _cards(r, host))
+        return self._cards
 
-    def _originals(self) -> tuple[_Domain, ...]:
-        """The guests as they were at the first call, before anything moved."""
-        if self._domains is None:
-            self._domains = tuple(self._domain(router) for router in self._routers)
-        return self._domains
-
-    def _domain(self, router: Router) -> _Domain:
-        """The guest's interfaces: those of the legs when both MACs are known, otherwise all."""
-        uuid = self._live.uuid(router.name)
-        found = self._live.nics(uuid)
-        if router.back is not None and router.forth.mac and router.back.mac:
-            legs = {router.forth.mac.lower(), router.back.mac.lower()}
-            found = tuple(n for n in found if n.mac in legs)
-        if not found:
-            raise VsrtuneError("none of its interfaces is under test", where=router.name)
-        return _Domain(router.name, uuid, found)
-
-    def _texts(self, wanted: Wanted) -> dict[str, str]:
-        """The XML to attach for each MAC."""
-        return {
-            n.mac: rewritten(n, wanted.back(n.lower)) for d in self._originals() for n in d.nics
-        }
+    def _wanted(self, wanted: Configuration) -> tuple[Card, ...]:
+        """The interfaces to plug in."""
+        found = []
+        for card in self._originals():
+            old = nic(card.xml)
+            bridge = bridges.name_for(wanted.attachment, old.lower) if old.lower else ""
+            found.append(replace(card, xml=rewritten(old, wanted, bridge), queue=None))
+        return tuple(found)
 
     def _lowers(self) -> list[str]:
-        return sorted({n.lower for d in self._originals() for n in d.nics if n.kind == "direct"})
+        found = (nic(card.xml) for card in self._originals())
+        return sorted({n.lower for n in found if n.kind == "direct"})
 
     def _bridges(self) -> list[str]:
         """All bridges that this may ever make."""
@@ -272,76 +194,73 @@ class Attachments:
 
 def put_back(data: Mapping[str, Any]) -> None:
     """Give every guest its original interfaces, and remove the bridges. Guests that do
-    not run any more need nothing: their definition was never changed.
+    not run any more need nothing: their definition was never changed. Raises VsrtuneError when
+    something is not as it was in the end."""
+    cards = [decode(Card, card) for card in data["cards"]]
+    with opened(data["uri"]) as (switcher, host):
+        running = {guest.uuid for guest in host.guests if guest.live is not None}
+        there = tuple(card for card in cards if card.uuid in running)
+        _move(switcher, host, there, data["bridges"])
 
-    Every interface is plugged in anew, even one that looks right: a killed bench may
-    have asked for an unplug that the guest has yet to carry out. libvirt may also still be
-    plugging one in, hence the retries. Raises WriteError when something is not as it was in
-    the end.
+
+def _cards(router: Router, host: AttachHostState) -> list[Card]:
+    """The interfaces of a guest: those of the legs when both MACs are known, otherwise all."""
+    guest = host.guest(router.name)
+    if guest.live is None:
+        raise VsrtuneError(
+            "the guest does not run", where=router.name, hint=f"virsh start {router.name}"
+        )
+    found = guest.live
+    if router.back is not None and router.forth.mac and router.back.mac:
+        legs = {router.forth.mac.lower(), router.back.mac.lower()}
+        found = tuple(n for n in found if n.mac in legs)
+    if not found:
+        raise VsrtuneError("none of its interfaces is under test", where=router.name)
+    return [_card(guest.name, guest.uuid, n, host) for n in found]
+
+
+def _card(name: str, domain: str, found: DomainNic, host: AttachHostState) -> Card:
+    """A present interface, with the length of its queue, which a new device does not inherit."""
+    link = host.links.get(found.device)
+    return Card(name, domain, found.mac, found.xml, None if link is None else link.queue)
+
+
+def _move(
+    switcher: Switcher,
+    host: AttachHostState,
+    cards: Sequence[Card],
+    old_bridges: Collection[str],
+    attachment: BenchAttachment = BenchAttachment.AS_IS,
+    lowers: Sequence[str] = (),
+) -> None:
+    """Give running guests these interfaces in the place of those with the same MACs.
+
+    All interfaces are unplugged before any is plugged in: libvirt numbers them in order of
+    arrival. While none is plugged in, ``old_bridges`` go, and each of ``lowers`` gets a bridge.
+    This ends one switch and begins another, because a bridge holds the lower device that a
+    macvtap needs. Where there is no bridge, both halves are one switch: a device that only the
+    running guest names must not be swept away between them.
     """
-    live = LiveDomains(data["uri"])
-    try:
-        for attempt in range(1, _TRIES + 1):
-            failures = _try_to_put_back(live, data)
-            if not failures:
-                return
-            if attempt < _TRIES:
-                time.sleep(_PAUSE)
-    finally:
-        live.close()
-    raise WriteError(
-        "; ".join(str(failure) for failure in failures),
-        where="interfaces of the routers",
-        hint="`vsrtune bench clean` tries again; a guest that is shut down and started has its own",
-    )
+    macs = {(card.uuid, card.mac) for card in cards}
+    present = [
+        _card(guest.name, guest.uuid, found, host)
+        for guest in host.guests
+        for found in guest.live or ()
+        if (guest.uuid, found.mac) in macs
+    ]
+    unplug, plug = Unplug(tuple(present)), Plug(tuple(cards))
+    if not lowers and not bridges.existing(old_bridges):
+        _carry_out(switcher, unplug, plug)
+        return
+    _carry_out(switcher, unplug)
+    bridges.remove(old_bridges)
+    for lower in lowers:
+        bridges.create(attachment, lower)
+    _carry_out(switcher, plug)
 
 
-def _try_to_put_back(live: LiveDomains, data: Mapping[str, Any]) -> list[VsrtuneError]:
-    failures: list[VsrtuneError] = []
-
-    def attempt(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except VanishedError:
-            return
-        except VsrtuneError as error:
-            failures.append(error)
-
-    for domain in data["domains"]:
-        attempt(partial(_unplug, live, domain))
-    attempt(partial(bridges.remove, data["bridges"]))
-    for domain in data["domains"]:
-        attempt(partial(_plug, live, domain))
-    return failures
-
-
-def _unplug(live: LiveDomains, domain: Mapping[str, Any]) -> None:
-    """Unplug all before any is plugged in: libvirt numbers interfaces in order of arrival."""
-    for entry in domain["nics"]:
-        live.detach(domain["uuid"], nic(entry["xml"]).mac)
-
-
-def _plug(live: LiveDomains, domain: Mapping[str, Any]) -> None:
-    uuid = domain["uuid"]
-    originals = [(nic(entry["xml"]), entry["queue"]) for entry in domain["nics"]]
-    for original, _ in originals:
-        live.attach(uuid, original.xml, original.mac)
-    present = {n.mac: n for n in live.nics(uuid)}
-    for original, queue in originals:
-        now = present.get(original.mac)
-        where = f"{domain['name']}: interface {original.mac}"
-        if now is None:
-            raise WriteError("is gone again", where=where)
-        if queue is not None and _queue(now.device) != queue:
-            (bridges.NET / now.device / "tx_queue_len").write_text(f"{queue}\n")
-        other = differences(original.xml, now.xml)
-        if other:
-            raise WriteError(f"is not exactly as it was: {'; '.join(other)}", where=where)
-
-
-def _queue(device: str) -> int | None:
-    """Length of the host device's queue, which a new device does not inherit."""
-    try:
-        return int(Path(bridges.NET / device / "tx_queue_len").read_text()) if device else None
-    except OSError:
-        return None
+def _carry_out(switcher: Switcher, *steps: Unplug | Plug) -> None:
+    needed: tuple[Step, ...] = tuple(step for step in steps if step.cards)
+    failed = switcher.carry_out(Switch(Attachment.MACVTAP, (), needed)).failed
+    if failed:
+        raise failed[0]

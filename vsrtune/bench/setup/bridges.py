@@ -7,13 +7,16 @@ no addresses.
 
 from __future__ import annotations
 
-import json
+import ipaddress
 import shutil
+import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
+import psutil
+
+from vsrtune.attach.plan.model import STACKED, AttachHostState
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.spec.model import BenchAttachment
 from vsrtune.core.errors import WriteError
@@ -25,8 +28,6 @@ _OVS = ("ovs-vsctl", "--timeout=20")
 # libvirt removes a macvtap an instant after it forgets the interface.
 _BUSY_SECONDS = 5.0
 _PAUSE = 0.1
-# Device kinds that, on a lower device, keep it from being a bridge's port.
-_STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
 
 
 def name_for(attachment: BenchAttachment, lower: str) -> str:
@@ -35,24 +36,29 @@ def name_for(attachment: BenchAttachment, lower: str) -> str:
     return f"{prefix}{_ifindex(lower)}" if prefix else ""
 
 
-def obstacle(lower: str, own: Collection[str]) -> tuple[str, str] | None:
+def obstacle(lower: str, own: Collection[str], host: AttachHostState) -> tuple[str, str] | None:
     """Why ``lower`` cannot be a bridge's port, and what to do; None when it can. ``own`` are
-    devices on it that will be gone by then."""
-    links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "-details", "link", "show"]))
-    for link in links:
-        kind = link.get("linkinfo", {}).get("info_kind", "")
-        if link.get("link") == lower and kind in _STACKED and link["ifname"] not in own:
+    devices on it that will be gone by then. Raises WriteError when there is no such device."""
+    link = host.links.get(lower)
+    if link is None:
+        raise WriteError("there is no such device", where=lower)
+    for other in host.links.values():
+        if other.lower == link.index and other.kind in STACKED and other.name not in own:
             return (
-                f"the {kind} {link['ifname']} is on {lower}, which cannot be a bridge's port too",
+                f"the {other.kind} {other.name} is on {lower}, which cannot be a bridge's port too",
                 "add its guest to the routers, or stop it",
             )
-        if link["ifname"] == lower and "master" in link:
-            return f"{lower} is a port of {link['master']} already", "take it out of there"
-    addresses: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show", lower]))
-    for address in (a for entry in addresses for a in entry.get("addr_info", ())):
-        if address.get("scope") == "global":
+    if link.master:
+        master = host.by_index.get(link.master)
+        name = master.name if master is not None else "another device"
+        return f"{lower} is a port of {name} already", "take it out of there"
+    for found in psutil.net_if_addrs().get(lower, ()):
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        address = found.address.partition("%")[0]
+        if not ipaddress.ip_address(address).is_link_local:
             return (
-                f"{lower} has the address {address['local']}, which would be cut off in a bridge",
+                f"{lower} has the address {address}, which would be cut off in a bridge",
                 "use a device that this host itself does not need",
             )
     return None
@@ -81,20 +87,23 @@ def create(attachment: BenchAttachment, lower: str) -> str:
     return name
 
 
+def existing(names: Collection[str]) -> list[str]:
+    """Those of the bridges that exist."""
+    return [name for name in names if (NET / name).exists() or _in_ovs(name)]
+
+
 def remove(names: Collection[str]) -> None:
     """Remove those of the bridges that exist. Raises WriteError."""
-    for name in names:
+    for name in existing(names):
         if (NET / name / "bridge").exists():
             run(["ip", "link", "delete", "dev", name, "type", "bridge"])
-        elif _in_ovs(name):
+        else:
             run([*_OVS, "--if-exists", "del-br", name])
 
 
 def _in_ovs(name: str) -> bool:
-    """Whether the bridge exists, as a device or only in the database, because Open vSwitch was
-    stopped meanwhile. False when there is no device and the database does not answer."""
-    if (NET / name).exists():
-        return True
+    """Whether the database has the bridge, which has no device once Open vSwitch was stopped.
+    False when the database does not answer."""
     if not OVS_SOCKET.exists():
         return False
     try:
@@ -123,7 +132,7 @@ def _quiet(name: str) -> None:
         switch.write_text("1\n")
 
 
-def _retry(attempt: Any) -> None:
+def _retry(attempt: Callable[[], object]) -> None:
     end = time.monotonic() + _BUSY_SECONDS
     while True:
         try:

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from vsrtune.bench.cleanup import put_back
-from vsrtune.bench.setup import attachments, scaling
-from vsrtune.bench.setup.attachments import Attachments, Wanted
+from vsrtune.bench.cleanup import cleaners
+from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.setup.attachments import Attachments
 from vsrtune.bench.setup.commands import run
+from vsrtune.bench.setup.scaling import Members
 from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.bench.spec.model import Configuration, Spec, Tuning
 from vsrtune.core.closing import Closing
@@ -24,15 +25,34 @@ from vsrtune.host.libvirt import DEFAULT_URI
 _SETTLING = 10
 
 
-class Records(Protocol):
-    """The interface of the ledger that a Configurator uses."""
+class Layer(Protocol):
+    """A part of the routers that configurations change, whatever their tuning. Methods may
+    raise VsrtuneError; ``switch`` is called when the ledger holds ``record``."""
 
-    def add(self, kind: str, data: Mapping[str, Any]) -> Any:
-        """Record durably what is about to be changed, and return the entry's id."""
+    kind: str
+
+    def check(self, configurations: Sequence[Configuration]) -> None:
+        """Refuse what this host cannot have, before anything is changed."""
         ...
 
-    def done(self, entry: Any) -> None:
-        """Record that the change is taken back."""
+    def differs(self, wanted: Configuration) -> bool:
+        """Whether ``switch`` would do anything."""
+        ...
+
+    def original(self, wanted: Configuration) -> bool:
+        """Whether ``wanted`` is how this part was at first."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """The data with which the kind's cleaner puts this part back."""
+        ...
+
+    def switch(self, wanted: Configuration) -> None:
+        """Change this part to what ``wanted`` says."""
+        ...
+
+    def put_back(self, data: Mapping[str, Any]) -> None:
+        """Put this part back to how it was at first."""
         ...
 
 
@@ -45,16 +65,16 @@ class Configurator(Closing):
     It returns when every router forwards again, and raises VsrtuneError when one does not in
     time.
 
-    The ledger has an entry for the attachments from before the first move until the
-    originals are back, likewise for the members of groups, and after these one for the
-    present tuning and one for a command beside it. They are taken back latest first, so the
-    threads are untuned before they go with their interfaces.
+    The ledger has an entry for each layer from before its first change until it is as it was
+    at first, and after these one for the present tuning and one for a command beside it. They
+    are taken back latest first, so the threads are untuned before they go with their
+    interfaces.
     """
 
     def __init__(
         self,
         spec: Spec,
-        ledger: Records,
+        ledger: BenchLedger,
         *,
         ready: Callable[[], None] | None = None,
         uri: str = DEFAULT_URI,
@@ -65,19 +85,16 @@ class Configurator(Closing):
         self._ready = ready
         self._uri = uri
         self._path = journal
-        self._attachments = Attachments(spec.routers, uri)
+        # From below: a group's members stand on interfaces.
+        self._layers: tuple[Layer, ...] = (Attachments(spec.routers, uri), Members(uri))
+        # By kind of layer: the ledger's entry, and its data.
+        self._changed: dict[str, tuple[int, dict[str, Any]]] = {}
         self._journal: Journal | None = None
         self._tuner: Tuner | None = None
         self._present: Configuration | None = None
         self._notes: tuple[str, ...] = ()
-        # Entries of the ledger: id, and for a tuning the function that takes it back.
-        self._attached: Any = None
-        self._original: dict[str, Any] = {}
-        self._scaled: Any = None
-        # Members of groups plugged in on entry, and now.
-        self._before: dict[str, int] = {}
-        self._members: dict[str, int] = {}
-        self._tuned: list[tuple[Any, Callable[[], object]]] = []
+        # Of the present tuning: the ledger's entries, and the functions that take them back.
+        self._tuned: list[tuple[int, Callable[[], object]]] = []
 
     def __enter__(self) -> Self:
         """Raises VsrtuneError when the daemon runs, when another process holds the
@@ -101,19 +118,15 @@ class Configurator(Closing):
         try:
             self.restore()
         finally:
-            self._attachments.close()
             if self._journal is not None:
                 self._journal.close()
                 self._journal = self._tuner = None
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
-        groups = {name: count for c in configurations for name, count in c.scale.items()}
-        if groups:
-            self._before = self._members = scaling.present(groups, self._uri)
+        for layer in self._layers:
+            layer.check(configurations)
         for configuration in configurations:
-            self._attachments.check(Wanted.of(configuration))
-            scaling.check(configuration.scale, self._uri)
             self._entered().check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
@@ -127,8 +140,8 @@ class Configurator(Closing):
             return self._notes
         self._present = None
         self._untune()
-        self._attach(Wanted.of(configuration))
-        self._scale(configuration.scale)
+        for layer in self._layers:
+            self._change(layer, configuration)
         self._notes = self._tune(configuration)
         self._present = configuration
         return self._notes
@@ -137,52 +150,29 @@ class Configurator(Closing):
         """Restore everything as it was on entry. May be called again after it raised."""
         self._present = None
         with contextlib.ExitStack() as stack:
-            stack.callback(self._detach)
-            stack.callback(self._unscale)
+            for layer in self._layers:
+                stack.callback(self._put_back, layer)
             self._untune()
 
-    def _attach(self, wanted: Wanted) -> None:
-        if not self._attachments.differ(wanted):
+    def _change(self, layer: Layer, wanted: Configuration) -> None:
+        if not layer.differs(wanted):
             return
-        if self._attachments.original(wanted):
-            self._detach()
+        if layer.original(wanted):
+            self._put_back(layer)
         else:
-            if self._attached is None:
-                self._original = self._attachments.record()
-                self._attached = self._ledger.add(attachments.KIND, self._original)
-            self._attachments.switch(wanted)
+            if layer.kind not in self._changed:
+                data = layer.record()
+                self._changed[layer.kind] = (self._ledger.add(layer.kind, data), data)
+            layer.switch(wanted)
         if self._ready is not None:
             self._ready()
 
-    def _detach(self) -> None:
-        if self._attached is None:
-            return
-        attachments.put_back(self._original)
-        self._attachments.back_to_original()
-        self._ledger.done(self._attached)
-        self._attached = None
-
-    def _scale(self, counts: Mapping[str, int]) -> None:
-        """Scale groups. Those that the configuration does not name are as on entry."""
-        wanted = {**self._before, **counts}
-        if wanted == self._members:
-            return
-        if self._scaled is None:
-            data = {"uri": self._uri, "members": self._before}
-            self._scaled = self._ledger.add(scaling.KIND, data)
-        self._members = {}
-        scaling.scale(wanted, self._uri)
-        self._members = wanted
-        if self._ready is not None:
-            self._ready()
-
-    def _unscale(self) -> None:
-        if self._scaled is None:
-            return
-        scaling.put_back({"uri": self._uri, "members": self._before})
-        self._members = self._before
-        self._ledger.done(self._scaled)
-        self._scaled = None
+    def _put_back(self, layer: Layer) -> None:
+        if layer.kind in self._changed:
+            entry, data = self._changed[layer.kind]
+            layer.put_back(data)
+            self._ledger.done(entry)
+            del self._changed[layer.kind]
 
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
         tuner = self._entered()
@@ -190,11 +180,11 @@ class Configurator(Closing):
         try:
             if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
                 data: dict[str, Any] = {"journal": str(self._path), "uri": self._uri}
-                self._begin(put_back.TUNING, data, tuner.undo)
+                self._begin(cleaners.TUNING, data, tuner.undo)
                 notes = self._settled(tuner, tuner.apply(configuration))
             if configuration.apply:
                 data = {"revert": list(configuration.revert)}
-                self._begin(put_back.COMMAND, data, partial(put_back.revert_command, data))
+                self._begin(cleaners.COMMAND, data, partial(cleaners.revert_command, data))
                 run(configuration.apply)
         except VsrtuneError:
             # The first error says more than one while putting back; `restore` meets the

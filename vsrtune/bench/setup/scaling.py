@@ -6,48 +6,75 @@ interrupted step back, and a put-back here does this first.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vsrtune.attach.host import LiveHost
-from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.attach.survey import survey
-from vsrtune.attach.transaction import Switcher
+from vsrtune.bench.setup.switches import opened
+from vsrtune.bench.spec.model import Configuration
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
 from vsrtune.group import scale as group_scale
 from vsrtune.group.members import members_of, of_group
-from vsrtune.host.filesystem import boot_id
-
-KIND = "scale"
-# The ledger of `vsrtune group`.
-LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
-
-# Members plugged in, by the group's name.
-Members = Mapping[str, int]
 
 
-def check(wanted: Members, uri: str) -> None:
-    """Refuse numbers that these groups cannot have. Changes nothing; raises VsrtuneError."""
-    if wanted:
-        with _opened(uri) as (_, host):
-            for name, count in wanted.items():
-                group_scale.scale(name, count, host)
+class Members:
+    """The members of groups that are plugged in, as a layer of the Configurator. Groups that a
+    configuration does not name are as they were. Every method may raise VsrtuneError."""
+
+    kind = "scale"
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        # Members by the group's name: at first, and now. None during a switch.
+        self._first: dict[str, int] = {}
+        self._present: dict[str, int] | None = {}
+
+    def check(self, configurations: Sequence[Configuration]) -> None:
+        """Refuse numbers that these groups cannot have, and groups whose plugged members are not
+        the first ones, because then no number would tell what to put back. Changes nothing."""
+        if not any(c.scale for c in configurations):
+            return
+        with opened(self._uri) as (_, host):
+            for name in {name for c in configurations for name in c.scale}:
+                self._first[name] = _first_ones(name, host)
+            for configuration in configurations:
+                for name, count in configuration.scale.items():
+                    group_scale.scale(name, count, host)
+        self._present = dict(self._first)
+
+    def differs(self, wanted: Configuration) -> bool:
+        return self._members(wanted) != self._present
+
+    def original(self, wanted: Configuration) -> bool:
+        return self._members(wanted) == self._first
+
+    def record(self) -> dict[str, Any]:
+        return {"uri": self._uri, "members": self._first}
+
+    def switch(self, wanted: Configuration) -> None:
+        self._present = None
+        _scale(self._members(wanted), self._uri)
+        self._present = self._members(wanted)
+
+    def put_back(self, data: Mapping[str, Any]) -> None:
+        put_back(data)
+        self._present = dict(self._first)
+
+    def _members(self, wanted: Configuration) -> dict[str, int]:
+        return {**self._first, **wanted.scale}
 
 
-def present(names: Mapping[str, Any], uri: str) -> dict[str, int]:
-    """How many members of each group are plugged in now. Raises VsrtuneError when these are
-    not the first ones, because then no number would tell what to put back."""
-    with _opened(uri) as (_, host):
-        return {name: _first_ones(name, host) for name in names}
+def put_back(data: Mapping[str, Any]) -> None:
+    """Plug in as many members as before. A group that was deleted meanwhile needs nothing.
+    Raises VsrtuneError."""
+    uri = str(data["uri"])
+    with opened(uri) as (_, host):
+        there = {name: count for name, count in data["members"].items() if name in host.groups}
+    _scale(there, uri)
 
 
-def scale(wanted: Members, uri: str) -> None:
-    """Plug in this many members of each group. Raises VsrtuneError, with a group as it was."""
-    with _opened(uri) as (switcher, host):
+def _scale(wanted: Mapping[str, int], uri: str) -> None:
+    with opened(uri) as (switcher, host):
         for name, count in wanted.items():
             switch = group_scale.scale(name, count, host)
             if not switch.steps:
@@ -55,15 +82,6 @@ def scale(wanted: Members, uri: str) -> None:
             failed = switcher.carry_out(switch).failed
             if failed:
                 raise failed[0]
-
-
-def put_back(data: Mapping[str, Any]) -> None:
-    """Plug in as many members as before. A group that was deleted meanwhile needs nothing.
-    Raises VsrtuneError."""
-    uri = str(data["uri"])
-    with _opened(uri) as (_, host):
-        there = {name: count for name, count in data["members"].items() if name in host.groups}
-    scale(there, uri)
 
 
 def _first_ones(name: str, host: AttachHostState) -> int:
@@ -77,14 +95,3 @@ def _first_ones(name: str, host: AttachHostState) -> int:
             hint=f"vsrtune group scale {name} {len(members)}",
         )
     return len(plugged)
-
-
-@contextlib.contextmanager
-def _opened(uri: str) -> Iterator[tuple[Switcher, AttachHostState]]:
-    """The host as it is, with no switch unfinished."""
-    live = LiveHost(uri)
-    with contextlib.closing(live), AttachLedger.open(LEDGER) as ledger:
-        switcher = Switcher(live, ledger, boot_id())
-        if switcher.unfinished() and (failures := switcher.recover()):
-            raise failures[0]
-        yield switcher, survey(live, switcher.origins(), JOURNAL)

@@ -6,12 +6,12 @@ can also put back what a killed bench leaves.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
 
-from vsrtune.bench.cleanup.put_back import failure, settle
+from vsrtune.bench.cleanup.cleaners import failure, settle
 from vsrtune.bench.spec.model import Configuration, Tuning
+from vsrtune.bench.spec.parser import policies
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.execute import executor
@@ -28,26 +28,9 @@ from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.requirements import main_thread, pin_target
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy
-from vsrtune.policy.parser import parse
 
 # A thread may end, or a worker wake up, between the observation and the write.
 _TRIES = 3
-
-
-def policies(configuration: Configuration) -> tuple[Policy, ...]:
-    """The policies of a configuration's text: one, or several separated by lines of
-    ``---``. Raises PolicyErrors, or VsrtuneError for a configuration without a policy."""
-    path = configuration.policy_path or f"{configuration.name} (policy)"
-    if not configuration.policy:
-        raise VsrtuneError("there is no policy", where=configuration.name, hint="name a file")
-    found = []
-    line = 0
-    for part in re.split(r"(?m)^---[ \t]*\n", configuration.policy):
-        # Empty lines keep line numbers in messages correct.
-        if part.strip():
-            found.append(parse("\n" * line + part, path))
-        line += part.count("\n") + 1
-    return tuple(found)
 
 
 def pin_cpus(configuration: Configuration, online: CpuSet, sender: int | None) -> CpuSet:

@@ -86,24 +86,16 @@ class Checker:
         self.method(spec)
         self.configuration(spec)
 
-    def same(self, spec: Spec, base: Spec, stated: dict[str, Any]) -> None:
+    def same(self, stated: dict[str, Any], base: Spec) -> None:
         """Check that a later file of a comparison differs in name and configuration only;
         otherwise the ratio would compare different measurements."""
         for key, value in stated.items():
-            if key in ("name", "configuration"):
-                continue
-            written, default = getattr(spec, key), getattr(base, key)
-            if written == default:
-                continue
-            keys: KeyPath = (key,)
-            if isinstance(value, dict):
-                below = (b for b in value if getattr(written, b) != getattr(default, b))
-                keys = (key, *list(below)[:1])
-            self.fail(
-                keys,
-                f"this differs from {base.path or base.name}, with which it is compared",
-                "leave it out; it is taken from the first file",
-            )
+            if key not in ("name", "configuration", "path") and value != getattr(base, key):
+                self.fail(
+                    (key,),
+                    f"this differs from {base.path or base.name}, with which it is compared",
+                    "leave it out; it is taken from the first file",
+                )
 
     def routers(self, spec: Spec) -> None:
         names: set[str] = set()

@@ -89,7 +89,6 @@ class BenchAttachment(enum.StrEnum):
     MACVTAP = "macvtap"
     BRIDGE = "bridge"
     OPENVSWITCH = "openvswitch"
-    NAPI_MACVTAP = "napi-macvtap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One-way latency of probes, seconds. ``lost`` of ``sent`` never came."""
+    """One-way latency of probes, seconds; NaN when none came. ``lost`` of ``sent`` never came."""
 
     sent: int
     lost: int

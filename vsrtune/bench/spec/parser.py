@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vsrtune.bench.spec.checks import Checker
@@ -24,6 +24,7 @@ from vsrtune.bench.spec.model import (
 from vsrtune.bench.spec.schema import DURATION_PATTERN, schema
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.policy.validation import structural
 from vsrtune.policy.yaml_reader import Document, read, shown
@@ -51,7 +52,8 @@ def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
     """Read one specification's text; ``path`` is used in messages and ``Spec.path``.
 
     With ``base``, the first file of a comparison, everything but ``configuration``
-    may be left out, and everything stated except ``name`` and ``configuration`` must equal it.
+    may be left out, and every key stated except ``name`` and ``configuration`` must equal that of
+    ``base``.
 
     ``configuration.name`` is the specification's name. A policy is named, not read:
     ``configuration.policy_path`` is its path as seen from the working directory
@@ -71,56 +73,25 @@ def load_data(data: dict[str, Any], path: str) -> Spec:
 
 def with_policy(spec: Spec, text: str) -> Spec:
     """``spec`` with ``configuration.policy`` set. Raises PolicyErrors for a bad policy."""
-    parse(text, spec.configuration.policy_path or "policy")
-    return dataclasses.replace(
-        spec, configuration=dataclasses.replace(spec.configuration, policy=text)
-    )
+    configuration = dataclasses.replace(spec.configuration, policy=text)
+    policies(configuration)
+    return dataclasses.replace(spec, configuration=configuration)
 
 
-def to_data(spec: Spec) -> dict[str, Any]:
-    """The specification as plain data with the keys of a file. Defaults are left out,
-    durations are seconds, and the policy is its path."""
-    out: dict[str, Any] = {
-        "name": spec.name,
-        "left": _stated(spec.left),
-        "right": _stated(spec.right),
-        "routers": [_router_data(router) for router in spec.routers],
-        "traffic": _stated(spec.traffic),
-        "method": {"kind": spec.method.kind, **_stated(spec.method)},
-        "configuration": {**_stated(spec.configuration), "tuning": str(spec.configuration.tuning)},
-        "limits": _stated(spec.limits),
-        "warmup": spec.warmup,
-    }
-    configuration = out["configuration"]
-    configuration.pop("name")
-    configuration.pop("policy", None)
-    if "policy_path" in configuration:
-        configuration["policy"] = configuration.pop("policy_path")
-    return out
-
-
-def _stated(value: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults, tuples as lists."""
-    out: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        here = getattr(value, field.name)
-        if field.default_factory is not dataclasses.MISSING and here == field.default_factory():
-            continue
-        if here != field.default:
-            out[field.name] = list(here) if isinstance(here, tuple) else here
-    return out
-
-
-def _router_data(router: Router) -> dict[str, Any]:
-    legs = {"forth": router.forth, "back": router.back}
-    who: dict[str, Any] = {"native" if router.native else "guest": router.name}
-    if router.members:
-        who = {"guests": list(router.members)}
-    return who | {
-        key: {name: text for name, text in dataclasses.asdict(leg).items() if text}
-        for key, leg in legs.items()
-        if leg is not None
-    }
+def policies(configuration: Configuration) -> tuple[Policy, ...]:
+    """The policies of a configuration's text: one, or several separated by lines of
+    ``---``. Raises PolicyErrors, or VsrtuneError for a text without a policy."""
+    path = configuration.policy_path or f"{configuration.name} (policy)"
+    found = []
+    line = 0
+    for part in re.split(r"(?m)^---[ \t]*\n", configuration.policy or ""):
+        # Empty lines keep line numbers in messages correct.
+        if part.strip():
+            found.append(parse("\n" * line + part, path))
+        line += part.count("\n") + 1
+    if not found:
+        raise VsrtuneError("there is no policy", where=path, hint="name a file with a policy")
+    return tuple(found)
 
 
 def _load(document: Document, path: str, base: Spec | None) -> Spec:
@@ -130,12 +101,21 @@ def _load(document: Document, path: str, base: Spec | None) -> Spec:
         *(error for _, error in structural(document, path, schema(partial=base is not None))),
     ]
     if not errors:
-        data = document.data if base is None else _over(to_data(base), document.data)
-        spec = _spec(data, path)
+        data = document.data
+        stated: dict[str, Any] = {key: _READ[key](data[key]) for key in _READ if key in data}
+        name = data.get("name", posixpath.splitext(posixpath.basename(path))[0])
+        stated |= {
+            "name": name,
+            "configuration": _configuration(data.get("configuration", {}), name, path),
+            "path": path,
+        }
         checker = Checker(document.lines, path)
+        if base is None:
+            spec = Spec(**stated)
+        else:
+            checker.same(stated, base)
+            spec = dataclasses.replace(base, **stated)
         checker.spec(spec)
-        if base is not None:
-            checker.same(spec, base, document.data)
         errors += checker.errors
         if not errors:
             return spec
@@ -153,36 +133,6 @@ def _require_mapping(document: Document, path: str) -> None:
         what = f"the file holds {shown(document.data)}, not a mapping"
     hint = "write keys such as left, right and routers"
     raise SpecErrors([*document.errors, PolicyError(what, where=f"{path}:1", hint=hint)])
-
-
-def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A later file of a comparison laid over the first one's data."""
-    out = {key: value for key, value in base.items() if key not in ("name", "configuration")}
-    for key, value in own.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = {**out[key], **value} if both else value
-    return out
-
-
-def _spec(data: dict[str, Any], path: str) -> Spec:
-    """A Spec of data that fits the schema."""
-    name = data.get("name", posixpath.splitext(posixpath.basename(path))[0])
-    fields: dict[str, Any] = {}
-    if "limits" in data:
-        fields["limits"] = Limits(**_seconds(data["limits"], "seconds"))
-    if "warmup" in data:
-        fields["warmup"] = duration(data["warmup"])
-    return Spec(
-        name=name,
-        left=Endpoint(**data["left"]),
-        right=Endpoint(**data["right"]),
-        routers=tuple(_router(router) for router in data["routers"]),
-        traffic=Traffic(**_seconds(data.get("traffic", {}), "burst")),
-        method=_method(data["method"]),
-        configuration=_configuration(data.get("configuration", {}), name, path),
-        path=path,
-        **fields,
-    )
 
 
 def duration(value: float | str) -> float:
@@ -239,3 +189,15 @@ def _configuration(data: dict[str, Any], name: str, path: str) -> Configuration:
     values["tuning"] = Tuning(values.get("tuning", "untuned"))
     values["attachment"] = BenchAttachment(values.get("attachment", "as-is"))
     return Configuration(name=name, **values)
+
+
+# How the value of a key becomes the field of a Spec, for keys that a comparison shares.
+_READ: dict[str, Callable[[Any], Any]] = {
+    "left": lambda data: Endpoint(**data),
+    "right": lambda data: Endpoint(**data),
+    "routers": lambda data: tuple(_router(router) for router in data),
+    "traffic": lambda data: Traffic(**_seconds(data, "burst")),
+    "method": _method,
+    "limits": lambda data: Limits(**_seconds(data, "seconds")),
+    "warmup": duration,
+}

@@ -6,7 +6,6 @@ instead, and ``x-pattern``, which names what a text that does not match is not.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from vsrtune.bench.spec.model import BenchAttachment, Tuning
@@ -340,12 +339,6 @@ SCHEMA: dict[str, Any] = {
 
 
 def schema(*, partial: bool = False) -> dict[str, Any]:
-    """A fresh copy; with ``partial``, the schema of a comparison's later file, which may leave
-    out what it shares with the first."""
-    out = copy.deepcopy(SCHEMA)
-    if partial:
-        out["required"] = ["configuration"]
-        out["properties"]["method"]["required"] = []
-        for side in ("left", "right"):
-            out["properties"][side]["required"] = []
-    return out
+    """The schema; with ``partial``, that of a comparison's later file, which may leave out what
+    it shares with the first."""
+    return {**SCHEMA, "required": ["configuration"]} if partial else SCHEMA

@@ -20,11 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import psutil
+
 from vsrtune import __version__
-from vsrtune.bench.measure.counters import parse_device_table, parse_softnet_drops
+from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
-from vsrtune.bench.traffic.pktgen import Generator
 from vsrtune.bench.traffic.probe import ProbeLeg
 from vsrtune.bench.traffic.sink import Sink
 from vsrtune.core.errors import VsrtuneError
@@ -37,7 +38,7 @@ class Agent:
     def __init__(self, stdin: int) -> None:
         self._stdin = stdin
         self._devices: tuple[str, ...] = ()
-        self._generator: Generator | None = None
+        self._generator: pktgen.Pktgen | None = None
         self._sink: Sink | None = None
         self._receivers: dict[str, probe.Receiver] = {}
         self._loaded = False
@@ -104,14 +105,13 @@ class Agent:
 
     def counters(self) -> dict[str, Any]:
         """Frames counted at the sink, and frames refused or lost on this machine."""
-        with open("/proc/net/dev", encoding="ascii") as file:
-            table = parse_device_table(file.read())
+        table = psutil.net_io_counters(pernic=True, nowrap=False)
         with open("/proc/net/softnet_stat", encoding="ascii") as file:
             backlog = parse_softnet_drops(file.read())
         counted = self._sink.read() if self._sink is not None else []
         return {
             "counted": [(one.key, one.flow, frames) for one, frames in counted],
-            "refused": sum(table[name]["tx_dropped"] for name in self._devices),
+            "refused": sum(table[name].dropout for name in self._devices),
             "backlog": backlog,
         }
 

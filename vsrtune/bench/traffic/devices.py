@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import psutil
+
+from vsrtune.bench.setup.commands import run
 from vsrtune.core.errors import VsrtuneError
 
 Link = Mapping[str, Any]
@@ -21,13 +23,15 @@ Link = Mapping[str, Any]
 def check(devices: Iterable[str], ssh_connection: str = "") -> None:
     """Raises VsrtuneError for a device of this namespace that must not be used.
     ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
-    links = json.loads(_ip("-j", "address", "show"))
+    links = json.loads(run(["ip", "-j", "address", "show"]))
     routes = [
         route
         for family in ("-4", "-6")
-        for route in json.loads(_ip("-j", family, "route", "show", "default") or "[]")
+        for route in json.loads(run(["ip", "-j", family, "route", "show", "default"]) or "[]")
     ]
-    own = own_addresses(_run("ss", "-Htn", "state", "established"), ssh_connection)
+    sockets = psutil.net_connections(kind="tcp")
+    local = [s.laddr for s in sockets if s.status == psutil.CONN_ESTABLISHED and s.laddr]
+    own = own_addresses(local, ssh_connection)
     for device in devices:
         what = refusal(device, links, routes, own)
         if what is not None:
@@ -61,24 +65,15 @@ def refusal(
     return None
 
 
-def own_addresses(sockets: str, ssh_connection: str) -> frozenset[str]:
-    """This machine's addresses of ssh connections: those with sshd's port in the output of
-    `ss -Htn`, and the address of SSH_CONNECTION, whatever its port."""
-    found = set()
+def own_addresses(local: Iterable[tuple[str, int]], ssh_connection: str) -> frozenset[str]:
+    """This machine's addresses of ssh connections: those with sshd's port among the ``local``
+    ends (address, port) of connections, and that of SSH_CONNECTION, whatever its port."""
     words = ssh_connection.split()
-    if len(words) == 4:
-        found.add(_address(words[2]))
-    for line in sockets.splitlines():
-        fields = line.split()
-        local = next((f for f in fields if f.rpartition(":")[2].isdecimal() and ":" in f), "")
-        (address, _, port) = local.rpartition(":")
-        if port == "22":
-            found.add(_address(address))
-    return frozenset(found)
+    found = {_address(words[2])} if len(words) == 4 else set()
+    return frozenset(found | {_address(address) for address, port in local if port == 22})
 
 
 def _address(text: str) -> str:
-    text = text.strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -121,21 +116,3 @@ def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
 def _is_peer(name: str, found: Iterable[str], links: Sequence[Link]) -> bool:
     mutual = {str(link.get("link")) for link in links if link["ifname"] == name}
     return bool(mutual & set(found))
-
-
-def _ip(*words: str) -> str:
-    return _run("ip", *words)
-
-
-def _run(*words: str) -> str:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
-    except OSError as error:
-        raise VsrtuneError(
-            f"cannot run {words[0]}: {error.strerror}", hint="install iproute2"
-        ) from error
-    except subprocess.TimeoutExpired:
-        raise VsrtuneError(f"{' '.join(words)} does not end") from None
-    if done.returncode != 0:
-        raise VsrtuneError(f"{' '.join(words)}: {done.stderr.strip()}")
-    return done.stdout

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from vsrtune.bench.spec.model import IMIX_WEIGHTS
 from vsrtune.bench.spec.streams import FIRST_SOURCE_PORT, Stream
@@ -32,23 +31,6 @@ class Sent:
     key: str
     frames: int
     seconds: float
-
-
-class Generator(Protocol):
-    """Sends streams from the devices that it was made with, and from no other device."""
-
-    def configure(self, streams: Sequence[Stream]) -> None:
-        """Replace the earlier streams by these. Raises VsrtuneError."""
-        ...
-
-    def run(self, seconds: float, cancel: int) -> tuple[Sent, ...]:
-        """Send all streams, each until its frames are sent. End after ``seconds`` at the
-        latest, or when the descriptor ``cancel`` is readable. Raises VsrtuneError."""
-        ...
-
-    def close(self) -> None:
-        """Stop, and leave nothing configured."""
-        ...
 
 
 DIRECTORY = "/proc/net/pktgen"
@@ -94,7 +76,8 @@ def unload_module() -> None:
 
 
 class Pktgen:
-    """A Generator. One process in a network namespace may use it at a time."""
+    """Sends streams from the devices that it was made with, and from no other device. One
+    process in a network namespace may use it at a time. Methods raise VsrtuneError."""
 
     def __init__(self, devices: Iterable[str]) -> None:
         """Raises VsrtuneError when somebody else uses pktgen in this namespace."""
@@ -112,6 +95,7 @@ class Pktgen:
         self.close()
 
     def configure(self, streams: Sequence[Stream]) -> None:
+        """Replace the earlier streams by these."""
         self.close()
         available = threads()
         numbers = dict.fromkeys(self._devices, 0)
@@ -132,6 +116,8 @@ class Pktgen:
                 _write(f"{DIRECTORY}/{name}", command)
 
     def run(self, seconds: float, cancel: int) -> tuple[Sent, ...]:
+        """Send all streams, each until its frames are sent. End after ``seconds`` at the
+        latest, or when the descriptor ``cancel`` is readable."""
         if not self._streams:
             return ()
         (done, closed) = os.pipe()
@@ -157,6 +143,7 @@ class Pktgen:
         return tuple(self._result(name) for name in self._streams)
 
     def close(self) -> None:
+        """Leave nothing configured."""
         self._streams = {}
         for cpu in threads():
             if _listed(cpu):

@@ -48,11 +48,17 @@ class ProbeLeg:
 
 
 def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> bytes:
-    """A probe: Ethernet, IPv4, UDP, and our mark with the run and the number. Flows differ
-    in their source ports."""
+    """A probe, with our mark, the run and the number. Flows differ in their source ports."""
     data = _MAGIC + struct.pack("!II", run, number)
     data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
-    udp = struct.pack("!HHHH", _SOURCE_PORT - flow, PORT, 8 + len(data), 0)
+    return udp_frame(own_mac, leg, _SOURCE_PORT - flow, PORT, data)
+
+
+def udp_frame(
+    own_mac: bytes, leg: ProbeLeg, source_port: int, destination_port: int, data: bytes
+) -> bytes:
+    """Ethernet, IPv4 and UDP without its checksum."""
+    udp = struct.pack("!HHHH", source_port, destination_port, 8 + len(data), 0)
     head = struct.pack(
         "!BBHHHBBH4s4s", 0x45, 0, 28 + len(data), 0, 0, 64, socket.IPPROTO_UDP, 0,
         ipaddress.IPv4Address(leg.source).packed, ipaddress.IPv4Address(leg.destination).packed,
@@ -168,7 +174,7 @@ def send_at_rate(
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
     """Percentiles (nearest rank) of the probes that arrived; None when none was sent.
 
-    When none arrived, the percentiles are 0, and ``lost`` equals ``sent``.
+    When none arrived, the percentiles are NaN, and ``lost`` equals ``sent``.
     """
     if not sent:
         return None
@@ -179,7 +185,7 @@ def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | N
 
 
 def _rank(times: Sequence[float], share: float) -> float:
-    return times[max(0, math.ceil(share * len(times)) - 1)] if times else 0.0
+    return times[max(0, math.ceil(share * len(times)) - 1)] if times else math.nan
 
 
 def _stamp(notes: Iterable[tuple[int, int, bytes]]) -> int | None:

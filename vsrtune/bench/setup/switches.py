@@ -1,0 +1,32 @@
+"""Opens the host for the product's own switches of interfaces (vsrtune.attach).
+
+The ledger is that of ``vsrtune attach`` and ``vsrtune group``: whoever switches next takes the
+steps of an interrupted switch back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import AttachHostState
+from vsrtune.attach.survey import survey
+from vsrtune.attach.transaction import Switcher
+from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
+from vsrtune.host.filesystem import boot_id
+
+LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
+
+
+@contextlib.contextmanager
+def opened(uri: str) -> Iterator[tuple[Switcher, AttachHostState]]:
+    """The host as it is, with no switch unfinished. Raises VsrtuneError."""
+    live = LiveHost(uri)
+    with contextlib.closing(live), AttachLedger.open(LEDGER) as ledger:
+        switcher = Switcher(live, ledger, boot_id())
+        if switcher.unfinished() and (failures := switcher.recover()):
+            raise failures[0]
+        yield switcher, survey(live, switcher.origins(), JOURNAL)
