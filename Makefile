@@ -31,15 +31,15 @@ lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one 
 pair: setup ## two linked lab hosts, tuned by the Ansible role; takes the whole machine
 	@venv=$$(tests/setup) && LAB_PAIR=1 $$venv/bin/python -m pytest -q -rs tests/lab/test_pair.py
 
-test: lint ## lint, then unit, browser, netns and the core labs of both releases in one report
+test: lint ## lint, then unit, browser, netns and the core tests in labs of both releases, one report
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
 	@venv=$$(tests/setup) && echo "== unit, browser, netns and core lab tests" && \
-	$$venv/bin/python -m pytest -q -rs -m "not beyond" $(SUITE)
+	LAB_TIER=core $$venv/bin/python -m pytest -q -rs -m "not beyond" $(SUITE)
 
-test-all: lint ## hours: everything that make test runs, every lab, what takes long in each, and the pair
+test-all: lint ## hours: every test in every lab, every interruption point, and the pair
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
 	@venv=$$(tests/setup) && echo "== unit, browser, netns and all lab tests" && \
-	LAB_EVENTS=1 $$venv/bin/python -m pytest -q -rs $(SUITE)
+	LAB_STRIDE=1 $$venv/bin/python -m pytest -q -rs $(SUITE)
 	@$(MAKE) pair
 
 browser: setup ## the status page in a real browser; installs Debian's chromium

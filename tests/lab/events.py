@@ -67,7 +67,7 @@ def boot(release: str, name: str, options: Sequence[str], tests: list[str], *cho
     command = [str(LAB), "run", "--release", release, "--cpus", "3", *options]
     command += ["--timeout", "2400", "--share", str(share), "--", "env"]
     given = {k: v for k, v in os.environ.items() if k in ("LAB_CHURN", "LAB_CROWD", "LAB_SEED")}
-    command += [f"{key}={value}" for key, value in {**given, "LAB_EVENTS": "1"}.items()]
+    command += [f"{key}={value}" for key, value in given.items()]
     command += ["python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "-s"]
     command += ["--tb=short", "--durations=20", *chosen]
     command += [f"/mnt/tests/lab/inside/test_{one}.py" for one in tests]

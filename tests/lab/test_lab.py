@@ -20,10 +20,9 @@ from labtool.session import EMULATOR_DIED, KERNEL_CRASHED, SERIAL
 
 LAB = Path(__file__).parent / "lab"
 INSIDE = "/mnt/tests/lab/inside"
-EVERYTHING = os.environ.get("LAB_STRIDE") == "1"  # nothing is left out for the sake of time
-LIVING = EVERYTHING or os.environ.get("LAB_EVENTS") == "1"
+CORE_ONLY = os.environ.get("LAB_TIER") == "core"
 PASSED_ON = (
-    "LAB_STRIDE", "LAB_BOOTS", "LAB_EVENTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
+    "LAB_TIER", "LAB_STRIDE", "LAB_BOOTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
     "LAB_NEIGHBOURS",
 )  # fmt: skip
 
@@ -36,10 +35,10 @@ class Boot:
     name: str
     options: tuple[str, ...]
     tests: tuple[str, ...] = ()
-    # `make test` boots these, `make test-all` all.
+    # `make test` boots these for the tests marked core, `make test-all` all for every test.
     core: bool = False
     # Its turn may come late.
-    timeout: int = 7200 if LIVING else 3000
+    timeout: int = 1800 if CORE_ONLY else 10800
 
     @property
     def id(self) -> str:
@@ -74,18 +73,9 @@ FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The second takes CPUs from everything else, and wants one guest and few others.
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
 ALONE = (*BENCHED, "test_kmod.py", *ATTACH)
-# A guest on the module's devices is what the attachment tests are about; a test of nothing
-# else runs on the newest kernel only.
-WITH_ATTACH = tuple(
-    "test_kmod_guest.py::test_namespace_routers_forward"
-    if name == "test_kmod_guest.py" and not EVERYTHING
-    else name
-    for name in (*BENCHED, *ATTACH)
-)
+WITH_ATTACH = (*BENCHED, *ATTACH)
 # Guests that are one router: two, of one queue, and no other.
 GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
-# A balancer in front of one router, and little more, which a lab with one guest can have.
-ONE_EACH = () if EVERYTHING else ("test_msr.py",)
 # Two CPUs, of which the router's threads share one.
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
 STILL = ("test_guard.py", "test_standstill.py")
@@ -98,18 +88,16 @@ MATRIX = [
     Boot("bookworm", "e1000e", E1000E, REAL_NIC),
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
     Boot("bookworm", "bench", BENCH, WITH_ATTACH),
-    Boot("trixie", "bench", BENCH, (*WITH_ATTACH, *ONE_EACH)),
-    Boot("bookworm", "shared-cpu", SHARED_CPU, STILL, core=True),
+    Boot("trixie", "bench", BENCH, WITH_ATTACH),
+    Boot("bookworm", "shared-cpu", SHARED_CPU, STILL),
     Boot("trixie", "shared-cpu", SHARED_CPU, STILL, core=True),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
+    Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    Boot("trixie", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    Boot("trixie", "pair", PAIR, GROUPS),
+    Boot("bookworm", "pair", PAIR, GROUPS),
 ]
-if EVERYTHING:
-    MATRIX += [
-        Boot(release, "kmod", BENCH, ("test_kmod.py", "test_show.py"))
-        for release in ("bookworm", "trixie")
-    ]
-    MATRIX += [Boot(release, "pair", PAIR, GROUPS) for release in ("trixie", "bookworm")]
 
 
 @pytest.mark.parametrize(

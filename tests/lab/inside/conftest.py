@@ -17,12 +17,22 @@ PASSED = Path("/mnt/share/passed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what had passed before this lab crashed and was booted again."""
+    """Leave out what had passed before this lab died and was booted again, and for LAB_TIER=core
+    what only `make test-all` runs."""
     passed = set(PASSED.read_text().splitlines()) if PASSED.exists() else set()
-    left_out = [item for item in items if item.nodeid in passed]
+    core_only = os.environ.get("LAB_TIER") == "core"
+
+    def wanted(item: pytest.Item) -> bool:
+        if core_only:
+            mark = item.get_closest_marker("core")
+            if mark is None or mark.args[0] not in (None, labhelp.codename()):
+                return False
+        return item.nodeid not in passed
+
+    left_out = [item for item in items if not wanted(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.nodeid not in passed]
+        items[:] = [item for item in items if wanted(item)]
 
 
 def nic_irqs() -> list[int]:
@@ -131,6 +141,7 @@ class AtOnce:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(AtOnce(config))
+    config.addinivalue_line("markers", "core(release): `make test` runs it, too")
 
 
 def pytest_sessionfinish() -> None:

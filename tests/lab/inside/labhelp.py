@@ -282,42 +282,23 @@ def codename() -> str:
     return found[1]
 
 
-def every_moment() -> bool:
-    """Whether nothing is to be left out for the sake of time (LAB_STRIDE=1)."""
-    return os.environ.get("LAB_STRIDE") == "1"
+def core(release: str | None = None) -> pytest.MarkDecorator:
+    """For a test that `make test` runs, on both releases or on ``release`` alone; `make test-all`
+    runs every test."""
+    return pytest.mark.core(release)
 
 
 def shared(cases: Sequence[T]) -> Sequence[T]:
-    """This release's share of cases that the releases take in turn, so that together they
-    try them all."""
-    return cases if every_moment() else cases[codename() == "trixie" :: 2]
-
-
-def some(moments: Sequence[T]) -> Sequence[T]:
-    """This release's share of every third of the moments at which something is killed."""
-    return moments if every_moment() else shared(moments[::3])
+    """This release's half of the cases; the releases together try all of them. Not for a test
+    that runs on one release."""
+    return cases[codename() == "trixie" :: 2]
 
 
 def one_release(why: str, release: str = "bookworm") -> pytest.MarkDecorator:
     """For a test that meets nothing of the release but its Python, which the unit tests
     meet too, or what another test shows there as well: it runs on ``release`` alone,
     ``why`` says what it is about."""
-    return pytest.mark.skipif(
-        codename() != release and not every_moment(), reason=f"{why}: run on {release}"
-    )
-
-
-def seldom(why: str) -> pytest.MarkDecorator:
-    """For a test that costs more time than every change of the code is worth: it runs with
-    LAB_STRIDE=1, ``why`` says what it is about."""
-    return pytest.mark.skipif(not every_moment(), reason=f"{why}: run with LAB_STRIDE=1")
-
-
-def living(why: str) -> pytest.MarkDecorator:
-    """For tests of what happens to a host in months: minutes of each release, which would
-    take the whole suite over its time. They run with LAB_EVENTS=1."""
-    chosen = os.environ.get("LAB_EVENTS") == "1" or every_moment()
-    return pytest.mark.skipif(not chosen, reason=f"{why}: run with LAB_EVENTS=1")
+    return pytest.mark.skipif(codename() != release, reason=f"{why}: run on {release}")
 
 
 def reset() -> None:

@@ -109,6 +109,7 @@ def flowing() -> bool:
     return any(b - a > 20 for a, b in zip(before, after, strict=True))
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("the bench's own traffic", "trixie")
 def test_a_slow_stream_is_forwarded_whole(spec: Spec, ledger: BenchLedger) -> None:
     name = spec.routers[0].name
@@ -147,9 +148,6 @@ KINDS_OF_TRAFFIC: list[tuple[Traffic, dict[int, int]]] = [
     (Traffic(flows=1_000_000), {}),
     (Traffic(size="imix"), {0: 500}),
     (Traffic(bidirectional=True, flows=2), {0: 125, 1: 125, 2: 125, 3: 125}),
-]
-# What these three hold already.
-PLAINER = [
     (Traffic(flows=4), {0: 125, 1: 125, 2: 125, 3: 125}),
     (Traffic(size=1514), {0: 500}),
 ]
@@ -158,7 +156,7 @@ PLAINER = [
 @labhelp.one_release("the bench's own traffic")
 @pytest.mark.parametrize(
     ("traffic", "by_flow"),
-    KINDS_OF_TRAFFIC + (PLAINER if labhelp.every_moment() else []),
+    KINDS_OF_TRAFFIC,
     ids=str,
 )
 def test_every_kind_of_traffic(
@@ -220,7 +218,6 @@ def test_the_host_itself_is_measured_like_a_router(spec: Spec, ledger: BenchLedg
     assert "vcpu" not in trial.cpu_seconds
 
 
-@labhelp.seldom("processes and pipes of the bench")
 def test_an_end_may_be_reached_over_ssh(
     spec: Spec, ledger: BenchLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +248,6 @@ def test_ready_says_whether_the_router_forwards(
         labhelp.wait_for(lambda: running.ready(libvirt_guest.ref), "it forwards again")
 
 
-@labhelp.seldom("what a specification may not say")
 def test_what_must_not_be_is_refused(spec: Spec, ledger: BenchLedger) -> None:
     name = spec.routers[0].name
     for left, what in (
@@ -292,7 +288,6 @@ def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Ben
     measure(spec, ledger, Load({spec.routers[0].name: SLOW}, 0.5))
 
 
-@labhelp.seldom("processes and pipes of the bench")
 def test_an_interrupted_trial_leaves_the_tester_usable(
     spec: Spec, ledger: BenchLedger, libvirt_guest: LabGuest
 ) -> None:
@@ -348,10 +343,9 @@ def start_child(until: str) -> tuple[subprocess.Popen[str], dict[str, list[int]]
     return child, said
 
 
-@labhelp.seldom("processes and pipes of the bench")
 @pytest.mark.parametrize(
     ("until", "delay"),
-    labhelp.some([
+    labhelp.shared([
         ("guarded", 0.0), ("guarded", 0.4), ("guarded", 0.8), ("opened", 0.1), ("opened", 1.5),
         ("opened", 2.5), ("opened", 4.4), ("trial", 0.2),
     ]),
@@ -372,7 +366,6 @@ def test_a_killed_bench_leaves_nothing(until: str, delay: float) -> None:
     assert not flowing()
 
 
-@labhelp.seldom("processes and pipes of the bench")
 def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: Spec) -> None:
     (child, said) = start_child("trial")
     time.sleep(1.5)

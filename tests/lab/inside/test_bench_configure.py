@@ -122,7 +122,6 @@ def test_bridge(alone: None, configurator: Configurator, routers: list[LabGuest]
         assert forwarded(guest) > 500
 
 
-@labhelp.seldom("attachments of the bench")
 def test_openvswitch(
     alone: None, openvswitch: None, configurator: Configurator, routers: list[LabGuest]
 ) -> None:
@@ -139,7 +138,6 @@ def test_openvswitch(
     assert labhelp.sh("ovs-vsctl", "show").stdout.count("Port") == 0
 
 
-@labhelp.seldom("attachments of the bench")
 def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[LabGuest]) -> None:
     workers = {g.name: len(g.workers()) for g in routers}
     configurator.apply(Configuration("four", queues=4))
@@ -204,7 +202,6 @@ def test_policy(
         assert "policy=0" in hoststate.sched(guest.workers()[0])
 
 
-@labhelp.seldom("attachments of the bench")
 def test_policy_on_a_bridge(
     alone: None, configurator: Configurator, routers: list[LabGuest], tmp_path: Path
 ) -> None:
@@ -347,8 +344,7 @@ def test_refuses_a_tuned_host(guests: list[LabGuest], tmp_path: Path) -> None:
         labhelp.stop()
 
 
-@labhelp.one_release("attachments of the bench", "trixie")
-@pytest.mark.parametrize("seconds", labhelp.some([1.5, 2.2, 3.0, 4.0, 5.5, 7.0]))
+@pytest.mark.parametrize("seconds", labhelp.shared([1.5, 2.2, 3.0, 4.0, 5.5, 7.0]))
 def test_killed_at_any_moment(routers: list[LabGuest], tmp_path: Path, seconds: float) -> None:
     """What the ledger says is enough to put everything back."""
     before = {g.name: settings(g.name) for g in routers}

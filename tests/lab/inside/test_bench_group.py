@@ -26,8 +26,6 @@ from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Spec
 from vsrtune.core.errors import VsrtuneError
 
-pytestmark = labhelp.seldom("the bench on a group")
-
 ONE, BOTH = (Configuration(f"{n} of them", scale={"edge": n}) for n in (1, 2))
 
 

@@ -234,7 +234,6 @@ def reloads() -> None:
     )
 
 
-@labhelp.living("what happens in months")
 def test_random_changes_end_in_what_the_policies_say_and_then_in_what_was(
     guests: list[LabGuest], irq_cpus: set[int]
 ) -> None:

@@ -25,8 +25,6 @@ from vsrtune.attach.plan.clone_model import Template
 from vsrtune.execute.jsonl_log import read_pending
 from vsrtune.group import clone_xml
 
-pytestmark = labhelp.seldom("guests made from a definition")
-
 IMAGES = Path("/var/lib/libvirt/images")
 BASE = IMAGES / "router.qcow2"
 FILE = """\

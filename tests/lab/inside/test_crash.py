@@ -10,6 +10,7 @@ import pytest
 from labhelp import LabGuest
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("what systemd does with a dead daemon", "trixie")
 def test_killed_daemon_is_restarted_and_still_restores(
     tuned: set[int], guests: list[LabGuest]
@@ -46,6 +47,7 @@ def test_crash_after_a_write_then_start(
         assert labhelp.untuned_lines(guest, irq_cpus) == []
 
 
+@labhelp.core("bookworm")
 @labhelp.one_release("the journal")
 def test_crash_while_undoing_then_undo(restored: None, guests: list[LabGuest]) -> None:
     labhelp.write_policies("auto")

@@ -84,7 +84,6 @@ def test_what_the_documents_say_can_be_typed(
     assert wrong == []
 
 
-@labhelp.seldom("what a starting policy is")
 @pytest.mark.usefixtures("restored")
 def test_starting_policies_tune_every_guest(guests: list[LabGuest]) -> None:
     for number, guest in enumerate(guests):

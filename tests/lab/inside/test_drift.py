@@ -12,8 +12,6 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-pytestmark = labhelp.living("what others change")
-
 
 def metrics(name: str, rule: str) -> list[str]:
     """Samples of a metric that have this rule."""

@@ -21,8 +21,6 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-pytestmark = labhelp.living("events of guests and of the host")
-
 MAC = "52:54:00:ab:cd:07"
 TOLD = Path("/mnt/share/events.jsonl")
 Say = Callable[[str, float], None]

@@ -87,7 +87,6 @@ def test_var_full(restored: None, guests: list[LabGuest], irq_cpus: set[int]) ->
         assert hoststate.differences(before, hoststate.capture()) == []
 
 
-@labhelp.seldom("what is remembered of traces")
 def test_run_full(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
     labhelp.write_policies("auto")
     with small(RUN) as filler:
@@ -115,7 +114,6 @@ def test_eperm_as_in_a_container(restored: None, guests: list[LabGuest]) -> None
     assert "othing to undo" in labhelp.vsrtune("undo").stdout
 
 
-@labhelp.seldom("the daemon's clock")
 def test_the_clock_jumps(tuned: set[int], guests: list[LabGuest]) -> None:
     begin = time.monotonic()
     now = time.time()
@@ -132,7 +130,6 @@ def test_the_clock_jumps(tuned: set[int], guests: list[LabGuest]) -> None:
     assert labhelp.main_pid() == pid
 
 
-@labhelp.seldom("what systemd does with a dead daemon")
 def test_stopped_past_its_watchdog(tuned: set[int], guests: list[LabGuest]) -> None:
     labhelp.DROPIN.mkdir(parents=True)
     (labhelp.DROPIN / "test.conf").write_text("[Service]\nWatchdogSec=10\nTimeoutAbortSec=2\n")
@@ -157,7 +154,6 @@ sys.stdin.read()
 """
 
 
-@labhelp.seldom("how many threads a host has")
 def test_ten_thousand_threads(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
     labhelp.write_policies("auto")
     scope = ("systemd-run", "--scope", "--quiet", "--property=TasksMax=20000")
@@ -174,7 +170,6 @@ def test_ten_thousand_threads(restored: None, guests: list[LabGuest], irq_cpus: 
         crowd.kill()
 
 
-@labhelp.seldom("which CPUs are there")
 def test_a_pinned_cpu_goes_away(untuned: None, guests: list[LabGuest], irq_cpus: set[int]) -> None:
     """Its threads are given the CPUs that are left, and tuned again when it is back."""
     labhelp.write_policies("auto")

@@ -87,6 +87,7 @@ def test_broken_policy_on_reload_keeps_the_old_one(tuned: set[int], guests: list
     )
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("reading policies", "trixie")
 def test_reload_follows_a_changed_policy_and_takes_back_what_it_drops(
     tuned: set[int], libvirt_guest: LabGuest
@@ -145,6 +146,7 @@ def test_metrics_tell_every_thread_and_interface(tuned: set[int], guests: list[L
             )  # fmt: skip
 
 
+@labhelp.core("bookworm")
 @labhelp.one_release("what vsrtune says of itself")
 def test_policy_check_of_the_installed_program(tmp_path: Path) -> None:
     """All that it may find is in the unit tests; here is the program as it is installed."""
@@ -158,6 +160,7 @@ def test_policy_check_of_the_installed_program(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@labhelp.core("bookworm")
 @labhelp.one_release("what vsrtune says of itself")
 def test_verify_tells_drift_by_exit_code(
     restored: None, guests: list[LabGuest], irq_cpus: set[int]

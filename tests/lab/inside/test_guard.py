@@ -173,7 +173,6 @@ def told_at(guest: LabGuest, since: float) -> float | None:
     return min((at for at in times if at >= since), default=None)
 
 
-@labhelp.living("a standstill and its end")
 def test_a_standstill_ends_by_itself_and_stays_ended(busy: LabGuest, restored: None) -> None:
     """The vcpus of a busy router never sleep, so under fifo its workers never run."""
     guest = busy
@@ -220,7 +219,6 @@ def check_told(guest: LabGuest) -> None:
     assert "stepped down to" in labhelp.vsrtune("plan", "--json").stdout
 
 
-@labhelp.seldom("how a router boots under fifo")
 def test_it_steps_down_again_after_a_reload(busy: LabGuest) -> None:
     """The router is started under the daemon: whether its vcpus spin while it boots or with
     its first frames, it comes to forward."""

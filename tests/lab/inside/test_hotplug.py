@@ -40,6 +40,7 @@ def third_nic(guest: LabGuest) -> str:
     raise AssertionError("the plugged NIC has no host device")
 
 
+@labhelp.core()
 def test_new_nic_is_tuned_or_its_doubt_shown_and_stop_restores_it(
     plugged: set[int], libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:

@@ -24,8 +24,6 @@ from test_travel import fresh, notes, shape
 
 from vsrtune.model.targets import HOST_REF
 
-pytestmark = labhelp.living("live migration")
-
 OTHER = Path("/run/other-host")
 UNIT = "other-libvirtd"
 URI = f"qemu:///system?socket={OTHER}/run/libvirt-sock"

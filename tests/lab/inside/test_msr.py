@@ -31,8 +31,6 @@ from vsrtune.execute.jsonl_log import read_pending
 # Each way, in frames a second: what four guests of an emulated host carry without loss.
 RATE, COUNT = 150, 900
 LINKS = ("bridge", "hub", "vlan")
-SELDOM = labhelp.seldom("one way to link balancers and routers is tried in every run")
-EACH_LINK = [pytest.param(links, marks=[] if links == "bridge" else [SELDOM]) for links in LINKS]
 GROUP = """\
 group:
   name: edge
@@ -234,14 +232,13 @@ def settled(stage: Stage) -> None:
     labhelp.wait_for(lambda: lost_nothing(stage), "nothing is lost", 120)
 
 
-@pytest.mark.parametrize("links", EACH_LINK)
+@pytest.mark.parametrize("links", LINKS)
 def test_one_balancer_in_front_of_one_router(single: Stage, links: str) -> None:
     with made(single, links):
         forwards_everything(single)
         group("delete", "edge")
 
 
-@SELDOM
 @pytest.mark.parametrize("links", LINKS)
 def test_two_balancers_in_front_of_two_routers(double: Stage, links: str) -> None:
     with made(double, links):
@@ -250,7 +247,6 @@ def test_two_balancers_in_front_of_two_routers(double: Stage, links: str) -> Non
         group("delete", "edge")
 
 
-@SELDOM
 @pytest.mark.parametrize("links", ["bridge", "vlan"])
 def test_drain_and_scale_under_load(double: Stage, links: str) -> None:
     """A router that is to go gets no frames any more before it goes, and one that comes gets
@@ -298,7 +294,6 @@ def test_drain_and_scale_under_load(double: Stage, links: str) -> None:
         group("delete", "edge")
 
 
-@SELDOM
 def test_the_daemon_tunes_balancers_and_routers(double: Stage, irq_cpus: set[int]) -> None:
     with made(double, "bridge"):
         labhelp.write_policies("auto")

@@ -168,7 +168,7 @@ def moments(routers: int) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", labhelp.some(range(10)))
+@pytest.mark.parametrize("number", labhelp.shared(range(10)))
 def test_an_interrupted_create_is_taken_back(staged: list[LabGuest], number: int) -> None:
     fault = moments(len(staged) - 1)[number]
     write(staged, "bridge")
@@ -183,7 +183,6 @@ def test_an_interrupted_create_is_taken_back(staged: list[LabGuest], number: int
     assert read_pending(LEDGER) == []
 
 
-@labhelp.seldom("what stays is the ledger's, as for every switch")
 def test_an_interrupted_delete_is_taken_back(staged: list[LabGuest]) -> None:
     write(staged, "vlan")
     group("create", "edge")
@@ -196,7 +195,6 @@ def test_an_interrupted_delete_is_taken_back(staged: list[LabGuest]) -> None:
     assert everything(staged) == created
 
 
-@labhelp.seldom("guests that are started anew")
 def test_after_a_boot_all_are_where_they_were(staged: list[LabGuest]) -> None:
     """The boot's part of it: no guest runs, no device is there, then the unit makes them."""
     write(staged, "vlan")

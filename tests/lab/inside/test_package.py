@@ -133,7 +133,6 @@ def no_module(tmp_path: Path) -> Iterator[None]:
     labhelp.sh("depmod")
 
 
-@labhelp.seldom("the compiler, under emulation")
 def test_the_modules_source_is_built_by_dkms(no_module: None) -> None:
     """For the kernel that runs; the other supported ones are built without a boot (make kmod)."""
     (brought,) = Path("/run/lab").glob("vsrtune-dkms_*.deb")
@@ -161,6 +160,7 @@ def left_behind() -> list[str]:
     return [path for path in found if not path.startswith(MEMORIES)]
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("what systemd makes of the unit", "trixie")
 def test_the_unit_is_confined(guests: list[LabGuest]) -> None:
     """Exposure by systemd's own scale, 0 to 10; docs/hardening.md has the peers' beside it."""

@@ -45,6 +45,7 @@ def test_emulatorpin_does_not_reach_the_workers(
     assert but_for_virsh(before) == []
 
 
+@labhelp.core("bookworm")
 @labhelp.one_release("what operators ask of libvirt")
 def test_an_operators_pin_is_held_then_reasserted(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
@@ -93,6 +94,7 @@ def test_an_operators_pin_survives_stop(
     assert but_for_virsh(before) == []
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("what operators do", "trixie")
 def test_drift_by_hand_is_found_and_corrected(tuned: set[int], guests: list[LabGuest]) -> None:
     guest = guests[-1]

@@ -320,7 +320,7 @@ def test_plan_changes_nothing_and_bad_input_neither(members: list[LabGuest]) -> 
 
 # Changes of a create: two devices, two flags, four unplugs, two ups, four plugs, four
 # definitions. The fault hits the one after the first plug of the second guest, and the last.
-@pytest.mark.parametrize("fault", labhelp.some(["fail:13", "fail:4", "kill:18", "kill:13"]))
+@pytest.mark.parametrize("fault", labhelp.shared(["fail:13", "fail:4", "kill:18", "kill:13"]))
 def test_an_interrupted_create_is_taken_back(members: list[LabGuest], fault: str) -> None:
     before = pictures(members)
     told = group("create", "edge", check=False, fault=fault)

@@ -68,8 +68,13 @@ def forwarded(guest: LabGuest, rate: int) -> int:
     return int(json.loads(done.stdout)["forwarded"])
 
 
-EVERY = [(n, first, busy) for n in (1, 2, 4) for first in FIRST for busy in (False, True)]
-CASES = EVERY if labhelp.every_moment() or BOOTS > 1 else [(2, "guest", False), (4, "daemon", True)]
+CORE = (2, "guest", False)
+CASES = [
+    pytest.param(n, first, busy, marks=[labhelp.core()] if (n, first, busy) == CORE else [])
+    for n in (1, 2, 4)
+    for first in FIRST
+    for busy in (False, True)
+]
 
 
 @pytest.mark.parametrize(("vcpus", "first", "busy"), CASES)
@@ -100,6 +105,7 @@ def test_tuned_before_its_first_frame(
         assert min(counts.values()) >= ALIVE, f"boot {boot + 1}: {counts}"
 
 
+@labhelp.core()
 def test_several_vcpus_do_not_share_a_cpu_unless_it_is_written(
     restored: None, libvirt_guest: LabGuest
 ) -> None:
@@ -118,6 +124,7 @@ def test_several_vcpus_do_not_share_a_cpu_unless_it_is_written(
         assert labhelp.mask(tid) == {1}
 
 
+@labhelp.core()
 def test_a_plan_that_can_stop_the_router_is_refused(
     restored: None, libvirt_guest: LabGuest
 ) -> None:

@@ -180,7 +180,6 @@ def restarts() -> str:
     return labhelp.sh("systemctl", "show", "-P", "NRestarts", "vsrtune").stdout.strip()
 
 
-@labhelp.living("240 pretenders")
 def test_strangers_get_nothing(
     tuned: set[int],
     guests: list[LabGuest],
@@ -259,6 +258,7 @@ def test_a_start_while_libvirt_is_silent(
     assert restarts() == "0"
 
 
+@labhelp.core("bookworm")
 def test_two_of_roots_with_one_name(
     restored: None, plain_guest: LabGuest, irq_cpus: set[int]
 ) -> None:

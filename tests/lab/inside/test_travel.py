@@ -126,6 +126,7 @@ def test_saved_and_started_while_the_daemon_runs(
     check(travelling, never_tuned)
 
 
+@labhelp.core("trixie")
 def test_saved_started_and_tuned_by_the_next_daemon(
     travelling: LabGuest, never_tuned: list[str], irq_cpus: set[int]
 ) -> None:
@@ -167,7 +168,6 @@ def test_a_guest_that_no_policy_names_any_more(
     check(travelling, never_tuned)
 
 
-@labhelp.seldom("pins to all CPUs")
 def test_what_was_undone_before_a_save_is_undone_after_it(
     travelling: LabGuest, never_tuned: list[str]
 ) -> None:
@@ -183,7 +183,6 @@ def test_what_was_undone_before_a_save_is_undone_after_it(
     check(travelling, never_tuned)
 
 
-@labhelp.living("snapshots")
 def test_reverted_to_a_snapshot(
     travelling: LabGuest, never_tuned: list[str], irq_cpus: set[int]
 ) -> None:

@@ -118,6 +118,7 @@ def assert_back(original: dict[str, str]) -> None:
     assert not labhelp.journal_is_live()
 
 
+@labhelp.core("bookworm")
 def test_unconfirmed_it_is_put_back(original: dict[str, str]) -> None:
     done = labhelp.vsrtune("apply", "--confirm", "3s", check=False)
     assert done.returncode == 1, done.stderr
@@ -170,7 +171,6 @@ def test_however_an_unconfirmed_apply_ends(original: dict[str, str], end: str) -
     assert_back(original)
 
 
-@labhelp.living("a trial under traffic")
 def test_a_ratio_from_the_routers_own_traffic(
     restored: None, libvirt_guest: LabGuest, irq_cpus: set[int], overload: None
 ) -> None:
@@ -192,7 +192,6 @@ def test_a_ratio_from_the_routers_own_traffic(
     assert_back(before)
 
 
-@labhelp.living("counters that do not move")
 def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGuest) -> None:
     done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "24s", check=False)
     assert done.returncode == 6, done.stdout + done.stderr
@@ -201,7 +200,6 @@ def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGu
     is_over()
 
 
-@labhelp.living("how a trial ends")
 @pytest.mark.parametrize("end", labhelp.shared(sorted(ENDS)))
 def test_however_a_trial_ends(original: dict[str, str], libvirt_guest: LabGuest, end: str) -> None:
     command = OnTerminal("try", libvirt_guest.name, "--for", "300s")
@@ -215,6 +213,7 @@ def test_however_a_trial_ends(original: dict[str, str], libvirt_guest: LabGuest,
     assert_back(original)
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("what systemd does", "trixie")
 def test_a_killed_guardian_is_followed_by_another(original: dict[str, str]) -> None:
     command = OnTerminal("apply", "--confirm", "300s")

@@ -10,6 +10,7 @@ import labhelp
 from labhelp import LabGuest
 
 
+@labhelp.core()
 def test_start_tunes_every_guest_and_stop_restores_every_value(
     tuned: set[int], guests: list[LabGuest]
 ) -> None:
@@ -50,6 +51,7 @@ def test_packets_leave_the_interrupt_cpu_to_the_nic(
             assert hoststate.last_cpu(tid) not in tuned, f"{guest.name} {hoststate.comm(tid)}"
 
 
+@labhelp.core("bookworm")
 def test_apply_does_what_plan_showed_and_undo_takes_it_back(
     restored: None, guests: list[LabGuest], irq_cpus: set[int], tmp_path: Path
 ) -> None:

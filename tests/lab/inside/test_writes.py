@@ -41,9 +41,9 @@ CGROUP = Path("/sys/fs/cgroup")
 BOOT = "lab"
 FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 OWNER = CpuSet([0])
-# The unit tests kill at every write of an imitated host; here every eighth is enough
+# The unit tests kill at every write of an imitated host; here every seventh is enough
 # to show that the real one behaves like it. LAB_STRIDE=1 tries all of them.
-STRIDE = int(os.environ.get("LAB_STRIDE") or "8")
+STRIDE = int(os.environ.get("LAB_STRIDE") or "7")
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +141,7 @@ def guest(request: pytest.FixtureRequest, guests: list[LabGuest]) -> LabGuest:
     pytest.skip(f"no {request.param} guest in this lab")
 
 
+@labhelp.core()
 def test_every_kind_goes_and_comes_back(guest: LabGuest, tmp_path: Path) -> None:
     before = hoststate.capture()
     with Journal.open(tmp_path / "journal.jsonl", BOOT) as journal:
@@ -206,6 +207,7 @@ def test_settings_of_an_operator_come_back(expendable: LabGuest, tmp_path: Path)
     same_as(before, guest)
 
 
+@labhelp.core("bookworm")
 @labhelp.one_release("the journal")
 def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> None:
     """Even counts are taken back after recovery, odd ones finished first."""
@@ -237,6 +239,7 @@ def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> Non
     assert count >= len(plan.actions) // STRIDE
 
 
+@labhelp.core("trixie")
 @labhelp.one_release("the journal", "trixie")
 def test_killed_after_any_write_of_undo(guest: LabGuest, tmp_path: Path) -> None:
     before = hoststate.capture()
@@ -318,7 +321,6 @@ def test_without_libvirtd_nothing_is_tuned_and_the_error_is_transient(
     same_as(before, libvirt_guest)
 
 
-@labhelp.seldom("a guest that goes while it is tuned, as in test_follow")
 def test_a_destroyed_guest_leaves_nothing(libvirt_guest: LabGuest, tmp_path: Path) -> None:
     """Our cgroup does not keep libvirt from removing the guest's."""
     where = CGROUP / scope(libvirt_guest)
