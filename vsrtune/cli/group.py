@@ -270,29 +270,23 @@ def delete(
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune.group import msr, pvr
+    from vsrtune.group import planner
 
     own = name_of(name)
-
-    def choose(host: AttachHostState) -> Switch:
-        staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
-        if staged:
-            return msr.delete(own, host)
-        return pvr.delete(own, host, keep_clones=keep_clones)
-
-    return _carry_out(choose, attach_ledger, journal, uri, dry_run)
+    return _carry_out(
+        lambda host: planner.delete(own, host, keep_clones=keep_clones),
+        attach_ledger, journal, uri, dry_run,
+    )  # fmt: skip
 
 
 def _create(
     name: str, groups: Path, ledger: Path, journal: Path, uri: str, *, dry_run: bool
 ) -> int:
-    from vsrtune.group import msr, pvr, schema
+    from vsrtune.group import planner
 
     wanted = load_group(name, groups)
-    create_: Callable[[Group, AttachHostState], Switch]
-    create_ = msr.create if wanted.kind == schema.MSR else pvr.create
     return _carry_out(
-        lambda host: create_(wanted, host), ledger, journal, uri, dry_run, wanted.template
+        lambda host: planner.create(wanted, host), ledger, journal, uri, dry_run, wanted.template
     )
 
 

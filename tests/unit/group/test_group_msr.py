@@ -16,9 +16,9 @@ from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import msr, msr_rules
+from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
-from vsrtune.group.msr_links import FIRST_VLAN, mac, side_links
+from vsrtune.group.msr import FIRST_VLAN, mac, side_links
 from vsrtune.group.parser import Group, parse
 from vsrtune.group.schema import LINKS
 from vsrtune.model.domain_xml import nic
@@ -44,11 +44,11 @@ def edge(links: str = "bridge", text: str = FILE) -> Group:
 
 
 def create(host: AttachHostState, links: str = "bridge") -> Switch:
-    return msr.create(edge(links), host)
+    return planner.create(edge(links), host)
 
 
 def delete(host: AttachHostState) -> Switch:
-    return msr.delete("edge", host)
+    return planner.delete("edge", host)
 
 
 def fresh() -> FakeAttachHost:
@@ -132,7 +132,7 @@ def test_one_balancer_for_both_sides(path: Path) -> None:
     host.add("a", (A0, "p0"), (A1, "p1"))
     before = host.picture()
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [in, out]").replace("a, b", "a")
-    do(host, path, lambda h: msr.create(edge("hub", text), h))
+    do(host, path, lambda h: planner.create(edge("hub", text), h))
     assert [d for d, _ in live(host, "lb1")] == ["edge-1b1", "edge-2b1", "macvtap0", "macvtap1"]
     inner = [x for x in host.fakes["uuid-lb1"].live or () if "edge-" in x]
     assert all("queues" not in x for x in inner)
@@ -234,7 +234,7 @@ def test_devices_come_again_in_their_order(host: FakeAttachHost, path: Path) -> 
 
 def create_one(host: AttachHostState) -> Switch:
     """With VLANs, and one router."""
-    return msr.create(edge("vlan", FILE.replace("[a, b]", "[a]")), host)
+    return planner.create(edge("vlan", FILE.replace("[a, b]", "[a]")), host)
 
 
 STARTS: dict[str, tuple[Choose, ...]] = {
@@ -288,11 +288,11 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     host.start(host.fakes["uuid-b"])
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [out], lb2: [in]")
     assert "lb2: p0: it has no interface on this device" in refused(
-        host, path, lambda h: msr.create(edge("hub", text), h)
+        host, path, lambda h: planner.create(edge("hub", text), h)
     )
     text = FILE.replace("p0", "p7")
     assert "edge.yaml:4: there is no such device" in refused(
-        host, path, lambda h: msr.create(edge("hub", text), h)
+        host, path, lambda h: planner.create(edge("hub", text), h)
     )
     host.old_module = True
     assert "no flag uplink" in refused(host, path)
@@ -301,8 +301,10 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     assert "already" in refused(host, path)
     assert "already" in refused(host, path, lambda h: create(h, "vlan"))
     other = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
-    assert "a is a member of the group edge" in refused(host, path, lambda h: msr.create(other, h))
-    assert "created groups: edge" in refused(host, path, lambda h: msr.delete("core", h))
+    assert "a is a member of the group edge" in refused(
+        host, path, lambda h: planner.create(other, h)
+    )
+    assert "created groups: edge" in refused(host, path, lambda h: planner.delete("core", h))
     asked = SwitchRequest(Attachment.MACVTAP, ("a",), all_of_lower=True)
     assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
 
@@ -329,8 +331,9 @@ def test_an_interface_that_somebody_took_out_is_no_obstacle(
 
 
 def test_names_fit_and_macs_are_nobodys() -> None:
-    links = side_links("abcdefghi", 9, "vlan", 99, 1500, ())
-    devices = [*links.links, *links.balancer]
+    links = side_links("abcdefghi", 9, "vlan", 99, 1500, set())
+    ends = [device for _, device in links.balancer]
+    devices = [*links.links, *ends]
     assert max(len(d.name) for d in devices) <= 15
     assert links.links[-1].vlan == FIRST_VLAN + 99
     macs = [d.mac for d in devices]
@@ -338,4 +341,4 @@ def test_names_fit_and_macs_are_nobodys() -> None:
     assert all(int(one[:2], 16) & 3 == 2 for one in macs)
     assert mac("x", ()) == mac("x", ["02:00:00:00:00:00"])
     assert mac("x", [mac("x", ())]) != mac("x", ())
-    assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in links.balancer)
+    assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in ends)

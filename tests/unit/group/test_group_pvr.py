@@ -15,7 +15,7 @@ from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import pvr
+from vsrtune.group import planner
 from vsrtune.group import scale as group_scale
 from vsrtune.model.guest import Attachment
 
@@ -164,7 +164,7 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     do(host, path, create)
     assert "already" in refused(host, path)
     assert "its members: a, b" in refused(host, path, lambda h: group_scale.drain("edge", "c", h))
-    assert "created groups: edge" in refused(host, path, lambda h: pvr.delete("core", h))
+    assert "created groups: edge" in refused(host, path, lambda h: planner.delete("core", h))
     assert "from 1 to 2" in refused(host, path, lambda h: group_scale.scale("edge", 3, h))
 
 

@@ -20,7 +20,7 @@ from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Unplug
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import msr_rules
+from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import parse
 from vsrtune.model.guest import Attachment
@@ -249,7 +249,7 @@ def test_members_leave_one_after_the_other(path: Path) -> None:
     group = parse(
         "group: {name: edge, kind: pvr, members: [a, b, d], lower: {in: p0, out: p1}}", "edge.yaml"
     )
-    do(host, path, partial(pvr.pvr.create, group))
+    do(host, path, partial(planner.create, group))
     switch = do(host, path, partial(group_scale.scale, "edge", 1))
     leaving = [{card.guest for card in s.cards} for s in switch.steps if isinstance(s, Unplug)]
     assert leaving == [{"b"}, {"d"}]

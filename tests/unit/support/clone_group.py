@@ -13,7 +13,7 @@ from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.clone_model import Cloning, Template
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
-from vsrtune.group import pvr
+from vsrtune.group import planner
 from vsrtune.group.parser import parse
 from vsrtune.model.domain_xml import nic as read
 
@@ -49,15 +49,15 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> AttachHostState:
 
 def create(*members: str, text: str = TEXT) -> Choose:
     group = parse(text % ", ".join(members), "edge.yaml")
-    return lambda host: pvr.create(group, host)
+    return lambda host: planner.create(group, host)
 
 
 def delete(host: AttachHostState) -> Switch:
-    return pvr.delete("edge", host)
+    return planner.delete("edge", host)
 
 
 def keep(host: AttachHostState) -> Switch:
-    return pvr.delete("edge", host, keep_clones=True)
+    return planner.delete("edge", host, keep_clones=True)
 
 
 def uuid(host: FakeAttachHost, name: str) -> str:
