@@ -14,6 +14,7 @@ from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.text import parse_time, printable
 
 if TYPE_CHECKING:
+    from vsrtune.model.guest import Guest
     from vsrtune.model.journal_records import Entry
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.model.stepdown import Steps
@@ -247,6 +248,18 @@ def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
         return load_dirs(dirs)
     except VsrtuneError:
         return ()
+
+
+def running_guest(snapshot: Snapshot, name: str, more: str = "") -> Guest:
+    """The guest of that name or UUID. Raises VsrtuneError when none runs; ``more`` is added to
+    its hint."""
+    for guest in snapshot.guests:
+        if name in (guest.ref, guest.uuid):
+            return guest
+    there = ", ".join(guest.ref for guest in snapshot.guests) or "none"
+    raise VsrtuneError(
+        "no such guest is running", where=name, hint=f"these are running: {there}{more}"
+    )
 
 
 def check_guests(snapshot: Snapshot, names: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ from vsrtune.cli.options import (
     places_options,
     policies_option,
     readable_policies,
+    running_guest,
     say,
 )
 from vsrtune.core.errors import VsrtuneError
@@ -173,15 +174,9 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):
         return read_policy(Path(subject)), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
-    found = [g for g in snapshot.guests if subject in (g.ref, g.uuid)]
-    if not found:
-        raise VsrtuneError(
-            "no such guest is running, and there is no such file",
-            where=subject,
-            hint="`vsrtune show` lists the guests; a policy file ends in .yaml",
-        )
+    guest = running_guest(snapshot, subject, "; a policy file ends in .yaml")
     others = load_dirs(dirs)
-    own = policies_of(found[0], others)
+    own = policies_of(guest, others)
     if len(own) > 1:
         places = " and ".join(p.at("guest") for p in own)
         raise VsrtuneError(
@@ -189,12 +184,12 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
             where=places,
             hint="name the file to try",
         )
-    name = policy_name(found[0])
+    name = policy_name(guest)
     if own:
         # The policy may name other guests as well, on which nobody asked to try it.
         return replace(own[0], guest=parse(f"guest: {name}\n", subject).guest), enable
-    text = start(snapshot, found[0], others).text
-    file = shlex.quote(f"{dirs[-1]}/{found[0].name}.yaml")
+    text = start(snapshot, guest, others).text
+    file = shlex.quote(f"{dirs[-1]}/{guest.name}.yaml")
     init = f"vsrtune policy init {shlex.quote(subject)} -o {file}"
     return parse(text, f"policy init {subject}"), f"{init} && {enable}"
 
