@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.clone_model import Clone
-from vsrtune.attach.plan.clone_steps import DefineGuest, MakeFiles, StartGuest, StopGuest
+from vsrtune.attach.plan.clone_model import Clone, CloneDefinition, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import AttachHostState, GuestNics
 from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
@@ -128,9 +127,9 @@ def make(
                 )
         clones.append(Clone(group.name, guest.name, guest.uuid, template.name, copy.files))
         if copy.files:
-            files.append(MakeFiles(guest.name, copy.files))
-        started.append(DefineGuest(guest.name, guest.uuid, template.name, copy.xml))
-        started.append(StartGuest(guest.name, guest.uuid))
+            files.append(CloneFiles(guest.name, copy.files))
+        started.append(CloneDefinition(guest.name, guest.uuid, template.name, copy.xml))
+        started.append(CloneRun(guest.name, guest.uuid))
         notes += copy.notes
     return Made(tuple(clones), tuple(files), tuple(started), tuple(dict.fromkeys(notes)))
 
@@ -164,5 +163,5 @@ def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], l
                     f"{guest.name} ... --active --pivot",
                 )
         if guest.live is not None:
-            steps.append(StopGuest(guest.name, guest.uuid))
+            steps.append(CloneRun(guest.name, guest.uuid, started=False))
     return steps, notes
