@@ -14,8 +14,8 @@ import click
 
 from vsrtune.cli.options import (
     JOURNAL,
-    Places,
     Seconds,
+    StatePlaces,
     check_written,
     journal_option,
     json_option,
@@ -68,7 +68,7 @@ def apply(
     stored: TextIO | None,
     confirm_seconds: float | None,
     trace_seconds: float,
-    places: Places,
+    places: StatePlaces,
 ) -> int:
     """Carry out the plan once, and print it.
 
@@ -206,7 +206,7 @@ def confirm(journal: Path) -> int:
 @click.command()
 @json_option
 @places_options
-def undo(as_json: bool, places: Places) -> int:
+def undo(as_json: bool, places: StatePlaces) -> int:
     """Put back everything that vsrtune has changed on this host, and the pins that guests
     have brought along from another host or an earlier run.
 
@@ -248,7 +248,7 @@ def undo(as_json: bool, places: Places) -> int:
     return ExitCode.FAILED if result.failed or not switched else ExitCode.DONE
 
 
-def _switch(policies: Sequence[Policy], places: Places, *, quiet: bool = False) -> bool:
+def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = False) -> bool:
     """Switch guests to the attachments that the policies ask for, and switch back guests for
     which no policy asks any more. True when every switch succeeded."""
     from vsrtune.cli import attachments
@@ -286,7 +286,7 @@ def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
     return bool(brought_pins.entries(snapshot.guests, snapshot.host, known))
 
 
-def _writer(places: Places, journal: Journal) -> LiveSysOps:
+def _writer(places: StatePlaces, journal: Journal) -> LiveSysOps:
     from vsrtune.execute.host_writer import LiveSysOps
 
     return LiveSysOps(

@@ -10,7 +10,7 @@ import click
 
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
-    Places,
+    StatePlaces,
     check_written,
     options,
     places_options,
@@ -67,7 +67,7 @@ def attach(
     dry_run: bool,
     recover: bool,
     devices: bool,
-    places: Places,
+    places: StatePlaces,
 ) -> int:
     """Move GUESTS between macvtap and NAPI-macvlan.
 

@@ -15,7 +15,7 @@ from vsrtune.attach.plan.steps import Origin, Step
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
-from vsrtune.cli.options import Places, say
+from vsrtune.cli.options import StatePlaces, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import read_pending
@@ -46,7 +46,7 @@ def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
     )
 
 
-def look(places: Places) -> AttachHostState:
+def look(places: StatePlaces) -> AttachHostState:
     """The host as it is; the ledger is read without its lock. Raises VsrtuneError."""
     with contextlib.closing(LiveHost(places.uri)) as live:
         return survey(live, known_origins(places.ledger), places.journal)
@@ -54,7 +54,7 @@ def look(places: Places) -> AttachHostState:
 
 @contextlib.contextmanager
 def opened(
-    places: Places, before: Callable[[Step], None] = lambda _step: None
+    places: StatePlaces, before: Callable[[Step], None] = lambda _step: None
 ) -> Iterator[tuple[Switcher, LiveHost]]:
     """What switches need, with the ledger locked. ``before`` as for Switcher."""
     with (
@@ -64,12 +64,12 @@ def opened(
         yield Switcher(live, ledger, boot_id(), before), live
 
 
-def preview(choose: Choose, places: Places) -> tuple[Batch, ...]:
+def preview(choose: Choose, places: StatePlaces) -> tuple[Batch, ...]:
     """The switches that would be made. Raises VsrtuneError."""
     return choose(look(places), known_origins(places.ledger))
 
 
-def carry_out(choose: Choose, places: Places) -> Iterator[tuple[Batch, VsrtuneError | None]]:
+def carry_out(choose: Choose, places: StatePlaces) -> Iterator[tuple[Batch, VsrtuneError | None]]:
     """Switch batch by batch, and yield each batch as it is done, with its error. Raises
     VsrtuneError when an interrupted switch could not be taken back first, and when a switch is
     interrupted."""

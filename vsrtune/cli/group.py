@@ -12,7 +12,7 @@ import click
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
     GROUP_DIR,
-    Places,
+    StatePlaces,
     check_written,
     json_option,
     places_options,
@@ -93,7 +93,7 @@ def check(files: tuple[Path, ...]) -> int:
 @_file_argument
 @_groups_option
 @places_options
-def plan(word: str, groups: Path, places: Places) -> int:
+def plan(word: str, groups: Path, places: StatePlaces) -> int:
     """Show the steps that `create` would take.
 
     \b
@@ -106,7 +106,7 @@ def plan(word: str, groups: Path, places: Places) -> int:
 @_file_argument
 @_groups_option
 @places_options
-def create(word: str, groups: Path, places: Places) -> int:
+def create(word: str, groups: Path, places: StatePlaces) -> int:
     """Make the running guests of GROUP one router.
 
     Of kind pvr: all get the same two devices, one on each side. Their interfaces are
@@ -126,7 +126,7 @@ def create(word: str, groups: Path, places: Places) -> int:
 @click.argument("name", metavar="GROUP", required=False, callback=_named)
 @json_option
 @places_options
-def status(name: str | None, as_json: bool, places: Places) -> int:
+def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
     \b
@@ -173,7 +173,7 @@ def rules(
     count: int | None,
     without: tuple[str, ...],
     groups: Path,
-    places: Places,
+    places: StatePlaces,
 ) -> int:
     """Print the nftables rules for a BALANCER of GROUP (kind msr), for nft -f in its guest.
 
@@ -197,7 +197,7 @@ def rules(
 @click.argument("count", metavar="N", type=click.IntRange(1, 256))
 @_dry_run_option
 @places_options
-def scale(name: str, count: int, dry_run: bool, places: Places) -> int:
+def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     """Keep the first N members of GROUP plugged in, and take the others off.
 
     Running guests only: a member that is started anew joins. The members of an msr are its
@@ -217,7 +217,7 @@ def scale(name: str, count: int, dry_run: bool, places: Places) -> int:
 @click.argument("member", metavar="MEMBER")
 @_dry_run_option
 @places_options
-def drain(name: str, member: str, dry_run: bool, places: Places) -> int:
+def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     """Take MEMBER's interfaces off; the others of GROUP get its flows.
 
     Drain a router of an msr only after its balancers have loaded what `rules --without
@@ -240,7 +240,7 @@ def drain(name: str, member: str, dry_run: bool, places: Places) -> int:
 )
 @_dry_run_option
 @places_options
-def delete(name: str, keep_clones: bool, dry_run: bool, places: Places) -> int:
+def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> int:
     """Give every guest of GROUP what it had before, and remove the devices.
 
     Members that `create` made are ended and undefined, and the files that it made for them
@@ -256,7 +256,7 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: Places) -> int:
     )
 
 
-def _create(word: str, groups: Path, places: Places, *, dry_run: bool) -> int:
+def _create(word: str, groups: Path, places: StatePlaces, *, dry_run: bool) -> int:
     from vsrtune.group import planner
 
     wanted = load_group(word, groups)
@@ -264,7 +264,10 @@ def _create(word: str, groups: Path, places: Places, *, dry_run: bool) -> int:
 
 
 def _carry_out(
-    choose: Callable[[AttachHostState], Switch], places: Places, dry_run: bool, template: str = ""
+    choose: Callable[[AttachHostState], Switch],
+    places: StatePlaces,
+    dry_run: bool,
+    template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
     from vsrtune.attach.survey import cloning, survey

@@ -107,7 +107,7 @@ uri_option = click.option(
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StatePlaces:
     """Where vsrtune writes down what it does on this host, and the libvirt connection."""
 
     journal: Path
@@ -121,7 +121,7 @@ def places_options(function: Callable[..., T]) -> Callable[..., T]:
     @options(journal_option, attach_ledger_option, uri_option)
     @functools.wraps(function)
     def command(*args: Any, journal: Path, attach_ledger: Path, uri: str, **others: Any) -> T:
-        return function(*args, places=Places(journal, attach_ledger, uri), **others)
+        return function(*args, places=StatePlaces(journal, attach_ledger, uri), **others)
 
     return command
 

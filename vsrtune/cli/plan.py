@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
-    Places,
+    StatePlaces,
     journalled,
     json_option,
     load_policies,
@@ -39,7 +39,7 @@ def plan(
     as_json: bool,
     root: Path | None,
     trace_seconds: float,
-    places: Places,
+    places: StatePlaces,
 ) -> int:
     """Show what the policies would change, and why.
 
@@ -77,7 +77,7 @@ def plan(
 @options(policies_option, root_option, trace_option)
 @places_options
 def verify(
-    policy_dirs: tuple[Path, ...], root: Path | None, trace_seconds: float, places: Places
+    policy_dirs: tuple[Path, ...], root: Path | None, trace_seconds: float, places: StatePlaces
 ) -> int:
     """Exit 3 when the host is not what the policies say.
 
@@ -122,7 +122,7 @@ def _planned(
     policies: tuple[Policy, ...],
     root: Path | None,
     trace_seconds: float,
-    places: Places,
+    places: StatePlaces,
     *,
     reassert: bool = False,
 ) -> tuple[Snapshot, Plan]:
@@ -145,7 +145,7 @@ def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
 
 
 def _attachments(
-    policies: tuple[Policy, ...], root: Path | None, places: Places
+    policies: tuple[Policy, ...], root: Path | None, places: StatePlaces
 ) -> tuple[Batch, ...]:
     """Switches that the policies ask for on this host; none on a recorded one."""
     if root is not None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
-    Places,
     Seconds,
+    StatePlaces,
     json_option,
     observe,
     options,
@@ -65,7 +65,7 @@ def try_(
     keep_if_better: bool,
     as_json: bool,
     policy_dirs: tuple[Path, ...],
-    places: Places,
+    places: StatePlaces,
 ) -> int:
     """Try a policy against untuned, in turns, on the traffic that the router has.
 
@@ -208,7 +208,7 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
     return found
 
 
-def _check_attachment(policy: Policy, places: Places) -> None:
+def _check_attachment(policy: Policy, places: StatePlaces) -> None:
     """Raises VsrtuneError when the policy asks for a switch of attachments: a switch stops the
     traffic for seconds, so it cannot be tried in turns."""
     from vsrtune.attach.plan.requests import batches

@@ -32,7 +32,7 @@ from typing import Any
 import click
 
 import vsrtune
-from vsrtune.cli.options import Places
+from vsrtune.cli.options import StatePlaces
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.jsonl_log import in_use
@@ -114,7 +114,7 @@ class TrialGuard(Closing):
         click.echo("Everything is put back.")
 
 
-def start(places: Places) -> TrialGuard:
+def start(places: StatePlaces) -> TrialGuard:
     """Guard the change that this process is about to make, until ``TrialGuard.keep``. Call it with
     the journal open, so that one process at a time guards a change. Raises VsrtuneError when
     another guarded change is not over, or no guardian can be started; nothing was changed then."""
