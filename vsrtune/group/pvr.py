@@ -22,19 +22,20 @@ def layout(group: Group, host: AttachHostState) -> tuple[Layout, Made]:
     """The shared devices of a group with running guests on them, and clones in place of missing
     ones. Raises VsrtuneError with the obstacle."""
     absent = clone_plan.missing(group, host)
-    like = clone_plan.source(group, host) if absent else None
-    guests: list[GuestNics] = []
-    for number, name in enumerate(group.members):
-        if like is not None and name in absent:
-            guests.append(clone_plan.stand_in(group, name, like, host))
-        else:
-            guests.append(running(name, group.at_member(number), host))
-    # If the first member is a clone, the group is the router that the template would be.
-    first = like if like is not None and guests[0].name in absent else guests[0]
-    models = [g for g in (like, first) if g is not None]
+    template = clone_plan.source(group, host) if absent else None
+    guests = [
+        clone_plan.stand_in(group, name, template, host)
+        if template is not None and name in absent
+        else running(name, group.at_member(number), host)
+        for number, name in enumerate(group.members)
+    ]
+    first = guests[0]
+    if template is not None and first.name in absent:
+        first = template  # the group is the router that the template would be
+    everyone = guests if template is None else [template, *guests]
     found = {
         (guest.uuid, side): on_lower(group.name, guest, lower, host)
-        for guest in (*models, *guests)
+        for guest in everyone
         for side, lower in group.lowers
     }
     _alone(group, guests, host)
@@ -42,8 +43,8 @@ def layout(group: Group, host: AttachHostState) -> tuple[Layout, Made]:
     for side, lower in group.lowers:
         nic = found[first.uuid, side]
         link = host.links.get(nic.device)
-        if first is like:
-            _nobodys(nic, like, host)
+        if first is template:
+            _nobodys(nic, template, host)
         devices[side] = device_like(
             host, group.device(side), nic, host.links[lower], link, every_queue=True
         )
@@ -60,7 +61,9 @@ def layout(group: Group, host: AttachHostState) -> tuple[Layout, Made]:
                 made.adopt(guest, nic, device)
         if guest.name in absent:
             clones.append((guest, interfaces))
-    return made, clone_plan.make(group, like, clones, host) if like is not None else Made()
+    if template is None:
+        return made, Made()
+    return made, clone_plan.make(group, template, clones, host)
 
 
 def _alone(group: Group, guests: Collection[GuestNics], host: AttachHostState) -> None:
