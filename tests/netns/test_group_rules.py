@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vsrtune.group.msr_links import Side
-from vsrtune.group.msr_rules import text
+from vsrtune.group.msr_rules import Rulebook, Side
 
 NEAR, FAR = "10.1.0", "10.2.0"
 EXTERNAL = {"in": "02:00:00:00:01:00", "out": "02:00:00:00:02:00"}
@@ -143,9 +142,8 @@ class Topology:
             )
             for side in ("in", "out")
         ]  # fmt: skip
-        rules = re.sub(r"(?m)^define (\w+) = \w+", r"define \1 = \1", text(
-            "edge", "lb", sides, ROUTERS, use
-        ))  # fmt: skip
+        book = Rulebook("edge", tuple(sides), ROUTERS, tuple(use))
+        rules = re.sub(r"(?m)^define (\w+) = \w+", r"define \1 = \1", book.text("lb"))
         self["lb"].run("nft", "-f", "/dev/stdin", given=rules)
 
     def close(self) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from vsrtune.attach.host import AttachHost
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.clone_model import Clone, File
-from vsrtune.attach.plan.clone_steps import (
+from vsrtune.attach.plan.clone_model import (
+    Clone,
+    CloneDefinition,
+    CloneFiles,
+    CloneRun,
     CloneStep,
-    DefineGuest,
-    MakeFiles,
-    RemoveFiles,
-    StartGuest,
-    StopGuest,
-    UndefineGuest,
+    File,
 )
 from vsrtune.core.errors import VanishedError
 from vsrtune.model import domain_xml
@@ -30,18 +28,18 @@ class Clones:
     def do(self, step: CloneStep) -> None:
         """Carry out one step. Raises RefusedError if it has done nothing, otherwise WriteError."""
         match step:
-            case MakeFiles():
+            case CloneFiles(made=True):
                 self._make(step.files)
-            case RemoveFiles():
+            case CloneFiles():
                 for file in step.files:
                     self._host.remove_file(file)
-            case DefineGuest():
+            case CloneDefinition(made=True):
                 self._host.define(step.xml, step.guest)
-            case UndefineGuest():
+            case CloneDefinition():
                 self._host.undefine_guest(step.uuid)
-            case StartGuest():
+            case CloneRun(started=True):
                 self._host.start_guest(step.uuid)
-            case StopGuest():
+            case CloneRun():
                 self._host.stop_guest(step.uuid)
 
     def end(self, clone: Clone) -> list[str]:

@@ -20,8 +20,7 @@ from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedge
 from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError, Requests, unplug
 from vsrtune.attach.overlays import OutOfReachError
 from vsrtune.attach.plan import steps
-from vsrtune.attach.plan.clone_model import Clone
-from vsrtune.attach.plan.clone_steps import MakeFiles, StartGuest
+from vsrtune.attach.plan.clone_model import Clone, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import Switch
 from vsrtune.attach.plan.steps import Card, Define, Origin, Step
 from vsrtune.attach.signals import held
@@ -103,7 +102,7 @@ class Switcher:
                 with translated():
                     self._do(step)
             except RefusedError:
-                if isinstance(step, (steps.Unplug, MakeFiles)):
+                if isinstance(step, (steps.Unplug, CloneFiles)):
                     self._ledger.done(entry)  # nothing was done, and a file there is not ours
                 raise
         # The entries for clones and groups are written before the steps are retired, and count
@@ -242,7 +241,7 @@ class Switcher:
                     self._each(inverse.cards, lambda card: self._unplug((card,)))
             case steps.Define():
                 self._unless_gone(lambda: undefine(self._host, inverse))
-            case StartGuest():
+            case CloneRun(started=True):
                 if this_boot:
                     self._unless_gone(lambda: self._clones.do(inverse))
             case steps.Raise():

@@ -8,33 +8,33 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from vsrtune.cli.options import (
     JOURNAL,
     Seconds,
-    attach_ledger_option,
+    StatePlaces,
     check_written,
     journal_option,
     json_option,
     load_policies,
     observe,
     options,
+    places_options,
     policies_option,
     say,
     trace_option,
     unread,
-    uri_option,
 )
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
 if TYPE_CHECKING:
     from vsrtune.cli.trial.guardian import TrialGuard
-    from vsrtune.core.errors import VsrtuneError
     from vsrtune.execute.executor import Result
+    from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
     from vsrtune.model.plan import Plan
     from vsrtune.model.snapshot import Snapshot
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     click.option(
         "--plan",
         "stored",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
+        type=click.File(encoding="utf-8", errors="replace"),
+        metavar="FILE",
         help="Carry out this plan, stored with `vsrtune plan --json`, unless the host "
         "has changed since.",
     ),
@@ -60,18 +61,14 @@ if TYPE_CHECKING:
         "or with `vsrtune confirm` from another session.",
     ),
     trace_option,
-    journal_option,
-    attach_ledger_option,
-    uri_option,
 )
+@places_options
 def apply(
     policy_dirs: tuple[Path, ...],
-    stored: Path | None,
+    stored: TextIO | None,
     confirm_seconds: float | None,
     trace_seconds: float,
-    journal: Path,
-    attach_ledger: Path,
-    uri: str,
+    places: StatePlaces,
 ) -> int:
     """Carry out the plan once, and print it.
 
@@ -96,7 +93,6 @@ def apply(
     from vsrtune.cli.main import complain
     from vsrtune.cli.trial import guardian
     from vsrtune.execute import executor
-    from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import boot_id
     from vsrtune.model.plan import read_plan
@@ -104,33 +100,23 @@ def apply(
 
     boot = boot_id()
     made: Plan | None = None
-    missing: tuple[VsrtuneError, ...] = ()
-    policies = () if stored is not None else load_policies(policy_dirs)
+    policies: tuple[Policy, ...] = ()
     if stored is not None:
-        text = click.get_text_stream("stdin").read() if str(stored) == "-" else _text(stored)
-        made = read_plan(text, boot, str(stored))
+        made = read_plan(stored.read(), boot, stored.name)
+    else:
+        policies = load_policies(policy_dirs)
     with ExitStack() as stack:
         guard: TrialGuard | None = None
-        with Journal.open(journal, boot) as opened:
+        with Journal.open(places.journal, boot) as opened:
             if confirm_seconds is not None:
-                guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
+                guard = stack.enter_context(guardian.start(places))
             _say_discarded(opened)
-            ops = LiveSysOps(
-                libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original
-            )
+            ops = _writer(places, opened)
             _say(executor.recover(ops, opened), "finished after a crash")
-            switched = True
-            if made is None:
-                switched = _switch(policies, uri, attach_ledger, journal)
-            snapshot = observe(
-                None,
-                uri,
-                0.0 if made is not None else trace_seconds,
-                policies,
-                opened.entries(),
-            )
-            if made is None:
-                missing = unread(snapshot, policies)
+            switched = made is not None or _switch(policies, places)
+            trace = trace_seconds if made is None else 0.0
+            snapshot = observe(None, places.uri, trace, policies, opened.entries())
+            missing = unread(snapshot, policies)
             # The plan puts back what guests have brought along; the journal must record it first.
             executor.adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
@@ -141,7 +127,7 @@ def apply(
             live = len(opened.entries())
         _say_applied(made, result, boot)
         if guard is not None and confirm_seconds is not None:
-            if live or attachments.concerned((), attach_ledger):
+            if live or attachments.concerned((), places.ledger):
                 _ask(guard, confirm_seconds, live)
             else:
                 guard.keep()  # nothing was changed
@@ -218,8 +204,9 @@ def confirm(journal: Path) -> int:
 
 
 @click.command()
-@options(json_option, journal_option, attach_ledger_option, uri_option)
-def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
+@json_option
+@places_options
+def undo(as_json: bool, places: StatePlaces) -> int:
     """Put back everything that vsrtune has changed on this host, and the pins that guests
     have brought along from another host or an earlier run.
 
@@ -235,12 +222,12 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     from vsrtune.execute.journal import Journal, read_fold
     from vsrtune.host.filesystem import boot_id
 
-    check_written(journal, JOURNAL)
+    check_written(places.journal, JOURNAL)
     boot = boot_id()
-    switched = _switch((), uri, attach_ledger, journal, quiet=as_json)
-    snapshot = _with_libvirt_guests(uri)
-    carried = snapshot is not None and _carried(snapshot, journal, boot)
-    there = read_fold(journal, boot)
+    switched = _switch((), places, quiet=as_json)
+    snapshot = _with_libvirt_guests(places.uri)
+    carried = snapshot is not None and _carried(snapshot, places.journal, boot)
+    there = read_fold(places.journal, boot)
     if not carried and not there.live and not there.steps:
         if as_json:
             say('{"restored": [], "left": [], "vanished": [], "failed": []}')
@@ -248,13 +235,11 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
             say("Nothing to undo: no setting on this host is vsrtune's.")
         return ExitCode.DONE if switched else ExitCode.FAILED
     from vsrtune.execute import executor
-    from vsrtune.execute.host_writer import LiveSysOps
 
-    with Journal.open(journal, boot) as opened:
+    with Journal.open(places.journal, boot) as opened:
         if snapshot is not None and carried:
             executor.adopt_brought(snapshot, snapshot.guests, opened)
-        ops = LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original)
-        result = executor.undo(ops, opened)
+        result = executor.undo(_writer(places, opened), opened)
     if as_json:
         _print_json(result)
     else:
@@ -263,19 +248,17 @@ def undo(as_json: bool, journal: Path, attach_ledger: Path, uri: str) -> int:
     return ExitCode.FAILED if result.failed or not switched else ExitCode.DONE
 
 
-def _switch(
-    policies: Sequence[Policy], uri: str, ledger: Path, journal: Path, *, quiet: bool = False
-) -> bool:
+def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = False) -> bool:
     """Switch guests to the attachments that the policies ask for, and switch back guests for
     which no policy asks any more. True when every switch succeeded."""
     from vsrtune.cli import attachments
     from vsrtune.cli.main import complain
 
-    if not attachments.concerned(policies, ledger):
+    if not attachments.concerned(policies, places.ledger):
         return True
     clean = True
     choose = attachments.by_policies(policies)
-    for batch, error in attachments.carry_out(choose, uri, ledger, journal):
+    for batch, error in attachments.carry_out(choose, places):
         if error is not None:
             clean = False
             complain(error)
@@ -303,8 +286,12 @@ def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
     return bool(brought_pins.entries(snapshot.guests, snapshot.host, known))
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+def _writer(places: StatePlaces, journal: Journal) -> LiveSysOps:
+    from vsrtune.execute.host_writer import LiveSysOps
+
+    return LiveSysOps(
+        libvirt_uri=places.uri, budgets_end=journal.budgets_end, original=journal.original
+    )
 
 
 def _say_discarded(journal: Journal) -> None:

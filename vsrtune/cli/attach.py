@@ -10,12 +10,11 @@ import click
 
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
-    attach_ledger_option,
+    StatePlaces,
     check_written,
-    journal_option,
     options,
+    places_options,
     say,
-    uri_option,
 )
 from vsrtune.core.exit_codes import ExitCode
 
@@ -56,10 +55,8 @@ PATIENCE = 15.0
         help="Make the devices that persistent definitions name, and no more: for the start "
         "of the host.",
     ),
-    attach_ledger_option,
-    journal_option,
-    uri_option,
 )
+@places_options
 def attach(
     guests: tuple[str, ...],
     to: str | None,
@@ -70,9 +67,7 @@ def attach(
     dry_run: bool,
     recover: bool,
     devices: bool,
-    attach_ledger: Path,
-    journal: Path,
-    uri: str,
+    places: StatePlaces,
 ) -> int:
     """Move GUESTS between macvtap and NAPI-macvlan.
 
@@ -86,14 +81,10 @@ def attach(
     Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read,
     or the ledger named with --recover does not exist.
     """
-    from vsrtune.attach.host import LiveHost
-    from vsrtune.attach.ledger import AttachLedger
     from vsrtune.attach.plan.model import SwitchRequest
     from vsrtune.attach.plan.planner import plan
     from vsrtune.attach.survey import survey
-    from vsrtune.attach.transaction import Switcher
     from vsrtune.cli import attachments
-    from vsrtune.host.filesystem import boot_id
     from vsrtune.model.guest import Attachment
 
     if sum((recover, devices, to is not None)) != 1:
@@ -101,11 +92,9 @@ def attach(
     if to is not None and not guests:
         raise click.UsageError("name a guest")
     if recover:
-        check_written(attach_ledger, ATTACH_LEDGER)
-    host = LiveHost(uri)
-    with contextlib.closing(host), AttachLedger.open(attach_ledger) as opened:
-        reporter = _Reporter()
-        switcher = Switcher(host, opened, boot_id(), reporter.before)
+        check_written(places.ledger, ATTACH_LEDGER)
+    reporter = _Reporter()
+    with attachments.opened(places, reporter.before) as (switcher, host):
         if devices:
             return attachments.outcome(switcher.boot_devices())
         if recover or (switcher.unfinished() and not dry_run):
@@ -114,7 +103,7 @@ def attach(
                 return code
         elif switcher.unfinished():
             click.echo("A switch was interrupted: the next one, or --recover, takes it back first.")
-        read = survey(host, switcher.origins(), journal)
+        read = survey(host, switcher.origins(), places.journal)
         both = not (live or config)
         names = {read.guest(name).name for name in guests}
         if both:
@@ -133,7 +122,7 @@ def attach(
             reporter.watch(stack, switch)
             swept = switcher.carry_out(switch)
             reporter.finish()
-        _after(switch, journal)
+        _after(switch, places.journal)
     # The guests are where they should be; a later sweep retries a device that was not removed.
     attachments.complain(swept.failed)
     return ExitCode.DONE

@@ -11,11 +11,11 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP, AttachLedger
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
-from vsrtune.attach.plan.steps import Origin
+from vsrtune.attach.plan.steps import Origin, Step
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
-from vsrtune.cli.options import say
+from vsrtune.cli.options import StatePlaces, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import read_pending
@@ -46,27 +46,38 @@ def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
     )
 
 
-def preview(choose: Choose, uri: str, ledger: Path, journal: Path) -> tuple[Batch, ...]:
+def look(places: StatePlaces) -> AttachHostState:
+    """The host as it is; the ledger is read without its lock. Raises VsrtuneError."""
+    with contextlib.closing(LiveHost(places.uri)) as live:
+        return survey(live, known_origins(places.ledger), places.journal)
+
+
+@contextlib.contextmanager
+def opened(
+    places: StatePlaces, before: Callable[[Step], None] = lambda _step: None
+) -> Iterator[tuple[Switcher, LiveHost]]:
+    """What switches need, with the ledger locked. ``before`` as for Switcher."""
+    with (
+        contextlib.closing(LiveHost(places.uri)) as live,
+        AttachLedger.open(places.ledger) as ledger,
+    ):
+        yield Switcher(live, ledger, boot_id(), before), live
+
+
+def preview(choose: Choose, places: StatePlaces) -> tuple[Batch, ...]:
     """The switches that would be made. Raises VsrtuneError."""
-    with contextlib.closing(LiveHost(uri)) as live:
-        origins = known_origins(ledger)
-        return choose(survey(live, origins, journal), origins)
+    return choose(look(places), known_origins(places.ledger))
 
 
-def carry_out(
-    choose: Choose, uri: str, ledger: Path, journal: Path
-) -> Iterator[tuple[Batch, VsrtuneError | None]]:
+def carry_out(choose: Choose, places: StatePlaces) -> Iterator[tuple[Batch, VsrtuneError | None]]:
     """Switch batch by batch, and yield each batch as it is done, with its error. Raises
     VsrtuneError when an interrupted switch could not be taken back first, and when a switch is
     interrupted."""
-    with contextlib.closing(LiveHost(uri)) as live, AttachLedger.open(ledger) as opened:
-        switcher = Switcher(live, opened, boot_id())
-        if switcher.unfinished():
-            failures = switcher.recover()
-            if failures:
-                raise failures[0]
+    with opened(places) as (switcher, live):
+        if switcher.unfinished() and (failures := switcher.recover()):
+            raise failures[0]
         origins = switcher.origins()
-        for batch in choose(survey(live, origins, journal), origins):
+        for batch in choose(survey(live, origins, places.journal), origins):
             error = batch.error
             if batch.switch is not None:
                 try:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
     GROUP_DIR,
-    attach_ledger_option,
+    StatePlaces,
     check_written,
-    journal_option,
     json_option,
-    options,
+    places_options,
     say,
-    uri_option,
 )
-from vsrtune.core.errors import PolicyError, VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.group.parser import Group, parse
 from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
@@ -28,12 +26,19 @@ from vsrtune.policy.model import PolicyErrors
 
 if TYPE_CHECKING:
     from vsrtune.attach.plan.model import AttachHostState, Switch
-    from vsrtune.attach.transaction import Switcher
-    from vsrtune.core.errors import VsrtuneError
-    from vsrtune.group.parser import Group
 
-F = TypeVar("F", bound=Callable[..., Any])
 
+def name_of(word: str) -> str:
+    """The name of the group in a file, or ``word`` itself. Raises PolicyErrors."""
+    return _read(Path(word)).name if _is_file(word) else word
+
+
+def _named(_context: click.Context, _argument: click.Parameter, word: str | None) -> str | None:
+    return name_of(word) if word is not None else None
+
+
+_file_argument = click.argument("word", metavar="GROUP")
+_name_argument = click.argument("name", metavar="GROUP", callback=_named)
 _groups_option = click.option(
     "--groups",
     type=click.Path(path_type=Path, file_okay=False),
@@ -43,11 +48,6 @@ _groups_option = click.option(
     help="Directory with group files (*.yaml).",
 )
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the steps and do nothing.")
-
-
-def _places(function: F) -> F:
-    """Options for the ledger, the journal and the connection."""
-    return options(attach_ledger_option, journal_option, uri_option)(function)
 
 
 @click.group()
@@ -77,35 +77,36 @@ def check(files: tuple[Path, ...]) -> int:
     """
     from vsrtune.cli.main import complain
 
-    bad = False
+    code = ExitCode.DONE
     for path in files:
-        errors = check_file(path)
-        for error in errors:
-            complain(error)
-        if not errors:
+        try:
+            _read(path)
+        except PolicyErrors as errors:
+            complain(errors)
+            code = ExitCode.WRONG
+        else:
             say(f"{path}: good")
-        bad = bad or bool(errors)
-    return ExitCode.WRONG if bad else ExitCode.DONE
+    return code
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@_file_argument
 @_groups_option
-@_places
-def plan(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) -> int:
+@places_options
+def plan(word: str, groups: Path, places: StatePlaces) -> int:
     """Show the steps that `create` would take.
 
     \b
     Exit codes: 0 shown, 1 refused, 2 the file is not good.
     """
-    return _create(name, groups, attach_ledger, journal, uri, dry_run=True)
+    return _create(word, groups, places, dry_run=True)
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@_file_argument
 @_groups_option
-@_places
-def create(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str) -> int:
+@places_options
+def create(word: str, groups: Path, places: StatePlaces) -> int:
     """Make the running guests of GROUP one router.
 
     Of kind pvr: all get the same two devices, one on each side. Their interfaces are
@@ -118,48 +119,43 @@ def create(name: str, groups: Path, attach_ledger: Path, journal: Path, uri: str
     \b
     Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
     """
-    return _create(name, groups, attach_ledger, journal, uri, dry_run=False)
+    return _create(word, groups, places, dry_run=False)
 
 
 @group.command()
-@click.argument("name", metavar="GROUP", required=False)
-@options(json_option)
-@_places
-def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, uri: str) -> int:
+@click.argument("name", metavar="GROUP", required=False, callback=_named)
+@json_option
+@places_options
+def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
     \b
     Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
     ledger that is named does not exist.
     """
-    import json
-
-    from vsrtune.attach.host import LiveHost
-    from vsrtune.attach.survey import known_origins, survey
-    from vsrtune.cli import render
+    from vsrtune.cli import attachments, render
     from vsrtune.cli.options import observe
     from vsrtune.core.codec import encode
     from vsrtune.group import members as group_members
     from vsrtune.views import group_status
 
-    check_written(attach_ledger, ATTACH_LEDGER)
-    with contextlib.closing(LiveHost(uri)) as live:
-        host = survey(live, known_origins(attach_ledger), journal)
-    names = [name_of(name)] if name is not None else sorted(host.groups)
+    check_written(places.ledger, ATTACH_LEDGER)
+    host = attachments.look(places)
+    names = [name] if name is not None else sorted(host.groups)
     members = {n: group_members.of_group(n, host) for n in names}
-    guests = observe(None, uri, 0).guests if members else ()
+    guests = observe(None, places.uri, 0).guests if members else ()
     found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
     if as_json:
-        click.echo(json.dumps([encode(p) for places in found.values() for p in places], indent=2))
+        click.echo(json.dumps([encode(p) for rows in found.values() for p in rows], indent=2))
     elif found:
-        render.show([group_status.table(n, places) for n, places in found.items()])
+        render.show([group_status.table(n, rows) for n, rows in found.items()])
     else:
         click.echo("No group was created on this host.")
     return ExitCode.DONE
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@_file_argument
 @click.argument("balancer", metavar="[BALANCER]", required=False)
 @click.option(
     "--routers",
@@ -170,16 +166,14 @@ def status(name: str | None, as_json: bool, attach_ledger: Path, journal: Path, 
 )
 @click.option("--without", metavar="ROUTER", multiple=True, help="For the others only.")
 @_groups_option
-@_places
+@places_options
 def rules(
-    name: str,
+    word: str,
     balancer: str | None,
     count: int | None,
     without: tuple[str, ...],
     groups: Path,
-    attach_ledger: Path,
-    journal: Path,
-    uri: str,
+    places: StatePlaces,
 ) -> int:
     """Print the nftables rules for a BALANCER of GROUP (kind msr), for nft -f in its guest.
 
@@ -189,26 +183,21 @@ def rules(
     \b
     Exit codes: 0 printed, 1 refused, 2 the file is not good.
     """
-    from vsrtune.attach.host import LiveHost
-    from vsrtune.attach.survey import known_origins, survey
+    from vsrtune.cli import attachments
     from vsrtune.group import msr_rules
 
-    with contextlib.closing(LiveHost(uri)) as live:
-        host = survey(live, known_origins(attach_ledger), journal)
-    own = name_of(name)
-    wanted = None if own in host.groups else load_group(name, groups)
-    click.echo(msr_rules.of_group(own, wanted, host).text(balancer, count, without), nl=False)
+    name, host = name_of(word), attachments.look(places)
+    wanted = None if name in host.groups else load_group(word, groups)
+    click.echo(msr_rules.of_group(name, wanted, host).text(balancer, count, without), nl=False)
     return ExitCode.DONE
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@_name_argument
 @click.argument("count", metavar="N", type=click.IntRange(1, 256))
 @_dry_run_option
-@_places
-def scale(
-    name: str, count: int, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
-) -> int:
+@places_options
+def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     """Keep the first N members of GROUP plugged in, and take the others off.
 
     Running guests only: a member that is started anew joins. The members of an msr are its
@@ -220,20 +209,15 @@ def scale(
     """
     from vsrtune.group import scale as group_scale
 
-    own = name_of(name)
-    return _carry_out(
-        lambda host: group_scale.scale(own, count, host), attach_ledger, journal, uri, dry_run
-    )
+    return _carry_out(lambda host: group_scale.scale(name, count, host), places, dry_run)
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@_name_argument
 @click.argument("member", metavar="MEMBER")
 @_dry_run_option
-@_places
-def drain(
-    name: str, member: str, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
-) -> int:
+@places_options
+def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     """Take MEMBER's interfaces off; the others of GROUP get its flows.
 
     Drain a router of an msr only after its balancers have loaded what `rules --without
@@ -244,24 +228,19 @@ def drain(
     """
     from vsrtune.group import scale as group_scale
 
-    own = name_of(name)
-    return _carry_out(
-        lambda host: group_scale.drain(own, member, host), attach_ledger, journal, uri, dry_run
-    )
+    return _carry_out(lambda host: group_scale.drain(name, member, host), places, dry_run)
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@_name_argument
 @click.option(
     "--keep-clones",
     is_flag=True,
     help="Leave members that `create` made as guests of their own, with MACs of their own.",
 )
 @_dry_run_option
-@_places
-def delete(
-    name: str, keep_clones: bool, dry_run: bool, attach_ledger: Path, journal: Path, uri: str
-) -> int:
+@places_options
+def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> int:
     """Give every guest of GROUP what it had before, and remove the devices.
 
     Members that `create` made are ended and undefined, and the files that it made for them
@@ -270,37 +249,23 @@ def delete(
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune.group import msr, pvr
+    from vsrtune.group import planner
 
-    own = name_of(name)
-
-    def choose(host: AttachHostState) -> Switch:
-        staged = any(origin.stage is not None for origin in host.groups.get(own, ()))
-        if staged:
-            return msr.delete(own, host)
-        return pvr.delete(own, host, keep_clones=keep_clones)
-
-    return _carry_out(choose, attach_ledger, journal, uri, dry_run)
-
-
-def _create(
-    name: str, groups: Path, ledger: Path, journal: Path, uri: str, *, dry_run: bool
-) -> int:
-    from vsrtune.group import msr, pvr, schema
-
-    wanted = load_group(name, groups)
-    create_: Callable[[Group, AttachHostState], Switch]
-    create_ = msr.create if wanted.kind == schema.MSR else pvr.create
     return _carry_out(
-        lambda host: create_(wanted, host), ledger, journal, uri, dry_run, wanted.template
+        lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
     )
+
+
+def _create(word: str, groups: Path, places: StatePlaces, *, dry_run: bool) -> int:
+    from vsrtune.group import planner
+
+    wanted = load_group(word, groups)
+    return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
 
 
 def _carry_out(
     choose: Callable[[AttachHostState], Switch],
-    path: Path,
-    journal: Path,
-    uri: str,
+    places: StatePlaces,
     dry_run: bool,
     template: str = "",
 ) -> int:
@@ -308,7 +273,7 @@ def _carry_out(
     from vsrtune.attach.survey import cloning, survey
     from vsrtune.cli import attachments
 
-    with _opened(path, uri) as (switcher, live):
+    with attachments.opened(places) as (switcher, live):
         if switcher.unfinished():
             if dry_run:
                 click.echo("A switch was interrupted: the next one takes it back first.")
@@ -318,7 +283,8 @@ def _carry_out(
             # A failure may concern another group, or something that this command removes.
             attachments.outcome(switcher.sweep())
         source = cloning(live, template) if template else None
-        switch = choose(survey(live, switcher.origins(), journal, switcher.clones(), source))
+        host = survey(live, switcher.origins(), places.journal, switcher.clones(), source)
+        switch = choose(host)
         attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
@@ -329,28 +295,15 @@ def _carry_out(
     return attachments.complain(failed)
 
 
-@contextlib.contextmanager
-def _opened(path: Path, uri: str) -> Iterator[tuple[Switcher, Any]]:
-    from vsrtune.attach.host import LiveHost
-    from vsrtune.attach.ledger import AttachLedger
-    from vsrtune.attach.transaction import Switcher
-    from vsrtune.host.filesystem import boot_id
-
-    host = LiveHost(uri)
-    with contextlib.closing(host), AttachLedger.open(path) as opened:
-        yield Switcher(host, opened, boot_id()), host
-
-
 def load_group(word: str, directory: Path) -> Group:
     """The group of a file, or the group of that name in the directory. Raises PolicyErrors
     for errors in the file, VsrtuneError when there is no such group."""
     if _is_file(word):
-        path = Path(word)
-        return parse(read_text(path), str(path))
+        return _read(Path(word))
     for path in files_in([directory]):
         # One bad file must not hide a group in another.
         if path.stem == word:
-            group = parse(read_text(path), str(path))
+            group = _read(path)
             if group.name == word:
                 return group
             raise VsrtuneError(
@@ -364,21 +317,8 @@ def load_group(word: str, directory: Path) -> Group:
     )
 
 
-def check_file(path: Path) -> Sequence[PolicyError]:
-    """Every error of one file; empty when the file is good."""
-    try:
-        parse(read_text(path), str(path))
-    except PolicyErrors as caught:
-        return caught.errors
-    return ()
-
-
-def name_of(word: str) -> str:
-    """The name of the group in a file, or ``word`` itself. Raises PolicyErrors."""
-    if _is_file(word):
-        path = Path(word)
-        return parse(read_text(path), str(path)).name
-    return word
+def _read(path: Path) -> Group:
+    return parse(read_text(path), str(path))
 
 
 def _is_file(word: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.text import parse_time, printable
 
 if TYPE_CHECKING:
+    from vsrtune.model.guest import Guest
     from vsrtune.model.journal_records import Entry
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.model.stepdown import Steps
@@ -20,12 +22,25 @@ if TYPE_CHECKING:
     from vsrtune.policy.model import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 POLICY_DIR = Path("/etc/vsrtune/policies")
 GROUP_DIR = Path("/etc/vsrtune/groups")
 JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
 ATTACH_LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 URI = "qemu:///system"
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Apply option decorators in the order in which help should list them."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -91,6 +106,26 @@ uri_option = click.option(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class StatePlaces:
+    """Where vsrtune writes down what it does on this host, and the libvirt connection."""
+
+    journal: Path
+    ledger: Path
+    uri: str
+
+
+def places_options(function: Callable[..., T]) -> Callable[..., T]:
+    """The options --journal, --attach-ledger and --connect, as one argument ``places``."""
+
+    @options(journal_option, attach_ledger_option, uri_option)
+    @functools.wraps(function)
+    def command(*args: Any, journal: Path, attach_ledger: Path, uri: str, **others: Any) -> T:
+        return function(*args, places=StatePlaces(journal, attach_ledger, uri), **others)
+
+    return command
+
+
 class Seconds(click.ParamType):
     """A time with its unit, ``60s``, between two limits in seconds; a float of seconds."""
 
@@ -110,17 +145,6 @@ class Seconds(click.ParamType):
         if not self._least <= seconds <= self._most:
             self.fail(f"{value} is not between {self._least:g}s and {self._most:g}s", param, ctx)
         return seconds
-
-
-def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    """Apply option decorators in the order in which help should list them."""
-
-    def apply(function: F) -> F:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -224,6 +248,18 @@ def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
         return load_dirs(dirs)
     except VsrtuneError:
         return ()
+
+
+def running_guest(snapshot: Snapshot, name: str, more: str = "") -> Guest:
+    """The guest of that name or UUID. Raises VsrtuneError when none runs; ``more`` is added to
+    its hint."""
+    for guest in snapshot.guests:
+        if name in (guest.ref, guest.uuid):
+            return guest
+    there = ", ".join(guest.ref for guest in snapshot.guests) or "none"
+    raise VsrtuneError(
+        "no such guest is running", where=name, hint=f"these are running: {there}{more}"
+    )
 
 
 def check_guests(snapshot: Snapshot, names: Iterable[str]) -> None:

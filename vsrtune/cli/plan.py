@@ -8,47 +8,38 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
-    attach_ledger_option,
-    journal_option,
+    StatePlaces,
     journalled,
     json_option,
     load_policies,
     observe,
     options,
+    places_options,
     policies_option,
     root_option,
     say,
     trace_option,
     unread,
-    uri_option,
 )
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
 if TYPE_CHECKING:
     from vsrtune.attach.plan.requests import Batch
+    from vsrtune.model.plan import Plan
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
 
 
 @click.command()
-@options(
-    policies_option,
-    json_option,
-    root_option,
-    trace_option,
-    journal_option,
-    attach_ledger_option,
-    uri_option,
-)
+@options(policies_option, json_option, root_option, trace_option)
+@places_options
 def plan(
     policy_dirs: tuple[Path, ...],
     as_json: bool,
     root: Path | None,
     trace_seconds: float,
-    journal: Path,
-    attach_ledger: Path,
-    uri: str,
+    places: StatePlaces,
 ) -> int:
     """Show what the policies would change, and why.
 
@@ -62,19 +53,16 @@ def plan(
     """
     from vsrtune.cli import render
     from vsrtune.model.plan import plan_text
-    from vsrtune.plan.full_plan import full_plan
 
     policies = load_policies(policy_dirs)
-    entries, steps = journalled(journal, root)
-    snapshot = observe(root, uri, trace_seconds, policies, entries)
     # The plan overrules pins set by hand since the last apply, as `systemctl reload
     # vsrtune` does: an operator who asks for a plan asks for the policies.
-    made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
+    snapshot, made = _planned(policies, root, trace_seconds, places, reassert=True)
     if as_json:
         click.echo(plan_text(made, snapshot.host.boot_id))
         missing = _say_unread(snapshot, policies)
         return ExitCode.REFUSED if made.refusals else missing
-    found = _attachments(policies, root, uri, attach_ledger, journal)
+    found = _attachments(policies, root, places)
     if found:
         from vsrtune.cli.attachments import table
 
@@ -86,21 +74,10 @@ def plan(
 
 
 @click.command()
-@options(
-    policies_option,
-    root_option,
-    trace_option,
-    journal_option,
-    attach_ledger_option,
-    uri_option,
-)
+@options(policies_option, root_option, trace_option)
+@places_options
 def verify(
-    policy_dirs: tuple[Path, ...],
-    root: Path | None,
-    trace_seconds: float,
-    journal: Path,
-    attach_ledger: Path,
-    uri: str,
+    policy_dirs: tuple[Path, ...], root: Path | None, trace_seconds: float, places: StatePlaces
 ) -> int:
     """Exit 3 when the host is not what the policies say.
 
@@ -113,15 +90,12 @@ def verify(
     Exit codes: 0 no difference, 2 a policy is wrong, 3 differences, 4 nothing was compared,
     or not all guests could be looked at, 5 a guest is refused.
     """
-    from vsrtune.plan.full_plan import full_plan
     from vsrtune.policy.matching import assign, no_guest
 
     policies = load_policies(policy_dirs)
-    entries, steps = journalled(journal, root)
-    snapshot = observe(root, uri, trace_seconds, policies, entries)
-    made = full_plan(snapshot, policies, entries, steps=steps)
+    snapshot, made = _planned(policies, root, trace_seconds, places)
     lines = tables.drift_lines(made.actions, made.skipped)
-    found = _attachments(policies, root, uri, attach_ledger, journal)
+    found = _attachments(policies, root, places)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]
     for line in lines:
         say(line)
@@ -144,6 +118,21 @@ def verify(
     return missing
 
 
+def _planned(
+    policies: tuple[Policy, ...],
+    root: Path | None,
+    trace_seconds: float,
+    places: StatePlaces,
+    *,
+    reassert: bool = False,
+) -> tuple[Snapshot, Plan]:
+    from vsrtune.plan.full_plan import full_plan
+
+    entries, steps = journalled(places.journal, root)
+    snapshot = observe(root, places.uri, trace_seconds, policies, entries)
+    return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
+
+
 def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
     """Print on standard error what could not be read of the policies' guests, and return the
     exit code."""
@@ -156,13 +145,13 @@ def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
 
 
 def _attachments(
-    policies: tuple[Policy, ...], root: Path | None, uri: str, ledger: Path, journal: Path
+    policies: tuple[Policy, ...], root: Path | None, places: StatePlaces
 ) -> tuple[Batch, ...]:
     """Switches that the policies ask for on this host; none on a recorded one."""
     if root is not None:
         return ()
     from vsrtune.cli import attachments
 
-    if not attachments.concerned(policies, ledger):
+    if not attachments.concerned(policies, places.ledger):
         return ()
-    return attachments.preview(attachments.by_policies(policies), uri, ledger, journal)
+    return attachments.preview(attachments.by_policies(policies), places)

@@ -10,10 +10,13 @@ import click
 from vsrtune.cli.options import (
     check_dirs,
     journal_option,
+    journalled,
     no_policies,
+    observe,
     options,
     policies_option,
     root_option,
+    running_guest,
     say,
     trace_option,
     uri_option,
@@ -22,7 +25,6 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from vsrtune.model.guest import Guest
     from vsrtune.model.snapshot import Snapshot
 
 
@@ -100,16 +102,15 @@ def init(
     \b
     Exit codes: 0 written, 1 no such guest, or the file exists, 4 the host could not be read.
     """
-    from vsrtune.cli import options as cli_common
     from vsrtune.observe.config_files import load_dirs
     from vsrtune.plan.starter_policy import start
 
     policies = load_dirs(policy_dirs)
-    snapshot = cli_common.observe(root, uri, trace_seconds, policies)
-    entries, _ = cli_common.journalled(journal, root)
+    snapshot = observe(root, uri, trace_seconds, policies)
+    entries, _ = journalled(journal, root)
     made = start(
         snapshot,
-        _guest(snapshot, guest),
+        running_guest(snapshot, guest),
         policies,
         {e.target: e.written for e in entries},
         _no_realtime(root, snapshot),
@@ -126,18 +127,6 @@ def init(
         ) from None
     say(f"{output}: written; next: vsrtune plan")
     return ExitCode.DONE
-
-
-def _guest(snapshot: Snapshot, name: str) -> Guest:
-    for guest in snapshot.guests:
-        if name in (guest.ref, guest.uuid):
-            return guest
-    there = ", ".join(g.ref for g in snapshot.guests) or "none"
-    raise VsrtuneError(
-        f"no such guest is running; these are: {there}",
-        where=name,
-        hint="start it, so that its threads and interfaces can be seen",
-    )
 
 
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:

@@ -6,12 +6,66 @@ from collections.abc import Iterable
 
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
 from vsrtune.attach.plan.planner import no_others
-from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin
+from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin, Stage
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.host import mode_name
+
+
+class Layout:
+    """The devices of a group that is to be created, and the running guests that move to them.
+
+    ``origins`` are in the order in which devices are made and guests are plugged in: each device
+    after the one below it, members in one order on all sides.
+    """
+
+    def __init__(self, group: Group, host: AttachHostState) -> None:
+        self._group = group.name
+        self._host = host
+        self.origins: list[Origin] = []
+        self.moves: list[Move] = []
+        self.notes: list[str] = []
+
+    def add(
+        self,
+        device: MadeDevice,
+        guest: GuestNics | None = None,
+        stage: Stage | None = None,
+        before: tuple[str, str] = ("", ""),
+        queue: int | None = None,
+    ) -> None:
+        """Add a device for a guest, or for other devices to stand on. ``before`` is the interface
+        that the device replaces, in the running guest and in its definition."""
+        name, uuid = (guest.name, guest.uuid) if guest is not None else ("", "")
+        if before[0]:
+            nic = domain_xml.nic(before[0])
+            self.notes += [f"{name} {nic.mac}: {text}" for text in domain_xml.lost(nic)]
+        self.origins.append(
+            Origin(device, name, uuid, *before, group=self._group, queue=queue, stage=stage)
+        )
+
+    def adopt(
+        self, guest: GuestNics, nic: DomainNic, device: MadeDevice, stage: Stage | None = None
+    ) -> None:
+        """Move the interface of a running guest to a device. The definition changes with it,
+        unless it has no macvtap there."""
+        lower = stage.outside if stage is not None else device.lower
+        kept = next((n for n in guest.config or () if n.mac == nic.mac), None)
+        if kept is not None and (kept.kind != "direct" or kept.lower != lower):
+            kept = None
+        if kept is None and guest.config is not None:
+            self.notes.append(
+                f"{guest.name} {nic.mac}: its definition has no macvtap on {lower} and is left "
+                "alone"
+            )
+        config = (kept.xml, moved(kept, device)) if kept is not None else ("", "")
+        link = self._host.links.get(nic.device)
+        queue = self._host.kept(link) if link is not None else None
+        self.add(device, guest, stage, (nic.xml, config[0]), queue)
+        live = (nic.xml, moved(nic, device))
+        self.moves.append(Move(guest.name, guest.uuid, nic.mac, device, live, config, queue))
 
 
 def of_group(name: str, host: AttachHostState) -> tuple[Origin, ...]:
@@ -35,24 +89,10 @@ def members_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     return tuple(o for o in origins if o.stage is None or o.stage.role is MsrRole.ROUTER)
 
 
-def new(group: Group, host: AttachHostState) -> None:
-    """Refuse a group that was created already."""
-    if group.name in host.groups:
-        raise VsrtuneError(
-            "a group of that name is there already",
-            where=group.at("group", "name"),
-            hint=f"`vsrtune group status {group.name}` shows it, `vsrtune group delete "
-            f"{group.name}` ends it",
-        )
-
-
-def free_name(name: str, host: AttachHostState) -> None:
-    """Refuse a name that a device has."""
-    if name in host.links or name in host.origins:
-        raise VsrtuneError(
-            "a device of that name is there already", where=name,
-            hint=f"another name for the group, or, if nothing needs it: ip link delete {name}",
-        )  # fmt: skip
+def macs(host: AttachHostState) -> set[str]:
+    """All MACs that are in use on this host."""
+    guests = {n.mac for g in host.guests for n in (*(g.live or ()), *(g.config or ()))}
+    return guests | {link.mac for link in host.links.values()}
 
 
 def running(name: str, where: str, host: AttachHostState) -> GuestNics:
@@ -113,48 +153,49 @@ def on_lower(
     return nic
 
 
-def defined(guest: GuestNics, nic: DomainNic, lower: str, notes: list[str]) -> DomainNic | None:
-    """The interface in the persistent definition, which changes with the running one."""
-    kept = next((n for n in guest.config or () if n.mac == nic.mac), None)
-    if kept is not None and kept.kind == "direct" and kept.lower == lower:
-        return kept
-    if guest.config is not None:
-        notes.append(
-            f"{guest.name} {nic.mac}: its definition has no macvtap on {lower} and is left alone"
-        )
-    return None
-
-
 def moved(nic: DomainNic, device: MadeDevice) -> str:
     """The XML of the interface on a device of ours."""
     return domain_xml.with_mac(domain_xml.on_device(nic, device.name), device.mac)
 
 
+def cards(moves: Iterable[Move], which: int) -> tuple[Card, ...]:
+    """The interfaces that running guests have before (0) or after (1) the moves."""
+    found = []
+    for move in moves:
+        if xml := move.live[which]:
+            nic = domain_xml.nic(xml)
+            queue = move.device.queue if nic.device == move.device.name else move.queue
+            found.append(Card(move.guest, move.uuid, nic.mac, xml, queue))
+    return tuple(found)
+
+
 def back(origin: Origin, guest: GuestNics) -> Move:
-    """The move that gives a member the interface that it had before."""
-    before = domain_xml.nic(origin.live or origin.config)
-    live = config = ("", "")
-    if guest.live is not None:
-        now = on_device(guest.live, origin.device.name)
-        if now is not None:
-            live = (now.xml, _was(origin, now, origin.live))
-        elif origin.live and not any(n.mac == before.mac for n in guest.live):
-            live = ("", origin.live)  # drained
-    if guest.config is not None:
-        kept = on_device(guest.config, origin.device.name)
-        if kept is not None:
-            config = (kept.xml, _was(origin, kept, origin.config))
-    return Move(origin.guest, origin.uuid, before.mac, origin.device, live, config, origin.queue)
+    """The move that gives a guest of a group the interface that it had before; a balancer had
+    none."""
+    before = origin.live or origin.config
+    mac = domain_xml.nic(before).mac if before else origin.device.mac
+    live = _restored(origin, guest.live, origin.live)
+    config = _restored(origin, guest.config, origin.config)
+    if origin.live and guest.live is not None and not any(live):
+        drained = all(n.mac != mac for n in guest.live)
+        live = ("", origin.live if drained else "")
+    return Move(origin.guest, origin.uuid, mac, origin.device, live, config, origin.queue)
 
 
-def _was(origin: Origin, now: DomainNic, before: str) -> str:
-    """The XML of the interface that a member had before. If somebody has changed the interface
-    since, the present one on a macvtap, with the MAC from before."""
+def _restored(origin: Origin, nics: tuple[DomainNic, ...] | None, before: str) -> tuple[str, str]:
+    """The interface on the device of an Origin, and the one to replace it with: the one from
+    before. If somebody has changed the interface since, the present one on a macvtap, with the
+    MAC from before."""
+    now = on_device(nics or (), origin.device.name)
+    if now is None:
+        return "", ""
+    if not (origin.live or origin.config):
+        return now.xml, ""
     was = domain_xml.nic(before or origin.live or origin.config)
     if before and not domain_xml.differences(moved(was, origin.device), now.xml):
-        return before
+        return now.xml, before
     direct = domain_xml.as_direct(now, origin.outside, mode_name(origin.device.mode))
-    return domain_xml.with_mac(direct, was.mac)
+    return now.xml, domain_xml.with_mac(direct, was.mac)
 
 
 def free_again(
@@ -178,9 +219,3 @@ def free_again(
                     hint=f"{first}vsrtune attach --to macvtap {guest.name}; it can start again "
                     "when the group is deleted",
                 )
-
-
-def card(move: Move, which: int, queue: int | None) -> Card:
-    """The card of the interface before (0) or after (1) the move."""
-    xml = move.live[which]
-    return Card(move.guest, move.uuid, domain_xml.nic(xml).mac, xml, queue)

@@ -1,209 +1,70 @@
-"""Plans the steps that put balancers in front of routers (MSR), and remove them again. Pure.
+"""Lays out a multistage router (MSR): balancers in front of routers. Pure.
 
-Invariants, which hold before and after each of these switches:
+Invariants:
 - On every link there is one device of a balancer, which has the flag uplink: it gets the frames
   that routers send to their neighbours outside.
 - A balancer's interfaces outside are left alone; their MACs are those of the whole router.
 - Routers keep their MACs, so their configuration by MAC stays right.
-- The Origins of each router hold the interfaces that it had before, until the group is deleted.
+
+A device's name is that of the group, a dash, the number of the side (1 is the first under
+``lower``), a letter, and the number of the router if the device is for one:
+
+    edge-1l    the device below those of side 1 (l: link): the dummy of a bridge, or the one
+               that carries the VLANs
+    edge-1l2   the hub, or the VLAN, of router 2
+    edge-1b    the balancer's device on a bridge, edge-1b2 the one that leads to router 2
+    edge-1r2   the device of router 2
+
+Devices of a pvr have a letter after the dash (Group.device), so no two groups can have the same
+name. MACs are locally administered and follow from the names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
-from vsrtune.attach.plan.steps import (
-    Define,
-    MadeDevice,
-    MakeDevice,
-    MsrRole,
-    Origin,
-    Plug,
-    Raise,
-    Stage,
-    Step,
-    Unplug,
-)
+from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
+from vsrtune.attach.plan.planner import device_like
+from vsrtune.attach.plan.steps import MadeDevice, MsrRole, Stage
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import msr_links
-from vsrtune.group.members import (
-    back,
-    card,
-    defined,
-    free_again,
-    free_name,
-    moved,
-    new,
-    of_group,
-    on_device,
-    on_lower,
-    one_on,
-    running,
-)
-from vsrtune.group.msr_links import Side, SideLinks, side_links
+from vsrtune.group.members import Layout, macs, on_lower, running
 from vsrtune.group.parser import Group
-from vsrtune.group.schema import BRIDGE
+from vsrtune.group.schema import BRIDGE, VLAN
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import DomainNic
-from vsrtune.model.guest import Attachment
 from vsrtune.model.host import MODES
 
-_TO = Attachment.NAPI_MACVLAN
+_LINK, _BALANCER, _ROUTER = "l", "b", "r"
+# The VLAN of router 1 is 101.
+FIRST_VLAN = 100
+# Nothing waits in a link: its devices have no queueing discipline.
+_QUEUE = 1000
+_TAP_QUEUE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """One side as it is, and the devices to make for it. ``nics`` and ``devices`` are those of the
-    routers, in their order."""
+class SideLinks:
+    """Devices of one side. ``links`` are those on which others stand, each after the one below
+    it. ``balancer`` are the balancer's with the router to which each leads, 0 for all.
+    ``of_router`` names the lower device of each router's own."""
 
-    name: str
-    lower: str
-    balancer: GuestNics
-    outer: DomainNic
-    made: SideLinks
-    nics: tuple[DomainNic, ...]
-    devices: tuple[MadeDevice, ...]
+    links: tuple[MadeDevice, ...]
+    balancer: tuple[tuple[int, MadeDevice], ...]
+    of_router: tuple[str, ...]
 
 
-def create(group: Group, host: AttachHostState) -> Switch:
-    """Put running routers behind running balancers. Raises VsrtuneError with the obstacle."""
-    new(group, host)
-    routers = _routers(group, host)
-    sides = _sides(group, routers, host)
-    for side in sides:
-        for device in (*side.made.links, *side.made.balancer, *side.devices):
-            free_name(device.name, host)
-    notes: list[str] = []
-    origins: list[Origin] = []
-    inner: list[Move] = []
-    for side in sides:
-        ends = group.members if group.links != BRIDGE else ("",)
-        stage = Stage(MsrRole.LINK, side.name, side.lower)
-        origins += [Origin(d, "", "", "", "", group=group.name, stage=stage)
-                    for d in side.made.links]  # fmt: skip
-        for router, device in zip(ends, side.made.balancer, strict=True):
-            b = side.balancer
-            xml = domain_xml.another(side.outer, device.mac, device.name)
-            config = ("", xml if b.config is not None else "")
-            inner.append(Move(b.name, b.uuid, device.mac, device, ("", xml), config))
-            stage = Stage(MsrRole.BALANCER, side.name, side.lower, router)
-            origins.append(Origin(device, b.name, b.uuid, "", "", group=group.name, stage=stage))
-    moves: list[Move] = []
-    for number, guest in enumerate(routers):
-        for side in sides:
-            nic, device = side.nics[number], side.devices[number]
-            notes += [f"{guest.name} {nic.mac}: {text}" for text in domain_xml.lost(nic)]
-            kept = defined(guest, nic, side.lower, notes)
-            config = (kept.xml, moved(kept, device)) if kept is not None else ("", "")
-            pair, queue = (nic.xml, moved(nic, device)), _kept(nic, host)
-            moves.append(Move(guest.name, guest.uuid, nic.mac, device, pair, config, queue))
-            stage = Stage(MsrRole.ROUTER, side.name, side.lower)
-            origins.append(Origin(device, guest.name, guest.uuid, nic.xml, config[0],
-                                  group=group.name, queue=queue, stage=stage))  # fmt: skip
-    notes += [f"{name} forwards when it has loaded what this prints: vsrtune group rules "
-              f"{group.name} {name}" for name, _ in group.balancers]  # fmt: skip
-    devices = tuple(origin.device for origin in origins)
-    steps: list[Step] = [MakeDevice(device) for device in devices]
-    steps.append(Raise(devices))
-    # The balancers first: while one of them cannot take its interfaces, the routers go on.
-    steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in inner)))
-    steps.append(Unplug(tuple(card(m, 0, m.queue) for m in moves)))
-    steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in moves)))
-    steps += _defines([*inner, *moves])
-    return Switch(_TO, (*inner, *moves), tuple(steps), tuple(origins), (), tuple(notes))
-
-
-def delete(name: str, host: AttachHostState) -> Switch:
-    """Give every router the interfaces that it had before, and remove the internal ones of the
-    balancers. Raises VsrtuneError when there is no such group."""
-    origins = of_group(name, host)
-    moves: list[Move] = []
-    for origin in origins:
-        guest = host.by_uuid.get(origin.uuid)
-        if guest is None:
-            continue
-        if origin.stage is not None and origin.stage.role is MsrRole.BALANCER:
-            moves.append(_gone(origin, guest))
-        else:
-            moves.append(back(origin, guest))
-    free_again(name, origins, moves, host)
-    off = tuple(card(m, 0, m.device.queue) for m in moves if m.live[0])
-    home = tuple(card(m, 1, m.queue) for m in moves if m.live[1])
-    steps: list[Step] = []
-    if off:
-        steps.append(Unplug(off))
-    if home:
-        steps.append(Plug(home))
-    # Backwards, so that interfaces come to their places again if the steps are taken back.
-    steps += _defines(moves[::-1])
-    devices = tuple(origin.device for origin in reversed(origins))
-    return Switch(Attachment.MACVTAP, tuple(moves), tuple(steps), (), devices)
-
-
-def planned(group: Group, host: AttachHostState) -> tuple[Side, ...]:
-    """The sides of a group that was not created, for its rules. Raises VsrtuneError with the
-    obstacle to its create."""
-    new(group, host)
-    return tuple(
-        Side(
-            found.name,
-            found.lower,
-            found.balancer.name,
-            found.outer.mac,
-            tuple((d.mac, d.lower) for d in found.made.balancer),
-            group.links != BRIDGE,
-            tuple(nic.mac for nic in found.nics),
-        )
-        for found in _sides(group, _routers(group, host), host)
-    )
-
-
-def created(name: str, host: AttachHostState) -> tuple[tuple[str, ...], tuple[Side, ...]]:
-    """The routers of a created group, and its sides. A router that somebody undefined, or from
-    which somebody took a side, is none of them. Raises VsrtuneError when there is no such group,
-    or when a balancer is not what it was."""
-    by_side: dict[str, list[tuple[Stage, Origin]]] = {}
-    for origin in of_group(name, host):
-        if origin.stage is None:
-            raise VsrtuneError(
-                "it has no balancers", where=name, hint="rules are for groups of kind msr"
-            )
-        by_side.setdefault(origin.stage.side, []).append((origin.stage, origin))
-    on = [{o.guest: o.device.mac for s, o in pairs if s.role is MsrRole.ROUTER}
-          for pairs in by_side.values()]  # fmt: skip
-    routers = tuple(guest for guest in on[0] if all(guest in macs for macs in on))
-    found = []
-    for (side, pairs), macs in zip(by_side.items(), on, strict=True):
-        ends = [(s, o) for s, o in pairs if s.role is MsrRole.BALANCER]
-        guest = host.by_uuid.get(ends[0][1].uuid) if ends else None
-        if guest is None:
-            raise VsrtuneError(
-                "the balancer is gone", where=f"{name}: {side}",
-                hint=f"vsrtune group delete {name}",
-            )  # fmt: skip
-        stage = ends[0][0]
-        outer = one_on(name, guest, stage.outside, host)
-        own = tuple(macs[r] for r in routers)
-        each = bool(stage.router)
-        inner = tuple((o.device.mac, o.device.lower) for s, o in ends
-                      if s.router in routers or not each)  # fmt: skip
-        found.append(Side(side, stage.outside, guest.name, outer.mac, inner, each, own))
-    return routers, tuple(found)
-
-
-def _routers(group: Group, host: AttachHostState) -> list[GuestNics]:
-    return [running(m, group.at_member(n), host) for n, m in enumerate(group.members)]
-
-
-def _sides(group: Group, routers: list[GuestNics], host: AttachHostState) -> list[_Found]:
+def layout(group: Group, host: AttachHostState) -> Layout:
+    """The links between running balancers and running routers. Raises VsrtuneError with the
+    obstacle."""
+    routers = [running(m, group.at_member(n), host) for n, m in enumerate(group.members)]
     balancers = {
         name: running(name, group.at("group", "balancers", name), host)
         for name, _ in group.balancers
     }
-    taken = {n.mac for g in host.guests for n in (*(g.live or ()), *(g.config or ()))}
-    taken |= {link.mac for link in host.links.values()}
-    found = []
+    made, taken = Layout(group, host), macs(host)
+    ends: list[list[tuple[DomainNic, MadeDevice, Stage]]] = [[] for _ in routers]
     for number, (side, lower) in enumerate(group.lowers, 1):
         below = host.links.get(lower)
         if below is None:
@@ -213,19 +74,79 @@ def _sides(group: Group, routers: list[GuestNics], host: AttachHostState) -> lis
             )  # fmt: skip
         balancer = balancers[group.balancer(side)]
         outer = on_lower(group.name, balancer, lower, host, one_queue=False)
-        nics = tuple(on_lower(group.name, r, lower, host, one_queue=False) for r in routers)
+        nics = [on_lower(group.name, r, lower, host, one_queue=False) for r in routers]
         _differ(routers, nics)
-        made = side_links(group.name, number, group.links, len(routers), below.mtu, taken)
-        taken |= {device.mac for device in (*made.links, *made.balancer)}
-        devices = tuple(
-            _device(msr_links.name(group.name, number, msr_links.ROUTER, n), on, nic, host)
-            for n, (on, nic) in enumerate(zip(made.of_router, nics, strict=True), 1)
-        )
-        found.append(_Found(side, lower, balancer, outer, made, nics, devices))
-    return found
+        links = side_links(group.name, number, group.links, len(routers), below.mtu, taken)
+        for device in links.links:
+            made.add(device, stage=Stage(MsrRole.LINK, side, lower))
+        for to, device in links.balancer:
+            router = group.members[to - 1] if to else ""
+            made.add(device, balancer, Stage(MsrRole.BALANCER, side, lower, router))
+            xml = domain_xml.another(outer, device.mac, device.name)
+            config = ("", xml if balancer.config is not None else "")
+            pair = ("", xml)
+            made.moves.append(Move(balancer.name, balancer.uuid, device.mac, device, pair, config))
+        stage = Stage(MsrRole.ROUTER, side, lower)
+        for n, (nic, on) in enumerate(zip(nics, links.of_router, strict=True), 1):
+            own = name(group.name, number, _ROUTER, n)
+            device = device_like(host, own, nic, below, host.links.get(nic.device))
+            device = replace(device, lower=on, mode=MODES["bridge"])
+            ends[n - 1].append((nic, device, stage))
+    for guest, sides in zip(routers, ends, strict=True):
+        for nic, device, stage in sides:
+            made.adopt(guest, nic, device, stage)
+    made.notes += [f"{one} forwards when it has loaded what this prints: vsrtune group rules "
+                   f"{group.name} {one}" for one in balancers]  # fmt: skip
+    return made
 
 
-def _differ(routers: list[GuestNics], nics: tuple[DomainNic, ...]) -> None:
+def name(group: str, side: int, letter: str, router: int = 0) -> str:
+    """A device's name; ``side`` and ``router`` count from 1, 0 means all routers."""
+    return f"{group}-{side}{letter}{router or ''}"
+
+
+def mac(words: str, taken: Collection[str]) -> str:
+    """A locally administered MAC that follows from the words and is none of ``taken``."""
+    for salt in range(1000):
+        digest = hashlib.sha256(f"{words}/{salt}".encode()).digest()
+        found = (b"\x02" + digest[:5]).hex(":")
+        if found not in taken:
+            return found
+    raise ValueError(f"no MAC is left for {words}")  # of 2^40
+
+
+def side_links(
+    group: str, side: int, kind: str, routers: int, mtu: int, taken: set[str]
+) -> SideLinks:
+    """The devices to make for a side with that many routers. ``kind`` is one of schema.LINKS.
+    ``taken`` are the MACs that others have; those of the new devices are added."""
+
+    def device(letter: str, number: int, lower: str = "", vlan: int = 0) -> MadeDevice:
+        own = name(group, side, letter, number)
+        address = mac(own, taken)
+        taken.add(address)
+        if letter == _BALANCER:
+            return MadeDevice(own, lower, address, MODES["bridge"], mtu, _TAP_QUEUE, uplink=True)
+        kind = "vlan" if vlan else "dummy"
+        return MadeDevice(own, lower, address, 0, mtu, _QUEUE, kind, vlan=vlan)
+
+    numbers = range(1, routers + 1)
+    if kind == BRIDGE:
+        whole = device(_LINK, 0)
+        balancer = device(_BALANCER, 0, whole.name)
+        return SideLinks((whole,), ((0, balancer),), (whole.name,) * routers)
+    if kind == VLAN:
+        trunk = [device(_LINK, 0)]
+        own = [device(_LINK, n, trunk[0].name, FIRST_VLAN + n) for n in numbers]
+    else:
+        trunk = []
+        own = [device(_LINK, n) for n in numbers]
+    below = tuple(link.name for link in own)
+    ends = tuple((n, device(_BALANCER, n, lower)) for n, lower in enumerate(below, 1))
+    return SideLinks((*trunk, *own), ends, below)
+
+
+def _differ(routers: list[GuestNics], nics: list[DomainNic]) -> None:
     """Refuse routers that a balancer cannot tell apart."""
     first: dict[str, str] = {}
     for router, nic in zip(routers, nics, strict=True):
@@ -235,28 +156,3 @@ def _differ(routers: list[GuestNics], nics: tuple[DomainNic, ...]) -> None:
                 hint="each router has MACs of its own (virsh edit)",
             )  # fmt: skip
         first[nic.mac] = router.name
-
-
-def _device(name: str, on: str, nic: DomainNic, host: AttachHostState) -> MadeDevice:
-    """A router's device in place of its macvtap."""
-    link = host.links.get(nic.device)
-    mtu = link.mtu if link is not None else host.links[nic.lower].mtu
-    queue = _kept(nic, host)
-    return MadeDevice(name, on, nic.mac, MODES["bridge"], mtu, 500 if queue is None else queue)
-
-
-def _kept(nic: DomainNic, host: AttachHostState) -> int | None:
-    link = host.links.get(nic.device)
-    return host.kept(link) if link is not None else None
-
-
-def _gone(origin: Origin, guest: GuestNics) -> Move:
-    """The move that removes a balancer's internal interface."""
-    live = on_device(guest.live or (), origin.device.name)
-    config = on_device(guest.config or (), origin.device.name)
-    pairs = [(nic.xml if nic is not None else "", "") for nic in (live, config)]
-    return Move(guest.name, guest.uuid, origin.device.mac, origin.device, pairs[0], pairs[1])
-
-
-def _defines(moves: list[Move]) -> list[Step]:
-    return [Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if any(m.config)]

@@ -17,42 +17,161 @@ On the inside everything that routers send leaves with our MAC, also inside ARP.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import AttachHostState
+from vsrtune.attach.plan.steps import MsrRole, Origin, Stage
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable
-from vsrtune.group import msr, scale
-from vsrtune.group.members import members_of
-from vsrtune.group.msr_links import Side
+from vsrtune.group import members, planner, scale
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import MSR
 
+# One transaction replaces the table, whether it exists or not.
+_TABLE = """\
+# Balancer {balancer} of the group {group}: frames to {names}.
+# Name the devices below as they are called in this guest (ip link), by their MACs, then
+# load it: nft -f FILE. It replaces what it was before, at once. IPv4 only.
+{defines}
 
-def text(
-    group: str, balancer: str, sides: Sequence[Side], routers: Sequence[str], use: Collection[str]
-) -> str:
-    """The rules of one balancer. ``sides`` are all sides of the group in their order, ``routers``
-    the names of all routers, ``use`` the names of those that get frames: one at least."""
-    own = [(number, side) for number, side in enumerate(sides) if side.balancer == balancer]
-    used = [n for n, router in enumerate(routers) if router in use]
-    names = ", ".join(routers[n] for n in used)
-    lines = [
-        f"# Balancer {printable(balancer)} of the group {group}: frames to {printable(names)}.",
-        "# Name the devices below as they are called in this guest (ip link), by their MACs, then",
-        "# load it: nft -f FILE. It replaces what it was before, at once. IPv4 only.",
-        *_defines([side for _, side in own]),
-        "",
-        # One transaction replaces the table, whether it exists or not.
-        f"table netdev vsrtune_{group}",
-        f"delete table netdev vsrtune_{group}",
-        f"table netdev vsrtune_{group} {{",
-    ]
-    seed = f"0x{zlib.crc32(group.encode()):08x}"
-    for number, side in own:
-        lines += _side(side, used, routers, seed, turned=number > 0)
-    return "\n".join([*lines, "}", ""])
+table netdev vsrtune_{group}
+delete table netdev vsrtune_{group}
+table netdev vsrtune_{group} {{
+{chains}
+}}
+"""
+_SIDE = """\
+	# What all routers must hear.
+	chain to_{side}_all {{
+{all}
+	}}
+	chain to_{side}_each {{
+{each}
+	}}
+{routers}
+	chain ext_{side} {{
+		type filter hook ingress device $ext_{side} priority 0; policy drop;
+		ether type {{ arp, ip }} meta pkttype {{ broadcast, multicast }} goto to_{side}_all
+		ether daddr != {mac} drop
+		ether type arp goto to_{side}_each
+{spread}
+	}}
+	chain int_{side} {{
+		type filter hook ingress devices = {{ {inner} }} priority 0; policy drop;
+		ether type arp arp saddr ether set {mac} ether saddr set {mac} fwd to $ext_{side}
+		ether type ip ether saddr set {mac} fwd to $ext_{side}
+	}}"""
+_ROUTER = """\
+	# {name}
+	chain {chain} {{
+		ether daddr set {mac} fwd {way}
+	}}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a multistage router. ``mac`` is the balancer's on the device ``lower``.
+    ``inner`` has the MAC and the lower device of each of its internal interfaces: one for all
+    routers, or, with ``each``, one for every router. ``routers`` are the routers' MACs there."""
+
+    name: str
+    lower: str
+    balancer: str
+    mac: str
+    inner: tuple[tuple[str, str], ...]
+    each: bool
+    routers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """A multistage router. ``sides`` are in their order, ``routers`` the names of all its routers,
+    ``plugged`` the names of those that get frames now."""
+
+    group: str
+    sides: tuple[Side, ...]
+    routers: tuple[str, ...]
+    plugged: tuple[str, ...]
+
+    def text(
+        self, balancer: str | None = None, count: int | None = None, without: Collection[str] = ()
+    ) -> str:
+        """The rules for one balancer, which needs no name if it is the only one. ``count`` selects
+        the first routers, plugged in or not. Raises VsrtuneError."""
+        known = list(dict.fromkeys(side.balancer for side in self.sides))
+        if balancer is None and len(known) > 1:
+            raise self._refused("it has several balancers", f"name one: {', '.join(known)}")
+        balancer = known[0] if balancer is None else balancer
+        asked = [("balancer", balancer, known), *(("router", r, self.routers) for r in without)]
+        for what, name, among in asked:
+            if name not in among:
+                hint = f"its {what}s: {', '.join(among)}"
+                raise self._refused(f"it is no {what} of the group {self.group}", hint, name)
+        most = len(self.routers)
+        if count is not None and count > most:
+            raise self._refused(f"it has {most} routers, not {count}", f"a number from 1 to {most}")
+        first = self.plugged if count is None else self.routers[:count]
+        used = [n for n, r in enumerate(self.routers) if r in first and r not in without]
+        if not used:
+            raise self._refused(
+                "no router would be left to forward", "--routers N gives the rules for the first N"
+            )
+        own = [(n, side) for n, side in enumerate(self.sides) if side.balancer == balancer]
+        seed = f"0x{zlib.crc32(self.group.encode()):08x}"
+        chains = [_side(side, used, self.routers, seed, turned=n > 0) for n, side in own]
+        return _TABLE.format(
+            balancer=printable(balancer),
+            group=self.group,
+            names=printable(", ".join(self.routers[n] for n in used)),
+            defines="\n".join(_defines([side for _, side in own])),
+            chains="\n".join(chains),
+        )
+
+    def _refused(self, what: str, hint: str, where: str = "") -> VsrtuneError:
+        return VsrtuneError(what, where=where or self.group, hint=hint)
+
+
+def of_group(name: str, wanted: Group | None, host: AttachHostState) -> Rulebook:
+    """The Rulebook of a created group, or of the file of a group that was not created
+    (``wanted``): what its create would make. A router that somebody undefined, or from which
+    somebody took a side, is in no rules. Raises VsrtuneError."""
+    if wanted is None:
+        origins = members.of_group(name, host)
+        where = name
+    else:
+        where = wanted.at("group", "kind")
+        origins = planner.create(wanted, host).origins if wanted.kind == MSR else ()
+    by_side: dict[str, list[tuple[Stage, Origin]]] = {}
+    for origin in origins:
+        if origin.stage is not None:
+            by_side.setdefault(origin.stage.side, []).append((origin.stage, origin))
+    if not by_side:
+        raise VsrtuneError(
+            "a group of this kind has no balancers", where=where,
+            hint=f"rules are for groups of kind {MSR}",
+        )  # fmt: skip
+    on = [{o.guest: o.device.mac for s, o in pairs if s.role is MsrRole.ROUTER}
+          for pairs in by_side.values()]  # fmt: skip
+    routers = tuple(guest for guest in on[0] if all(guest in macs for macs in on))
+    sides = []
+    for (side, pairs), macs in zip(by_side.items(), on, strict=True):
+        ends = [(s, o) for s, o in pairs if s.role is MsrRole.BALANCER]
+        guest = host.by_uuid.get(ends[0][1].uuid) if ends else None
+        if guest is None:
+            raise VsrtuneError(
+                "the balancer is gone", where=f"{name}: {side}",
+                hint=f"vsrtune group delete {name}",
+            )  # fmt: skip
+        stage = ends[0][0]
+        outer = members.one_on(name, guest, stage.outside, host)
+        each = bool(stage.router)
+        inner = tuple((o.device.mac, o.device.lower) for s, o in ends
+                      if s.router in routers or not each)  # fmt: skip
+        own = tuple(macs[router] for router in routers)
+        sides.append(Side(side, stage.outside, guest.name, outer.mac, inner, each, own))
+    plugged = scale.plugged(members.members_of(origins), host) if wanted is None else routers
+    return Rulebook(name, tuple(sides), routers, tuple(r for r in plugged if r in routers))
 
 
 def _inside(side: Side, router: int) -> str:
@@ -70,35 +189,32 @@ def _defines(sides: Sequence[Side]) -> Iterator[str]:
 
 def _side(
     side: Side, used: Sequence[int], routers: Sequence[str], seed: str, *, turned: bool
-) -> Iterator[str]:
+) -> str:
     everyone = range(len(routers))
-    ends = list(dict.fromkeys(_inside(side, n) for n in everyone))
-    yield "\t# What all routers must hear."
-    yield from _chain(f"to_{side.name}_all", _to_each([f"to ${end}" for end in ends]))
+    ways = [f"to ${_inside(side, n)}" for n in everyone]
     # Each rule ends with its verdict, so its MAC is set for that frame alone.
-    each = [(side.routers[n], f"to ${_inside(side, n)}") for n in everyone]
-    told = [f"ether daddr set {mac} {way}" for (mac, _), way in
-            zip(each, _to_each([to for _, to in each]), strict=True)]  # fmt: skip
-    yield from _chain(f"to_{side.name}_each", told)
-    for n in used:
-        mac, to = each[n]
-        yield f"\t# {printable(routers[n])}"
-        yield from _chain(f"to_{side.name}_{n + 1}", [f"ether daddr set {mac} fwd {to}"])
-    yield from _chain(f"ext_{side.name}", [
-        f"type filter hook ingress device $ext_{side.name} priority 0; policy drop;",
-        f"ether type {{ arp, ip }} meta pkttype {{ broadcast, multicast }} goto to_{side.name}_all",
-        f"ether daddr != {side.mac} drop",
-        f"ether type arp goto to_{side.name}_each",
-        *_spread(side.name, used, seed, turned=turned),
-    ])  # fmt: skip
-    inner = [_inside(side, n) for n in range(len(side.inner))]
-    devices = ", ".join(f"${end}" for end in inner)
-    leave = f"ether saddr set {side.mac} fwd to $ext_{side.name}"
-    yield from _chain(f"int_{side.name}", [
-        f"type filter hook ingress devices = {{ {devices} }} priority 0; policy drop;",
-        f"ether type arp arp saddr ether set {side.mac} {leave}",
-        f"ether type ip {leave}",
-    ])  # fmt: skip
+    told = zip(side.routers, _to_each(ways), strict=True)
+    return _SIDE.format(
+        side=side.name,
+        mac=side.mac,
+        all=_lines(_to_each(list(dict.fromkeys(ways)))),
+        each=_lines(f"ether daddr set {mac} {way}" for mac, way in told),
+        routers="\n".join(
+            _ROUTER.format(
+                name=printable(routers[n]),
+                chain=f"to_{side.name}_{n + 1}",
+                mac=side.routers[n],
+                way=ways[n],
+            )
+            for n in used
+        ),
+        spread=_lines(_spread(side.name, used, seed, turned=turned)),
+        inner=", ".join(f"${_inside(side, n)}" for n in range(len(side.inner))),
+    )
+
+
+def _lines(rules: Iterable[str]) -> str:
+    return "\n".join(f"\t\t{rule}" for rule in rules)
 
 
 def _to_each(ways: Sequence[str]) -> list[str]:
@@ -118,79 +234,3 @@ def _spread(side: str, used: Sequence[int], seed: str, *, turned: bool) -> Itera
     whole = "meta l4proto { tcp, udp } ip frag-off & 0x3fff == 0"
     yield f"ether type ip {whole} jhash {addresses} . {ports} {choose}"
     yield f"ether type ip jhash {addresses} {choose}"
-
-
-def _chain(name: str, rules: Sequence[str]) -> Iterator[str]:
-    yield f"\tchain {name} {{"
-    yield from (f"\t\t{rule}" for rule in rules)
-    yield "\t}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rulebook:
-    """A multistage router. ``routers`` are the names of all its routers, ``plugged`` the names of
-    those that get frames now."""
-
-    group: str
-    sides: tuple[Side, ...]
-    routers: tuple[str, ...]
-    plugged: tuple[str, ...]
-
-    def text(
-        self, balancer: str | None = None, count: int | None = None, without: Collection[str] = ()
-    ) -> str:
-        """The rules for one balancer, which needs no name if it is the only one. ``count`` selects
-        the first routers, plugged in or not. Raises VsrtuneError."""
-        use = [r for r in self._first(count) if r not in without]
-        for name in without:
-            if name not in self.routers:
-                raise self._unknown("router", name, self.routers)
-        if not use:
-            raise VsrtuneError(
-                "no router would be left to forward", where=self.group,
-                hint="--routers N gives the rules for the first N",
-            )  # fmt: skip
-        return text(self.group, self._balancer(balancer), self.sides, self.routers, use)
-
-    def _first(self, count: int | None) -> tuple[str, ...]:
-        if count is None:
-            return self.plugged
-        if count > len(self.routers):
-            raise VsrtuneError(
-                f"it has {len(self.routers)} routers, not {count}", where=self.group,
-                hint=f"a number from 1 to {len(self.routers)}",
-            )  # fmt: skip
-        return self.routers[:count]
-
-    def _balancer(self, name: str | None) -> str:
-        known = list(dict.fromkeys(side.balancer for side in self.sides))
-        if name is None and len(known) == 1:
-            return known[0]
-        if name is None:
-            raise VsrtuneError(
-                "it has several balancers", where=self.group, hint=f"name one: {', '.join(known)}"
-            )
-        if name not in known:
-            raise self._unknown("balancer", name, known)
-        return name
-
-    def _unknown(self, what: str, name: str, known: Collection[str]) -> VsrtuneError:
-        return VsrtuneError(
-            f"it is no {what} of the group {self.group}", where=name,
-            hint=f"its {what}s: {', '.join(known)}",
-        )  # fmt: skip
-
-
-def of_group(name: str, wanted: Group | None, host: AttachHostState) -> Rulebook:
-    """The Rulebook of a created group, or of the file of a group that was not created
-    (``wanted``). Raises VsrtuneError."""
-    if wanted is None:
-        routers, sides = msr.created(name, host)
-        plugged = scale.plugged(members_of(host.groups[name]), host)
-        return Rulebook(name, sides, routers, tuple(r for r in plugged if r in routers))
-    if wanted.kind != MSR:
-        raise VsrtuneError(
-            "a group of this kind has no balancers", where=wanted.at("group", "kind"),
-            hint=f"rules are for groups of kind {MSR}",
-        )  # fmt: skip
-    return Rulebook(name, msr.planned(wanted, host), wanted.members, wanted.members)

@@ -6,7 +6,7 @@ the host (guests that run, devices that exist).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from vsrtune.policy.model import PolicyErrors
 from vsrtune.policy.validation import line_of, structural
 from vsrtune.policy.yaml_reader import KeyPath, dotted, read
 
-_Error = Callable[[KeyPath, str, str], PolicyError]
+# Key path below ``group``, what is wrong, and a hint.
+_Mistake = tuple[KeyPath, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,12 @@ class Group:
     name: str
     members: tuple[str, ...]
     lowers: tuple[tuple[str, str], ...]
-    kind: str = PVR
-    lines: tuple[tuple[KeyPath, int], ...] = ()
-    balancers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    links: str = ""
-    template: str = ""
-    overlays: str = ""
+    kind: str
+    lines: tuple[tuple[KeyPath, int], ...]
+    balancers: tuple[tuple[str, tuple[str, ...]], ...]
+    links: str
+    template: str
+    overlays: str
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written."""
@@ -44,7 +45,7 @@ class Group:
 
     def at_member(self, number: int) -> str:
         """``file:line`` of a member."""
-        return self.at("group", "routers" if self.kind == MSR else "members", str(number))
+        return self.at("group", _members(self.kind), str(number))
 
     def device(self, side: str) -> str:
         """The name of the device of a side that all members of a pvr share."""
@@ -61,38 +62,31 @@ def parse(text: str, path: str) -> Group:
     document = read(text, path, "group")
     if document.errors:
         raise PolicyErrors(document.errors)
-    data = document.data
-
-    def error(keys: KeyPath, what: str, hint: str) -> PolicyError:
-        where = f"{path}:{line_of(document.lines, keys)}"
-        return PolicyError(f"{dotted(keys)}: {what}", where=where, hint=hint)
-
-    if not isinstance(data, dict):
+    if not isinstance(document.data, dict):
         what, hint = "the file holds no group", "write group: and its keys below (docs/groups.md)"
         raise PolicyErrors([PolicyError(what, where=f"{path}:1", hint=hint)])
-    inside: Any = data.get("group")
+    inside: Any = document.data.get("group")
     kind = _kind(inside)
     errors = [problem for _, problem in structural(document, path, schema(kind))]
+    if not errors:
+        for below, what, hint in _mistakes(kind, inside):
+            keys = ("group", *below)
+            where = f"{path}:{line_of(document.lines, keys)}"
+            errors.append(PolicyError(f"{dotted(keys)}: {what}", where=where, hint=hint))
     if errors:
         raise PolicyErrors(errors)
-    key = "routers" if kind == MSR else "members"
-    members, lowers = tuple(inside[key]), tuple(inside["lower"].items())
-    errors = [*_guests(key, members, error), *_lowers(lowers, error)]
-    balancers = tuple((name, tuple(sides)) for name, sides in inside.get("balancers", {}).items())
-    if kind == MSR:
-        errors += _balancers(balancers, members, lowers, error)
-    template = inside.get("template", "")
-    if template in members:
-        what = "the template cannot be a member, for it may not run beside its clones"
-        errors.append(error(("group", "template"), what, "name another guest"))
-    if errors:
-        raise PolicyErrors(errors)
-    links = inside.get("links", BRIDGE) if kind == MSR else ""
-    lines = tuple(document.lines.items())
     return Group(
-        path, inside["name"], members, lowers, kind, lines, balancers, links,
-        template, inside.get("overlays", ""),
-    )  # fmt: skip
+        path=path,
+        name=inside["name"],
+        members=tuple(inside[_members(kind)]),
+        lowers=tuple(inside["lower"].items()),
+        kind=kind,
+        lines=tuple(document.lines.items()),
+        balancers=tuple((name, tuple(of)) for name, of in inside.get("balancers", {}).items()),
+        links=inside.get("links", BRIDGE),
+        template=inside.get("template", ""),
+        overlays=inside.get("overlays", ""),
+    )
 
 
 def _kind(inside: object) -> str:
@@ -104,51 +98,56 @@ def _kind(inside: object) -> str:
     return MSR if {"balancers", "routers", "links"} & set(inside) else PVR
 
 
-def _guests(key: str, names: tuple[str, ...], error: _Error) -> Iterator[PolicyError]:
-    for number, name in enumerate(names):
-        here = ("group", key, str(number))
-        if name in names[:number]:
-            yield error(here, f"{name!r} stands here twice", "name each guest once")
-        yield from _libvirt(here, name, error)
+def _members(kind: str) -> str:
+    """The key of the members."""
+    return "routers" if kind == MSR else "members"
 
 
-def _libvirt(here: KeyPath, name: str, error: _Error) -> Iterator[PolicyError]:
-    if name.startswith("qemu:"):
-        yield error(here, "plain QEMU cannot be given other interfaces", "name libvirt guests")
-
-
-def _lowers(lowers: tuple[tuple[str, str], ...], error: _Error) -> Iterator[PolicyError]:
-    for number, (side, lower) in enumerate(lowers):
-        if lower in [other for _, other in lowers[:number]]:
+def _mistakes(kind: str, inside: dict[str, Any]) -> Iterator[_Mistake]:
+    """Errors that no schema finds."""
+    key = _members(kind)
+    members: list[str] = inside[key]
+    balancers: dict[str, list[str]] = inside.get("balancers", {})
+    for number, name in enumerate(members):
+        if name in members[:number]:
+            yield (key, str(number)), f"{name!r} stands here twice", "name each guest once"
+    guests = [(key, str(number), name) for number, name in enumerate(members)]
+    for above, below, name in [*guests, *(("balancers", name, name) for name in balancers)]:
+        if name.startswith("qemu:"):
+            what = "plain QEMU cannot be given other interfaces"
+            yield (above, below), what, "name libvirt guests"
+    sides: dict[str, str] = {}
+    for side, lower in inside["lower"].items():
+        if lower in sides.values():
             what = f"{lower} is the device of another side too"
-            yield error(("group", "lower", side), what, "a device for each side")
+            yield ("lower", side), what, "a device for each side"
+        sides[side] = lower
+    if inside.get("template") in members:
+        what = "the template cannot be a member, for it may not run beside its clones"
+        yield ("template",), what, "name another guest"
+    if kind == MSR:
+        yield from _balancing(balancers, members, list(sides))
 
 
-def _balancers(
-    balancers: tuple[tuple[str, tuple[str, ...]], ...],
-    routers: tuple[str, ...],
-    lowers: tuple[tuple[str, str], ...],
-    error: _Error,
-) -> Iterator[PolicyError]:
+def _balancing(
+    balancers: dict[str, list[str]], routers: list[str], known: list[str]
+) -> Iterator[_Mistake]:
     """Errors unless every side has exactly one balancer, which is no router."""
-    known = [side for side, _ in lowers]
     served: dict[str, str] = {}
-    for name, sides in balancers:
-        here = ("group", "balancers", name)
-        yield from _libvirt(here, name, error)
+    for name, sides in balancers.items():
         if name in routers:
-            yield error(here, f"{name!r} is a router of the group too", "two guests are needed")
+            what = f"{name!r} is a router of the group too"
+            yield ("balancers", name), what, "two guests are needed"
         for number, side in enumerate(sides):
-            place = (*here, str(number))
+            place = ("balancers", name, str(number))
             if side not in known:
                 what = f"there is no side {side!r} under lower"
-                yield error(place, what, f"the sides are {', '.join(known)}")
+                yield place, what, f"the sides are {', '.join(known)}"
             elif side in served:
                 what = f"the side {side!r} is served by {served[side]!r} already"
-                yield error(place, what, "one balancer for each side")
+                yield place, what, "one balancer for each side"
             served.setdefault(side, name)
     for side in known:
         if side not in served:
             what = f"no balancer serves the side {side!r}"
-            hint = "name it once, as in {lb1: [in, out]}"
-            yield error(("group", "balancers"), what, hint)
+            yield ("balancers",), what, "name it once, as in {lb1: [in, out]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
 from vsrtune.attach.plan.steps import Origin, Plug, Step, Unplug
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group.members import card, members_of, moved, of_group, on_device
+from vsrtune.group.members import cards, members_of, moved, of_group, on_device
 from vsrtune.model import domain_xml
 from vsrtune.model.guest import Attachment
 
@@ -70,11 +70,11 @@ def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str])
         )
     steps: list[Step] = []
     if come:
-        steps.append(Plug(tuple(card(m, 1, m.device.queue) for m in come)))
+        steps.append(Plug(cards(come, 1)))
     # One guest after the other: the kernel puts the last queue of a device into the place of a
     # closed one, so two guests that go at once could leave another order on each side.
     steps += [
-        Unplug(tuple(card(m, 0, m.device.queue) for m in go if m.uuid == uuid))
+        Unplug(cards([m for m in go if m.uuid == uuid], 0))
         for uuid in dict.fromkeys(m.uuid for m in go)
     ]
     return Switch(

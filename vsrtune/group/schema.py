@@ -1,4 +1,4 @@
-"""The JSON Schemas of group files, one for each kind of group."""
+"""The JSON Schemas of group files, one for each kind. docs/groups.md describes the keys."""
 
 from __future__ import annotations
 
@@ -15,125 +15,85 @@ LINKS = (BRIDGE, HUB, VLAN)
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,8}$"
 SIDE_PATTERN = r"^[a-z][a-z0-9]{0,4}$"
 # The names of a multistage router's devices have the number of the side, a digit, and the number
-# of the router (msr_links).
+# of the router (msr.name).
 MOST_SIDES = 9
 MOST_ROUTERS = 99
 
-_GUEST = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": 255,
-    "x-expects": "the guest's name as text",
-}
-_SIDE_KEYS = "names of sides, up to 5 small letters or digits, such as {in: eth0, out: eth1}"
+
+def _text(expects: str, what: str = "", **limits: Any) -> dict[str, Any]:
+    """A text; ``what`` says what a value that does not match the pattern is not."""
+    return {"type": "string", "x-expects": expects, "x-pattern": what, **limits}
 
 
-def _guests(description: str, most: int) -> dict[str, Any]:
+def _guests(most: int) -> dict[str, Any]:
     return {
-        "description": description,
         "type": "array",
         "minItems": 1,
         "maxItems": most,
         "x-expects": f"up to {most} guests such as [vr1, vr2]",
-        "items": _GUEST,
+        "items": _text("the guest's name as text", minLength=1, maxLength=255),
     }
 
 
-def _common(lower: str, most_sides: int | None = None) -> dict[str, Any]:
-    sides = {
-        "description": lower,
-        "type": "object",
-        "minProperties": 1,
-        "patternProperties": {
-            SIDE_PATTERN: {
-                "type": "string",
-                "pattern": DEVICE_PATTERN,
-                "x-pattern": "a name of a device",
-                "x-expects": "a device of this host, such as eth0",
-            }
-        },
-        "additionalProperties": False,
-        "x-keys": _SIDE_KEYS,
-        "x-expects": "a mapping such as {in: eth0, out: eth1}",
-    }
-    if most_sides is not None:
-        sides["maxProperties"] = most_sides
-        sides["x-expects"] = f"up to {most_sides} sides, such as {{in: eth0, out: eth1}}"
-    return {
-        "name": {
-            "description": "The group's name; its devices' names begin with it.",
-            "type": "string",
-            "pattern": NAME_PATTERN,
-            "x-pattern": "a name of a group",
-            "x-expects": "a small letter, then up to 8 small letters, digits or _",
-        },
-        "kind": {
-            "description": "pvr: Parallel Virtual Routers, which share one napi_macvtap device "
-            "on each side. msr: a multistage router, balancers in front of routers.",
-            "enum": list(KINDS),
-            "x-expects": " or ".join(KINDS),
-        },
-        "lower": sides,
-    }
+def _one_of(*names: str) -> dict[str, Any]:
+    words = ", ".join(names[:-1])
+    return {"enum": list(names), "x-expects": f"{words} or {names[-1]}"}
 
 
-# Keys of a kind whose members can be made from a definition.
-_CLONES: dict[str, Any] = {
-    "template": {
-        "description": "A libvirt guest that is shut off; members that are not there are made "
-        "from its definition, with overlays of its disks.",
-        "type": "string",
-        "minLength": 1,
-        "maxLength": 255,
-        "x-expects": "the name of a libvirt guest that is shut off",
+_LOWER: dict[str, Any] = {
+    "type": "object",
+    "minProperties": 1,
+    "patternProperties": {
+        SIDE_PATTERN: _text(
+            "a device of this host, such as eth0", "a name of a device", pattern=DEVICE_PATTERN
+        )
     },
-    "overlays": {
-        "description": "The directory of the overlays; beside the template's disks when it is "
-        "not given.",
-        "type": "string",
-        "pattern": "^/",
-        "x-pattern": "an absolute path",
-        "x-expects": "an absolute path such as /var/lib/libvirt/images",
-    },
+    "additionalProperties": False,
+    "x-keys": "names of sides, up to 5 small letters or digits, such as {in: eth0, out: eth1}",
+    "x-expects": "a mapping such as {in: eth0, out: eth1}",
 }
-
+_COMMON: dict[str, Any] = {
+    "name": _text(
+        "a small letter, then up to 8 small letters, digits or _",
+        "a name of a group",
+        pattern=NAME_PATTERN,
+    ),
+    "kind": _one_of(*KINDS),
+    "lower": _LOWER,
+}
 _KEYS: dict[str, dict[str, Any]] = {
     PVR: {
-        **_common("The device below each side of the router."),
-        "members": _guests(
-            "libvirt guests, by name. The MACs of the first are those of the group, the template's "
-            "when it is made from one.",
-            256,
+        **_COMMON,
+        "members": _guests(256),
+        "template": _text(
+            "the name of a libvirt guest that is shut off", minLength=1, maxLength=255
         ),
-        **_CLONES,
+        "overlays": _text(
+            "an absolute path such as /var/lib/libvirt/images", "an absolute path", pattern="^/"
+        ),
     },
     MSR: {
-        **_common("The device below each side of the router, for its balancer.", MOST_SIDES),
+        **_COMMON,
+        "lower": {
+            **_LOWER,
+            "maxProperties": MOST_SIDES,
+            "x-expects": f"up to {MOST_SIDES} sides, such as {{in: eth0, out: eth1}}",
+        },
         "balancers": {
-            "description": "The libvirt guests that stand on the lower devices, and the sides "
-            "that each serves. Every side has one.",
             "type": "object",
             "minProperties": 1,
             "additionalProperties": {
                 "type": "array",
                 "minItems": 1,
                 "x-expects": "names of sides such as [in, out]",
-                "items": {
-                    "type": "string",
-                    "pattern": SIDE_PATTERN,
-                    "x-pattern": "a name of a side",
-                    "x-expects": "a side that stands under lower",
-                },
+                "items": _text(
+                    "a side that stands under lower", "a name of a side", pattern=SIDE_PATTERN
+                ),
             },
             "x-expects": "a mapping such as {lb1: [in], lb2: [out]}",
         },
-        "routers": _guests("The libvirt guests that route, in order.", MOST_ROUTERS),
-        "links": {
-            "description": "What is between balancers and routers, on each side: one bridge, or "
-            "for each router a hub or a VLAN of its own.",
-            "enum": list(LINKS),
-            "x-expects": ", ".join(LINKS[:-1]) + f" or {LINKS[-1]}",
-        },
+        "routers": _guests(MOST_ROUTERS),
+        "links": _one_of(*LINKS),
     },
 }
 _OPTIONAL = ("links", "template", "overlays")
@@ -145,16 +105,12 @@ def schema(kind: str) -> dict[str, Any]:
     required = [key for key in keys if key not in _OPTIONAL]
     words = f"{', '.join(required[:-1])} and {required[-1]}"
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"https://vsrtune.invalid/schema/group-{kind}.json",
-        "title": f"vsrtune group of kind {kind}",
         "type": "object",
         "required": ["group"],
         "additionalProperties": False,
         "x-expects": f"group: with the keys {words} below it",
         "properties": {
             "group": {
-                "description": "Guests that are one router together.",
                 "type": "object",
                 "required": required,
                 "additionalProperties": False,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from vsrtune.cli.options import StatePlaces
 from vsrtune.cli.trial import guardian
 from vsrtune.core.errors import VsrtuneError
 
@@ -53,7 +54,7 @@ def changed(journal: Path) -> Path:
 
 
 def start(journal: Path) -> guardian.TrialGuard:
-    guard = guardian.start(journal, journal.with_name("attach"), "test:///default")
+    guard = guardian.start(StatePlaces(journal, journal.with_name("attach"), "test:///default"))
     changed(journal).touch()
     return guard
 
@@ -174,7 +175,9 @@ def test_a_trial_of_another_boot_is_none(journal: Path) -> None:
 def test_without_a_guardian_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(VsrtuneError, match="does not start, so nothing was changed"):
-        guardian.start(tmp_path / "journal.jsonl", tmp_path / "attach.jsonl", "test:///default")
+        guardian.start(
+            StatePlaces(tmp_path / "journal.jsonl", tmp_path / "attach.jsonl", "test:///default")
+        )
     assert left(tmp_path / "journal.jsonl") == []
 
 
@@ -188,7 +191,7 @@ def test_a_real_guardian_outlives_the_process_group(
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        guardian.start(journal, tmp_path / "attach.jsonl", "test:///default")
+        guardian.start(StatePlaces(journal, tmp_path / "attach.jsonl", "test:///default"))
         signal.pause()
         os._exit(1)
     path = guardian.trial_file(journal)

@@ -148,7 +148,7 @@ class TestTurn:
         assert rule.settings(host.snapshot) != before
 
 
-class Ground:
+class Ground(trial_run.HostGround):
     """A router that forwards 300 frames of 1,000 untuned and 600 tuned, in no time."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Ground:
     def update(self) -> Snapshot:
         return self.host.snapshot
 
-    def count(self, seen: Snapshot) -> TrialCounts:
+    def count(self, snapshot: Snapshot) -> TrialCounts:
         return TrialCounts(self.now * SECOND, self.received, self.forwarded, 0, {}, {})
 
     def wait(self, seconds: float) -> None:

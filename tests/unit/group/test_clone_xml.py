@@ -178,7 +178,7 @@ def test_what_libvirt_gives_each_guest_anew() -> None:
         ("<serial type='tcp'><source mode='bind' host='::1' service='4555'/></serial>", "of type tcp on ::1:4555"),
         ("<graphics type='vnc' port='5901' autoport='no'/>", "its port 5901 is fixed"),
         ("<graphics type='spice' autoport='no' tlsPort='5902'/>", "its tlsPort 5902 is fixed"),
-        ("<graphics type='vnc' autoport='yes' websocket='5700'/>", "its websocket port 5700"),
+        ("<graphics type='vnc' autoport='yes' websocket='5700'/>", "its websocket 5700 is fixed"),
         ("<graphics type='vnc'><listen type='socket' socket='/run/v'/></graphics>", "its socket /run/v"),
         ("<hostdev mode='subsystem' type='pci'><source/></hostdev>", "hostdev pci: a clone cannot have it: it is one device of the host"),
         ("<interface type='hostdev'><mac address='02:00:00:00:00:11'/></interface>", "interface 02:00:00:00:00:11: a clone cannot have it: its type is hostdev"),

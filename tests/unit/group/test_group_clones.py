@@ -6,10 +6,25 @@ from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
-from clone_group import A0, A1, SHARED, TEXT, create, delete, do, fresh, keep, live, seen, uuid
+from clone_group import (
+    A0,
+    A1,
+    CHOICES,
+    SHARED,
+    SWITCHES,
+    TEXT,
+    create,
+    delete,
+    do,
+    fresh,
+    keep,
+    live,
+    refused,
+    seen,
+    uuid,
+)
 from clone_samples import DISK, MACS, UUID, definition, nic
 from golden import matches
-from switch_faults import Choose, Switches
 
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
@@ -100,51 +115,7 @@ def test_kept_clones_are_guests_of_their_own(host: FakeAttachHost, path: Path) -
     assert {mac for name in ("vr1", "vr2") for mac, _ in live(host, name)} == macs
 
 
-READY: dict[str, tuple[Choose, ...]] = {
-    "create": (),
-    "mixed": (),
-    "delete": (create("vr1", "vr2"),),
-    "keep": (create("vr1", "vr2"),),
-}
-CHOICES: dict[str, Choose] = {
-    "create": create("vr1", "vr2"),
-    "mixed": create("a", "vr2"),
-    "delete": delete,
-    "keep": keep,
-}
-
-
-class Cloned(Switches):
-    def prepare(self, what: str, host: FakeAttachHost) -> None:
-        if what == "mixed":
-            host.start(host.fakes["uuid-a"])
-
-    def late(self, switch: Switch) -> int:
-        """Two devices, and of each ended clone a stop, an undefine and a file."""
-        return len(switch.leaves) + 3 * len(switch.ended)
-
-
-SWITCHES = Cloned(fresh, CHOICES, READY, seen)
-refused, ready, changes = SWITCHES.refused, SWITCHES.ready, SWITCHES.changes
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
-    SWITCHES.fail(what, tmp_path)
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
-    done = ready(what, tmp_path / "end")
-    do(done, tmp_path / "end", CHOICES[what])
-    for killing in SWITCHES.kill(what, tmp_path):
-        with AttachLedger.open(killing.path) as ledger:
-            switcher = Switcher(killing.host, ledger, BOOT)
-            assert switcher.recover() == []
-            assert switcher.sweep().failed == ()
-            assert not switcher.unfinished()
-        SWITCHES.undone(killing, what)
-        assert killing.host.picture() == done.picture(), killing.host.log
+ready, changes = SWITCHES.ready, SWITCHES.changes
 
 
 class Torn(AttachLedger):
@@ -227,6 +198,13 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     assert "cannot be the name of a file" in refused(host, path, create("vr1", "'a/b'"))
     host._add(Link(0, "tap7", "tun", mac=MACS[0]))
     assert f"tap7 has the MAC {MACS[0]}" in refused(host, path, create("vr1"))
+
+
+def test_a_setting_that_has_no_effect_is_named(host: FakeAttachHost, path: Path) -> None:
+    router = host.fakes[UUID]
+    router.config = router.config.replace("'direct'", "'direct' trustGuestRxFilters='yes'")
+    switch = do(host, path, create("vr1"))
+    assert [note.partition(": trust")[2][:15] for note in switch.notes] == ["GuestRxFilters:"] * 2
 
 
 def test_a_file_that_comes_in_between_is_nobody_of_ours(host: FakeAttachHost, path: Path) -> None:

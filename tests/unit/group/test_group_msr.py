@@ -8,60 +8,21 @@ from pathlib import Path
 import golden
 import pytest
 from attach_host import BOOT, FakeAttachHost
-from switch_faults import Choose, Switches, do, survey
+from msr_group import A0, A1, B0, B1, FILE, L0, M1, book, create, delete, edge, fresh, live
+from switch_faults import do, refused, survey
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
-from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import msr, msr_rules
+from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
-from vsrtune.group.msr_links import FIRST_VLAN, mac, side_links
-from vsrtune.group.parser import Group, parse
+from vsrtune.group.msr import FIRST_VLAN, mac, side_links
+from vsrtune.group.parser import parse
 from vsrtune.group.schema import LINKS
-from vsrtune.model.domain_xml import nic
-from vsrtune.model.guest import Attachment
 from vsrtune.views.group_status import places
 
 GOLDEN = Path(__file__).parent / "golden_group"
-A0, A1 = "02:00:00:00:0a:00", "02:00:00:00:0a:01"
-B0, B1 = "02:00:00:00:0b:00", "02:00:00:00:0b:01"
-L0, M1 = "02:00:00:00:01:00", "02:00:00:00:02:01"
-FILE = """\
-group:
-  name: edge
-  kind: msr
-  lower: {in: p0, out: p1}
-  balancers: {lb1: [in], lb2: [out]}
-  routers: [a, b]
-"""
-
-
-def edge(links: str = "bridge", text: str = FILE) -> Group:
-    return parse(f"{text}  links: {links}\n", "edge.yaml")
-
-
-def create(host: AttachHostState, links: str = "bridge") -> Switch:
-    return msr.create(edge(links), host)
-
-
-def delete(host: AttachHostState) -> Switch:
-    return msr.delete("edge", host)
-
-
-def fresh() -> FakeAttachHost:
-    """A balancer on p0, another on p1, two routers on both; the queue of one macvtap is not
-    the usual one."""
-    fake = FakeAttachHost()
-    fake.add("lb1", (L0, "p0"), queues=1)
-    fake.add("lb2", (M1, "p1"), queues=1)
-    fake.add("a", (A0, "p0"), (A1, "p1"), queues=1)
-    fake.add("b", (B0, "p0"), (B1, "p1"), queues=1)
-    fake.set_queue(next(k.index for k in fake.table.values() if k.mac == B1), 123)
-    fake.changes = 0
-    return fake
 
 
 @pytest.fixture
@@ -72,18 +33,6 @@ def host() -> FakeAttachHost:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "attach.jsonl"
-
-
-def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
-    """Host device and MAC of each interface of a running guest."""
-    return sorted((n.device, n.mac) for n in map(nic, host.fakes[f"uuid-{name}"].live or ()))
-
-
-def book(host: FakeAttachHost, path: Path, wanted: Group | None = None) -> str:
-    """What all balancers are told."""
-    with AttachLedger.open(path) as ledger:
-        found = msr_rules.of_group("edge", wanted, survey(host, ledger))
-    return "".join(found.text(name) for name in ("lb1", "lb2"))
 
 
 @pytest.mark.parametrize("links", LINKS)
@@ -132,7 +81,7 @@ def test_one_balancer_for_both_sides(path: Path) -> None:
     host.add("a", (A0, "p0"), (A1, "p1"))
     before = host.picture()
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [in, out]").replace("a, b", "a")
-    do(host, path, lambda h: msr.create(edge("hub", text), h))
+    do(host, path, lambda h: planner.create(edge("hub", text), h))
     assert [d for d, _ in live(host, "lb1")] == ["edge-1b1", "edge-2b1", "macvtap0", "macvtap1"]
     inner = [x for x in host.fakes["uuid-lb1"].live or () if "edge-" in x]
     assert all("queues" not in x for x in inner)
@@ -232,79 +181,31 @@ def test_devices_come_again_in_their_order(host: FakeAttachHost, path: Path) -> 
     assert not [name for name in host.links() if name.startswith("edge-")]
 
 
-def create_one(host: AttachHostState) -> Switch:
-    """With VLANs, and one router."""
-    return msr.create(edge("vlan", FILE.replace("[a, b]", "[a]")), host)
-
-
-STARTS: dict[str, tuple[Choose, ...]] = {
-    "create": (),
-    "create vlan": (),
-    "delete": (create_one,),
-    "scale": (create, lambda h: group_scale.drain("edge", "a", h)),
-}
-CHOICES: dict[str, Choose] = {
-    "create": create,
-    "create vlan": create_one,
-    "delete": delete,
-    "scale": lambda h: group_scale.scale("edge", 1, h),
-}
-
-
-SWITCHES = Switches(fresh, CHOICES, STARTS)
-ready, changes = SWITCHES.ready, SWITCHES.changes
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
-    SWITCHES.fail(what, tmp_path)
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
-    for killing in SWITCHES.kill(what, tmp_path):
-        with AttachLedger.open(killing.path) as ledger:
-            assert Switcher(killing.host, ledger, BOOT).recover() == []
-            assert not Switcher(killing.host, ledger, BOOT).unfinished()
-            if "create" in what and killing.undone:
-                assert ledger.pending() == []
-        SWITCHES.undone(killing, what)
-        if what != "scale":
-            assert killing.host.problems() == [], killing.host.log
-
-
-def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
-    return SWITCHES.refused(host, path, choose)
-
-
 def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     # Others may stay on the lower devices, which carry macvtaps before and after.
     host.add("c", ("02:00:00:00:0c:00", "p0"))
     host.stop(host.fakes["uuid-lb2"])
-    assert "edge.yaml:5: lb2 does not run" in refused(host, path)
+    assert "edge.yaml:5: lb2 does not run" in refused(host, path, create)
     host.start(host.fakes["uuid-lb2"])
     host.stop(host.fakes["uuid-b"])
-    assert "edge.yaml:6: b does not run" in refused(host, path)
+    assert "edge.yaml:6: b does not run" in refused(host, path, create)
     host.start(host.fakes["uuid-b"])
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [out], lb2: [in]")
     assert "lb2: p0: it has no interface on this device" in refused(
-        host, path, lambda h: msr.create(edge("hub", text), h)
+        host, path, lambda h: planner.create(edge("hub", text), h)
     )
     text = FILE.replace("p0", "p7")
     assert "edge.yaml:4: there is no such device" in refused(
-        host, path, lambda h: msr.create(edge("hub", text), h)
+        host, path, lambda h: planner.create(edge("hub", text), h)
     )
     host.old_module = True
-    assert "no flag uplink" in refused(host, path)
+    assert "no flag uplink" in refused(host, path, create)
     host.old_module = False
     do(host, path, create)
-    assert "already" in refused(host, path)
-    assert "already" in refused(host, path, lambda h: create(h, "vlan"))
     other = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
-    assert "a is a member of the group edge" in refused(host, path, lambda h: msr.create(other, h))
-    assert "created groups: edge" in refused(host, path, lambda h: msr.delete("core", h))
-    asked = SwitchRequest(Attachment.MACVTAP, ("a",), all_of_lower=True)
-    assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
+    assert "a is a member of the group edge" in refused(
+        host, path, lambda h: planner.create(other, h)
+    )
 
 
 def test_routers_of_one_mac_are_refused(path: Path) -> None:
@@ -313,7 +214,7 @@ def test_routers_of_one_mac_are_refused(path: Path) -> None:
     host.add("lb2", (M1, "p1"))
     host.add("a", (A0, "p0"), (A1, "p1"))
     host.add("b", (A0, "p0"), (B1, "p1"))
-    assert "b: its MAC 02:00:00:00:0a:00 is that of a too" in refused(host, path)
+    assert "b: its MAC 02:00:00:00:0a:00 is that of a too" in refused(host, path, create)
 
 
 def test_an_interface_that_somebody_took_out_is_no_obstacle(
@@ -329,8 +230,9 @@ def test_an_interface_that_somebody_took_out_is_no_obstacle(
 
 
 def test_names_fit_and_macs_are_nobodys() -> None:
-    links = side_links("abcdefghi", 9, "vlan", 99, 1500, ())
-    devices = [*links.links, *links.balancer]
+    links = side_links("abcdefghi", 9, "vlan", 99, 1500, set())
+    ends = [device for _, device in links.balancer]
+    devices = [*links.links, *ends]
     assert max(len(d.name) for d in devices) <= 15
     assert links.links[-1].vlan == FIRST_VLAN + 99
     macs = [d.mac for d in devices]
@@ -338,4 +240,4 @@ def test_names_fit_and_macs_are_nobodys() -> None:
     assert all(int(one[:2], 16) & 3 == 2 for one in macs)
     assert mac("x", ()) == mac("x", ["02:00:00:00:00:00"])
     assert mac("x", [mac("x", ())]) != mac("x", ())
-    assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in links.balancer)
+    assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in ends)

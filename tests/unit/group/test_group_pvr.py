@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attach_host import BOOT, FakeAttachHost
 from pvr_group import A0, A1, B0, B1, create, delete, fresh, live
-from switch_faults import Choose, Switches, do
+from switch_faults import do, refused
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import SwitchRequest
@@ -15,7 +15,7 @@ from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import pvr
+from vsrtune.group import planner
 from vsrtune.group import scale as group_scale
 from vsrtune.model.guest import Attachment
 
@@ -28,12 +28,6 @@ def host() -> FakeAttachHost:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "attach.jsonl"
-
-
-def recover(host: FakeAttachHost, path: Path) -> None:
-    with AttachLedger.open(path) as ledger:
-        assert Switcher(host, ledger, BOOT).recover() == []
-        assert not Switcher(host, ledger, BOOT).unfinished()
 
 
 def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) -> None:
@@ -115,56 +109,20 @@ def test_devices_come_again_with_their_flag(host: FakeAttachHost, path: Path) ->
     )
 
 
-STARTS: dict[str, tuple[Choose, ...]] = {
-    "create": (),
-    "delete": (create,),
-    "drain": (create,),
-    "scale": (create, lambda h: group_scale.drain("edge", "a", h)),
-}
-CHOICES: dict[str, Choose] = {
-    "create": create,
-    "delete": delete,
-    "drain": lambda h: group_scale.drain("edge", "b", h),
-    "scale": lambda h: group_scale.scale("edge", 1, h),
-}
-
-
-SWITCHES = Switches(fresh, CHOICES, STARTS)
-ready, changes = SWITCHES.ready, SWITCHES.changes
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_a_change_that_fails_is_taken_back(what: str, tmp_path: Path) -> None:
-    SWITCHES.fail(what, tmp_path)
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_killed_after_any_change_it_is_recovered(what: str, tmp_path: Path) -> None:
-    for killing in SWITCHES.kill(what, tmp_path):
-        recover(killing.host, killing.path)
-        SWITCHES.undone(killing, what)
-        if what in ("create", "delete"):
-            assert killing.host.problems() == [], killing.host.log
-
-
-def refused(host: FakeAttachHost, path: Path, choose: Choose = create) -> str:
-    return SWITCHES.refused(host, path, choose)
-
-
 def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     stranger = host.add("c", ("02:00:00:00:0c:00", "p0"), queues=1)
-    assert "c has a macvtap on it and is no member of edge" in refused(host, path)
+    assert "c has a macvtap on it and is no member of edge" in refused(host, path, create)
     host.stop(stranger)
     host.stop(host.fakes["uuid-b"])
-    assert "edge.yaml:1: b does not run" in refused(host, path)
+    assert "edge.yaml:1: b does not run" in refused(host, path, create)
     host.start(host.fakes["uuid-b"])
     host.old_module = True
-    assert "no flag every-queue" in refused(host, path)
+    assert "no flag every-queue" in refused(host, path, create)
     host.old_module = False
     do(host, path, create)
-    assert "already" in refused(host, path)
+    assert "already" in refused(host, path, create)
     assert "its members: a, b" in refused(host, path, lambda h: group_scale.drain("edge", "c", h))
-    assert "created groups: edge" in refused(host, path, lambda h: pvr.delete("core", h))
+    assert "created groups: edge" in refused(host, path, lambda h: planner.delete("core", h))
     assert "from 1 to 2" in refused(host, path, lambda h: group_scale.scale("edge", 3, h))
 
 
@@ -172,7 +130,7 @@ def test_a_member_of_several_queues_would_hear_twice(path: Path) -> None:
     host = FakeAttachHost()
     host.add("a", (A0, "p0"), (A1, "p1"), queues=1)
     host.add("b", (B0, "p0"), (B1, "p1"), queues=2)
-    assert "b: p0: it has 2 queue pairs" in refused(host, path)
+    assert "b: p0: it has 2 queue pairs" in refused(host, path, create)
 
 
 def test_attach_leaves_members_to_their_group(host: FakeAttachHost, path: Path) -> None:

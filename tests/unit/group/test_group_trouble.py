@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import clone_group as clones
+import msr_group as msr
 import pvr_group as pvr
 import pytest
-import test_group_msr as msr
 from attach_host import BOOT, FakeAttachHost
-from switch_faults import Choose, do, survey
+from switch_faults import do, refused, survey
 
 from vsrtune.attach.ledger import GROUP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
@@ -20,7 +20,7 @@ from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Unplug
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group import msr_rules
+from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import parse
 from vsrtune.model.guest import Attachment
@@ -41,12 +41,6 @@ def sweep(host: FakeAttachHost, path: Path) -> None:
 def undefine(host: FakeAttachHost, uuid: str) -> None:
     host.stop(host.fakes[uuid])
     del host.fakes[uuid]
-
-
-def refusal(host: FakeAttachHost, path: Path, choose: Choose) -> str:
-    with pytest.raises(VsrtuneError) as caught:
-        do(host, path, choose)
-    return str(caught.value)
 
 
 def forth(host: AttachHostState) -> Switch:
@@ -103,19 +97,19 @@ def test_a_drained_router_comes_again_whatever_its_definition_is(kept: str, path
     host = msr.fresh()
     before = host.picture()
     original = host.fakes["uuid-b"].config
-    msr.do(host, path, msr.create)
+    do(host, path, msr.create)
     if kept == "macvtap":
         host.fakes["uuid-b"].config = original
     else:
         host.fakes["uuid-b"].config = "<domain><name>b</name><devices/></domain>"
     had = msr.live(host, "b")
-    msr.do(host, path, partial(group_scale.drain, "edge", "b"))
+    do(host, path, partial(group_scale.drain, "edge", "b"))
     sweep(host, path)
     assert msr.live(host, "b") == []
-    msr.do(host, path, partial(group_scale.scale, "edge", 2))
+    do(host, path, partial(group_scale.scale, "edge", 2))
     assert msr.live(host, "b") == had
-    msr.do(host, path, partial(group_scale.drain, "edge", "b"))
-    msr.do(host, path, msr.delete)
+    do(host, path, partial(group_scale.drain, "edge", "b"))
+    do(host, path, msr.delete)
     host.fakes["uuid-b"].config = original
     assert host.picture() == before
     with AttachLedger.open(path) as ledger:
@@ -125,14 +119,14 @@ def test_a_drained_router_comes_again_whatever_its_definition_is(kept: str, path
 def test_a_router_that_has_that_mac_already_is_not_scaled_up(path: Path) -> None:
     host = msr.fresh()
     original = host.fakes["uuid-b"].config
-    msr.do(host, path, msr.create)
-    msr.do(host, path, partial(group_scale.drain, "edge", "b"))
+    do(host, path, msr.create)
+    do(host, path, partial(group_scale.drain, "edge", "b"))
     host.fakes["uuid-b"].config = original
     host.stop(host.fakes["uuid-b"])
     # Its macvtaps find p0 and p1 free: the devices of this kind of group stand elsewhere.
     host.start(host.fakes["uuid-b"])
     before = host.picture()
-    said = refusal(host, path, partial(group_scale.scale, "edge", 2))
+    said = refused(host, path, partial(group_scale.scale, "edge", 2))
     assert "already" in said
     assert "virsh detach-interface b" in said
     assert host.picture() == before
@@ -141,7 +135,7 @@ def test_a_router_that_has_that_mac_already_is_not_scaled_up(path: Path) -> None
 @pytest.mark.parametrize("links", ["bridge", "hub", "vlan"])
 def test_rules_without_a_router_that_is_gone(links: str, path: Path) -> None:
     host = msr.fresh()
-    msr.do(host, path, partial(msr.create, links=links))
+    do(host, path, partial(msr.create, links=links))
     undefine(host, "uuid-a")
     sweep(host, path)
     with AttachLedger.open(path) as ledger:
@@ -157,7 +151,7 @@ def test_rules_without_a_router_that_is_gone(links: str, path: Path) -> None:
 
 def test_rules_without_a_balancer(path: Path) -> None:
     host = msr.fresh()
-    msr.do(host, path, msr.create)
+    do(host, path, msr.create)
     undefine(host, "uuid-lb1")
     with pytest.raises(VsrtuneError, match=r"the balancer is gone.*group delete edge"):
         msr.book(host, path)
@@ -172,10 +166,10 @@ def test_the_way_out_beside_another_guest_is_the_one_that_is_told(path: Path) ->
     guest = host.add("c", (C0, "p0"), queues=1, running=False)
     do(host, path, forth)
     host.start(guest)
-    said = refusal(host, path, pvr.delete)
+    said = refused(host, path, pvr.delete)
     assert "virsh shutdown c, then: vsrtune attach --to macvtap c" in said
     host.stop(guest)
-    said = refusal(host, path, pvr.delete)
+    said = refused(host, path, pvr.delete)
     assert "virsh" not in said
     assert "vsrtune attach --to macvtap c" in said
     do(host, path, back)
@@ -234,7 +228,7 @@ def test_an_old_group_of_that_name_is_not_taken_for_one_that_failed(path: Path) 
             raise RefusedError("no")
 
     host.before = fail
-    assert "everything is as it was before" in refusal(host, path, pvr.create)
+    assert "everything is as it was before" in refused(host, path, pvr.create)
     assert host.picture() == before
     with AttachLedger.open(path) as ledger:
         assert ledger.pending() == []
@@ -249,7 +243,7 @@ def test_members_leave_one_after_the_other(path: Path) -> None:
     group = parse(
         "group: {name: edge, kind: pvr, members: [a, b, d], lower: {in: p0, out: p1}}", "edge.yaml"
     )
-    do(host, path, partial(pvr.pvr.create, group))
+    do(host, path, partial(planner.create, group))
     switch = do(host, path, partial(group_scale.scale, "edge", 1))
     leaving = [{card.guest for card in s.cards} for s in switch.steps if isinstance(s, Unplug)]
     assert leaving == [{"b"}, {"d"}]

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from attach_host import BOOT, FakeAttachHost
 from clone_samples import DISK, MACHINE, MACS, UUID, definition, nic
-from switch_faults import Choose
+from switch_faults import Choose, Switches
 from switch_faults import do as carry_out
+from switch_faults import refused as why_refused
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.clone_model import Cloning, Template
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
-from vsrtune.group import pvr
+from vsrtune.group import planner
 from vsrtune.group.parser import parse
 from vsrtune.model.domain_xml import nic as read
 
@@ -49,15 +50,15 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> AttachHostState:
 
 def create(*members: str, text: str = TEXT) -> Choose:
     group = parse(text % ", ".join(members), "edge.yaml")
-    return lambda host: pvr.create(group, host)
+    return lambda host: planner.create(group, host)
 
 
 def delete(host: AttachHostState) -> Switch:
-    return pvr.delete("edge", host)
+    return planner.delete("edge", host)
 
 
 def keep(host: AttachHostState) -> Switch:
-    return pvr.delete("edge", host, keep_clones=True)
+    return planner.delete("edge", host, keep_clones=True)
 
 
 def uuid(host: FakeAttachHost, name: str) -> str:
@@ -72,3 +73,34 @@ def live(host: FakeAttachHost, name: str) -> list[tuple[str, str]]:
 def do(host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
     """Carry a switch out, whole."""
     return carry_out(host, path, choose, seen)
+
+
+def refused(host: FakeAttachHost, path: Path, choose: Choose) -> str:
+    return why_refused(host, path, choose, seen)
+
+
+READY: dict[str, tuple[Choose, ...]] = {
+    "create": (),
+    "mixed": (),
+    "delete": (create("vr1", "vr2"),),
+    "keep": (create("vr1", "vr2"),),
+}
+CHOICES: dict[str, Choose] = {
+    "create": create("vr1", "vr2"),
+    "mixed": create("a", "vr2"),
+    "delete": delete,
+    "keep": keep,
+}
+
+
+class Cloned(Switches):
+    def prepare(self, what: str, host: FakeAttachHost) -> None:
+        if what == "mixed":
+            host.start(host.fakes["uuid-a"])
+
+    def late(self, switch: Switch) -> int:
+        """Two devices, and of each ended clone a stop, an undefine and a file."""
+        return len(switch.leaves) + 3 * len(switch.ended)
+
+
+SWITCHES = Cloned(fresh, CHOICES, READY, seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attach_host import FakeAttachHost
 
 from vsrtune.attach.plan.model import AttachHostState, Switch
-from vsrtune.group import pvr
+from vsrtune.group import planner
 from vsrtune.group.parser import parse
 from vsrtune.model.domain_xml import nic
 
@@ -17,11 +17,11 @@ EDGE = parse(
 
 
 def create(host: AttachHostState) -> Switch:
-    return pvr.create(EDGE, host)
+    return planner.create(EDGE, host)
 
 
 def delete(host: AttachHostState) -> Switch:
-    return pvr.delete("edge", host)
+    return planner.delete("edge", host)
 
 
 def fresh() -> FakeAttachHost:

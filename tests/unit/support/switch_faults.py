@@ -41,6 +41,22 @@ def do(
     return switch
 
 
+def refused(
+    host: FakeAttachHost,
+    path: Path,
+    choose: Choose,
+    seen: Callable[[FakeAttachHost, AttachLedger], AttachHostState] = survey,
+) -> str:
+    """Why a switch is not begun; nothing is changed."""
+    before = host.picture()
+    with pytest.raises(VsrtuneError) as caught:
+        do(host, path, choose, seen)
+    assert host.picture() == before
+    with AttachLedger.open(path) as ledger:
+        assert not Switcher(host, ledger, BOOT).unfinished()
+    return str(caught.value)
+
+
 @dataclass(frozen=True)
 class Killing:
     """A host that lost its switch after one change. ``undone``: that was before its end, so
@@ -64,16 +80,6 @@ class Switches:
 
     def do(self, host: FakeAttachHost, path: Path, choose: Choose) -> Switch:
         return do(host, path, choose, self.seen)
-
-    def refused(self, host: FakeAttachHost, path: Path, choose: Choose) -> str:
-        """Why a switch is not begun; nothing is changed."""
-        before = host.picture()
-        with pytest.raises(VsrtuneError) as caught:
-            self.do(host, path, choose)
-        assert host.picture() == before
-        with AttachLedger.open(path) as ledger:
-            assert not Switcher(host, ledger, BOOT).unfinished()
-        return str(caught.value)
 
     def prepare(self, what: str, host: FakeAttachHost) -> None:
         """What some switches need of a new host."""

@@ -11,8 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vsrtune.attach.plan.clone_model import Clone
-from vsrtune.attach.plan.clone_steps import CloneStep
+from vsrtune.attach.plan.clone_model import Clone, CloneStep
 from vsrtune.core.codec import decode, encode
 
 NAPI_KIND = "napi_macvtap"

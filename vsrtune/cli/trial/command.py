@@ -14,15 +14,15 @@ import click
 
 from vsrtune.cli.options import (
     Seconds,
-    attach_ledger_option,
-    journal_option,
+    StatePlaces,
     json_option,
     observe,
     options,
+    places_options,
     policies_option,
     readable_policies,
+    running_guest,
     say,
-    uri_option,
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
@@ -57,19 +57,15 @@ _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
     ),
     json_option,
     policies_option,
-    journal_option,
-    attach_ledger_option,
-    uri_option,
 )
+@places_options
 def try_(
     subject: str,
     seconds: float,
     keep_if_better: bool,
     as_json: bool,
     policy_dirs: tuple[Path, ...],
-    journal: Path,
-    attach_ledger: Path,
-    uri: str,
+    places: StatePlaces,
 ) -> int:
     """Try a policy against untuned, in turns, on the traffic that the router has.
 
@@ -95,13 +91,13 @@ def try_(
     from vsrtune.host.filesystem import boot_id
     from vsrtune.plan.full_plan import full_plan
 
-    snapshot = observe(None, uri, 0.0, _known(subject, policy_dirs))
+    snapshot = observe(None, places.uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
     guests = _guests(policy, snapshot)
-    _check_attachment(policy, uri, attach_ledger, journal)
+    _check_attachment(policy, places)
     turns: list[TrialTurn] = []
-    with held() as signals, ExitStack() as stack, Journal.open(journal, boot_id()) as opened:
-        _check_untuned(opened, attach_ledger)
+    with held() as signals, ExitStack() as stack, Journal.open(places.journal, boot_id()) as opened:
+        _check_untuned(opened, places.ledger)
         made = full_plan(snapshot, [policy], (), reassert=True)
         if not as_json:
             render.show(tables.plan_tables(made))
@@ -110,7 +106,7 @@ def try_(
         if not made.actions:
             click.echo("Nothing to try: the policy changes nothing here now.", err=True)
             return ExitCode.UNDECIDED
-        guard = stack.enter_context(guardian.start(journal, attach_ledger, uri))
+        guard = stack.enter_context(guardian.start(places))
 
         def wait(seconds: float) -> None:
             end = time.monotonic() + seconds
@@ -121,7 +117,10 @@ def try_(
 
         names = [name for g in guests for name in {g.ref, g.name}]
         ground = trial_run.HostGround(
-            Tuner(opened, names, None, uri), [policy], frozenset(g.ref for g in guests), uri
+            Tuner(opened, names, None, places.uri),
+            [policy],
+            frozenset(g.ref for g in guests),
+            places.uri,
         )
         pairs = int(seconds / trial_run.PAIR_SECONDS)
         for one in trial_run.run(ground, pairs, time.time_ns(), wait):
@@ -175,15 +174,9 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):
         return read_policy(Path(subject)), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
-    found = [g for g in snapshot.guests if subject in (g.ref, g.uuid)]
-    if not found:
-        raise VsrtuneError(
-            "no such guest is running, and there is no such file",
-            where=subject,
-            hint="`vsrtune show` lists the guests; a policy file ends in .yaml",
-        )
+    guest = running_guest(snapshot, subject, "; a policy file ends in .yaml")
     others = load_dirs(dirs)
-    own = policies_of(found[0], others)
+    own = policies_of(guest, others)
     if len(own) > 1:
         places = " and ".join(p.at("guest") for p in own)
         raise VsrtuneError(
@@ -191,12 +184,12 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
             where=places,
             hint="name the file to try",
         )
-    name = policy_name(found[0])
+    name = policy_name(guest)
     if own:
         # The policy may name other guests as well, on which nobody asked to try it.
         return replace(own[0], guest=parse(f"guest: {name}\n", subject).guest), enable
-    text = start(snapshot, found[0], others).text
-    file = shlex.quote(f"{dirs[-1]}/{found[0].name}.yaml")
+    text = start(snapshot, guest, others).text
+    file = shlex.quote(f"{dirs[-1]}/{guest.name}.yaml")
     init = f"vsrtune policy init {shlex.quote(subject)} -o {file}"
     return parse(text, f"policy init {subject}"), f"{init} && {enable}"
 
@@ -215,7 +208,7 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
     return found
 
 
-def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> None:
+def _check_attachment(policy: Policy, places: StatePlaces) -> None:
     """Raises VsrtuneError when the policy asks for a switch of attachments: a switch stops the
     traffic for seconds, so it cannot be tried in turns."""
     from vsrtune.attach.plan.requests import batches
@@ -223,7 +216,7 @@ def _check_attachment(policy: Policy, uri: str, ledger: Path, journal: Path) -> 
 
     if policy.attachment is None:
         return
-    if attachments.preview(lambda host, _: batches(host, [policy]), uri, ledger, journal):
+    if attachments.preview(lambda host, _: batches(host, [policy]), places):
         raise VsrtuneError(
             f"the guests are not on {policy.attachment} yet, which is not tried in turns",
             where=policy.at("attachment"),

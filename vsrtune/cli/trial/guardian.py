@@ -32,6 +32,7 @@ from typing import Any
 import click
 
 import vsrtune
+from vsrtune.cli.options import StatePlaces
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.jsonl_log import in_use
@@ -113,11 +114,11 @@ class TrialGuard(Closing):
         click.echo("Everything is put back.")
 
 
-def start(journal: Path, attach_ledger: Path, uri: str) -> TrialGuard:
+def start(places: StatePlaces) -> TrialGuard:
     """Guard the change that this process is about to make, until ``TrialGuard.keep``. Call it with
     the journal open, so that one process at a time guards a change. Raises VsrtuneError when
     another guarded change is not over, or no guardian can be started; nothing was changed then."""
-    path = trial_file(journal)
+    path = trial_file(places.journal)
     for left in (path, _back(path)):
         _remove_left_over(left)
     new = path.with_name(path.name + ".new")
@@ -136,9 +137,9 @@ def start(journal: Path, attach_ledger: Path, uri: str) -> TrialGuard:
     try:
         guard.spawn(
             {
-                "VSRTUNE_JOURNAL": str(journal.absolute()),
-                "VSRTUNE_ATTACH_LEDGER": str(attach_ledger.absolute()),
-                "VSRTUNE_CONNECT": uri,
+                "VSRTUNE_JOURNAL": str(places.journal.absolute()),
+                "VSRTUNE_ATTACH_LEDGER": str(places.ledger.absolute()),
+                "VSRTUNE_CONNECT": places.uri,
             }
         )
     except BaseException:

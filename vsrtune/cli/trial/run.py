@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from vsrtune.bench.methods.schedule import trial_rounds
 from vsrtune.bench.setup.tuning import Tuner
@@ -24,29 +23,9 @@ COUNT_SECONDS = 1.5
 PAIR_SECONDS = 2 * (SETTLE_SECONDS + COUNT_SECONDS)
 
 
-class Ground(Protocol):
-    """Where a trial takes place: the guests, tuned or not."""
-
-    def switch(self, tuned: bool) -> None:
-        """Apply the policy, or undo it. Raises VsrtuneError."""
-        ...
-
-    def settle(self) -> bool:
-        """Retry settings that waited for their thread to run. True when none waits any more."""
-        ...
-
-    def update(self) -> Snapshot:
-        """The guests and their settings now."""
-        ...
-
-    def count(self, snapshot: Snapshot) -> TrialCounts:
-        """The counters of these guests now."""
-        ...
-
-
 class HostGround:
-    """This host. ``refs`` are the guests that the policies name. ``notes`` tell what somebody
-    else has changed and undo left alone."""
+    """Where a trial takes place: this host. ``refs`` are the guests that the policies name.
+    ``notes`` tell what somebody else has changed and undo left alone."""
 
     def __init__(
         self, tuner: Tuner, policies: Sequence[Policy], refs: frozenset[str], uri: str
@@ -59,27 +38,31 @@ class HostGround:
         self.notes: list[str] = []
 
     def switch(self, tuned: bool) -> None:
+        """Apply the policy, or undo it. Raises VsrtuneError."""
         if tuned:
             self._tuner.apply_policies(self._policies)
         else:
             self.notes += self._tuner.undo()
 
     def settle(self) -> bool:
+        """Retry settings that waited for their thread to run. True when none waits any more."""
         if self._tuner.waits:
             self._tuner.again()
         return not self._tuner.waits
 
     def update(self) -> Snapshot:
+        """The guests and their settings now."""
         snapshot = self._observer.observe()
         return replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in self._refs))
 
     def count(self, snapshot: Snapshot) -> TrialCounts:
+        """The counters of these guests now."""
         sample = samples.take(self._root, snapshot)
         return rule.counts(sample, samples.frames(self._root, snapshot))
 
 
 def run(
-    ground: Ground, pairs: int, seed: int, wait: Callable[[float], None]
+    ground: HostGround, pairs: int, seed: int, wait: Callable[[float], None]
 ) -> Iterator[TrialTurn]:
     """Yield the turns of ``pairs`` pairs as they are made. ``ground`` is untuned before; after, it
     is as the last turn left it. ``wait`` takes seconds. The order within a pair is drawn so that
