@@ -5,8 +5,8 @@ A file appears under its name whole or not at all, and never in the place of ano
 Directories of guests' files may belong to others: libvirt gives that of the NVRAMs to QEMU's user,
 who can put a link or another file under any name in it at any moment. This module therefore opens
 every directory once, without links that such a user could have made, and does everything else
-through its descriptor: it makes a file without a name (O_TMPFILE), which nobody else can reach,
-sets the owner, and links the file to its name. A killed process leaves no file.
+through its descriptor: it makes a file in a directory of its own that nobody else may enter, sets
+the owner there, and links the file from there to its name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from vsrtune.attach.plan.clone_model import File
 from vsrtune.core.errors import WriteError
 
 _PROGRAM = "qemu-img"
+# A file's name with this suffix: the directory in which the file is made. If one of ours exists,
+# a killed process left it.
+_PART = ".vsrtune-part"
+# The name of the file there.
+_NEW = "made-by-vsrtune"
 # An overlay is some 200 KiB; a base on a network may take its time.
 _SECONDS = 60.0
 # The largest NVRAM that any firmware has is 64 MiB.
@@ -38,7 +43,7 @@ _LONGEST = 1023
 # As many links as the kernel follows in one path.
 _LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_UNNAMED = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+_ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OutOfReachError(WriteError):
@@ -66,23 +71,28 @@ def make(file: File) -> None:
         directory, name = posixpath.split(file.path)
         with _told(file.path):
             parent = held.enter_context(_opened(_walk(directory)))
-            new = held.enter_context(_opened(os.open(".", _UNNAMED, 0o600, dir_fd=parent)))
+        part = file.path + _PART
+        with _told(part):
+            _discard(parent, part)
+            private = held.enter_context(_private(parent, part))
+        with _told(file.path):
             if file.format:
-                _create(file, _disk_size(file, base), new)
+                _create(file, _disk_size(file, base), private)
             else:
-                _copy(file, base, new)
-            _own_as(base, new)
+                _copy(file, base, private)
+            _own_as(base, private)
             # Unlike a rename this replaces no file.
-            os.link(_path(new), name, dst_dir_fd=parent, follow_symlinks=True)
+            os.link(_NEW, name, src_dir_fd=private, dst_dir_fd=parent, follow_symlinks=False)
 
 
 def remove(file: File) -> str:
-    """Remove a file that ``make`` made. Returns why it was left, "" when it is gone. Raises
-    WriteError."""
+    """Remove a file that ``make`` made, whole or in part. Returns why it was left, "" when it is
+    gone. Raises WriteError."""
     directory, name = posixpath.split(file.path)
     with _told(file.path), contextlib.ExitStack() as held:
         try:
             parent = held.enter_context(_opened(_walk(directory)))
+            _discard(parent, file.path + _PART)
             found = held.enter_context(_opened(os.open(name, _LOOK, dir_fd=parent)))
         except FileNotFoundError:
             return ""
@@ -146,6 +156,53 @@ def _only_root_writes(directory: int) -> bool:
 
 
 @contextlib.contextmanager
+def _private(parent: int, path: str) -> Iterator[int]:
+    """A new directory that nobody else may enter, and that is gone afterwards. The owner of the
+    parent can move it away, but not change its content."""
+    name = posixpath.basename(path)
+    os.mkdir(name, 0o700, dir_fd=parent)
+    try:
+        with _opened(os.open(name, _ENTER, dir_fd=parent)) as private:
+            if not _ours(private) or os.listdir(private):
+                raise WriteError(
+                    "another directory was put in the place of the one that was just made",
+                    where=path,
+                    hint="find out who writes to the directory where the guests' files are",
+                )
+            try:
+                yield private
+            finally:
+                _unlink(private)
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=parent)
+
+
+def _discard(parent: int, path: str) -> None:
+    """Remove a directory of ours that a killed process left; anything else stays."""
+    name = posixpath.basename(path)
+    try:
+        left = os.open(name, _ENTER, dir_fd=parent)
+    except OSError:
+        return
+    with _opened(left):
+        if not _ours(left):
+            return
+        _unlink(left)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _ours(directory: int) -> bool:
+    status = os.fstat(directory)
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _unlink(private: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_NEW, dir_fd=private)
+
+
+@contextlib.contextmanager
 def _opened(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
@@ -155,12 +212,7 @@ def _opened(descriptor: int) -> Iterator[int]:
 
 def _read(found: int) -> int:
     """The file of an O_PATH descriptor, opened for reading."""
-    return os.open(_path(found), os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _path(opened: int) -> str:
-    """A path that leads to an open file, whatever its name is by now."""
-    return f"/proc/self/fd/{opened}"
+    return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 # -- what is in the files
@@ -200,25 +252,28 @@ def _names_as_base(found: int) -> str:
         return os.fsdecode(os.pread(opened, size, offset))
 
 
-def _copy(file: File, base: int, new: int) -> None:
-    done = 0
-    while count := os.sendfile(new, base, done, 1 << 20):
-        done += count
-        if done > _LARGEST_COPY:
-            raise WriteError(
-                f"it is larger than {_LARGEST_COPY >> 20} MiB, which no NVRAM is",
-                where=file.base,
-                hint="see the <nvram> of the template's definition",
-            )
+def _copy(file: File, base: int, private: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _opened(os.open(_NEW, flags, 0o600, dir_fd=private)) as new:
+        done = 0
+        while count := os.sendfile(new, base, done, 1 << 20):
+            done += count
+            if done > _LARGEST_COPY:
+                raise WriteError(
+                    f"it is larger than {_LARGEST_COPY >> 20} MiB, which no NVRAM is",
+                    where=file.base,
+                    hint="see the <nvram> of the template's definition",
+                )
 
 
-def _own_as(base: int, new: int) -> None:
+def _own_as(base: int, private: int) -> None:
     """Give the new file the owner and the permissions of its base. libvirt gives a guest's files
     to QEMU's user, unless it was told not to; they are then that user's already."""
     status = os.fstat(base)
     block = stat.S_ISBLK(status.st_mode)
-    os.fchmod(new, 0o600 if block else status.st_mode & 0o666 | 0o600)
-    os.fchown(new, status.st_uid, status.st_gid)
+    with _opened(os.open(_NEW, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=private)) as new:
+        os.fchmod(new, 0o600 if block else status.st_mode & 0o666 | 0o600)
+        os.fchown(new, status.st_uid, status.st_gid)
 
 
 def _disk_size(file: File, base: int) -> int:
@@ -240,18 +295,19 @@ def _disk_size(file: File, base: int) -> int:
     return -(-size // _SECTOR) * _SECTOR
 
 
-def _create(file: File, size: int, new: int) -> None:
-    """Make the overlay through its descriptor, without opening the base (-u). The header of the
-    base, which the template's QEMU writes, can name any file, socket or server as its own base,
-    and qemu-img would open that as root."""
+def _create(file: File, size: int, private: int) -> None:
+    """Make the overlay through the descriptor, whatever the name of its directory is by now, and
+    without opening the base (-u). The header of the base, which the template's QEMU writes, can
+    name any file, socket or server as its own base, and qemu-img would open that as root."""
+    new = f"/proc/self/fd/{private}/{_NEW}"
     words = [
         _PROGRAM, "create", "-q", "-u", "-f", "qcow2", "-F", file.format, "-b", file.base,
-        _path(new), str(size),
+        new, str(size),
     ]  # fmt: skip
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=_SECONDS,
-            pass_fds=(new,),
+            pass_fds=(private,),
         )  # fmt: skip
     except FileNotFoundError:
         raise WriteError(
@@ -274,8 +330,7 @@ def _create(file: File, size: int, new: int) -> None:
 def _told(
     path: str,
     what: str = "the file cannot be made or removed",
-    hint: str = "the directory must be there, on a filesystem that can link a file without a name "
-    "(ext4, XFS, Btrfs; not NFS)",
+    hint: str = "the directory must be there, and its filesystem must know hard links",
 ) -> Iterator[None]:
     """Turn an OSError into an error for people."""
     try:

@@ -35,22 +35,20 @@ class Layout:
         stage: Stage | None = None,
         before: tuple[str, str] = ("", ""),
         queue: int | None = None,
-    ) -> None:
+    ) -> Origin:
         """Add a device for a guest, or for other devices to stand on. ``before`` is the interface
         that the device replaces, in the running guest and in its definition."""
         name, uuid = (guest.name, guest.uuid) if guest is not None else ("", "")
-        if before[0]:
-            nic = domain_xml.nic(before[0])
-            self.notes += [f"{name} {nic.mac}: {text}" for text in domain_xml.lost(nic)]
-        self.origins.append(
-            Origin(device, name, uuid, *before, group=self._group, queue=queue, stage=stage)
-        )
+        origin = Origin(device, name, uuid, *before, group=self._group, queue=queue, stage=stage)
+        self.origins.append(origin)
+        return origin
 
     def adopt(
         self, guest: GuestNics, nic: DomainNic, device: MadeDevice, stage: Stage | None = None
     ) -> None:
         """Move the interface of a running guest to a device. The definition changes with it,
         unless it has no macvtap there."""
+        self.notes += [f"{guest.name} {nic.mac}: {text}" for text in domain_xml.lost(nic)]
         lower = stage.outside if stage is not None else device.lower
         kept = next((n for n in guest.config or () if n.mac == nic.mac), None)
         if kept is not None and (kept.kind != "direct" or kept.lower != lower):

@@ -200,13 +200,6 @@ def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     assert f"tap7 has the MAC {MACS[0]}" in refused(host, path, create("vr1"))
 
 
-def test_a_setting_that_has_no_effect_is_named(host: FakeAttachHost, path: Path) -> None:
-    router = host.fakes[UUID]
-    router.config = router.config.replace("'direct'", "'direct' trustGuestRxFilters='yes'")
-    switch = do(host, path, create("vr1"))
-    assert [note.partition(": trust")[2][:15] for note in switch.notes] == ["GuestRxFilters:"] * 2
-
-
 def test_a_file_that_comes_in_between_is_nobody_of_ours(host: FakeAttachHost, path: Path) -> None:
     """Somebody makes a file of that name after the plan: it is there afterwards."""
     theirs = File(f"{IMAGES}/vr1-vda.qcow2", "theirs")
