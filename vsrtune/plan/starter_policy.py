@@ -183,10 +183,9 @@ def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
         "scheduler.softirq": "ksoftirqd beside them, else routed frames are lost",
     }
     if candidate.cpus["irq"] != "auto":
-        hand = candidate.cpus["irq"]
         notes["cpus.irq"] = (
-            f"by hand; the interrupts are served on CPU {irq}, and "
-            f'irq: {{cpus: "{hand}", set: true}} moves them there'
+            f"by hand; the interrupts are served on CPU {irq}, and irq: {{set: true}} moves them "
+            "here"
         )
     if "class: rr" in candidate.scheduler.get("vcpu", ""):
         notes["scheduler.vcpu"] = "rr: under fifo a busy vcpu never gives way to a worker"

@@ -22,6 +22,8 @@ class Auto(Enum):
 
 
 AUTO = Auto.AUTO
+# The key of Policy.irq.
+IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
@@ -84,8 +86,8 @@ class SchedRule:
 class Policy:
     """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
-    up (config_files). ``irq`` are the interrupt CPUs, written at ``irq_keys``; with ``irq_set``,
-    vsrtune moves interrupts there."""
+    up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
+    there."""
 
     path: str
     guest: str
@@ -93,7 +95,6 @@ class Policy:
     uid: int | None = 0
     irq: CpuChoice | None = None
     irq_set: bool | None = None
-    irq_keys: KeyPath = ("cpus", "irq")
     vcpu: CpuChoice | VcpuMap | None = None
     vhost: CpuChoice | DeviceMap | None = None
     emulator: CpuChoice | None = None

@@ -8,7 +8,6 @@ exist, vcpus that a guest has).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
@@ -19,6 +18,7 @@ from vsrtune.policy.budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy.drift_rules import read_rules
 from vsrtune.policy.model import (
     AUTO,
+    IRQ_KEYS,
     MAX_SLICE_MS,
     CpuChoice,
     DeviceMap,
@@ -112,17 +112,14 @@ class _Reader:
         self.errors: list[PolicyError] = []
 
     def policy(self, data: dict[str, Any]) -> Policy:
-        irq = self.cpus(data, "cpus", "irq")
-        beside = self.cpu_list(self.get(data, *LIST_KEYS), LIST_KEYS)
         user = self.user(data)
         policy = Policy(
             path=self.path,
             guest=self.guest(data),
             user=user,
             uid=user_number(user),
-            irq=irq if beside is None else beside,
-            irq_set=self.get(data, *SET_KEYS),
-            irq_keys=place(beside),
+            irq=self.cpus(data, *IRQ_KEYS),
+            irq_set=self.get(data, "irq", "set"),
             vcpu=self.vcpu(data),
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
@@ -139,7 +136,7 @@ class _Reader:
             accept_standstill=self.get(data, "standstill") is not None,
             lines=tuple(self.lines.items()),
         )
-        self.irq_places(irq, beside, policy.irq_set)
+        self.irq_places(policy)
         self.irq_overlap(policy)
         return policy
 
@@ -289,20 +286,22 @@ class _Reader:
             self.fail((*keys, key) if key else keys, what, hint)
         return rule
 
-    def irq_places(self, told: CpuChoice | None, beside: CpuSet | None, moved: bool | None) -> None:
-        keys = ("cpus", "irq")
-        if keys in self.broken or LIST_KEYS in self.broken:
+    def irq_places(self, policy: Policy) -> None:
+        """Interrupts can be moved to CPUs that the policy names only."""
+        if not policy.irq_set or isinstance(policy.irq, CpuSet):
             return
-        listed = told if isinstance(told, CpuSet) else None
-        wrong = judge(listed, line_of(self.lines, keys), beside, moved)
-        if wrong is not None:
-            self.fail(wrong.keys, wrong.what, wrong.hint)
+        if IRQ_KEYS not in self.broken and not broken_below(self.broken, "irq"):
+            self.fail(
+                ("irq", "set"),
+                "the CPUs to which interrupts are to be moved are not named",
+                "add cpus: {irq: 0}",
+            )
 
     def irq_overlap(self, policy: Policy) -> None:
         """CPUs that are listed for both interrupts and threads are wrong on any host."""
         if not isinstance(policy.irq, CpuSet):
             return
-        name = dotted(policy.irq_keys)
+        name = dotted(IRQ_KEYS)
         for keys, cpus in by_hand(policy):
             both = cpus & policy.irq
             if both:
@@ -311,42 +310,3 @@ class _Reader:
                     f"CPU {both} is an interrupt CPU ({name} {policy.irq})",
                     f"choose CPUs outside {name}, or change {name}",
                 )
-
-
-LIST_KEYS: KeyPath = ("irq", "cpus")
-SET_KEYS: KeyPath = ("irq", "set")
-_OLD_KEYS: KeyPath = ("cpus", "irq")
-
-
-@dataclass(frozen=True, slots=True)
-class IrqError:
-    """A fault of the interrupt keys together: the key, the fault, and what to write."""
-
-    keys: KeyPath
-    what: str
-    hint: str
-
-
-def place(beside: CpuSet | None) -> KeyPath:
-    """The key at which the interrupt CPUs are written; ``beside`` is ``irq.cpus``."""
-    return _OLD_KEYS if beside is None else LIST_KEYS
-
-
-def judge(
-    told: CpuSet | None, told_line: int, beside: CpuSet | None, moved: bool | None
-) -> IrqError | None:
-    """The fault of ``cpus.irq`` (``told``, None when auto or unset), ``irq.cpus`` and
-    ``irq.set`` together."""
-    if told is not None and beside is not None and told != beside:
-        return IrqError(
-            LIST_KEYS,
-            f"CPUs {beside} contradict cpus.irq, which says {told} (line {told_line})",
-            "write the list once: irq.cpus stands for both",
-        )
-    if moved and told is None and beside is None:
-        return IrqError(
-            SET_KEYS,
-            "the CPUs to which interrupts are to be moved are not named",
-            "add irq: {cpus: 0}",
-        )
-    return None

@@ -184,7 +184,9 @@ def _extra_keys(
         if key in known or any(re.search(p, key) for p in patterns):
             continue
         here = (*where, key)
-        if "x-keys" in part:
+        if key in part.get("x-moved", {}):
+            yield here, "this key has another name", f"write {part['x-moved'][key]}"
+        elif "x-keys" in part:
             yield here, "this key does not fit here", f"the keys are {part['x-keys']}"
         else:
             only = f"the only key here is {known[0]}" if len(known) == 1 else ""

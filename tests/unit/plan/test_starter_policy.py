@@ -112,8 +112,8 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     assert policy.vcpu_sched == SchedRule(SchedClass.BATCH)
     assert "served on every online CPU" in start(seen, guest).text
     # What its comment offers moves them, and is no refusal.
-    moved = parse('guest: vr1\ncpus: {vcpu: auto}\nirq: {cpus: "0", set: true}\n', "p.yaml")
-    assert 'irq: {cpus: "0", set: true} moves them' in start(seen, guest).text
+    moved = parse('guest: vr1\ncpus: {irq: "0", vcpu: auto}\nirq: {set: true}\n', "p.yaml")
+    assert "irq: {set: true} moves them" in start(seen, guest).text
     assert plan(seen, [moved]).refusals == ()
 
 
