@@ -20,7 +20,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.phases import Draft, Phase, level
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
 from vsrtune.policy.model import SchedRule, rule_for
 from vsrtune.policy.yaml_reader import dotted

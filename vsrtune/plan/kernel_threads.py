@@ -33,7 +33,7 @@ from vsrtune.model.targets import (
     TimeSlice,
 )
 from vsrtune.plan.phases import Draft, Phase, level
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
 from vsrtune.policy.yaml_reader import dotted

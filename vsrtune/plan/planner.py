@@ -48,7 +48,7 @@ from vsrtune.plan.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, 
 from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import (
     Context,
     Requirements,

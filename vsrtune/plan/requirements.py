@@ -38,7 +38,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import inner_links
 from vsrtune.plan.phases import OWN_CGROUP
-from vsrtune.plan.placement.ranked import Chosen, Occupant
+from vsrtune.plan.placement.model import Chosen, Occupant
 from vsrtune.plan.safety.projection import scope_limit
 from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted, shown

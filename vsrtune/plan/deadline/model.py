@@ -10,7 +10,7 @@ from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Refusal
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import PinRequest, Requirements, label
 from vsrtune.policy.model import rule_for
 

@@ -27,7 +27,7 @@ from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.admission import admit, emulators, evict, keep_out
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains, Search
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements, label
 
 
