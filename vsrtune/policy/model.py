@@ -156,25 +156,19 @@ def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
     """The scheduling that the policy requires for a role."""
-    if role is Role.VCPU:
-        return policy.vcpu_sched
-    if role is Role.VHOST:
-        return policy.vhost_sched
-    return policy.napi_sched if role is Role.NAPI else None
+    rules = {
+        Role.VCPU: policy.vcpu_sched,
+        Role.VHOST: policy.vhost_sched,
+        Role.NAPI: policy.napi_sched,
+    }
+    return rules.get(role)
 
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
     """The CPUs that the policy requires for a role."""
-    choice: CpuChoice | VcpuMap | DeviceMap | None = None
-    if role is Role.VCPU:
-        choice = policy.vcpu
-    elif role is Role.VHOST:
-        choice = policy.vhost
-    elif role is Role.NAPI:
-        choice = policy.napi
-    if choice is None and role in DATA_PLANE and policy.placement is not None:
-        return AUTO
-    return choice
+    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
+    choice = choices.get(role)
+    return policy.placement if choice is None and role in choices else choice
 
 
 def asks_of_host(policy: Policy) -> bool:
