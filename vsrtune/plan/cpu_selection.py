@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
 from vsrtune.plan.placement.greedy import place
 from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, pinned_cpus, staying
-from vsrtune.policy.model import AUTO, cpus_for, rule_for
+from vsrtune.policy.model import AUTO, cpus_for
 
 
 def choose(
@@ -98,7 +97,7 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
     by hand, least occupied, not isolated, lowest."""
     if context.irq:
         return CpuSet()
-    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
+    isolated = context.host.isolated
     free = context.online - by_hand
     return CpuSet(
         sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c))[:1]
@@ -129,7 +128,7 @@ def _seat(
         nodes,
         f"{requirements.guest.ref} {label(pin.thread)}",
         None if requirements.policy.placement is None else pin.thread.load,
-        _booked(requirements, pin),
+        requirements.booked(pin.thread.role),
         links,
     )
 
@@ -148,14 +147,9 @@ def _fixed(
         cpus,
         reserves,
         pin.thread.load,
-        _booked(requirements, pin),
+        requirements.booked(pin.thread.role),
         links,
     )
-
-
-def _booked(requirements: Requirements, pin: PinRequest) -> int:
-    rule = rule_for(requirements.policy, pin.thread.role)
-    return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
 
 def _housekeepers(
@@ -169,10 +163,9 @@ def _housekeepers(
     pool = pin.allowed - pinned
     if not pool:
         return None
-    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
     quiet = pool - roaming
     if quiet:
-        pool = quiet - isolated or quiet
+        pool = quiet - context.host.isolated or quiet
         pool = pool - context.irq or pool
     else:
         pool = pool & context.irq or pool

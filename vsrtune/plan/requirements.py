@@ -106,6 +106,11 @@ class Requirements:
         """The guest's threads of a role, without NAPI threads that are about to go."""
         return threads(self.guest, self.policy, role)
 
+    def booked(self, role: Role) -> int:
+        """The bandwidth of each thread of a role; 0 when the policy does not make it DEADLINE."""
+        rule = rule_for(self.policy, role)
+        return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
+
     def refusal(self, keys: KeyPath, reason: str, hint: str) -> Refusal:
         """Why the guest gets no action; ``keys`` is the place in its policy."""
         return refusal(self.guest, self.policy, keys, reason, hint)

@@ -207,7 +207,6 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
     host, guest = case.snapshot.host, case.guest
     choice = _interrupts(case)
     online = host.online
-    isolated = CpuSet(c.id for c in host.cpus if c.isolated)
     busy = CpuSet(
         cpu
         for other in case.snapshot.guests
@@ -232,7 +231,8 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
         f"Starting policy for {guest.ref}, for this host as it is now. Put it into",
         "/etc/vsrtune/policies, then look at `vsrtune plan`: it changes nothing.",
         "",
-        f"Kernel {host.kernel}, CPUs {online}" + (f", isolated {isolated}" if isolated else ""),
+        f"Kernel {host.kernel}, CPUs {online}"
+        + (f", isolated {host.isolated}" if host.isolated else ""),
         *choice.notes,
         f"{_count(len(guest.by_role(Role.VCPU)), 'vcpu')}, {_count(len(workers), 'vhost worker')}"
         + (f" ({kind})" if kind else ""),
