@@ -54,6 +54,8 @@ IDLE = 0.1
 # The demand of a thread that was not measured: it gets a CPU of its own while CPUs last.
 UNKNOWN = 1.0
 INTERRUPTS = 0.5
+# A link with more guests than this is a network of theirs, not the stages of one router.
+STAGED = 16
 
 
 def demand(load: Sequence[float], booked: int = 0) -> float:
@@ -260,6 +262,9 @@ def _near(parties: Iterable[Party]) -> dict[str, tuple[str, ...]]:
         for name in names:
             on.setdefault(name, set()).add(guest)
     return {
-        guest: (guest, *sorted(set().union(*(on[n] for n in names)) - {guest}))
+        guest: (
+            guest,
+            *sorted(set().union(*(on[n] for n in names if len(on[n]) <= STAGED)) - {guest}),
+        )
         for guest, names in links.items()
     }

@@ -32,8 +32,9 @@ MOVES = 4
 FEE = 0.05
 GAIN = 0.1
 _EPSILON = 1e-6
-# A bound on the work. Threads come to rest in far fewer rounds.
+# A bound on the work. In the first rounds new threads move for any gain.
 _ROUNDS = 64
+_FINE_ROUNDS = 2
 # With more threads than this, reasons do not tell the cost of the next best CPU.
 _COMPARED = 256
 _NAMED = 3
@@ -72,6 +73,7 @@ class _Placing:
         ]
         self._kept = {n for n, s in enumerate(seats) if s.previous in s.allowed}
         self._moves = MOVES
+        self._fine = True
 
     def run(self) -> None:
         """Keep seats, place the others, and let them move until no move pays."""
@@ -80,7 +82,8 @@ class _Placing:
                 self._put(n, seat.previous)
         for n in sorted(set(range(len(self.seats))) - self._kept, key=self._urgency):
             self._put(n, self.board.cheapest(n, self.seats[n].allowed)[1])
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
+            self._fine = number < _FINE_ROUNDS
             if not self._round():
                 return
 
@@ -118,16 +121,19 @@ class _Placing:
         here = board.price(n, at)
         # Most threads stay, and this tells it without a look at every CPU.
         most = here - board.least(n)
-        hopeless = most < _EPSILON or (n in self._kept and not _pays(here, most))
+        free = n not in self._kept
+        hopeless = most < _EPSILON if free and self._fine else not _pays(here, most)
         price, cpu = (here, at) if hopeless else board.cheapest(n, seat.allowed)
         board.put(n, at)
         saved = here - price
         if cpu == at or saved < _EPSILON:
             return None
-        if n not in self._kept or saved > CLASH / 2:
+        if saved > CLASH / 2 or (free and self._fine):
             return cpu
         if not _pays(here, saved):
             return None
+        if free:
+            return cpu
         if seat.load is None:
             return None if board.alone(n) else cpu
         if seat.booked or len(seat.load) < WINDOWS or not self._moves:
