@@ -31,7 +31,7 @@ SECONDS = 2.0
 POLICY = """\
 guest: "vr*"
 cpus: {irq: 0, vcpu: 1, vhost: 2}
-irq: {cpus: 0, set: true}
+irq: {set: true}
 scheduler:
   vcpu: {class: rr, priority: 10}
   vhost: {class: deadline, runtime: 2ms, period: 20ms}

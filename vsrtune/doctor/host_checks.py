@@ -147,8 +147,8 @@ def interrupts(case: Case) -> Iterable[Finding]:
             Severity.WARNING,
             "the NICs' interrupts are served on every online CPU: auto finds no CPU for a "
             "guest's threads and refuses it",
-            "move them to few CPUs: irq: {cpus: LIST, set: true} in a policy, or ethtool -L fewer "
-            "queues and /proc/irq/N/smp_affinity_list",
+            "move them to few CPUs: cpus: {irq: LIST} and irq: {set: true} in a policy, or "
+            "ethtool -L fewer queues and /proc/irq/N/smp_affinity_list",
             listed,
         )
     elif all_of_them:

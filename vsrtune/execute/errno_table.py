@@ -188,7 +188,7 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
         "name CPUs that are online: /sys/devices/system/cpu/online"),
     # assign_managed_vector, vector_assign_managed_shutdown: the vector matrix is full
     (Operation.IRQ, errno.ENOSPC): ErrnoVerdict(
-        _NEVER, "these CPUs have no interrupt vector left", "name more CPUs in irq.cpus"),
+        _NEVER, "these CPUs have no interrupt vector left", "name more CPUs in cpus.irq"),
     (Operation.IRQ, errno.ENOENT): _GONE,
     # store_rps_map: rps_cpumask_housekeeping leaves no CPU
     (Operation.RPS, errno.EINVAL): ErrnoVerdict(

@@ -153,6 +153,11 @@ class Host:
         """CPUs that are online."""
         return CpuSet(c.id for c in self.cpus if c.online)
 
+    @cached_property
+    def isolated(self) -> CpuSet:
+        """CPUs isolated at boot (isolcpus) or by a partition of cgroup v2."""
+        return CpuSet(c.id for c in self.cpus if c.isolated)
+
     def nic(self, name: str) -> Nic | None:
         """The lower device of that name, or None."""
         return self._nics.get(name)

@@ -34,7 +34,7 @@ def root_domain(host: Host, thread: Thread) -> CpuSet | None:
 def isolated_alone(host: Host, cpus: CpuSet) -> bool:
     """Whether ``cpus`` is a root domain since boot. The default root domain, to which all isolated
     CPUs belong, is a thread's own only when a single CPU is isolated."""
-    return len(cpus) == 1 and cpus == CpuSet(c.id for c in host.cpus if c.isolated)
+    return len(cpus) == 1 and cpus == host.isolated
 
 
 @dataclass(frozen=True, slots=True)

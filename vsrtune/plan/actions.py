@@ -20,7 +20,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.phases import Draft, Phase, level
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
 from vsrtune.policy.model import SchedRule, rule_for
 from vsrtune.policy.yaml_reader import dotted
@@ -207,16 +207,11 @@ def _queues(
                 "no macvtap: in front of a tap's ring stands a qdisc that txqueuelen changes too",
             )
             continue
-        draft.desired.add(target)
         other = claimed.setdefault(interface.ifindex, ref)
         if other != ref:
+            draft.desired.add(target)
             draft.skip(ref, subject, f"the device is shared, its queue goes with {other}")
             continue
-        if interface.txqueuelen == length:
-            draft.skip(ref, subject, f"already as asked: {length}")
-            draft.for_verify[target] = length
-        elif (drift := context.left_alone(target)) is not None:
-            draft.leave(ref, subject, drift)
-        else:
-            reason = f"queue.macvtap ({requirements.policy.at('queue', 'macvtap')})"
-            draft.add(Phase.QUEUES, Action.of(target, interface.txqueuelen, length, reason))
+        reason = f"queue.macvtap ({requirements.policy.at('queue', 'macvtap')})"
+        action = Action.of(target, interface.txqueuelen, length, reason)
+        draft.want(Phase.QUEUES, action, context.left_alone(target), subject)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import CarriedPin, Guest, Role, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry
@@ -66,5 +65,5 @@ def _original(thread: Thread, host: Host, carried: CarriedPin) -> Pin:
     if carried.original is not None:
         cpus, text = carried.original & host.online, str(carried.original)
     else:
-        cpus, text = CpuSet(c.id for c in host.cpus if c.online and not c.isolated), ""
+        cpus, text = host.online - host.isolated, ""
     return Pin(cpus or host.online, text if thread.cpuset_cpus is not None else None)

@@ -4,16 +4,16 @@ the remaining CPUs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
-from vsrtune.plan.placement.by_load import balance
-from vsrtune.plan.placement.ranked import Chosen, Occupant, Seat, place
+from vsrtune.plan.placement.greedy import place
+from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, pinned_cpus, staying
-from vsrtune.policy.model import AUTO, cpus_for, rule_for
+from vsrtune.policy.model import AUTO, cpus_for
 
 
 def choose(
@@ -40,34 +40,17 @@ def choose(
                 linked = links[requirements.guest.ref]
                 occupants.append(_fixed(requirements, pin, pin.cpus, linked, reserves=not floats))
     spare = _spare(context, by_hand, occupants)
-    by_load: list[Seat] = []
     for requirements in per_guest:
-        into = seats if requirements.policy.placement is None else by_load
         nodes = frozenset(
             n.node for n in lower_nics(context.host, requirements.guest) if n.node >= 0
         )
         linked = links[requirements.guest.ref]
-        into += [
+        seats += [
             _seat(context, requirements, pin, spare, nodes, linked)
             for pin in requirements.pins
             if pin.cpus is None
         ]
-    cpus = {c.id: c for c in context.host.cpus}
-    placed = place(seats, occupants, cpus)
-    # Placement by number ignores loads; threads placed by load come beside the others.
-    beside = [
-        Occupant(
-            s.guest,
-            s.role,
-            CpuSet.single(placed[s.thread].cpu),
-            load=s.load,
-            booked=s.booked,
-            links=s.links,
-        )
-        for s in seats
-    ]
-    placed |= balance(context.host, context.irq, by_load, [*occupants, *beside])
-    chosen |= {key: Chosen(CpuSet.single(p.cpu), p.why) for key, p in placed.items()}
+    chosen |= _placed(context, seats, occupants)
     pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
     pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
     roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned
@@ -77,6 +60,25 @@ def choose(
             if pick is not None:
                 chosen[requirements.emulator.thread.key] = pick
     return chosen
+
+
+def _placed(
+    context: Context, seats: Sequence[Seat], occupants: Sequence[Occupant]
+) -> dict[ThreadKey, Chosen]:
+    """CPUs for every seat. Threads whose policy does not ask for placement by load come first,
+    and do not follow the loads of others; then the others come beside them."""
+    unmeasured = [seat for seat in seats if seat.load is None]
+    without = [replace(o, load=()) for o in occupants] if unmeasured else []
+    placed = place(context.host, context.irq, unmeasured, without)
+    beside = [
+        Occupant(
+            s.guest, s.role, CpuSet.single(placed[s.thread].cpu), booked=s.booked, links=s.links
+        )
+        for s in unmeasured
+    ]
+    by_load = [seat for seat in seats if seat.load is not None]
+    placed |= place(context.host, context.irq, by_load, [*occupants, *beside])
+    return {key: Chosen(CpuSet.single(p.cpu), p.why) for key, p in placed.items()}
 
 
 def _occupants(
@@ -95,7 +97,7 @@ def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> 
     by hand, least occupied, not isolated, lowest."""
     if context.irq:
         return CpuSet()
-    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
+    isolated = context.host.isolated
     free = context.online - by_hand
     return CpuSet(
         sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c))[:1]
@@ -125,8 +127,8 @@ def _seat(
         previous,
         nodes,
         f"{requirements.guest.ref} {label(pin.thread)}",
-        pin.thread.load,
-        _booked(requirements, pin),
+        None if requirements.policy.placement is None else pin.thread.load,
+        requirements.booked(pin.thread.role),
         links,
     )
 
@@ -145,14 +147,9 @@ def _fixed(
         cpus,
         reserves,
         pin.thread.load,
-        _booked(requirements, pin),
+        requirements.booked(pin.thread.role),
         links,
     )
-
-
-def _booked(requirements: Requirements, pin: PinRequest) -> int:
-    rule = rule_for(requirements.policy, pin.thread.role)
-    return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
 
 def _housekeepers(
@@ -166,10 +163,9 @@ def _housekeepers(
     pool = pin.allowed - pinned
     if not pool:
         return None
-    isolated = CpuSet(c.id for c in context.host.cpus if c.isolated)
     quiet = pool - roaming
     if quiet:
-        pool = quiet - isolated or quiet
+        pool = quiet - context.host.isolated or quiet
         pool = pool - context.irq or pool
     else:
         pool = pool & context.irq or pool

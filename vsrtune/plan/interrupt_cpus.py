@@ -14,7 +14,7 @@ from vsrtune.model.host import Host, Irq, Nic, NicThread
 
 # What an operator can do about an interrupt that the kernel manages.
 MANAGED_HINT = (
-    "name its CPU in irq.cpus too, which keeps guests off it, or give the device fewer queues "
+    "name its CPU in cpus.irq too, which keeps guests off it, or give the device fewer queues "
     "(ethtool -L)"
 )
 

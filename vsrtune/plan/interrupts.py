@@ -34,7 +34,7 @@ from vsrtune.model.targets import (
 from vsrtune.plan.interrupt_cpus import MANAGED_HINT, lower_nics, napi_threads, queue_irqs
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.requirements import Context, Requirements, refusal
-from vsrtune.policy.model import Policy
+from vsrtune.policy.model import IRQ_KEYS, Policy
 from vsrtune.policy.yaml_reader import dotted
 
 
@@ -72,11 +72,11 @@ def conflicts(host: Host, pairs: Sequence[tuple[Guest, Policy]]) -> list[Refusal
             if theirs.moves_irqs != policy.moves_irqs:
                 reason = (
                     f"{nic.name} is below {other.ref} too, for which "
-                    f"{theirs.at(*theirs.irq_keys)} moves its interrupts to CPUs "
+                    f"{theirs.at(*IRQ_KEYS)} moves its interrupts to CPUs "
                     f"{theirs.moves_irqs}"
                 )
                 hint = "ask the same for both guests"
-                out.append(refusal(guest, policy, policy.irq_keys, reason, hint))
+                out.append(refusal(guest, policy, IRQ_KEYS, reason, hint))
                 break
     return out
 
@@ -187,7 +187,7 @@ class _Device:
         self.steered = steered
         self._context = context
         self._draft = draft
-        self._reason = f"irq.set: {dotted(policy.irq_keys)} {self.cpus} ({policy.at('irq', 'set')})"
+        self._reason = f"irq.set: {dotted(IRQ_KEYS)} {self.cpus} ({policy.at('irq', 'set')})"
 
     def build(self) -> None:
         if not self.nic.irqs:

@@ -23,7 +23,7 @@ from vsrtune.model.guest import (
     ThreadKey,
 )
 from vsrtune.model.host import SoftirqThread
-from vsrtune.model.plan import Action, Skipped
+from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -33,7 +33,7 @@ from vsrtune.model.targets import (
     TimeSlice,
 )
 from vsrtune.plan.phases import Draft, Phase, level
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
 from vsrtune.policy.yaml_reader import dotted
@@ -77,7 +77,6 @@ def build(
                 requirements.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found"
             )
             continue
-        draft.desired.add(target(thread))
         _one(context, thread, rule, requirements, draft)
 
 
@@ -99,17 +98,10 @@ def _one(
     draft: Draft,
 ) -> None:
     name = f"ksoftirqd/{thread.cpu} scheduling"
-    if thread.sched == rule.sched:
-        draft.skipped.append(Skipped(HOST_REF, name, f"already as asked: {rule.sched}"))
-        draft.for_verify[target(thread)] = rule.sched
-        return
     drift = context.left_alone(target(thread))
-    if drift is not None:
-        draft.leave(HOST_REF, name, drift)
-        return
-    if thread.sched.cls is SchedClass.DEADLINE:
-        reason = "someone else gave the thread class deadline; it is left alone"
-        draft.skipped.append(Skipped(HOST_REF, name, reason))
+    if drift is None and thread.sched.cls is SchedClass.DEADLINE:
+        draft.desired.add(target(thread))
+        draft.skip(HOST_REF, name, "someone else gave the thread class deadline; it is left alone")
         return
     reason = (
         f"scheduler.softirq ({requirements.policy.at('scheduler', 'softirq')}): it runs beside "
@@ -117,7 +109,7 @@ def _one(
     )
     lower = level(rule.sched) < level(thread.sched)
     phase = Phase.LOWER_SOFTIRQ if lower else Phase.RAISE_SOFTIRQ
-    draft.add(phase, Action.of(target(thread), thread.sched, rule.sched, reason))
+    draft.want(phase, Action.of(target(thread), thread.sched, rule.sched, reason), drift, name)
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
@@ -187,14 +179,12 @@ def _threaded(
         draft.skip(ref, subject, "the device has no such attribute")
     elif other != ref:
         draft.skip(ref, subject, f"the device is shared, the setting goes with {other}")
-    elif bool(device.threaded) == wanted:
-        draft.skip(ref, subject, f"already as asked: {device.threaded}")
-        draft.for_verify[target] = device.threaded
-    elif (drift := context.left_alone(target)) is not None:
-        draft.leave(ref, subject, drift)
     else:
+        # Every value but 0 means on.
+        value = device.threaded if bool(device.threaded) == wanted else int(wanted)
         reason = f"{dotted(_KEYS)} ({requirements.policy.at(*_KEYS)})"
-        draft.add(Phase.THREADED_NAPI, Action.of(target, device.threaded, int(wanted), reason))
+        action = Action.of(target, device.threaded, value, reason)
+        draft.want(Phase.THREADED_NAPI, action, context.left_alone(target), subject)
 
 
 def _missing(
@@ -240,11 +230,11 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
     shortest = min(with_slice, key=lambda requirements: slice_of(requirements.policy))
     wanted = TimeSlice(slice_of(shortest.policy))
     if context.host.rr_timeslice_ms is None:
-        draft.skipped.append(Skipped(HOST_REF, _SUBJECT, "the host's was not read"))
+        draft.skip(HOST_REF, _SUBJECT, "the host's was not read")
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
     if wanted.reached_by(now):
-        draft.skipped.append(Skipped(HOST_REF, _SUBJECT, f"already as asked: {now}"))
+        draft.skip(HOST_REF, _SUBJECT, f"already as asked: {now}")
         draft.for_verify[target] = wanted
     elif (drift := context.left_alone(target)) is not None:
         draft.leave(HOST_REF, _SUBJECT, drift)

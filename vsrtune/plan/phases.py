@@ -87,6 +87,22 @@ class Draft:
     left: set[Target] = field(default_factory=set)
     _added: list[tuple[Phase, Action]] = field(default_factory=list)
 
+    def want(
+        self, phase: Phase, action: Action, drift: Drift | None, subject: str, reached: str = ""
+    ) -> None:
+        """Plan a setting, unless it is as asked already or somebody has changed it and the policy
+        leaves that alone (``drift``). ``subject`` names it in reports, ``reached`` says more of
+        a value that is as asked."""
+        target, ref = action.target, action.target.guest
+        self.desired.add(target)
+        if action.before == action.after:
+            self.for_verify[target] = action.after
+            self.skip(ref, subject, f"already as asked: {reached or action.after}")
+        elif drift is not None:
+            self.leave(ref, subject, drift)
+        else:
+            self.add(phase, action)
+
     def add(self, phase: Phase, action: Action) -> None:
         """Add a write to its phase."""
         self._added.append((phase, action))

@@ -48,7 +48,7 @@ from vsrtune.plan.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, 
 from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import (
     Context,
     Requirements,
@@ -62,7 +62,7 @@ from vsrtune.plan.safety import invariants, standstill
 from vsrtune.plan.safety.projection import project
 from vsrtune.plan.warnings import warnings
 from vsrtune.policy.matching import assign, policies_of
-from vsrtune.policy.model import Policy, asks_of_host
+from vsrtune.policy.model import IRQ_KEYS, Policy, asks_of_host
 
 Pairs = tuple[tuple[Guest, Policy], ...]
 
@@ -348,8 +348,8 @@ def _locate(matched: Matched) -> Located:
         by_hand = policy.irq if isinstance(policy.irq, CpuSet) else None
         if by_hand is not None:
             cpus = by_hand
-            why += not_online(host, guest, policy, policy.irq_keys, cpus)
-            notes.append(f"{guest.ref}: interrupt CPUs {cpus} from {policy.at(*policy.irq_keys)}")
+            why += not_online(host, guest, policy, IRQ_KEYS, cpus)
+            notes.append(f"{guest.ref}: interrupt CPUs {cpus} from {policy.at(*IRQ_KEYS)}")
         else:
             choice = interrupt_cpus(host, guest)
             cpus = choice.cpus
@@ -363,10 +363,10 @@ def _locate(matched: Matched) -> Located:
                 "so no CPU is left for its threads"
             )
             hint = (
-                "move the interrupts to fewer CPUs (irq: {cpus: 0, set: true}), or name cpus.irq "
-                "by hand"
+                "move the interrupts to fewer CPUs (cpus: {irq: 0}, irq: {set: true}), or name "
+                "cpus.irq by hand"
             )
-            why.append(refusal(guest, policy, policy.irq_keys, reason, hint))
+            why.append(refusal(guest, policy, IRQ_KEYS, reason, hint))
         refusals += why
         if not why:
             kept.append((guest, policy))

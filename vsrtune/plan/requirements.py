@@ -38,7 +38,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import inner_links
 from vsrtune.plan.phases import OWN_CGROUP
-from vsrtune.plan.placement.ranked import Chosen, Occupant
+from vsrtune.plan.placement.model import Chosen, Occupant
 from vsrtune.plan.safety.projection import scope_limit
 from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted, shown
@@ -105,6 +105,11 @@ class Requirements:
     def threads(self, role: Role) -> tuple[Thread, ...]:
         """The guest's threads of a role, without NAPI threads that are about to go."""
         return threads(self.guest, self.policy, role)
+
+    def booked(self, role: Role) -> int:
+        """The bandwidth of each thread of a role; 0 when the policy does not make it DEADLINE."""
+        rule = rule_for(self.policy, role)
+        return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
 
     def refusal(self, keys: KeyPath, reason: str, hint: str) -> Refusal:
         """Why the guest gets no action; ``keys`` is the place in its policy."""

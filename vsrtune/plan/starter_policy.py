@@ -2,7 +2,7 @@
 
 Candidates are planned on the snapshot, the most useful first. The first that the host does not
 refuse is used, so the text holds nothing that `vsrtune plan` would refuse here. Its comments
-list the refused candidates and the other possible settings.
+say what the settings mean on this host, and list the refused candidates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.guest import DATA_PLANE, Guest, NicKind, Role, WorkerKind
+from vsrtune.model.guest import DATA_PLANE, Guest, Role, WorkerKind
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
@@ -25,7 +25,6 @@ from vsrtune.plan.safety.projection import project
 from vsrtune.policy.matching import PLAIN_QEMU, Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.policy.schema import SCHEMA
 
 PRIORITY = 10
 # The slice that measured best with busy and idle guests (docs/results/no-harm.md).
@@ -34,7 +33,7 @@ _WIDTH = 96
 _NAME = "policy"
 
 _AUTO = {"irq": "auto", "vcpu": "auto", "vhost": "auto", "emulator": "auto"}
-_BUDGET = "{class: deadline, bandwidth: 10%, period: 10ms}"
+_MORE = "# Every key: man vsrtune-policy\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def start(
             return Start(_text(case, candidate, made, tried), made)
         tried.append((candidate.title, refused))
     body = f"guest: {case.name}\n"
-    return Start(_head(case, tried) + "\n" + body + "\n" + _rest(body), case.plan(body)[0])
+    return Start(f"{_head(case, tried)}\n{body}\n{_MORE}", case.plan(body)[0])
 
 
 def policy_name(guest: Guest) -> str:
@@ -167,8 +166,7 @@ def _body(name: str, candidate: _Candidate, notes: Mapping[str, str]) -> str:
 def _text(case: _Case, candidate: _Candidate, made: Plan, tried: list[tuple[str, str]]) -> str:
     body = _body(case.name, candidate, _notes(case, made, candidate))
     warnings = _comment([f"Warning: {w}" for w in made.warnings])
-    options = _options(case, candidate)
-    return f"{_head(case, tried)}{warnings}\n{body}\n{options}{_rest(body + options)}"
+    return f"{_head(case, tried)}{warnings}\n{body}\n{_MORE}"
 
 
 def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
@@ -183,10 +181,9 @@ def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
         "scheduler.softirq": "ksoftirqd beside them, else routed frames are lost",
     }
     if candidate.cpus["irq"] != "auto":
-        hand = candidate.cpus["irq"]
         notes["cpus.irq"] = (
-            f"by hand; the interrupts are served on CPU {irq}, and "
-            f'irq: {{cpus: "{hand}", set: true}} moves them there'
+            f"by hand; the interrupts are served on CPU {irq}, and irq: {{set: true}} moves them "
+            "here"
         )
     if "class: rr" in candidate.scheduler.get("vcpu", ""):
         notes["scheduler.vcpu"] = "rr: under fifo a busy vcpu never gives way to a worker"
@@ -210,7 +207,6 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
     host, guest = case.snapshot.host, case.guest
     choice = _interrupts(case)
     online = host.online
-    isolated = CpuSet(c.id for c in host.cpus if c.isolated)
     busy = CpuSet(
         cpu
         for other in case.snapshot.guests
@@ -235,7 +231,8 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
         f"Starting policy for {guest.ref}, for this host as it is now. Put it into",
         "/etc/vsrtune/policies, then look at `vsrtune plan`: it changes nothing.",
         "",
-        f"Kernel {host.kernel}, CPUs {online}" + (f", isolated {isolated}" if isolated else ""),
+        f"Kernel {host.kernel}, CPUs {online}"
+        + (f", isolated {host.isolated}" if host.isolated else ""),
         *choice.notes,
         f"{_count(len(guest.by_role(Role.VCPU)), 'vcpu')}, {_count(len(workers), 'vhost worker')}"
         + (f" ({kind})" if kind else ""),
@@ -244,71 +241,6 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
         *(f"refused here: {what}: {why}" for what, why in tried),
     ]
     return _comment(lines)
-
-
-def _options(case: _Case, candidate: _Candidate) -> str:
-    """Settings that the policy does not ask for, each with the answer of this host."""
-    lines: list[str] = []
-    rings = [i for i in case.guest.interfaces if i.kind.rings]
-    if rings:
-        length = rings[0].txqueuelen
-        lines += [
-            f"Rings between host and guest, now {length} frames; shorter ones measured worse:",
-            "queue:",
-            f"  macvtap: {length}",
-            "",
-        ]
-    budget = {"vcpu": _BUDGET, "vhost": _BUDGET}
-    trial = _Candidate("", candidate.cpus, budget)
-    _, refused = case.plan(_body(case.name, trial, {}))
-    if refused:
-        lines += [f"Budgets of CPU time (class deadline) are refused here: {refused}", ""]
-    else:
-        lines += [
-            "Budgets of CPU time, instead of priorities; possible here, sizes are an example:",
-            "scheduler:",
-            *(f"  {key}: {value}" for key, value in budget.items()),
-            "",
-        ]
-    if any(i.kind is NicKind.NAPI_MACVTAP for i in case.guest.interfaces):
-        lines += [
-            "A kernel thread of its own for each napi_macvtap device's queue:",
-            "napi: {threaded: true}",
-            "",
-        ]
-    elif rings and case.guest.source == "libvirt":
-        lines += [
-            "For chains of guests on one lower device; `vsrtune doctor` tells whether the kernel",
-            "module is there. The switch is an outage of seconds:",
-            "attachment: napi-macvlan",
-            "",
-        ]
-    return _comment(lines)
-
-
-def _rest(written: str) -> str:
-    """The other keys of the schema, a line for each key that the text does not mention."""
-    missing = [
-        f"{path}: {part.get('x-expects') or part.get('description', '')}"
-        for path, part in _keys(SCHEMA)
-        if f"{path.rpartition('.')[2]}:" not in written
-    ]
-    if not missing:
-        return _comment(["Every key: man vsrtune-policy"])
-    return _comment(["Other keys (man vsrtune-policy):", *(f"  {line}" for line in missing)])
-
-
-def _keys(schema: Mapping[str, object], above: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-    """Key paths of the schema that can hold a value, not sections."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return
-    for key, part in properties.items():
-        below = part.get("properties")
-        if below is None or "class" in below or part.get("type") != "object":
-            yield f"{above}{key}", part
-        else:
-            yield from _keys(part, f"{above}{key}.")
 
 
 def _comment(lines: Iterable[str]) -> str:

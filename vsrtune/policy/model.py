@@ -22,6 +22,8 @@ class Auto(Enum):
 
 
 AUTO = Auto.AUTO
+# The key of Policy.irq.
+IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
@@ -84,8 +86,8 @@ class SchedRule:
 class Policy:
     """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
-    up (config_files). ``irq`` are the interrupt CPUs, written at ``irq_keys``; with ``irq_set``,
-    vsrtune moves interrupts there."""
+    up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
+    there."""
 
     path: str
     guest: str
@@ -93,7 +95,6 @@ class Policy:
     uid: int | None = 0
     irq: CpuChoice | None = None
     irq_set: bool | None = None
-    irq_keys: KeyPath = ("cpus", "irq")
     vcpu: CpuChoice | VcpuMap | None = None
     vhost: CpuChoice | DeviceMap | None = None
     emulator: CpuChoice | None = None
@@ -155,25 +156,19 @@ def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
     """The scheduling that the policy requires for a role."""
-    if role is Role.VCPU:
-        return policy.vcpu_sched
-    if role is Role.VHOST:
-        return policy.vhost_sched
-    return policy.napi_sched if role is Role.NAPI else None
+    rules = {
+        Role.VCPU: policy.vcpu_sched,
+        Role.VHOST: policy.vhost_sched,
+        Role.NAPI: policy.napi_sched,
+    }
+    return rules.get(role)
 
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
     """The CPUs that the policy requires for a role."""
-    choice: CpuChoice | VcpuMap | DeviceMap | None = None
-    if role is Role.VCPU:
-        choice = policy.vcpu
-    elif role is Role.VHOST:
-        choice = policy.vhost
-    elif role is Role.NAPI:
-        choice = policy.napi
-    if choice is None and role in DATA_PLANE and policy.placement is not None:
-        return AUTO
-    return choice
+    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
+    choice = choices.get(role)
+    return policy.placement if choice is None and role in choices else choice
 
 
 def asks_of_host(policy: Policy) -> bool:

@@ -7,18 +7,24 @@ exist, vcpus that a guest has).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError, VsrtuneError
 from vsrtune.core.text import parse_time, time_text
+from vsrtune.model.deadline import (
+    MAX_PERIOD_NS,
+    MIN_PERIOD_NS,
+    MIN_RUNTIME_NS,
+    parse_percent,
+)
 from vsrtune.model.guest import Attachment, SchedClass
-from vsrtune.policy.budget import BUDGET_KEYS, BudgetReader
 from vsrtune.policy.drift_rules import read_rules
 from vsrtune.policy.model import (
     AUTO,
+    IRQ_KEYS,
     MAX_SLICE_MS,
     CpuChoice,
     DeviceMap,
@@ -31,6 +37,13 @@ from vsrtune.policy.model import (
 )
 from vsrtune.policy.validation import line_of, structural
 from vsrtune.policy.yaml_reader import KeyPath, dotted, read, shown
+
+BUDGET_KEYS = ("runtime", "period", "deadline", "bandwidth")
+# As fnmatch reads them: a character that stands for itself, and a set of characters.
+_ESCAPED = re.compile(r"\[([*?[])\]")
+_LITERAL = re.compile(r"(\[[*?[]\]|[^*?[])*")
+_BRACKETS = re.compile(r"\[(!.|[^!])[^]]*\]", re.DOTALL)
+_BUDGET = "write {class: deadline, runtime: 8ms, period: 10ms}"
 
 
 def parse(text: str, path: str) -> Policy:
@@ -73,32 +86,12 @@ def literal(pattern: str) -> str | None:
 
     ``[*]``, ``[?]`` and ``[[]`` stand for the character between the brackets.
     """
-    out: list[str] = []
-    rest = pattern
-    while rest:
-        if len(rest) >= 3 and rest[0] == "[" and rest[1] in "*?[" and rest[2] == "]":
-            out.append(rest[1])
-            rest = rest[3:]
-        elif rest[0] in "*?[":
-            return None
-        else:
-            out.append(rest[0])
-            rest = rest[1:]
-    return "".join(out)
+    return _ESCAPED.sub(r"\1", pattern) if _LITERAL.fullmatch(pattern) else None
 
 
 def _unclosed(pattern: str) -> bool:
     """True when a [ has no ] that ends it (fnmatch would take it literally)."""
-    position = pattern.find("[")
-    while position >= 0:
-        start = position + 1
-        if pattern[start : start + 1] == "!":
-            start += 1
-        end = pattern.find("]", start + 1)
-        if end < 0:
-            return True
-        position = pattern.find("[", end + 1)
-    return False
+    return "[" in _BRACKETS.sub("", pattern)
 
 
 class _Reader:
@@ -112,17 +105,14 @@ class _Reader:
         self.errors: list[PolicyError] = []
 
     def policy(self, data: dict[str, Any]) -> Policy:
-        irq = self.cpus(data, "cpus", "irq")
-        beside = self.cpu_list(self.get(data, *LIST_KEYS), LIST_KEYS)
         user = self.user(data)
         policy = Policy(
             path=self.path,
             guest=self.guest(data),
             user=user,
             uid=user_number(user),
-            irq=irq if beside is None else beside,
-            irq_set=self.get(data, *SET_KEYS),
-            irq_keys=place(beside),
+            irq=self.cpus(data, *IRQ_KEYS),
+            irq_set=self.get(data, "irq", "set"),
             vcpu=self.vcpu(data),
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
@@ -139,7 +129,7 @@ class _Reader:
             accept_standstill=self.get(data, "standstill") is not None,
             lines=tuple(self.lines.items()),
         )
-        self.irq_places(irq, beside, policy.irq_set)
+        self.irq_places(policy)
         self.irq_overlap(policy)
         return policy
 
@@ -240,7 +230,7 @@ class _Reader:
         turn = self.turn(data, keys, cls)
         if cls is SchedClass.DEADLINE:
             return self.budget(data, keys)
-        for key in ("runtime", "period", "deadline", "bandwidth"):
+        for key in BUDGET_KEYS:
             if self.get(data, *keys, key) is not None:
                 hint = "remove it, or write class: deadline"
                 self.fail((*keys, key), f"class {name} has no {key}", hint)
@@ -257,16 +247,13 @@ class _Reader:
     def turn(self, data: Any, keys: KeyPath, cls: SchedClass) -> int:
         """The time slice in milliseconds, 0 when unset."""
         here = (*keys, "slice")
-        text = self.get(data, *here)
-        if text is None:
+        if self.get(data, *here) is None:
             return 0
         if cls is not SchedClass.RR:
             self.fail(here, f"class {cls.value} has no slice", "remove it, or write class: rr")
             return 0
-        try:
-            nanoseconds = parse_time(str(text))
-        except VsrtuneError as error:
-            self.fail(here, error.what, error.hint)
+        nanoseconds = self.time(data, *here)
+        if nanoseconds is None:
             return 0
         if nanoseconds % 1_000_000 or not 1 <= nanoseconds // 1_000_000 <= MAX_SLICE_MS:
             self.fail(
@@ -278,31 +265,91 @@ class _Reader:
             return 0
         return nanoseconds // 1_000_000
 
-    def budget(self, data: Any, keys: KeyPath) -> SchedRule | None:
-        """The rule of class deadline. A value that the kernel would refuse is an error here."""
-        reader = BudgetReader(lambda key: self.get(data, *keys, key))
-        rule = None
-        if not any((*keys, key) in self.broken for key in BUDGET_KEYS):
-            found = reader.read()
-            rule = None if found is None else SchedRule(SchedClass.DEADLINE, 0, *found)
-        for key, what, hint in reader.errors:
-            self.fail((*keys, key) if key else keys, what, hint)
-        return rule
+    def time(self, data: Any, *keys: str) -> int | None:
+        """A time in nanoseconds; None when unset or wrong."""
+        text = self.get(data, *keys)
+        try:
+            return None if text is None else parse_time(str(text))
+        except VsrtuneError as error:
+            self.fail(keys, error.what, error.hint)
+            return None
 
-    def irq_places(self, told: CpuChoice | None, beside: CpuSet | None, moved: bool | None) -> None:
-        keys = ("cpus", "irq")
-        if keys in self.broken or LIST_KEYS in self.broken:
+    def budget(self, data: Any, keys: KeyPath) -> SchedRule | None:
+        """The rule of class deadline. A value that the kernel would refuse is an error here: the
+        limits are those of ``__checkparam_dl`` in kernel/sched/deadline.c."""
+        if any((*keys, key) in self.broken for key in BUDGET_KEYS):
+            return None
+        before = len(self.errors)
+        given = {key for key in BUDGET_KEYS if self.get(data, *keys, key) is not None}
+        if self.get(data, *keys, "priority") is not None:
+            self.fail((*keys, "priority"), "class deadline has no priority", "remove it")
+        if {"runtime", "bandwidth"} <= given:
+            keep = "keep one of the two"
+            self.fail((*keys, "bandwidth"), "runtime stands there too", keep)
+        elif given.isdisjoint(("runtime", "bandwidth")):
+            self.fail(keys, "class deadline needs a runtime or a bandwidth", _BUDGET)
+        if "period" not in given:
+            self.fail(keys, "class deadline needs a period", _BUDGET)
+        if len(self.errors) > before:
+            return None
+        period = self.time(data, *keys, "period")
+        deadline = self.time(data, *keys, "deadline") if "deadline" in given else period
+        if "runtime" in given:
+            runtime = self.time(data, *keys, "runtime")
+        else:
+            runtime = self.share(data, (*keys, "bandwidth"), period or 0)
+        if period is None or deadline is None or runtime is None:
+            return None
+        self.budget_limits(keys, "runtime" in given, runtime, deadline, period)
+        if len(self.errors) > before:
+            return None
+        return SchedRule(SchedClass.DEADLINE, 0, runtime, deadline, period)
+
+    def share(self, data: Any, keys: KeyPath, period: int) -> int | None:
+        """The runtime in nanoseconds of a bandwidth; None when it is wrong."""
+        try:
+            return int(parse_percent(str(self.get(data, *keys))) * period)
+        except VsrtuneError as error:
+            self.fail(keys, error.what, error.hint)
+            return None
+
+    def budget_limits(
+        self, keys: KeyPath, timed: bool, runtime: int, deadline: int, period: int
+    ) -> None:
+        """Check a budget, in nanoseconds. ``timed``: the policy has its runtime, not a share."""
+        share = (*keys, "runtime" if timed else "bandwidth")
+        order = "write runtime <= deadline <= period"
+        if not MIN_PERIOD_NS <= period <= MAX_PERIOD_NS:
+            limits = f"{time_text(MIN_PERIOD_NS)} to {time_text(MAX_PERIOD_NS)}"
+            what = f"{time_text(period)} is outside {limits}"
+            self.fail((*keys, "period"), what, f"write a period from {limits}")
+        if runtime < MIN_RUNTIME_NS:
+            what = f"a runtime of {time_text(runtime)} is below the kernel's {MIN_RUNTIME_NS} ns"
+            self.fail(share, what, "write more, or a longer period")
+        if deadline > period:
+            what = f"{time_text(deadline)} is longer than the period {time_text(period)}"
+            self.fail((*keys, "deadline"), what, order)
+        elif runtime > deadline:
+            after = "deadline" if deadline != period else "period"
+            text = f"a runtime of {time_text(runtime)} is longer than the {after}"
+            self.fail(share, f"{text} {time_text(deadline)}", order)
+
+    def irq_places(self, policy: Policy) -> None:
+        """Interrupts can be moved to CPUs that the policy names only."""
+        if not policy.irq_set or isinstance(policy.irq, CpuSet):
             return
-        listed = told if isinstance(told, CpuSet) else None
-        wrong = judge(listed, line_of(self.lines, keys), beside, moved)
-        if wrong is not None:
-            self.fail(wrong.keys, wrong.what, wrong.hint)
+        if IRQ_KEYS not in self.broken and not broken_below(self.broken, "irq"):
+            self.fail(
+                ("irq", "set"),
+                "the CPUs to which interrupts are to be moved are not named",
+                "add cpus: {irq: 0}",
+            )
 
     def irq_overlap(self, policy: Policy) -> None:
         """CPUs that are listed for both interrupts and threads are wrong on any host."""
         if not isinstance(policy.irq, CpuSet):
             return
-        name = dotted(policy.irq_keys)
+        name = dotted(IRQ_KEYS)
         for keys, cpus in by_hand(policy):
             both = cpus & policy.irq
             if both:
@@ -311,42 +358,3 @@ class _Reader:
                     f"CPU {both} is an interrupt CPU ({name} {policy.irq})",
                     f"choose CPUs outside {name}, or change {name}",
                 )
-
-
-LIST_KEYS: KeyPath = ("irq", "cpus")
-SET_KEYS: KeyPath = ("irq", "set")
-_OLD_KEYS: KeyPath = ("cpus", "irq")
-
-
-@dataclass(frozen=True, slots=True)
-class IrqError:
-    """A fault of the interrupt keys together: the key, the fault, and what to write."""
-
-    keys: KeyPath
-    what: str
-    hint: str
-
-
-def place(beside: CpuSet | None) -> KeyPath:
-    """The key at which the interrupt CPUs are written; ``beside`` is ``irq.cpus``."""
-    return _OLD_KEYS if beside is None else LIST_KEYS
-
-
-def judge(
-    told: CpuSet | None, told_line: int, beside: CpuSet | None, moved: bool | None
-) -> IrqError | None:
-    """The fault of ``cpus.irq`` (``told``, None when auto or unset), ``irq.cpus`` and
-    ``irq.set`` together."""
-    if told is not None and beside is not None and told != beside:
-        return IrqError(
-            LIST_KEYS,
-            f"CPUs {beside} contradict cpus.irq, which says {told} (line {told_line})",
-            "write the list once: irq.cpus stands for both",
-        )
-    if moved and told is None and beside is None:
-        return IrqError(
-            SET_KEYS,
-            "the CPUs to which interrupts are to be moved are not named",
-            "add irq: {cpus: 0}",
-        )
-    return None

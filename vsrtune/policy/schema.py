@@ -1,8 +1,9 @@
 """The JSON Schema of a policy file, as data (draft 2020-12).
 
 Beyond the standard keywords, a subschema carries ``x-expects``, the text on what to write instead,
-``x-keys``, the keys of a free mapping, and ``x-pattern``, a name for its pattern. Validators
-ignore them; the error messages and the reference use them.
+``x-keys``, the keys of a free mapping, ``x-moved``, where keys that do not stand here belong, and
+``x-pattern``, a name for its pattern. Validators ignore them; the error messages and the reference
+use them.
 """
 
 from __future__ import annotations
@@ -237,15 +238,13 @@ SCHEMA: dict[str, Any] = {
             "description": "The interrupts of the NICs below the guest.",
             "type": "object",
             "additionalProperties": False,
-            "x-expects": "keys such as cpus: 0",
+            "x-expects": "set: true or set: false",
+            "x-moved": {"cpus": "cpus.irq"},
             "properties": {
-                "cpus": _cpus(
-                    "The CPUs that serve them: the same as cpus.irq, with which it must agree.",
-                    auto=False,
-                ),
                 "set": {
-                    "description": "true: they are moved to these CPUs, and with them RPS, XPS "
-                    "and NAPI threads of these NICs; false or unset: they stay where they are.",
+                    "description": "true: they are moved to the CPUs that cpus.irq lists, and with "
+                    "them RPS, XPS and NAPI threads of these NICs; false or unset: they stay where "
+                    "they are.",
                     "type": "boolean",
                     "x-expects": "true or false",
                 },

@@ -17,6 +17,8 @@ from vsrtune.policy.schema import CPU_RANGE, schema
 from vsrtune.policy.yaml_reader import Document, KeyPath, dotted, shown
 
 _CPU_RANGE = re.compile(CPU_RANGE)
+# YAML reads {vcpu: 1,2} as vcpu: 1 and a key 2 without a value.
+_COMMA = 'between { and } quote a list with a comma: "1,2"'
 _TYPES = {
     "integer": "a whole number",
     "string": "text",
@@ -36,17 +38,14 @@ def structural(
     because vsrtune must not silently ignore a setting that an operator wrote.
     """
     wanted = schema() if wanted is None else wanted
-    torn = list(_torn(document, document.data, ()))
-    pieces = {piece for _, parts in torn for piece in parts}
-    told = [_tell_torn(document.data, owner, parts) for owner, parts in torn]
+    told: list[tuple[KeyPath, str, str]] = []
     for error in _validating()(wanted).iter_errors(document.data):
         where = tuple(str(p) for p in error.absolute_path)
         kind, part = str(error.validator), dict(error.schema)
         if error.instance is None and where and isinstance(error.absolute_path[-1], str):
-            if where not in pieces:
-                told.append(_empty(where, part, _required(wanted, error)))
+            told.append(_empty(where, part, _required(wanted, error)))
         else:
-            told += [t for t in _tell(kind, error.instance, part, where) if t[0] not in pieces]
+            told += _tell(kind, error.instance, part, where)
     found: list[tuple[KeyPath, int, PolicyError]] = []
     for keys, what, hint in told:
         line = line_of(document.lines, keys)
@@ -54,41 +53,6 @@ def structural(
         found.append((keys, line, PolicyError(name + what, where=f"{path}:{line}", hint=hint)))
     found.sort(key=lambda item: (item[1], item[0], item[2].what))
     return [(keys, problem) for keys, _, problem in found]
-
-
-def _torn(
-    document: Document, value: Any, where: KeyPath
-) -> Iterator[tuple[KeyPath, tuple[KeyPath, ...]]]:
-    """CPU lists that a comma ended early: the key, and the keys as which YAML reads the rest."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _torn(document, item, (*where, str(number)))
-    if not isinstance(value, dict):
-        return
-    owner: KeyPath = ()
-    parts: list[KeyPath] = []
-    for key, below in (*value.items(), ("", "")):
-        here = (*where, key)
-        if owner and below is None and here in document.bare and _CPU_RANGE.fullmatch(key):
-            parts.append(here)
-            continue
-        if parts:
-            yield owner, tuple(parts)
-        parts = []
-        owner = here if "cpus" in here and _CPU_RANGE.fullmatch(str(below)) else ()
-        yield from _torn(document, below, here)
-
-
-def _tell_torn(data: Any, owner: KeyPath, parts: tuple[KeyPath, ...]) -> tuple[KeyPath, str, str]:
-    value = data
-    for key in owner:
-        value = value[int(key) if isinstance(value, list) else key]
-    name, rest = owner[-1], [keys[-1] for keys in parts]
-    what = f"keys {', '.join(rest)}" if len(rest) > 1 else f"a key {rest[0]}"
-    whole = ",".join([str(value), *rest])
-    told = f"YAML reads this as {name}: {value} and {what} without a value"
-    why = "because a comma ends a value between { and }"
-    return owner, f"{told}, {why}", f'write {name}: "{whole}"'
 
 
 def _required(wanted: dict[str, Any], error: Any) -> bool:
@@ -102,7 +66,8 @@ def _required(wanted: dict[str, Any], error: Any) -> bool:
 def _empty(where: KeyPath, part: dict[str, Any], required: bool) -> tuple[KeyPath, str, str]:
     need = _need(part)
     otherwise = "" if required or need.endswith("leave it out") else ", or remove the key"
-    return where, "the key has no value", f"write {need}{otherwise}"
+    comma = f"; {_COMMA}" if _CPU_RANGE.fullmatch(where[-1]) else ""
+    return where, "the key has no value", f"write {need}{otherwise}{comma}"
 
 
 @cache
@@ -184,7 +149,11 @@ def _extra_keys(
         if key in known or any(re.search(p, key) for p in patterns):
             continue
         here = (*where, key)
-        if "x-keys" in part:
+        if key in part.get("x-moved", {}):
+            yield here, "this key has another name", f"write {part['x-moved'][key]}"
+        elif value[key] is None and _CPU_RANGE.fullmatch(key):
+            yield here, "unknown key", _COMMA
+        elif "x-keys" in part:
             yield here, "this key does not fit here", f"the keys are {part['x-keys']}"
         else:
             only = f"the only key here is {known[0]}" if len(known) == 1 else ""

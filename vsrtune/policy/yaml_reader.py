@@ -64,12 +64,10 @@ def dotted(path: KeyPath) -> str:
 @dataclass(slots=True)
 class Document:
     """Plain data (dict with text keys, list, int, float, bool, str, None), the
-    1-based line of every key path, and the errors found while reading. ``bare`` are the
-    keys that no colon follows: YAML reads ``{vcpu: 1,2}`` as ``{vcpu: 1, 2: null}``."""
+    1-based line of every key path, and the errors found while reading."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    bare: set[KeyPath] = field(default_factory=set)
     errors: list[PolicyError] = field(default_factory=list)
 
 
@@ -92,7 +90,7 @@ def read(text: str, path: str, kind: str = "policy") -> Document:
     try:
         text = text.removeprefix("\ufeff")
         events = YAML(typ="safe", pure=True).parse(text)
-        document.data = _Builder(events, text, document, fail, kind).document()
+        document.data = _Builder(events, document, fail, kind).document()
     except _Stop:
         document.data = None
     except MarkedYAMLError as error:
@@ -134,12 +132,10 @@ class _Builder:
     recursion."""
 
     def __init__(
-        self, events: Iterator[Any], text: str, document: Document, fail: _Failures, kind: str
+        self, events: Iterator[Any], document: Document, fail: _Failures, kind: str
     ) -> None:
         self.events = events
-        self.text = text
         self.lines = document.lines
-        self.bare = document.bare
         self.fail = fail
         self.kind = kind
 
@@ -198,10 +194,7 @@ class _Builder:
                 self.value(next(self.events), here)
                 continue
             self.lines[here] = line
-            found = next(self.events)
-            if ":" not in self.text[event.end_mark.index : found.start_mark.index]:
-                self.bare.add(here)
-            out[key] = self.value(found, here)
+            out[key] = self.value(next(self.events), here)
         return out
 
     def sequence(self, path: KeyPath) -> list[Any]:

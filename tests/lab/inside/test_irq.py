@@ -90,7 +90,7 @@ def elsewhere(irq_cpus: set[int], untuned: None, guests: list[LabGuest]) -> Iter
 def policy(guest: LabGuest) -> Path:
     path = labhelp.POLICIES / f"{guest.index}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(labhelp.tuned_policy(guest.ref, "auto") + "irq: {cpus: 0, set: true}\n")
+    path.write_text(labhelp.tuned_policy(guest.ref, 0) + "irq: {set: true}\n")
     return path
 
 

@@ -29,8 +29,8 @@ FLOWS, EACH, WINDOW = 40, 20, 8
 # One for both hosts: their NICs' interrupts go to CPU 0, their routers stay off it.
 POLICY: dict[str, Any] = {
     "guest": "vr*",
-    "cpus": {"vcpu": "auto", "vhost": "auto", "emulator": "auto"},
-    "irq": {"cpus": "0", "set": True},
+    "cpus": {"irq": "0", "vcpu": "auto", "vhost": "auto", "emulator": "auto"},
+    "irq": {"set": True},
     "scheduler": {role: {"class": "rr", "priority": 10} for role in ("vcpu", "vhost", "softirq")},
 }
 

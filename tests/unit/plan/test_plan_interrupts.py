@@ -21,7 +21,7 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
 RX = IrqAffinity(HOST_REF, 24, "p0-rx-0")
-SET = 'guest: "{}"\nirq: {{cpus: 0, set: true}}\n'
+SET = 'guest: "{}"\ncpus: {{irq: 0}}\nirq: {{set: true}}\n'
 ZERO = CpuSet([0])
 
 
@@ -75,7 +75,7 @@ def test_a_policy_that_no_longer_asks_is_released_on_reload(
     before = host.snapshot.host.nics
     passes = Reconciler(host, host, journal, policies("vr1"))
     passes.run(settle=True)
-    passes.policies = (parse("guest: vr1\nirq: {cpus: 0}\n", "vr1.yaml"),)
+    passes.policies = (parse("guest: vr1\ncpus: {irq: 0}\n", "vr1.yaml"),)
     passes.run(settle=True, reassert=True)
     assert host.snapshot.host.nics == before
 
@@ -85,19 +85,18 @@ def test_a_guest_that_is_spared_keeps_only_what_its_own_policy_needs_of_the_host
     host: FakeHost, journal: Journal, how: str
 ) -> None:
     before = host.snapshot.host.nics
-    other = "guest: vr2\n{}queue: {{macvtap: 300}}\n"
-    if how == "refused":
-        other += "cpus: {{vcpu: 9}}\n"
-    else:
+    other = "guest: vr2\nqueue: {macvtap: 300}\n"
+    refused = ", vcpu: 9" if how == "refused" else ""
+    if how == "busy":
         first, second = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(first, replace(second, busy=True)))
-    needs = parse(other.format("irq: {cpus: 0, set: true}\n"), "vr2.yaml")
+    needs = parse(f"{other}cpus: {{irq: 0{refused}}}\nirq: {{set: true}}\n", "vr2.yaml")
     passes = Reconciler(host, host, journal, (*policies("vr1"), needs))
     passes.run(settle=True)
     passes.policies = (needs,)
     passes.run(settle=True)
     assert nic(host).irqs[0].affinity == ZERO
-    passes.policies = (parse(other.format(""), "vr2.yaml"),)
+    passes.policies = (parse(f"{other}cpus: {{irq: 0{refused}}}\n", "vr2.yaml"),)
     passes.run(settle=True)
     assert host.snapshot.host.nics == before
 

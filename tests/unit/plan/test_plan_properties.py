@@ -376,7 +376,7 @@ def test_order_of_policies_and_threads_does_not_matter(
 @EXAMPLES
 @given(situations(by_load=False))
 def test_a_guest_that_leaves_moves_nobody(situation: Situation) -> None:
-    """Threads placed by number that had a CPU of their own keep it when another guest goes."""
+    """Threads placed without loads that had a CPU of their own keep it when another guest goes."""
     snapshot, rules = situation
     if len(snapshot.guests) < 2:
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 import plan_cases
 import pytest
 import recorded_hosts
-from planning_samples import cpus, host, macvtap, napi_macvtap, router, snapshot, with_cpusets
+from planning_samples import cpus, host, router, snapshot
 
 from vsrtune.cli.main import run
 from vsrtune.core.errors import VsrtuneError
@@ -112,8 +112,8 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     assert policy.vcpu_sched == SchedRule(SchedClass.BATCH)
     assert "served on every online CPU" in start(seen, guest).text
     # What its comment offers moves them, and is no refusal.
-    moved = parse('guest: vr1\ncpus: {vcpu: auto}\nirq: {cpus: "0", set: true}\n', "p.yaml")
-    assert 'irq: {cpus: "0", set: true} moves them' in start(seen, guest).text
+    moved = parse('guest: vr1\ncpus: {irq: "0", vcpu: auto}\nirq: {set: true}\n', "p.yaml")
+    assert "irq: {set: true} moves them" in start(seen, guest).text
     assert plan(seen, [moved]).refusals == ()
 
 
@@ -140,20 +140,6 @@ def test_a_kernel_that_refuses_realtime() -> None:
     policy = parse(text, "p.yaml")
     assert (policy.vcpu, policy.vcpu_sched) == (AUTO, SchedRule(SchedClass.BATCH))
     assert "refused here: realtime classes: RT_GROUP_SCHED" in text
-
-
-def test_what_else_the_host_would_take_is_said_and_true() -> None:
-    guest = router(interfaces=(macvtap(10), napi_macvtap(11, "p1")))
-    text = start(with_cpusets(snapshot(guest)), guest).text
-    lines = [line[2:] for line in text.splitlines() if line.startswith("#   v")]
-    assert len(lines) == 2
-    budgets = "cpus: {vcpu: auto, vhost: auto}\nscheduler:\n" + "\n".join(lines)
-    policy = parse(f"guest: vr1\n{budgets}\n", "p.yaml")
-    assert plan(with_cpusets(snapshot(guest)), [policy]).refusals == ()
-    assert "# napi: {threaded: true}" in text
-    # Without cpusets the kernel would not.
-    plain = start(snapshot(guest), guest).text
-    assert "(class deadline) are refused here: " in plain
 
 
 def test_policies_that_are_there_count() -> None:

@@ -9,7 +9,7 @@ from vsrtune.model.guest import DATA_PLANE
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, Search
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Requirements, label
 
 

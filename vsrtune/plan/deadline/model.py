@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Refusal
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import PinRequest, Requirements, label
-from vsrtune.policy.model import rule_for
 
 
 class DomainMode(Enum):
@@ -39,8 +37,7 @@ class Member:
     @property
     def booked(self) -> int:
         """Its bandwidth; 0 when the policy does not make it DEADLINE."""
-        rule = rule_for(self.requirements.policy, self.thread.role)
-        return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
+        return self.requirements.booked(self.thread.role)
 
     @property
     def slice(self) -> str:

@@ -27,7 +27,7 @@ from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.admission import admit, emulators, evict, keep_out
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains, Search
-from vsrtune.plan.placement.ranked import Chosen
+from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements, label
 
 
@@ -166,14 +166,13 @@ def _domain(
     host: Host, cpus: CpuSet, group: tuple[Member, ...], search: Search
 ) -> RootDomain | None:
     first = next(m for m in group if m.booked)
-    isolated = CpuSet(c.id for c in host.cpus if c.isolated)
     if isolated_alone(host, cpus):
         return RootDomain(DomainMode.ISOLATED, cpus, "", group, "the only CPU isolated at boot")
-    if cpus & isolated:
+    if cpus & host.isolated:
         search.refuse(
             first,
-            f"CPU {cpus & isolated} is isolated at boot; all isolated CPUs ({isolated}) are one "
-            "root domain, which no partition can take them from",
+            f"CPU {cpus & host.isolated} is isolated at boot; all isolated CPUs "
+            f"({host.isolated}) are one root domain, which no partition can take them from",
             "choose CPUs that are not isolated: a partition keeps other tasks off as well",
         )
         return None

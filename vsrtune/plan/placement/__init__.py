@@ -1,1 +1,1 @@
-"""Which thread gets which CPU where a policy says ``auto``: by number, or by measured load."""
+"""Which thread gets which CPU where a policy says ``auto``."""

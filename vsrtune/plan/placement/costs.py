@@ -2,7 +2,7 @@
 
 The unit is one CPU. A thread counts with the share of a CPU that it asks for (its demand). Two
 unrelated threads of demand ``a`` and ``b`` want the same CPU at once for ``a * b`` of the time,
-and cost that much. ``pair`` and ``own`` weigh the product:
+and cost that much. The product is weighed:
 
 - a thread of another guest on the same CPU: 1 (``OTHERS``)
 - a thread of the same guest: a worker beside its vcpu ``HAND_OVER``, two workers ``WORKERS``, two
@@ -15,21 +15,22 @@ and cost that much. ``pair`` and ``own`` weigh the product:
 - a worker and a vcpu of a guest that share no cache: ``FAR``
 - a CPU that is not isolated from the host's other tasks: ``SHARED`` of the thread's demand
 
-Interrupt CPUs have no price, because they are not among the CPUs that a thread may have.
-docs/placement.md gives the source of each number.
+Some neighbours cost more than everything else together (``CLASH``, ``REFUSED``). Interrupt CPUs
+have no price, because they are not among the CPUs that a thread may have. docs/placement.md gives
+the source of each number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import UNIT, limit
 from vsrtune.model.guest import Role
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, mean
-from vsrtune.plan.placement.ranked import Occupant, Seat
+from vsrtune.plan.placement.model import Occupant, Seat
 
 OTHERS = 1.0
 HAND_OVER = 0.8
@@ -41,67 +42,74 @@ OVER = 2.0
 REMOTE = 0.3
 FAR = 0.1
 SHARED = 0.02
-# Costs that no CPU can make up for: a budget that the kernel would not admit, and a root domain
-# that guests share, which then is the whole slice's (plan/deadline/root_domains.py).
-REFUSED = 100.0
-MIXED = 4.0
+# Two vcpus of a guest on a CPU (docs/results/no-harm.md), and a budget beside threads of another
+# guest, whose root domain then is the whole slice's (plan/deadline/root_domains.py).
+CLASH = 1e6
+# A budget that the kernel would not admit.
+REFUSED = 1e8
 
 # The least demand of a thread: an idle thread waits for a busy one beside it, and it was not
 # placed to stay idle.
 IDLE = 0.1
-# The demand of a thread that was not measured yet: between idle and busy.
-PRIOR = 0.5
+# The demand of a thread that was not measured: it gets a CPU of its own while CPUs last.
+UNKNOWN = 1.0
 INTERRUPTS = 0.5
+# A link with more guests than this is a network of theirs, not the stages of one router.
+STAGED = 16
 
 
-def demand(load: Sequence[float], booked: int = 0, prior: float = PRIOR) -> float:
+def demand(load: Sequence[float], booked: int = 0) -> float:
     """The demand of a thread by its windows. A budget counts, used or not."""
-    return max(mean(load) if load else prior, booked / UNIT, IDLE)
-
-
-def demands(load: Sequence[float], booked: int = 0) -> tuple[float, ...]:
-    """The demand of a thread in each of the latest windows, the oldest first. If it has fewer
-    windows, its demand is the same in each."""
-    if len(load) < WINDOWS:
-        return (demand(load, booked),) * WINDOWS
-    return tuple(demand((one,), booked) for one in load[-WINDOWS:])
+    return max(mean(load) if load else UNKNOWN, booked / UNIT, IDLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """A seat, or a thread that stays where it is, with its demand. ``cpus`` are the CPUs it stays
-    on, empty for a seat."""
+class Party:
+    """A thread as the cost counts it."""
 
     guest: str
     role: Role
     demand: float
-    booked: int = 0
-    cpus: CpuSet = field(default_factory=CpuSet)
-    links: frozenset[str] = frozenset()
+    booked: int
+    links: frozenset[str]
 
-    def weight(self, other: Asking) -> float:
+    def weight(self, other: Party) -> float:
         """The cost of a moment in which both want the same CPU."""
-        extra = 0.0
-        if (self.booked or other.booked) and (
-            self.guest != other.guest or Role.NAPI in (self.role, other.role)
-        ):
-            extra = MIXED / max(self.demand * other.demand, IDLE * IDLE)
         vcpus = (self.role is Role.VCPU) + (other.role is Role.VCPU)
         if self.guest == other.guest:
-            return (WORKERS, HAND_OVER, VCPUS)[vcpus] + extra
+            return (WORKERS, HAND_OVER, VCPUS)[vcpus]
         if self.links.isdisjoint(other.links):
-            return OTHERS + extra
-        return (WORKERS, OTHERS, STAGES)[vcpus] + extra
+            return OTHERS
+        return (WORKERS, OTHERS, STAGES)[vcpus]
 
-    def fed_by(self, other: Asking) -> bool:
+    def clashes(self, other: Party) -> bool:
+        """Whether the two must not share a CPU while there is any other. Budgets divide a CPU
+        among the vcpus of a guest on purpose."""
+        if self.booked or other.booked:
+            return self.guest != other.guest or Role.NAPI in (self.role, other.role)
+        return self.guest == other.guest and self.role is other.role is Role.VCPU
+
+    def fed_by(self, other: Party) -> bool:
         """Whether frames go from one to the other: a vcpu and a worker of one guest."""
         one_vcpu = (self.role is Role.VCPU) != (other.role is Role.VCPU)
         return one_vcpu and self.guest == other.guest
 
 
-class Costs:
-    """The prices of one situation. Positions identify seats and CPUs here: ``cpus[p]`` is the
-    CPU at position p."""
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """A thread on the board, and what it asks of each of its CPUs. ``bound``: it cannot move away
+    from them to make room."""
+
+    party: Party
+    shares: dict[int, float]
+    bound: bool = True
+
+
+class Board:
+    """Threads on CPUs, and the price of one more. Seats have the positions of ``seats``.
+
+    The board keeps sums for every CPU, so that a price depends only on the number of threads of
+    the same guest and of guests linked to it. Only budgets look at every thread of a CPU."""
 
     def __init__(
         self,
@@ -112,122 +120,151 @@ class Costs:
         window: int | None = None,
     ) -> None:
         """``window`` selects the demands of one window instead of their mean."""
-        self.seats = seats
-        self.asking = [
-            Asking(s.guest, s.role, _at(s.load, s.booked, window), s.booked, links=s.links)
+        self.cpu_of: dict[int, int] = {}
+        self._host = host
+        self._seats = seats
+        self._info = {c.id: c for c in host.cpus}
+        self._siblings = {
+            c.id: [s for s in c.siblings if s != c.id and s in self._info] for c in host.cpus
+        }
+        # What a whole CPU of demand costs on each CPU, by its place and all threads around it.
+        self._base = {
+            c.id: SHARED * (not c.isolated)
+            + SMT * INTERRUPTS * sum(s in irq for s in self._siblings[c.id])
+            for c in host.cpus
+        }
+        self._load = dict.fromkeys(self._info, 0.0)
+        self._booked = dict.fromkeys(self._info, 0)
+        self._here: dict[int, dict[int, _Present]] = {c: {} for c in self._info}
+        self._members: dict[str, dict[int, _Present]] = {}
+        self._parties = [
+            Party(s.guest, s.role, _demand(s.load or (), s.booked, window), s.booked, s.links)
             for s in seats
         ]
-        self.near = _near(self.asking)
-        self.cpus = sorted({c for s in seats for c in s.allowed})
-        self.position = {cpu: p for p, cpu in enumerate(self.cpus)}
-        self._info = {c.id: c for c in host.cpus}
-        self._fixed: dict[int, list[Asking]] = {}
-        fixed = [_fixed(o, window) for o in occupants if o.cpus]
-        for one in fixed:
-            for cpu in one.cpus:
-                self._fixed.setdefault(cpu, []).append(one)
-        self.budgets = any(a.booked for a in (*self.asking, *fixed))
-        self.base = [self._demand_on(cpu) for cpu in self.cpus]
-        self.booked = [sum(o.booked for o in self._fixed.get(c, ())) for c in self.cpus]
-        self.limits = [limit(host, CpuSet([cpu])) for cpu in self.cpus]
-        self._beside = [
-            sum(self._demand_on(s) + INTERRUPTS * (s in irq) for s in self._siblings(cpu))
-            for cpu in self.cpus
-        ]
-        self.siblings = [
-            [self.position[s] for s in self._siblings(cpu) if s in self.position]
-            for cpu in self.cpus
-        ]
-        self._by_guest: dict[str, list[Asking]] = {}
-        for one in fixed:
-            self._by_guest.setdefault(one.guest, []).append(one)
+        fixed = [(_party(o, window), o) for o in occupants]
+        parties = [*self._parties, *(party for party, _ in fixed)]
+        self._near = _near(parties)
+        self._budgets = any(p.booked for p in parties)
+        for number, (party, occupant) in enumerate(fixed, 1):
+            # A thread with CPUs by hand is meant to have them alone.
+            share = 1.0 if occupant.reserves else party.demand / max(len(occupant.cpus), 1)
+            cpus = (c for c in occupant.cpus if c in self._info)
+            bound = occupant.reserves or occupant.tight
+            self._add(-number, _Present(party, dict.fromkeys(cpus, share), bound))
 
-    def own(self, seat: int, at: int) -> float:
-        """The cost of a seat at a CPU beside all threads that stay where they are."""
-        one, cpu = self.asking[seat], self.cpus[at]
-        info = self._info[cpu]
-        nodes = self.seats[seat].nodes
-        cost = SHARED * (not info.isolated) + SMT * self._beside[at]
-        cost += REMOTE * (bool(nodes) and info.node not in nodes)
-        for other in self._fixed.get(cpu, ()):
-            cost += one.weight(other) * other.demand / len(other.cpus)
-        for other in self._by_guest.get(one.guest, ()):
-            if one.fed_by(other) and len(other.cpus) == 1:
-                cost += FAR * other.demand * self._far(cpu, other.cpus.first())
-        return cost * one.demand
+    def put(self, seat: int, cpu: int) -> None:
+        """Place a seat that is not on the board."""
+        self.cpu_of[seat] = cpu
+        party = self._parties[seat]
+        self._add(seat, _Present(party, {cpu: party.demand}))
 
-    def pair(self, seat: int, at: int, other: int, there: int) -> float:
-        """The cost between two seats at these CPUs."""
-        one, two = self.asking[seat], self.asking[other]
-        if at == there:
-            weight = one.weight(two)
-        elif there in self.siblings[at]:
-            weight = SMT
-        elif one.fed_by(two) and self._far(self.cpus[at], self.cpus[there]):
-            weight = FAR
-        else:
-            return 0.0
-        return weight * one.demand * two.demand
+    def take(self, seat: int) -> int:
+        """Take a seat off the board. Returns its CPU."""
+        cpu = self.cpu_of.pop(seat)
+        party = self._parties[seat]
+        del self._members[party.guest][seat]
+        del self._here[cpu][seat]
+        self._ask(cpu, -party.demand)
+        self._booked[cpu] -= party.booked
+        return cpu
 
-    def over(self, at: int, load: float, booked: int) -> float:
-        """The cost of overloading a CPU with seats of this demand and bandwidth in sum."""
-        most = self.limits[at]
-        refused = booked > 0 and most is not None and booked + self.booked[at] > most
-        return OVER * max(self.base[at] + load - 1.0, 0.0) + REFUSED * refused
+    def _add(self, number: int, present: _Present) -> None:
+        self._members.setdefault(present.party.guest, {})[number] = present
+        for cpu, share in present.shares.items():
+            self._ask(cpu, share)
+            self._booked[cpu] += present.party.booked
+            self._here[cpu][number] = present
 
-    def total(self, placed: Mapping[int, int]) -> float:
-        """The cost of a placement: position of the seat -> position of its CPU."""
-        seats = sorted(placed)
-        cost = sum(self.own(s, placed[s]) for s in seats)
-        for n, seat in enumerate(seats):
-            cost += sum(self.pair(seat, placed[seat], o, placed[o]) for o in seats[:n])
-        for at in set(placed.values()):
-            here = [self.asking[s] for s in seats if placed[s] == at]
-            cost += self.over(at, sum(a.demand for a in here), sum(a.booked for a in here))
-            cost -= self.over(at, 0.0, 0)
-        return cost
+    def _ask(self, cpu: int, share: float) -> None:
+        self._load[cpu] += share
+        self._base[cpu] += OTHERS * share
+        for sibling in self._siblings[cpu]:
+            self._base[sibling] += SMT * share
 
-    def alike(self, at: int, other: int) -> bool:
-        """Whether two CPUs, both empty, differ only in their number."""
-        one, two = self._info[self.cpus[at]], self._info[self.cpus[other]]
-        return (
-            not self.siblings[at] and not self.siblings[other]
-            and (one.node, one.isolated, one.cache) == (two.node, two.isolated, two.cache)
-            and (self.base[at], self.booked[at], self.limits[at])
-            == (self.base[other], self.booked[other], self.limits[other])
-        )  # fmt: skip
+    def price(self, seat: int, cpu: int) -> float:
+        """The cost that a seat which is not on the board would add on a CPU."""
+        return next(self._prices(seat, (cpu,)))[0]
 
-    def _siblings(self, cpu: int) -> CpuSet:
-        return self._info[cpu].siblings - CpuSet([cpu])
+    def cheapest(self, seat: int, among: Iterable[int]) -> tuple[float, int]:
+        """The lowest price of a seat that is not on the board, and the CPU that has it: of equal
+        ones the CPU that it had, then the lowest."""
+        had = self._seats[seat].previous
+        found = min((round(price, 9), cpu != had, cpu) for price, cpu in self._prices(seat, among))
+        return found[0], found[2]
 
-    def _demand_on(self, cpu: int) -> float:
-        return sum(o.demand / len(o.cpus) for o in self._fixed.get(cpu, ()))
+    def _prices(self, seat: int, among: Iterable[int]) -> Iterator[tuple[float, int]]:
+        one, nodes = self._parties[seat], self._seats[seat].nodes
+        company: dict[int, float] = {}
+        clashes: dict[int, int] = {}
+        fed: list[tuple[int, float]] = []
+        for other in self._linked(one):
+            weight = one.weight(other.party) - OTHERS
+            forbidden = one.clashes(other.party)
+            for cpu, share in other.shares.items():
+                company[cpu] = company.get(cpu, 0.0) + weight * share
+                clashes[cpu] = clashes.get(cpu, 0) + forbidden
+            if one.fed_by(other.party):
+                fed += other.shares.items()
+        for cpu in among:
+            info = self._info[cpu]
+            cost = self._base[cpu] + company.get(cpu, 0.0)
+            cost += REMOTE * (bool(nodes) and info.node not in nodes)
+            if info.cache:
+                cost += FAR * sum(share for at, share in fed if at not in info.cache)
+            cost = cost * one.demand + _over(self._load[cpu], one.demand)
+            count = clashes.get(cpu, 0)
+            if self._budgets:
+                count = sum(one.clashes(other.party) for other in self._here[cpu].values())
+                cost += REFUSED * self._refused(one, cpu)
+            yield cost + CLASH * count, cpu
 
-    def _far(self, cpu: int, other: int) -> bool:
-        cache = self._info[cpu].cache
-        return bool(cache) and other not in cache
+    def least(self, seat: int) -> float:
+        """A price below which a seat that is not on the board has no CPU, quickly."""
+        one, allowed = self._parties[seat], self._seats[seat].allowed
+        company = sum(sum(other.shares.values()) for other in self._linked(one))
+        base = min(map(self._base.__getitem__, allowed)) - (OTHERS - WORKERS) * company
+        return one.demand * base + _over(min(map(self._load.__getitem__, allowed)), one.demand)
 
+    def alone(self, seat: int) -> bool:
+        """Whether no other thread is bound to a seat's CPU."""
+        return sum(present.bound for present in self._here[self.cpu_of[seat]].values()) == 1
 
-def _at(load: Sequence[float], booked: int, window: int | None) -> float:
-    return demand(load, booked) if window is None else demands(load, booked)[window]
+    def _linked(self, one: Party) -> Iterator[_Present]:
+        for guest in self._near[one.guest]:
+            yield from self._members.get(guest, {}).values()
 
-
-def _fixed(occupant: Occupant, window: int | None) -> Asking:
-    # A thread with CPUs by hand is meant to have them alone.
-    asks = 1.0 if occupant.reserves else _at(occupant.load, occupant.booked, window)
-    return Asking(
-        occupant.guest, occupant.role, asks, occupant.booked, occupant.cpus, occupant.links
-    )
+    def _refused(self, one: Party, cpu: int) -> bool:
+        most = limit(self._host, CpuSet.single(cpu)) if one.booked else None
+        return most is not None and self._booked[cpu] + one.booked > most
 
 
-def _near(asking: Sequence[Asking]) -> dict[str, tuple[str, ...]]:
+def _over(load: float, more: float) -> float:
+    """The cost of adding to a load what a CPU does not have."""
+    return OVER * (max(load + more - 1.0, 0.0) - max(load - 1.0, 0.0))
+
+
+def _demand(load: tuple[float, ...], booked: int, window: int | None) -> float:
+    """A thread with fewer windows asks for the same in each."""
+    if window is None or len(load) < WINDOWS:
+        return demand(load, booked)
+    return demand((load[-WINDOWS:][window],), booked)
+
+
+def _party(o: Occupant, window: int | None) -> Party:
+    return Party(o.guest, o.role, _demand(o.load, o.booked, window), o.booked, o.links)
+
+
+def _near(parties: Iterable[Party]) -> dict[str, tuple[str, ...]]:
     """For each guest, itself and the guests with which it has a link."""
-    links = {a.guest: a.links for a in asking}
+    links = {p.guest: p.links for p in parties}
     on: dict[str, set[str]] = {}
     for guest, names in links.items():
         for name in names:
             on.setdefault(name, set()).add(guest)
     return {
-        guest: (guest, *sorted(set().union(*(on[n] for n in names)) - {guest}))
+        guest: (
+            guest,
+            *sorted(set().union(*(on[n] for n in names if len(on[n]) <= STAGED)) - {guest}),
+        )
         for guest, names in links.items()
     }

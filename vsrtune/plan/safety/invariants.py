@@ -42,7 +42,7 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.plan.interrupt_cpus import queue_irqs
+from vsrtune.plan.interrupt_cpus import confined, queue_irqs
 from vsrtune.plan.phases import on_lower_device, out_of_order
 from vsrtune.plan.requirements import pinned_cpus
 from vsrtune.plan.safety.projection import Projection, scope_limit
@@ -134,8 +134,7 @@ def _served(host: Host, chain: Sequence[str]) -> set[int]:
     cpus: set[int] = set()
     for nic in filter(None, map(host.nic, chain)):
         cpus.update(nic.rps_cpus, *(irq.effective for irq in queue_irqs(nic)))
-        own = nic.napi if nic.threaded_napi and len(nic.napi) <= len(nic.queues) else ()
-        cpus.update(*(t.affinity for t in own if not host.online <= t.affinity))
+        cpus.update(confined(host, nic))
     lowest = host.nic(chain[-1]) if chain else None
     if not cpus and lowest is not None:
         cpus.update(lowest.rx_cpus or ())
