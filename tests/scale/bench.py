@@ -138,7 +138,7 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     journal = Journal.open(place / "journal.jsonl", root.read("/proc/sys/kernel/random/boot_id"))
     before = resident()
     passes = Reconciler(observer, TreeOps(host, root), journal, policies)
-    passes.run(settle=True)
+    passes.run()
     passes.run()
     tuned = passes.state.tuned
     if tuned != guests:

@@ -35,6 +35,11 @@ def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) ->
     )
 
 
+def brought(journalled: Iterable[Entry]) -> frozenset[Target]:
+    """The targets of these entries that guests have brought and that are not put back yet."""
+    return frozenset(e.target for e in journalled if (e.committed or e).reason == REASON)
+
+
 def _tuned_here(guest: Guest, tuned_here: Collection[ThreadKey | None]) -> bool:
     return any(t.key in tuned_here for t in guest.threads if t.role is not Role.NAPI)
 

@@ -56,7 +56,7 @@ class Tuned:
             trace=1.0,
             clock=lambda: self.now,
         )
-        self.passes.run(settle=True)
+        self.passes.run()
         self.passes.run()
         assert self.passes.state.tuned == guests
 
