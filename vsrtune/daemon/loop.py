@@ -20,7 +20,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Scope
+from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import Notifier
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.policy.matching import PLAIN_QEMU
@@ -175,7 +175,7 @@ class Daemon:
         if self._attachments is not None:
             self._attachments.update(self._reconciler.policies)
         wrote = self._reconciler.run(scope)
-        if scope.host or scope.turns:
+        if scope.host or scope.unannounced:
             self._turn = self._clock() + self._timing.interval
         # One more pass follows a pass that wrote: the state then shows what is, not what
         # was. None follows that one, or two rivals would keep each other busy.
@@ -271,7 +271,7 @@ class Daemon:
             due = earliest if self._dirty else max(earliest, latest)
             if now >= due:
                 scope = self._reconciler.again() if now >= latest else NOTHING
-                return scope.merge(TURNS) if now >= self._turn else scope
+                return scope.merge(UNANNOUNCED) if now >= self._turn else scope
             if self._starved is not self._told:
                 self._tell()
             woken = self._wake.wait(min(due - now, slice_))

@@ -15,7 +15,6 @@ from typing import Protocol
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
-from vsrtune.daemon.guard.stepping import Stepping
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
 from vsrtune.daemon.pass_log import ResultLog, log_plan
@@ -30,7 +29,7 @@ from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmad
 from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.stepdown import UNTIL
+from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
@@ -38,14 +37,17 @@ from vsrtune.model.targets import (
     NicTarget,
     RrTimeslice,
     Target,
+    ThreadSched,
     Value,
 )
 from vsrtune.observe import one_pass
+from vsrtune.plan import planner
 from vsrtune.plan.full_plan import plan_with_releases
 from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
 from vsrtune.plan.safety.projection import project_actions
-from vsrtune.policy.matching import PLAIN_QEMU
+from vsrtune.policy.lowering import next_level
+from vsrtune.policy.matching import PLAIN_QEMU, assign
 from vsrtune.policy.model import Policy
 
 # Seconds until the next pass over a thread that has to run before it can be DEADLINE.
@@ -63,10 +65,10 @@ class Observing(Protocol):
 
     def observe_some(self, names: frozenset[str]) -> SnapshotSlice: ...
 
-    def observe_turns(self, names: frozenset[str]) -> SnapshotSlice: ...
+    def observe_unannounced(self, names: frozenset[str]) -> SnapshotSlice: ...
 
 
-class Reconciler(Stepping):
+class Reconciler:
     """Runs passes. ``policies`` may be replaced between two of them.
 
     ``trace`` is how long a pass traces transmissions while some worker's interface is
@@ -112,7 +114,8 @@ class Reconciler(Stepping):
         # settings put off in any pass.
         self._waiting: Counter[str] = Counter()
         self._pending: frozenset[str] = frozenset()
-        self._steps = journal.steps
+        # Guests that are stepped down, even where the journal could not record it.
+        self._steps: Steps = journal.steps
         # Guests on which a reload overrules what was set by hand, until a pass has done so. A pin
         # that an operator sets after that pass is held again.
         self._overruled: frozenset[str] = frozenset()
@@ -144,7 +147,11 @@ class Reconciler(Stepping):
     def reload(self, policies: tuple[Policy, ...]) -> None:
         """Replace the policies, and have the next pass overrule what was set by hand until now.
         Guests whose policy has changed are no longer stepped down."""
-        self.take(policies)
+        guests = self.state.snapshot.guests if self.state.snapshot is not None else ()
+        before = {g.ref: p for g, p in assign(guests, self.policies).pairs}
+        after = {g.ref: p for g, p in assign(guests, policies).pairs}
+        self.policies = policies
+        self.forget_steps(ref for ref in after if after[ref] != before.get(ref))
         # Only settings that the journal knows are held for somebody.
         self._overruled = self._journal.guests()
         self._backoff.clear()
@@ -173,6 +180,34 @@ class Reconciler(Stepping):
         self._said.end_of_pass(whole=self._guests is None)
         self._time(self._clock() - begin, failure)
         return wrote
+
+    def step_down(self, guest: str, why: str) -> None:
+        """Step a guest down by one level because of ``why``. Lower its classes at once, by the
+        last snapshot; the next pass does the rest. Leave alone a guest without a policy or on
+        the last level."""
+        named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
+        policy = next((p for g, p in named.pairs if g.ref == guest), None)
+        now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
+        if policy is None or now is StepLevel.UNDONE:
+            return
+        step = Step(next_level(policy, now), why, time.time())
+        self._note_step(guest, step)
+        self._count(step_downs=1)
+        LOGGER.error(
+            "%s: %s; %s",
+            guest,
+            step,
+            UNTIL,
+            extra=fields(guest=guest, policy=policy.path, step=step.level.value),
+        )
+        self._lower_at_once(guest)
+
+    def forget_steps(self, guests: Iterable[str] | None = None) -> None:
+        """Tune these guests, or all, by their policies again from the next pass on."""
+        for guest in list(self._steps) if guests is None else guests:
+            if guest in self._steps:
+                LOGGER.info("%s: tuned by its policy again", guest, extra=fields(guest=guest))
+                self._note_step(guest, None)
 
     def stop(self) -> bool:
         """Undo everything; True when none of our changes is left on the host."""
@@ -208,8 +243,44 @@ class Reconciler(Stepping):
         plain = any(n in (HOST_REF, _PASS) or n.startswith(PLAIN_QEMU) for n in names)
         return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)
 
-    def _plan_anew(self) -> None:
+    # -- guests that are stepped down
+
+    def _lower_at_once(self, guest: str) -> None:
+        snapshot = self.state.snapshot
+        if snapshot is None:
+            return
+        alone = SnapshotSlice.of(snapshot, frozenset([guest]))
+        applied = self._journal.applied(alone.names)
+        try:
+            plan = planner.plan(alone.alone(), self.policies, applied, steps=self._steps)
+            classes = tuple(
+                a
+                for a in plan.actions
+                if a.target.guest == guest and isinstance(a.target, ThreadSched)
+            )
+            result = executor.apply(Plan(actions=classes), self._ops, self._journal)
+        except VsrtuneError as error:
+            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
+            return
+        self._log_result(result, "")
+        self._count(writes=len(result.done), write_errors=len(result.failed))
+        guests = tuple(
+            replace(g, step=self._steps[guest], tuned=False) if g.ref == guest else g
+            for g in self.state.guests
+        )
+        self.state = replace(
+            self.state, snapshot=project_actions(snapshot, result.done), guests=guests
+        )
+
+    def _note_step(self, guest: str, step: Step | None) -> None:
+        steps = {ref: s for ref, s in self._steps.items() if ref != guest}
+        self._steps = steps if step is None else {**steps, guest: step}
         self._whole = None
+        try:
+            self._journal.step(guest, step)
+        except VsrtuneError as error:
+            # A step down helps, recorded or not.
+            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
 
     # -- the stages of a pass
 
@@ -278,8 +349,8 @@ class Reconciler(Stepping):
         # With few guests, observing everything costs little and leaves no doubt.
         if known is None or scope.host or len(known.guests) <= one_pass.FEW:
             observed = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
-        elif scope.turns:
-            observed = self._observer.observe_turns(scope.guests)
+        elif scope.unannounced:
+            observed = self._observer.observe_unannounced(scope.guests)
         else:
             observed = self._observer.observe_some(scope.guests)
         if (

@@ -65,7 +65,7 @@ class FakeHost:
     def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
         return SnapshotSlice.of(self.observe(), names)
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
+    def observe_unannounced(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
         return SnapshotSlice(self.observe())
 
     # -- SysOps
