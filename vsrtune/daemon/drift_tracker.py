@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
+from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin
 from vsrtune.plan.drift import UNSURE, Memory
 
@@ -80,37 +81,32 @@ class DriftWatch:
         stayed = frozenset(key for key, since in self._moved.items() if now - since >= SURE)
         return Memory(self._for_verify.of(guests), waits, patient=True, stayed=stayed)
 
-    def learn(self, plan: Plan, done: Iterable[Action], guests: Guests = None) -> None:
-        """Note a pass that did ``done`` of the plan's actions."""
+    def learn(self, plan: Plan, done: Iterable[Action], observed: SnapshotSlice) -> None:
+        """Note a pass over ``observed`` that did ``done`` of the plan's actions."""
         now = self._clock()
         wrote = {action.target for action in done}
         drifting = {d.target: d for d in plan.drift}
-        others = self._moved.items() if guests is not None else ()
-        moved = {key: since for key, since in others if key[0].guest not in (guests or ())}
+        moved = {k: since for k, since in self._moved.items() if not observed.covers(k[0].guest)}
         for drift in plan.drift:
             key = drift.target, drift.found
             if _may_be_pinning(drift) and drift.target not in wrote:
                 moved[key] = self._moved.get(key, now)
         self._moved = moved
         unsure = {d.target for d in plan.drift if d.left == UNSURE}
-        if guests is not None:
-            unsure |= {t for t in self._unsure if t.guest not in guests}
+        unsure |= {t for t in self._unsure if not observed.covers(t.guest)}
         self._unsure = frozenset(unsure)
         for target, drift in drifting.items():
             if target in wrote and drift.rule is DriftRule.ENFORCE:
                 self._fought(drift, now)
-        for_verify = self._for_verify.of(guests).items()
+        for_verify = self._for_verify.of(observed.names).items()
         kept = {t: v for t, v in for_verify if t in drifting and t not in wrote}
-        self._for_verify.replace(guests, {**plan.for_verify, **kept})
+        self._for_verify.replace(observed.names, {**plan.for_verify, **kept})
         waiting = {t for t, d in drifting.items() if d.left and t in self._fights}
-        if guests is not None:
-            waiting |= {t for t in self._waiting if t.guest not in guests}
+        waiting |= {t for t in self._waiting if not observed.covers(t.guest)}
         self._waiting = frozenset(waiting)
         for target, fight in list(self._fights.items()):
-            if guests is not None and target.guest not in guests:
-                continue
             calm = now > fight.until + max(CALM, 2 * fight.delay)
-            if calm and target not in drifting:
+            if calm and observed.covers(target.guest) and target not in drifting:
                 del self._fights[target]
 
     def next_try(self) -> float | None:

@@ -105,9 +105,9 @@ class Reconciler:
         self._snapshot: Snapshot | None = None
         self._budgets = Budgets()
         self._tracing = Tracing()
-        # The last plan for all guests, and the guests of this pass (None: all of them).
+        # The last plan for all guests, and whether this pass is for all.
         self._whole: Whole | None = None
-        self._guests: frozenset[str] | None = None
+        self._everything = True
         # Guests that the last pass wrote to.
         self._again: frozenset[str] = frozenset()
         # Settings that the kernel put off in this pass, by guest, and the guests with
@@ -177,7 +177,7 @@ class Reconciler:
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
-        self._said.end_of_pass(whole=self._guests is None)
+        self._said.end_of_pass(whole=self._everything)
         self._time(self._clock() - begin, failure)
         return wrote
 
@@ -285,22 +285,22 @@ class Reconciler:
     # -- the stages of a pass
 
     def _run(self, scope: Scope) -> bool:
-        self._guests = None
+        self._everything = True
         observed = self._observe(scope)
         forget(observed, self._ops, self._journal)
         executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
         observed = self._measured(observed)
         plan = self._plan_alone(observed)
         if plan is None:
-            self._guests = None
+            self._everything = True
             observed = SnapshotSlice(observed.snapshot)
             plan = self._plan(observed.snapshot)
         applied = self._journal.applied(observed.names)
         log_plan(plan, self._said)
-        done, unsettled = self._apply(plan)
+        done, unsettled = self._apply(plan, observed)
         for guest, count in waiting(plan).items():
             unsettled[guest] = unsettled.get(guest, 0) + count
-        self._drift.learn(plan, done, observed.names)
+        self._drift.learn(plan, done, observed)
         fresh = {a.target for a in done if a.release or a.target.guest in self._overruled}
         again = sum(applied.get(a.target) == a.after for a in done if a.target not in fresh)
         self._note_overruled(observed)
@@ -316,8 +316,8 @@ class Reconciler:
         wrote_to = {a.target for a in done}
         drifts = tuple(d for d in plan.drift if d.left or d.target not in wrote_to)
         standing = PlanState.after(plan, self._unmade)
+        drifts += tuple(d for d in self.state.drifts if not observed.covers(d.target.guest))
         if observed.names is not None:
-            drifts += tuple(d for d in self.state.drifts if d.target.guest not in observed.names)
             standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
@@ -360,7 +360,7 @@ class Reconciler:
         ):
             observed = SnapshotSlice(self._observer.observe(self._trace))
             self._tracing.traced(observed.guests)
-        self._guests = observed.names
+        self._everything = observed.names is None
         self._pulse()
         for problem in observed.snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
@@ -372,14 +372,16 @@ class Reconciler:
         snapshot = self._loads.measured(observed.snapshot, self.policies, self._clock())
         return replace(observed, snapshot=snapshot)
 
-    def _apply(self, plan: Plan) -> tuple[tuple[Action, ...], dict[str, int]]:
+    def _apply(
+        self, plan: Plan, observed: SnapshotSlice
+    ) -> tuple[tuple[Action, ...], dict[str, int]]:
         """Execute the plan except for guests that must wait after a failure. Return the actions
         done, and for each guest how many settings still differ from its policy."""
         wanted: dict[str, set[tuple[Target, Value]]] = {}
         for action in plan.actions:
             wanted.setdefault(action.target.guest, set()).add((action.target, action.after))
         signatures = {guest: frozenset(changes) for guest, changes in wanted.items()}
-        self._backoff.refreshed(self._guests, signatures)
+        self._backoff.refreshed(observed.covers, signatures)
         now = self._clock()
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
@@ -404,7 +406,7 @@ class Reconciler:
                 # Releases are done even so, and no part of what is tried again.
                 left = signatures[guest] - done
                 self._backoff.failed(guest, left, errors[guest], self._clock())
-                pending[guest] = len(signatures[guest])
+                pending[guest] = len(left)
             else:
                 self._succeeded(guest)
         self._count(write_errors=len(result.failed))
@@ -418,8 +420,7 @@ class Reconciler:
         left = {u.action.target.guest for u in self._unmade if not u.fixed}
         left |= {g.ref for g in observed.guests if g.waits}
         left |= self._overruled - {g.ref for g in observed.guests} - _HOST
-        if observed.names is not None:
-            left |= self._overruled - observed.names
+        left |= {name for name in self._overruled if not observed.covers(name)}
         self._overruled &= left & self._journal.guests()
 
     def _heal(self, observed: SnapshotSlice, states: Iterable[GuestState]) -> None:
@@ -431,8 +432,8 @@ class Reconciler:
             return
         healed = {s.ref for s in states if s.tuned and not s.drift}
         if not observed.snapshot.problems:
-            refreshed = failing if observed.names is None else failing & observed.names
-            healed |= refreshed - {g.ref for g in observed.guests} - _HOST
+            covered = {name for name in failing if observed.covers(name)}
+            healed |= covered - {g.ref for g in observed.guests} - _HOST
         for guest in failing & healed:
             self._succeeded(guest)
 
@@ -448,8 +449,7 @@ class Reconciler:
         # An event tells when libvirt is no longer busy, the next pass whether it answers.
         busy = {g.ref for g in observed.guests if g.waits}
         pending = {s.ref for s in new if s.pending} - busy
-        if observed.names is not None:
-            pending |= self._pending - observed.names
+        pending |= {name for name in self._pending if not observed.covers(name)}
         self._pending = frozenset(pending)
         self.state = replace(
             self.state,
