@@ -21,7 +21,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
 from vsrtune.observe.host import HostReader, ProblemLog, lower_devices
-from vsrtune.observe.incremental import CachedQemu, ObservationCache, listed, places, relisted
+from vsrtune.observe.incremental import CachedQemu, ObservationCache, listed
 from vsrtune.observe.qemu_processes import (
     NO_PROCESS,
     Identity,
@@ -111,7 +111,6 @@ class LookPass:
             held,
             {h.domain: pid for pid, h in held.items() if h.domain is not None},
             *problems,
-            places(guests),
             Counter(h.parent for h in held.values()),
             self._net.known([n.name for n in host_read.nics]),
             any(c.special for c in host_read.cpusets),
@@ -285,7 +284,7 @@ class LookPass:
         if len(before) != len(fresh) or vanished:
             held = dict(sorted(held.items()))
         last = known.snapshot
-        guests, places, spots = relisted(known, held, fresh, vanished)
+        guests = listed(held)
         problem_log = ProblemLog()
         problem_log.problems += known.after
         host, partitioned = self._around(known, guests, before, fresh, parents, problem_log)
@@ -298,19 +297,15 @@ class LookPass:
         guests_of = (h.guest for h in (*before, *fresh))
         refreshed = names.union(g.ref for g in guests_of if g is not None)
         snapshot = Snapshot(host, guests, problems, strangers=_strangers(processes))
-        observed = SnapshotSlice(snapshot, refreshed, spots or ())
-        if spots is None or refreshed != {g.ref for g in observed.guests}:
-            observed = SnapshotSlice.of(snapshot, refreshed)
         return replace(
             known,
             snapshot=snapshot,
             processes=processes,
             held=held,
             names=by_name,
-            places=places,
             parents=parents,
             partitioned=partitioned,
-            refreshed=observed,
+            refreshed=SnapshotSlice.of(snapshot, refreshed),
         )
 
     def _processes(

@@ -245,11 +245,11 @@ def test_commands_see_what_the_daemon_runs(
 def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:
     passes.step_down("vr1", WHY)
     other = policy('guest: "vr2"\nqueue: {macvtap: 5}\n')
-    passes.take((*policies(FIFO), other))
+    passes.reload((*policies(FIFO), other))
     passes.reload(passes.policies)
     passes.run()
     assert passes.state.guests[0].step is not None
-    passes.take(policies(FIFO.replace("7", "8")))
+    passes.reload(policies(FIFO.replace("7", "8")))
     passes.reload(passes.policies)
     passes.run()
     assert passes.state.guests[0].step is None
