@@ -28,7 +28,7 @@ def page(recording: str, rename: str = "") -> Iterator[str]:
     """The address of the page of a recorded host that is tuned, on which somebody has changed
     a queue since. ``rename`` is another name for its first guest."""
     with recorded_state.passes(recording, rename=rename) as (host, passes):
-        passes.run(settle=True)
+        passes.run()
         recorded_state.run_threads(host)
         recorded_state.set_queue(host, 0, 77)
         passes.run()

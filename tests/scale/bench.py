@@ -33,7 +33,7 @@ from vsrtune.cli.daemon import rarely
 from vsrtune.daemon.http import exposition
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, TURNS, Scope
+from vsrtune.daemon.scope import FULL, UNANNOUNCED, Scope
 from vsrtune.execute.journal import Journal
 from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
@@ -138,7 +138,7 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     journal = Journal.open(place / "journal.jsonl", root.read("/proc/sys/kernel/random/boot_id"))
     before = resident()
     passes = Reconciler(observer, TreeOps(host, root), journal, policies)
-    passes.run(settle=True)
+    passes.run()
     passes.run()
     tuned = passes.state.tuned
     if tuned != guests:
@@ -176,7 +176,7 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     )
     idle.run(FULL)
     counting.files.clear()
-    turns = [timed(lambda: idle.run(TURNS)) for _ in range(6)]
+    turns = [timed(lambda: idle.run(UNANNOUNCED)) for _ in range(6)]
     scrape = timed(lambda: exposition(passes.state))
     size = len(exposition(passes.state))
     gc.collect()
@@ -270,8 +270,8 @@ averages at the end {load}. Times are CPU time of this process.
 - **one changed guest**: the median of nine passes, each for one guest whose queue length
   something had changed: looked at alone, planned alone, put back through the journal.
 - **turn**: what the daemon does every {INTERVAL:.0f} s without an event. Hosts of up to 16 guests are
-  looked at as a whole. Others are when six turns are over; between these a turn lists /proc, counts the
-  threads of every guest, and looks at a fifth of the guests. **files in a turn** is the mean of six turns,
+  looked at as a whole. Others are at every sixth turn; the five before it list /proc and count the
+  threads of every guest. **files in a turn** is the mean of six turns,
   **idle hour** the CPU time of six turns extrapolated to an hour.
 - **scrape**: the text of /metrics for all threads, which is made from what the last pass has seen.
 

@@ -156,6 +156,8 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
         say(f"vsrtune: error: {tables.failure_line(action, error)}", err=True)
     for target in result.vanished:
         say(f"{target}: gone meanwhile")
+    for left in result.left:
+        say(f"left alone: {left}")
     for action, error in result.pending:
         say(f"pending: {tables.failure_line(action, error)}")
     for action, error in result.fixed:

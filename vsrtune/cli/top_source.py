@@ -52,9 +52,9 @@ class TopHost:
 
     def sample(self, names: frozenset[str] = frozenset()) -> HostSample:
         """The host now. With many guests, only the libvirt guests of these ``names`` are sure
-        to be re-read, the others in turns (Observer.observe_turns); the counters of all are
-        read. Raises ObserveError."""
-        snapshot = options.readable(self._observer.observe_turns(names).snapshot, self._root)
+        to be re-read (Observer.observe_unannounced); the counters of all are read. Raises
+        ObserveError."""
+        snapshot = options.readable(self._observer.observe_unannounced(names).snapshot, self._root)
         if self._root is None:
             snapshot = with_loads(snapshot)
         return samples.take(self._files, snapshot, self._clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 
 from vsrtune.core.errors import Lasting, VsrtuneError
@@ -46,12 +46,12 @@ class Backoff:
             delay = PERMANENT
         self._waits[guest] = _Wait(signature, delay, now + delay)
 
-    def refreshed(self, guests: Collection[str] | None, due: Collection[str]) -> None:
-        """Record that a pass over ``guests`` (None: all) has changes for ``due`` only. The waits
-        of the others stay, because the same changes may come back, but nothing is due when they
-        end."""
+    def refreshed(self, covers: Callable[[str], bool], due: Collection[str]) -> None:
+        """Record that a pass over the guests that it ``covers`` has changes for ``due`` only. The
+        waits of the others stay, because the same changes may come back, but nothing is due when
+        they end."""
         for guest, wait in self._waits.items():
-            if guests is None or guest in guests:
+            if covers(guest):
                 wait.due = guest in due
 
     def succeeded(self, guest: str) -> None:

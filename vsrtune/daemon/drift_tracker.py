@@ -1,21 +1,20 @@
 """What passes remember about settings that others change: how often, and when to try again.
 
-A pin that moved without libvirt's knowledge is observed for a moment before it is put back.
-libvirt moves the thread first and notes the pin afterwards, so a pass in between would
-mistake an operator's request (virsh vcpupin) for a thread that something moved beneath
-libvirt. A setting that is changed again and again after it was put back is put back less
-and less often, and logged once.
+A pin that moved without libvirt's knowledge is observed for a moment before it is put back
+(Memory.patient). A setting that is changed again and again after it was put back is put back
+less and less often, and logged once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
+from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin
-from vsrtune.plan.drift import Memory, put_back
+from vsrtune.plan.drift import UNSURE, Memory
 
 # Once a pin has stayed SURE seconds where it was moved to, nobody can have asked libvirt for
 # it; a slow host takes its time between the two steps. The pin is read again after AGAIN.
@@ -26,9 +25,6 @@ LONGEST = 300.0
 TOLD = 3
 # A setting that stays as put back for this long, and twice its last wait, is forgotten.
 CALM = 60.0
-
-_UNSURE = "checked again in a moment: libvirt moves a thread before it notes the pin"
-
 
 # The guests of a pass; None means all.
 Guests = frozenset[str] | None
@@ -82,42 +78,35 @@ class DriftWatch:
             for target, fight in self._fights.items()
             if now < fight.until
         }
-        return Memory(self._for_verify.of(guests), waits)
+        stayed = frozenset(key for key, since in self._moved.items() if now - since >= SURE)
+        return Memory(self._for_verify.of(guests), waits, patient=True, stayed=stayed)
 
-    def unsure(self, plan: Plan, memory: Memory, guests: Guests = None) -> Memory | None:
-        """The memory to plan again with, when ``plan`` puts back pins that are too early to
-        judge; otherwise None."""
-        now = self._clock()
-        moved = {(d.target, d.found): now for d in put_back(plan).values() if _may_be_pinning(d)}
-        moved |= {key: self._moved[key] for key in moved if key in self._moved}
-        others = self._moved.items() if guests is not None else ()
-        moved |= {key: since for key, since in others if key[0].guest not in (guests or ())}
-        self._moved = moved
-        self._unsure = frozenset(t for (t, _), since in moved.items() if now - since < SURE)
-        if not self._unsure:
-            return None
-        return replace(memory, waits={**memory.waits, **dict.fromkeys(self._unsure, _UNSURE)})
-
-    def learn(self, plan: Plan, done: Iterable[Action], guests: Guests = None) -> None:
-        """Note a pass that did ``done`` of the plan's actions."""
+    def learn(self, plan: Plan, done: Iterable[Action], observed: SnapshotSlice) -> None:
+        """Note a pass over ``observed`` that did ``done`` of the plan's actions."""
         now = self._clock()
         wrote = {action.target for action in done}
         drifting = {d.target: d for d in plan.drift}
+        moved = {k: since for k, since in self._moved.items() if not observed.covers(k[0].guest)}
+        for drift in plan.drift:
+            key = drift.target, drift.found
+            if _may_be_pinning(drift) and drift.target not in wrote:
+                moved[key] = self._moved.get(key, now)
+        self._moved = moved
+        unsure = {d.target for d in plan.drift if d.left == UNSURE}
+        unsure |= {t for t in self._unsure if not observed.covers(t.guest)}
+        self._unsure = frozenset(unsure)
         for target, drift in drifting.items():
             if target in wrote and drift.rule is DriftRule.ENFORCE:
                 self._fought(drift, now)
-        for_verify = self._for_verify.of(guests).items()
+        for_verify = self._for_verify.of(observed.names).items()
         kept = {t: v for t, v in for_verify if t in drifting and t not in wrote}
-        self._for_verify.replace(guests, {**plan.for_verify, **kept})
+        self._for_verify.replace(observed.names, {**plan.for_verify, **kept})
         waiting = {t for t, d in drifting.items() if d.left and t in self._fights}
-        if guests is not None:
-            waiting |= {t for t in self._waiting if t.guest not in guests}
+        waiting |= {t for t in self._waiting if not observed.covers(t.guest)}
         self._waiting = frozenset(waiting)
         for target, fight in list(self._fights.items()):
-            if guests is not None and target.guest not in guests:
-                continue
             calm = now > fight.until + max(CALM, 2 * fight.delay)
-            if calm and target not in drifting:
+            if calm and observed.covers(target.guest) and target not in drifting:
                 del self._fights[target]
 
     def next_try(self) -> float | None:
@@ -158,7 +147,11 @@ class DriftWatch:
 
 
 def _may_be_pinning(drift: Drift) -> bool:
-    return isinstance(drift.target, VcpuPin | EmulatorPin) and drift.by != "libvirt"
+    return drift.left == UNSURE or (
+        drift.rule is DriftRule.ENFORCE
+        and isinstance(drift.target, VcpuPin | EmulatorPin)
+        and drift.by != "libvirt"
+    )
 
 
 def waiting(plan: Plan) -> Mapping[str, int]:

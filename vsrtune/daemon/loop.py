@@ -20,7 +20,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, NOTHING, TURNS, Scope
+from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import Notifier
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.policy.matching import PLAIN_QEMU
@@ -151,7 +151,7 @@ class Daemon:
         """Run until asked to stop. Return DONE, FAILED when something could not be undone,
         or HANDED_OVER."""
         self._reconciler.recover()
-        self._pass(FULL, settle=True)
+        self._pass(FULL)
         self._notifier.ready()
         LOGGER.info("ready: %s", self._status())
         while not self._stop_asked:
@@ -168,14 +168,14 @@ class Daemon:
                 self._pass(scope)
         return self._end()
 
-    def _pass(self, scope: Scope, *, settle: bool = False, reassert: bool = False) -> None:
+    def _pass(self, scope: Scope) -> None:
         """Run one pass over ``scope`` and over what events marked dirty."""
         while self._dirty:
             scope = scope.merge(self._dirty.popleft())
         if self._attachments is not None:
             self._attachments.update(self._reconciler.policies)
-        wrote = self._reconciler.run(scope, settle=settle, reassert=reassert)
-        if scope.host or scope.turns:
+        wrote = self._reconciler.run(scope)
+        if scope.host or scope.unannounced:
             self._turn = self._clock() + self._timing.interval
         # One more pass follows a pass that wrote: the state then shows what is, not what
         # was. None follows that one, or two rivals would keep each other busy.
@@ -218,11 +218,10 @@ class Daemon:
         LOGGER.info("reading the policies again")
         policies = self._read()
         if policies is not None:
-            self._reconciler.policies = policies
+            # Policies that are wrong overrule nothing.
+            self._reconciler.reload(policies)
             self._reconciler.forget_steps()
-        # A reload overrules what was set by hand in the meantime, unless the policies that
-        # it read are wrong.
-        self._pass(FULL, settle=self._reload_success, reassert=self._reload_success)
+        self._pass(FULL)
         self._notifier.ready()
 
     def _follow_files(self) -> None:
@@ -235,8 +234,8 @@ class Daemon:
             return
         LOGGER.info("policy files have changed")
         self._notifier.reloading()
-        self._reconciler.take(policies)
-        self._pass(FULL, settle=True, reassert=True)
+        self._reconciler.reload(policies)
+        self._pass(FULL)
         self._notifier.ready()
 
     def _read(self) -> tuple[Policy, ...] | None:
@@ -272,7 +271,7 @@ class Daemon:
             due = earliest if self._dirty else max(earliest, latest)
             if now >= due:
                 scope = self._reconciler.again() if now >= latest else NOTHING
-                return scope.merge(TURNS) if now >= self._turn else scope
+                return scope.merge(UNANNOUNCED) if now >= self._turn else scope
             if self._starved is not self._told:
                 self._tell()
             woken = self._wake.wait(min(due - now, slice_))

@@ -15,12 +15,10 @@ from typing import Protocol
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
-from vsrtune.daemon.guard.stepping import Stepping
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
 from vsrtune.daemon.pass_log import ResultLog, log_plan
 from vsrtune.daemon.pass_result import guest_states, merged, unmade
-from vsrtune.daemon.reload_backlog import ReloadBacklog
 from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
@@ -31,30 +29,33 @@ from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmad
 from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.stepdown import UNTIL, StepLevel
+from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
     DeviceTarget,
     NicTarget,
-    Partition,
     RrTimeslice,
     Target,
+    ThreadSched,
     Value,
 )
 from vsrtune.observe import one_pass
-from vsrtune.plan import brought_pins, planner
-from vsrtune.plan.drift import Overruled, overrules
+from vsrtune.plan import planner
+from vsrtune.plan.full_plan import plan_with_releases
 from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
 from vsrtune.plan.safety.projection import project_actions
-from vsrtune.policy.matching import PLAIN_QEMU
+from vsrtune.policy.lowering import next_level
+from vsrtune.policy.matching import PLAIN_QEMU, assign
 from vsrtune.policy.model import Policy
 
 # Seconds until the next pass over a thread that has to run before it can be DEADLINE.
 PENDING = 1.0
 
 _HOST = frozenset([HOST_REF])
+# What failed when a whole pass did, beside the names of guests.
+_PASS = ""
 
 
 class Observing(Protocol):
@@ -64,10 +65,10 @@ class Observing(Protocol):
 
     def observe_some(self, names: frozenset[str]) -> SnapshotSlice: ...
 
-    def observe_turns(self, names: frozenset[str]) -> SnapshotSlice: ...
+    def observe_unannounced(self, names: frozenset[str]) -> SnapshotSlice: ...
 
 
-class Reconciler(Stepping):
+class Reconciler:
     """Runs passes. ``policies`` may be replaced between two of them.
 
     ``trace`` is how long a pass traces transmissions while some worker's interface is
@@ -100,21 +101,24 @@ class Reconciler(Stepping):
         self._backoff = Backoff()
         self._said = SaidOnce()
         self._drift = DriftWatch(clock)
-        self._backlog = ReloadBacklog(clock)
         self._results = ResultLog(self._said)
         self._snapshot: Snapshot | None = None
         self._budgets = Budgets()
         self._tracing = Tracing()
-        # The last plan for all guests, and the guests of this pass (None: all of them).
+        # The last plan for all guests, and whether this pass is for all.
         self._whole: Whole | None = None
-        self._guests: frozenset[str] | None = None
+        self._everything = True
         # Guests that the last pass wrote to.
         self._again: frozenset[str] = frozenset()
         # Settings that the kernel put off in this pass, by guest, and the guests with
         # settings put off in any pass.
         self._waiting: Counter[str] = Counter()
         self._pending: frozenset[str] = frozenset()
-        self._steps = journal.steps
+        # Guests that are stepped down, even where the journal could not record it.
+        self._steps: Steps = journal.steps
+        # Guests on which a reload overrules what was set by hand, until a pass has done so. A pin
+        # that an operator sets after that pass is held again.
+        self._overruled: frozenset[str] = frozenset()
         # Changes that this pass planned and has not made.
         self._unmade: tuple[Unmade, ...] = ()
         self.policies = policies
@@ -140,34 +144,70 @@ class Reconciler(Stepping):
         for guest, step in self._steps.items():
             LOGGER.warning("%s: still %s; %s", guest, step, UNTIL, extra=fields(guest=guest))
 
-    def run(self, scope: Scope = FULL, *, settle: bool = False, reassert: bool = False) -> bool:
-        """Run one pass; True when something was written.
+    def reload(self, policies: tuple[Policy, ...]) -> None:
+        """Replace the policies, and have the next pass overrule what was set by hand until now.
+        Guests whose policy has changed are no longer stepped down."""
+        guests = self.state.snapshot.guests if self.state.snapshot is not None else ()
+        before = {g.ref: p for g, p in assign(guests, self.policies).pairs}
+        after = {g.ref: p for g, p in assign(guests, policies).pairs}
+        self.policies = policies
+        self.forget_steps(ref for ref in after if after[ref] != before.get(ref))
+        # Only settings that the journal knows are held for somebody.
+        self._overruled = self._journal.guests()
+        self._backoff.clear()
+        self._results.clear()
+        self._drift.clear()
+
+    def run(self, scope: Scope = FULL) -> bool:
+        """Run one pass: observe once, plan once, execute the plan. True when something was
+        written.
 
         ``scope`` says what may have changed since the last pass. Guests that bring to the
         plan what they brought before are planned alone; otherwise all guests are planned.
-        ``settle`` also takes back what the policies no longer ask for (at start and
-        after a reload), ``reassert`` overrules pins set by hand. Later passes retry
-        whatever of these two failed. Failures are logged and counted, never raised.
+        Later passes retry whatever failed. Failures are logged and counted, never raised.
         """
         begin = self._clock()
         LOGGER.debug("a pass over %s", scope)
-        if reassert:
-            self._backoff.clear()
-            self._results.clear()
-            self._drift.clear()
         wrote, failure = False, ""
-        settle, overruled = self._backlog.begin(settle, reassert)
         try:
-            wrote = self._run(FULL if settle or reassert else scope, settle, overruled)
+            wrote = self._run(scope)
         except VsrtuneError as error:
             failure = str(error)
-            self._backlog.broke_off()
+            self._backoff.failed(_PASS, failure, [error], self._clock())
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
-        self._said.end_of_pass(whole=self._guests is None)
+        self._said.end_of_pass(whole=self._everything)
         self._time(self._clock() - begin, failure)
         return wrote
+
+    def step_down(self, guest: str, why: str) -> None:
+        """Step a guest down by one level because of ``why``. Lower its classes at once, by the
+        last snapshot; the next pass does the rest. Leave alone a guest without a policy or on
+        the last level."""
+        named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
+        policy = next((p for g, p in named.pairs if g.ref == guest), None)
+        now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
+        if policy is None or now is StepLevel.UNDONE:
+            return
+        step = Step(next_level(policy, now), why, time.time())
+        self._note_step(guest, step)
+        self._count(step_downs=1)
+        LOGGER.error(
+            "%s: %s; %s",
+            guest,
+            step,
+            UNTIL,
+            extra=fields(guest=guest, policy=policy.path, step=step.level.value),
+        )
+        self._lower_at_once(guest)
+
+    def forget_steps(self, guests: Iterable[str] | None = None) -> None:
+        """Tune these guests, or all, by their policies again from the next pass on."""
+        for guest in list(self._steps) if guests is None else guests:
+            if guest in self._steps:
+                LOGGER.info("%s: tuned by its policy again", guest, extra=fields(guest=guest))
+                self._note_step(guest, None)
 
     def stop(self) -> bool:
         """Undo everything; True when none of our changes is left on the host."""
@@ -185,11 +225,9 @@ class Reconciler(Stepping):
         return not result.failed
 
     def next_try(self) -> float | None:
-        """Seconds until the next retry: of a failed guest, of a setting that others keep
-        changing, of the reload backlog, or of a thread that has to run first. None when
-        nothing waits."""
+        """Seconds until the next retry: of a failed guest or pass, of a setting that others keep
+        changing, or of a thread that has to run first. None when nothing waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
-        due += [self._backlog.next_try()]
         if self._pending:
             due.append(PENDING)
         return min((seconds for seconds in due if seconds is not None), default=None)
@@ -202,40 +240,70 @@ class Reconciler(Stepping):
 
     def _by_name(self, names: frozenset[str]) -> Scope:
         # Only libvirt's guests can be re-read by name.
-        plain = any(name == HOST_REF or name.startswith(PLAIN_QEMU) for name in names)
+        plain = any(n in (HOST_REF, _PASS) or n.startswith(PLAIN_QEMU) for n in names)
         return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)
 
-    def _plan_anew(self) -> None:
+    # -- guests that are stepped down
+
+    def _lower_at_once(self, guest: str) -> None:
+        snapshot = self.state.snapshot
+        if snapshot is None:
+            return
+        alone = SnapshotSlice.of(snapshot, frozenset([guest]))
+        applied = self._journal.applied(alone.names)
+        try:
+            plan = planner.plan(alone.alone(), self.policies, applied, steps=self._steps)
+            classes = tuple(
+                a
+                for a in plan.actions
+                if a.target.guest == guest and isinstance(a.target, ThreadSched)
+            )
+            result = executor.apply(Plan(actions=classes), self._ops, self._journal)
+        except VsrtuneError as error:
+            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
+            return
+        self._log_result(result, "")
+        self._count(writes=len(result.done), write_errors=len(result.failed))
+        guests = tuple(
+            replace(g, step=self._steps[guest], tuned=False) if g.ref == guest else g
+            for g in self.state.guests
+        )
+        self.state = replace(
+            self.state, snapshot=project_actions(snapshot, result.done), guests=guests
+        )
+
+    def _note_step(self, guest: str, step: Step | None) -> None:
+        steps = {ref: s for ref, s in self._steps.items() if ref != guest}
+        self._steps = steps if step is None else {**steps, guest: step}
         self._whole = None
+        try:
+            self._journal.step(guest, step)
+        except VsrtuneError as error:
+            # A step down helps, recorded or not.
+            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
 
     # -- the stages of a pass
 
-    def _run(self, scope: Scope, settle: bool, reassert: Overruled) -> bool:
-        self._guests = None
+    def _run(self, scope: Scope) -> bool:
+        self._everything = True
         observed = self._observe(scope)
         forget(observed, self._ops, self._journal)
-        given_back = self._give_back(observed)
-        if given_back:
-            observed = self._observe(FULL)
+        executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
         observed = self._measured(observed)
-        released: Result | None = None
-        overruled = any(overrules(reassert, name) for name in observed.names or ())
-        plan = None if self._loads.due or overruled else self._plan_alone(observed)
+        plan = self._plan_alone(observed)
         if plan is None:
-            self._guests = None
+            self._everything = True
             observed = SnapshotSlice(observed.snapshot)
-            released = self._release(observed.snapshot, settle)
-            if released is not None:
-                observed = self._measured(self._observe(FULL))
-            plan = self._plan(observed.snapshot, reassert, settle)
+            plan = self._plan(observed.snapshot)
         applied = self._journal.applied(observed.names)
         log_plan(plan, self._said)
-        done, unsettled = self._apply(plan)
+        done, unsettled = self._apply(plan, observed)
         for guest, count in waiting(plan).items():
             unsettled[guest] = unsettled.get(guest, 0) + count
-        self._drift.learn(plan, done, observed.names)
-        again = sum(applied.get(a.target) == a.after for a in done) if not settle else 0
-        self._note_backlog(observed, released)
+        self._drift.learn(plan, done, observed)
+        fresh = {a.target for a in done if a.release or a.target.guest in self._overruled}
+        again = sum(applied.get(a.target) == a.after for a in done if a.target not in fresh)
+        self._note_overruled(observed)
         self._count(writes=len(done), corrections=again)
         self._snapshot = observed.snapshot
         if observed.names is None:
@@ -248,38 +316,32 @@ class Reconciler(Stepping):
         wrote_to = {a.target for a in done}
         drifts = tuple(d for d in plan.drift if d.left or d.target not in wrote_to)
         standing = PlanState.after(plan, self._unmade)
+        drifts += tuple(d for d in self.state.drifts if not observed.covers(d.target.guest))
         if observed.names is not None:
-            drifts += tuple(d for d in self.state.drifts if d.target.guest not in observed.names)
             standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
         self.state = self._loads.counted(observed.snapshot, self.state, done)
-        return given_back or released is not None or bool(done)
+        return bool(done)
 
-    def _plan(self, snapshot: Snapshot, reassert: Overruled, settle: bool) -> Plan:
-        applied, memory = self._journal.applied(), self._drift.memory()
-        plan, self._whole = planner.plan_whole(
-            snapshot, self.policies, applied, reassert, memory, self._steps
+    def _plan(self, snapshot: Snapshot) -> Plan:
+        entries, memory = self._journal.entries(), self._drift.memory()
+        judged = plan_with_releases(
+            snapshot, self.policies, entries, self._overruled, memory, self._steps
         )
-        unsure = None if settle or reassert is True else self._drift.unsure(plan, memory)
-        if unsure is None:
-            return plan
-        return planner.plan(snapshot, self.policies, applied, reassert, unsure, self._steps)
+        self._whole = judged.whole
+        return judged.plan
 
     def _plan_alone(self, observed: SnapshotSlice) -> Plan | None:
         """The plan for the observed guests alone; None when all guests have to be planned."""
         whole, names = self._whole, observed.names
-        if whole is None or names is None:
+        if whole is None or names is None or self._loads.due or names & self._overruled:
             return None
         alone = observed.alone()
         if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
             return None  # settings of the host made for a guest that is gone may be obsolete
-        applied, memory = self._journal.applied(names), self._drift.memory(names)
-        plan = plan_alone(whole, alone, self.policies, applied, memory, self._steps)
-        unsure = self._drift.unsure(plan, memory, names) if plan is not None else None
-        if unsure is None:
-            return plan
-        return plan_alone(whole, alone, self.policies, applied, unsure, self._steps)
+        entries, memory = self._journal.entries(names), self._drift.memory(names)
+        return plan_alone(whole, alone, self.policies, entries, memory, self._steps)
 
     def _observe(self, scope: Scope) -> SnapshotSlice:
         """Observe the host within ``scope``, and trace when a trace is worth it."""
@@ -287,8 +349,8 @@ class Reconciler(Stepping):
         # With few guests, observing everything costs little and leaves no doubt.
         if known is None or scope.host or len(known.guests) <= one_pass.FEW:
             observed = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
-        elif scope.turns:
-            observed = self._observer.observe_turns(scope.guests)
+        elif scope.unannounced:
+            observed = self._observer.observe_unannounced(scope.guests)
         else:
             observed = self._observer.observe_some(scope.guests)
         if (
@@ -298,7 +360,7 @@ class Reconciler(Stepping):
         ):
             observed = SnapshotSlice(self._observer.observe(self._trace))
             self._tracing.traced(observed.guests)
-        self._guests = observed.names
+        self._everything = observed.names is None
         self._pulse()
         for problem in observed.snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
@@ -310,63 +372,23 @@ class Reconciler(Stepping):
         snapshot = self._loads.measured(observed.snapshot, self.policies, self._clock())
         return replace(observed, snapshot=snapshot)
 
-    def _note_backlog(self, observed: SnapshotSlice, released: Result | None) -> None:
-        """Keep what a reload asked for and this pass could not do."""
-        if not self._backlog.open:
-            return
-        guests = observed.guests
-        busy = {g.ref for g in guests if g.waits}
-        managed = {entry.target.guest for entry in self._journal.entries(observed.names)}
-        unread = managed - {g.ref for g in guests} - _HOST
-        left = {u.action.target.guest for u in self._unmade if not u.fixed} | busy | unread
-        failed = released is not None and bool(released.failed)
-        self._backlog.end(frozenset(left), observed.names, failed or bool(managed & busy or unread))
-
-    def _give_back(self, observed: SnapshotSlice) -> bool:
-        """Undo settings that guests have brought along; True when one was undone."""
-        brought = executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
-        if not brought:
-            return False
-        result = executor.undo(self._ops, self._journal, brought.__contains__)
-        self._log_result(result, "put back, " + brought_pins.REASON)
-        return bool(result.done)
-
-    def _release(self, snapshot: Snapshot, settle: bool) -> Result | None:
-        """Undo what no policy asks for any more; None when there is nothing to undo.
-
-        Settings of a guest go with the guest. Settings of the host stay behind when the
-        guest that needed them is gone: every pass that plans all guests checks them.
-        """
-        applied = self._journal.applied()
-        undone = {ref for ref, step in self._steps.items() if step.level is StepLevel.UNDONE}
-        if not settle and not any(
-            t.guest == HOST_REF or t.guest in undone or isinstance(t, Partition) for t in applied
-        ):
-            return None
-        released = planner.released(snapshot, self.policies, applied, self._steps)
-        if not settle:
-            released = planner.pressing(released, snapshot, self._steps)
-        if not released:
-            return None
-        result = executor.undo(self._ops, self._journal, released.__contains__)
-        self._log_result(result, "put back, no policy asks for it")
-        return result
-
-    def _apply(self, plan: Plan) -> tuple[tuple[Action, ...], dict[str, int]]:
-        """Apply the plan except for guests that must wait after a failure. Return the actions
+    def _apply(
+        self, plan: Plan, observed: SnapshotSlice
+    ) -> tuple[tuple[Action, ...], dict[str, int]]:
+        """Execute the plan except for guests that must wait after a failure. Return the actions
         done, and for each guest how many settings still differ from its policy."""
         wanted: dict[str, set[tuple[Target, Value]]] = {}
         for action in plan.actions:
             wanted.setdefault(action.target.guest, set()).add((action.target, action.after))
         signatures = {guest: frozenset(changes) for guest, changes in wanted.items()}
-        self._backoff.refreshed(self._guests, signatures)
+        self._backoff.refreshed(observed.covers, signatures)
         now = self._clock()
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
         self._waiting = Counter()
         self._unmade = unmade(plan, Result())
-        if not due:
+        if not due and not plan.disowned:
             return (), pending
         self._pulse()
         result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
@@ -378,14 +400,28 @@ class Reconciler(Stepping):
         errors: dict[str, list[VsrtuneError]] = {}
         for action, error in result.failed:
             errors.setdefault(action.target.guest, []).append(error)
+        done = {(a.target, a.after) for a in result.done}
         for guest in {a.target.guest for a in due}:
             if guest in errors:
-                self._backoff.failed(guest, signatures[guest], errors[guest], self._clock())
-                pending[guest] = len(signatures[guest])
+                # Releases are done even so, and no part of what is tried again.
+                left = signatures[guest] - done
+                self._backoff.failed(guest, left, errors[guest], self._clock())
+                pending[guest] = len(left)
             else:
                 self._succeeded(guest)
         self._count(write_errors=len(result.failed))
         return result.done, pending
+
+    def _note_overruled(self, observed: SnapshotSlice) -> None:
+        """Keep the guests on which the plan could not overrule what was set by hand: libvirt is
+        busy with them, they could not be read, or an action is not done."""
+        if not self._overruled:
+            return
+        left = {u.action.target.guest for u in self._unmade if not u.fixed}
+        left |= {g.ref for g in observed.guests if g.waits}
+        left |= self._overruled - {g.ref for g in observed.guests} - _HOST
+        left |= {name for name in self._overruled if not observed.covers(name)}
+        self._overruled &= left & self._journal.guests()
 
     def _heal(self, observed: SnapshotSlice, states: Iterable[GuestState]) -> None:
         """Clear the failures of guests that match their policies without a write, and of
@@ -396,8 +432,8 @@ class Reconciler(Stepping):
             return
         healed = {s.ref for s in states if s.tuned and not s.drift}
         if not observed.snapshot.problems:
-            refreshed = failing if observed.names is None else failing & observed.names
-            healed |= refreshed - {g.ref for g in observed.guests} - _HOST
+            covered = {name for name in failing if observed.covers(name)}
+            healed |= covered - {g.ref for g in observed.guests} - _HOST
         for guest in failing & healed:
             self._succeeded(guest)
 
@@ -413,8 +449,7 @@ class Reconciler(Stepping):
         # An event tells when libvirt is no longer busy, the next pass whether it answers.
         busy = {g.ref for g in observed.guests if g.waits}
         pending = {s.ref for s in new if s.pending} - busy
-        if observed.names is not None:
-            pending |= self._pending - observed.names
+        pending |= {name for name in self._pending if not observed.covers(name)}
         self._pending = frozenset(pending)
         self.state = replace(
             self.state,

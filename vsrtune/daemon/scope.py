@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class Scope:
     """``guests`` are libvirt domain names whose threads, devices or pins may have changed,
     or that came or went. ``host`` is True when the host or something unknown may have
-    changed: the pass then reads everything, whatever ``guests`` says. ``turns`` asks for
-    the periodic check for changes without events."""
+    changed: the pass then reads everything, whatever ``guests`` says. ``unannounced`` asks
+    for the periodic check for changes without events."""
 
     guests: frozenset[str] = frozenset()
     host: bool = False
-    turns: bool = False
+    unannounced: bool = False
 
     @classmethod
     def of(cls, guest: str | None) -> Scope:
@@ -23,19 +23,23 @@ class Scope:
 
     def merge(self, other: Scope) -> Scope:
         """Both scopes together."""
-        return Scope(self.guests | other.guests, self.host or other.host, self.turns or other.turns)
+        return Scope(
+            self.guests | other.guests,
+            self.host or other.host,
+            self.unannounced or other.unannounced,
+        )
 
     def __str__(self) -> str:
         if self.host:
             return "everything"
-        named = [*sorted(self.guests), *(["others in turns"] if self.turns else [])]
+        named = [*sorted(self.guests), *(["unannounced changes"] if self.unannounced else [])]
         return ", ".join(named) or "nothing"
 
     def __bool__(self) -> bool:
         """False when there is nothing to read."""
-        return self.host or self.turns or bool(self.guests)
+        return self.host or self.unannounced or bool(self.guests)
 
 
 NOTHING = Scope()
 FULL = Scope(host=True)
-TURNS = Scope(turns=True)
+UNANNOUNCED = Scope(unannounced=True)

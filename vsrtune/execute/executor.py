@@ -4,7 +4,11 @@ Each guest is a transaction. Actions run in the plan's order, guests interleaved
 an action fails, the executor takes back what this pass did to its guest, in reverse order, and
 skips the rest of the guest's actions. Other guests go on.
 
-For each action
+Releases come first, and each stands for itself, as in ``undo``: what no policy asks for any more is
+not set again because something else of its guest fails. A release that fails does stop the other
+actions of its guest.
+
+For each other action
 
 1. The executor reads the value again. A value that is no longer ``before`` is a StaleError, which
    fails the guest. A value that is already ``after`` counts as done, and is not recorded, in two
@@ -27,7 +31,7 @@ of ours, whoever set the affinity: the intent ends as taken back, with the entry
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -85,12 +89,13 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a pass. ``done`` holds no action of a guest that failed. ``failed`` holds
-    the action that failed first in its guest, and any action that could not be taken back (as its
-    inverse). ``skipped`` were not tried because of an earlier failure of the guest. ``pending``
-    are settings that the kernel will accept later, ``fixed`` those that it never will; neither
-    is a failure. ``rolled_back`` is True when something failed and every failed guest is as it
-    was before the pass."""
+    """The outcome of a pass. ``done`` holds of a guest that failed nothing but releases.
+    ``failed`` holds the action that failed first in its guest, releases that failed, and any action
+    that could not be taken back (as its inverse). ``skipped`` were not tried because of an earlier
+    failure of the guest. ``left`` are settings of somebody else that were to be restored.
+    ``pending`` are settings that the kernel will accept later, ``fixed`` those that it never will;
+    neither is a failure. ``rolled_back`` is True when something failed and every failed guest is as
+    it was before the pass."""
 
     done: tuple[Action, ...] = ()
     failed: tuple[tuple[Action, VsrtuneError], ...] = ()
@@ -131,12 +136,16 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     """Execute ``plan.actions``. Raises JournalError only; see the module's docstring."""
     tally = _Tally()
     journal.reserve(plan.actions)
+    _release(plan, ops, journal, tally)
+    released = {a.target.guest for a in tally.done}
     # What this pass did, by guest, in order; None when the guest has failed.
-    passes: dict[str, list[Action] | None] = {}
-    stuck = False
+    passes: dict[str, list[Action] | None] = {a.target.guest: None for a, _ in tally.failed}
+    stuck = bool(tally.failed)
     # Targets for which the records alone would not tell what undo restores.
     named: set[Target] = set()
     for action in plan.actions:
+        if action.release:
+            continue
         target = action.target
         done = passes.setdefault(target.guest, [])
         if done is None:
@@ -145,7 +154,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
         try:
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
-            changed = bool(done) or isinstance(target, CgroupDir)
+            changed = bool(done) or target.guest in released or isinstance(target, CgroupDir)
             if changed and exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
@@ -173,8 +182,8 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
         except WriteError as error:
             tally.failed.append((action, error))
             passes[target.guest] = None
-            stuck |= not _roll_back(done, named, ops, journal, tally)
-            tally.done = [a for a in tally.done if a.target.guest != target.guest]
+            stuck |= not _roll_back(done, named, ops, journal, tally) or target.guest in released
+            tally.done = [a for a in tally.done if a.release or a.target.guest != target.guest]
             tally.pending = [p for p in tally.pending if p[0].target.guest != target.guest]
         else:
             done.append(action)
@@ -182,45 +191,67 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     return tally.result(rolled_back=bool(tally.failed) and not stuck)
 
 
-def undo(ops: SysOps, journal: Journal, only: Callable[[Target], bool] | None = None) -> Result:
-    """Restore the originals of the live entries, or of those that ``only`` accepts, in
-    reverse order of their first write (``undo_order``). ``done`` holds the inverse actions.
+def undo(ops: SysOps, journal: Journal) -> Result:
+    """Restore the originals of the live entries in reverse order of their first write
+    (``undo_order``). ``done`` holds the inverse actions. No guest is stepped down any more
+    afterwards.
 
     Unfinished writes are resolved first, as in ``recover``. A value that is no longer the one
     that we wrote is left alone, reported and forgotten. An entry whose write fails is kept for
-    the next try, and entries of its guest that depend on it are not tried (``check``). Without
-    ``only``, no guest is stepped down any more afterwards. Raises JournalError only.
+    the next try, and entries of its guest that depend on it are not tried (``check``). Raises
+    JournalError only.
     """
     tally = _Tally()
-    chosen = [e for e in reversed(journal.entries()) if only is None or only(e.target)]
-    _resolve_all(chosen, ops, journal, tally)
+    _resolve_all(reversed(journal.entries()), ops, journal, tally)
     tally.done.clear()
-    _restore_all({e.target for e in chosen}, ops, journal, tally)
+    order = undo_order(journal.entries())
+    _restore_all([undo_action(entry) for entry in order], ops, journal, tally)
+    for guest in journal.steps:
+        journal.step(guest, None)
+    return tally.result()
+
+
+def _release(plan: Plan, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """Carry out the releases of a plan, and forget what it disowns."""
+    for target in plan.disowned:
+        entry = journal.entry(target)
+        try:
+            if entry is not None and entry.state == "done":
+                _disown(entry, ops, journal, tally)
+        except VanishedError:
+            _vanished(target, journal, tally)
+        except WriteError:
+            continue  # unreadable now: the next plan judges it again
+    back = [a for a in plan.actions if a.release]
+    entries = (journal.entry(a.target) for a in reversed(back))
+    resolved = _Tally(failed=tally.failed, vanished=tally.vanished, left=tally.left)
+    _resolve_all([e for e in entries if e is not None], ops, journal, resolved)
+    _restore_all(back, ops, journal, tally)
+
+
+def _restore_all(back: Sequence[Action], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """Carry out inverse actions of live entries, in this order."""
+    _restore_round(back, ops, journal, tally)
     # The kernel may refuse a CPU list while the lists beside it are not restored yet.
     lists: set[Target] = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
     if lists:
         tally.failed = [f for f in tally.failed if f[0].target not in lists]
-        _restore_all(lists, ops, journal, tally)
-    if only is None:
-        for guest in journal.steps:
-            journal.step(guest, None)
-    return tally.result()
+        _restore_round([a for a in back if a.target in lists], ops, journal, tally)
 
 
-def _restore_all(wanted: set[Target], ops: SysOps, journal: Journal, tally: _Tally) -> None:
-    """One round of undo."""
-    for entry in undo_order(journal.entries()):
-        target = entry.target
-        if target not in wanted or entry.state == "intent":
+def _restore_round(back: Sequence[Action], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    for action in back:
+        target = action.target
+        entry = journal.entry(target)
+        if entry is None or entry.state == "intent":
             continue
-        back = undo_action(entry)
         try:
             check(target, tally.failed)
-            _restore(entry, back, ops, journal, tally)
+            _restore(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(target, journal, tally)
         except WriteError as error:
-            tally.failed.append((back, error))
+            tally.failed.append((action, error))
 
 
 def recover(ops: SysOps, journal: Journal) -> Result:
@@ -364,16 +395,36 @@ def _roll_back(
 
 
 def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
-    """Undo one finished entry."""
+    """Undo one finished entry. ``done`` gets a release that finds the original there already."""
     now = ops.read(entry.target)
+    if not same_setting(entry.original, back.after):
+        raise StaleError(
+            f"was {back.after} before vsrtune when the plan was made, and is {entry.original} now",
+            where=str(entry.target),
+            hint="plan again",
+            lasting=Lasting.TRANSIENT,
+        )
     if exactly(entry.original, now, ops):
         journal.drop(entry.target, "the original is on the host")
+        if back.release:
+            tally.done.append(back)
     elif still_ours(entry.written, now, ops):
-        _change(back, ops, journal)
+        _change(replace(back, before=entry.written, release=False), ops, journal)
         tally.done.append(back)
     else:
-        tally.left.append(Left(entry.target, now, entry.written, entry.original))
-        journal.drop(entry.target, "changed by somebody else")
+        _leave(entry, now, journal, tally)
+
+
+def _disown(entry: Entry, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+    """Forget an entry whose value somebody else has changed, if that still holds."""
+    now = ops.read(entry.target)
+    if not still_ours(entry.written, now, ops):
+        _leave(entry, now, journal, tally)
+
+
+def _leave(entry: Entry, now: Value, journal: Journal, tally: _Tally) -> None:
+    tally.left.append(Left(entry.target, now, entry.written, entry.original))
+    journal.drop(entry.target, "changed by somebody else")
 
 
 # -- unfinished writes

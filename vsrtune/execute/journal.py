@@ -46,6 +46,7 @@ from vsrtune.model.journal_records import (
     VERSION,
     Entry,
     Fold,
+    applied,
     compacted,
     entry_record,
     header_record,
@@ -140,8 +141,7 @@ class Journal(Closing):
 
     def applied(self, guests: frozenset[str] | None = None) -> dict[Target, Value]:
         """The values that we last wrote and read back, by target, for all guests or for some."""
-        committed = (e if e.state == "done" else e.committed for e in self.entries(guests))
-        return {e.target: e.written for e in committed if e is not None}
+        return applied(self.entries(guests))
 
     def entry(self, target: Target) -> Entry | None:
         """The live entry of a target; None when it has none."""

@@ -103,6 +103,12 @@ def displaced(value: Value) -> bool:
     return not CpuSet.parse(value.cpuset) & value.cpus
 
 
+def applied(entries: Iterable[Entry]) -> dict[Target, Value]:
+    """The values that vsrtune last wrote and read back, by target."""
+    committed = (e if e.state == "done" else e.committed for e in entries)
+    return {e.target: e.written for e in committed if e is not None}
+
+
 def undo_action(entry: Entry) -> Action:
     """The change that restores the original."""
     return Action(entry.target, entry.written, entry.original, f"undo: {entry.reason}")

@@ -19,13 +19,15 @@ from vsrtune.model.targets import Setting, Target, V, Value, decode_target, deco
 @dataclass(frozen=True, slots=True)
 class Action:
     """Change ``target`` from ``before`` to ``after``, because of ``reason``. ``enforced``:
-    another party set ``before``, and undo must not restore it."""
+    another party set ``before``, and undo must not restore it. ``release``: ``after`` is the
+    journalled original of a setting that no policy asks for any more."""
 
     target: Target
     before: Value
     after: Value
     reason: str
     enforced: bool = False
+    release: bool = False
 
     def inverse(self) -> Action:
         """The action that takes this one back."""
@@ -38,7 +40,11 @@ class Action:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON; ``from_data`` gives an equal Action."""
-        return cast(dict[str, Any], encode(self))
+        data = cast(dict[str, Any], encode(self))
+        if not self.release:
+            # The journal stores actions too, and never a release.
+            del data["release"]
+        return data
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Action:
@@ -50,6 +56,7 @@ class Action:
             decode_value(target, data.get("after"), "$.after"),
             decode(str, data.get("reason"), "$.reason"),
             decode(bool, data.get("enforced", False), "$.enforced"),
+            decode(bool, data.get("release", False), "$.release"),
         )
 
 
@@ -108,7 +115,9 @@ class Plan:
     ``for_verify`` holds the settings that are already as the policies say, for those who remember
     them. ``heeded`` maps the guests whose interrupt CPUs get no vcpu, vhost or NAPI thread to the
     CPUs that their policies list, None where the host shows the CPUs. ``accepted`` are the guests
-    whose policies accept a standstill. These three are neither compared nor stored."""
+    whose policies accept a standstill. ``disowned`` are targets of the journal that no policy asks
+    for any more and that somebody else has changed: they are forgotten. These four are neither
+    compared nor stored."""
 
     actions: tuple[Action, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -119,6 +128,7 @@ class Plan:
     for_verify: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
     heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
     accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    disowned: tuple[Target, ...] = field(default=(), compare=False, repr=False)
 
 
 PLAN_VERSION = 1
@@ -129,9 +139,10 @@ def plan_text(plan: Plan, boot_id: str) -> str:
     data = {
         "version": PLAN_VERSION,
         "boot_id": boot_id,
-        **encode(replace(plan, for_verify={}, heeded={}, accepted=frozenset())),
+        **encode(replace(plan, for_verify={}, heeded={}, accepted=frozenset(), disowned=())),
     }
-    del data["for_verify"], data["heeded"], data["accepted"]
+    for unstored in ("for_verify", "heeded", "accepted", "disowned"):
+        del data[unstored]
     data["actions"] = [a.to_data() for a in plan.actions]
     return json.dumps(data, indent=2, ensure_ascii=False)
 

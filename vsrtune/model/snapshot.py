@@ -84,6 +84,10 @@ class SnapshotSlice:
             return self.snapshot.guests
         return tuple(self.snapshot.guests[place] for place in self.places)
 
+    def covers(self, name: str) -> bool:
+        """Whether a guest of this name is among the guests, or was and is gone."""
+        return self.names is None or name in self.names
+
     def alone(self) -> Snapshot:
         """The snapshot without the other guests."""
         if self.names is None:

@@ -35,11 +35,10 @@ class CachedQemu:
 class ObservationCache:
     """The results of a pass that the next one needs. ``before`` and ``after`` are the problems of
     the readers that run before and after those of guests; ``held`` is by pid, in pid order;
-    ``names`` gives the pid of a libvirt domain; ``places`` gives the position in the snapshot of
-    the guest of a pid; ``parents`` counts the QEMUs by the cgroup above their own; ``devices`` are
-    the lower devices; ``partitioned`` says whether there are partitions or cgroups with exclusive
-    CPUs. ``refreshed`` is the slice of the guests that the pass read, with the names of those that
-    are gone."""
+    ``names`` gives the pid of a libvirt domain; ``parents`` counts the QEMUs by the cgroup above
+    their own; ``devices`` are the lower devices; ``partitioned`` says whether there are partitions
+    or cgroups with exclusive CPUs. ``refreshed`` is the slice of the guests that the pass read,
+    with the names of those that are gone."""
 
     snapshot: Snapshot
     processes: Processes
@@ -47,49 +46,10 @@ class ObservationCache:
     names: dict[str, int]
     before: tuple[Problem, ...]
     after: tuple[Problem, ...]
-    places: dict[int, int]
     parents: Counter[str]
     devices: dict[str, Device]
     partitioned: bool
     refreshed: SnapshotSlice
-
-    @property
-    def napi(self) -> bool:
-        """Whether the host has NAPI threads, which guests may share."""
-        return bool(self.processes.napi)
-
-
-def places(guests: tuple[Guest, ...]) -> dict[int, int]:
-    """The position in the snapshot of the guest of each pid."""
-    return {g.pid: place for place, g in enumerate(guests)}
-
-
-def relisted(
-    known: ObservationCache,
-    held: dict[int, CachedQemu],
-    fresh: list[CachedQemu],
-    vanished: list[CachedQemu],
-) -> tuple[tuple[Guest, ...], dict[int, int], tuple[int, ...] | None]:
-    """The guests in their order, the position of each by pid, and the positions of the fresh ones.
-    If all guests keep their identity, the fresh ones replace the old ones in place; otherwise the
-    order is built anew and the third result is None."""
-    guests = list(known.snapshot.guests)
-    same = not vanished and not known.napi
-    for one in fresh:
-        place = known.places.get(one.process.pid)
-        new = one.guest
-        if place is None or new is None or any(i.threaded for i in new.interfaces):
-            same = False
-            break
-        old = guests[place]
-        same = same and (old.source, old.name, old.pid) == (new.source, new.name, new.pid)
-        same = same and known.held[new.pid].guest is old
-        guests[place] = new
-    if same:
-        fresh_places = sorted(known.places[h.process.pid] for h in fresh)
-        return tuple(guests), known.places, tuple(fresh_places)
-    ordered = listed(held)
-    return ordered, places(ordered), None
 
 
 def listed(held: dict[int, CachedQemu]) -> tuple[Guest, ...]:

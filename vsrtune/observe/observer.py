@@ -15,7 +15,7 @@ from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.guests import VcpuFinder
 from vsrtune.observe.incremental import ObservationCache
-from vsrtune.observe.one_pass import LookPass, NotAlone, Rounds
+from vsrtune.observe.one_pass import FEW, LookPass, NotAlone, unannounced
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
     RESULTS_PATH,
@@ -29,6 +29,9 @@ from vsrtune.observe.tracing import (
 )
 from vsrtune.observe.trust import Judge
 from vsrtune.policy.matching import QemuFilter
+
+# One in so many observations for changes without events is of the whole host.
+ROUND = 6
 
 
 class Observer:
@@ -62,7 +65,8 @@ class Observer:
         self._believed: frozenset[Identity] = frozenset()
         self._table = ProcessTable()
         self._known: ObservationCache | None = None
-        self._rounds = Rounds()
+        # Calls of observe_unannounced until one observes the whole host.
+        self._left = ROUND
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot:
         """The host now. With ``trace_seconds``, the kernel first counts for that long who
@@ -81,17 +85,18 @@ class Observer:
         Returns the slice that was read."""
         return self._some(names, frozenset())
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
-        """Re-read guests that came, went or have other threads, some others in their turn, and
-        those of these names; reuse the previous snapshot for the rest. Observes the whole host
-        when that is due. Returns the slice that was read."""
-        due = None
-        if self._known is not None:
-            due = self._rounds.due(self._known, self._root, self._table, self._judge())
-        return self._all() if due is None else self._some(names, due)
-
-    def _all(self) -> SnapshotSlice:
-        return SnapshotSlice(self._whole())
+    def observe_unannounced(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
+        """``observe_some`` for guests that came, went or have other threads without an event, and
+        for those of these names. One call in ROUND observes the whole host. Returns the slice that
+        was read."""
+        self._left -= 1
+        if self._known is None or len(self._known.held) <= FEW or self._left <= 0:
+            return SnapshotSlice(self._whole())
+        try:
+            found = unannounced(self._known, self._root, self._table, self._judge())
+        except (NotAlone, OSError):
+            return SnapshotSlice(self._whole())
+        return self._some(names, found)
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Mark interrupts that the kernel refused to move, until the next boot."""
@@ -103,17 +108,17 @@ class Observer:
         self._known = self._pass().whole()
         held = self._known.held.values()
         self._believed = frozenset((h.process.pid, h.process.start_time) for h in held)
-        self._rounds.done(self._known)
+        self._left = ROUND
         return self._known.snapshot
 
     def _some(self, names: frozenset[str], pids: frozenset[int]) -> SnapshotSlice:
         if self._known is None:
-            return self._all()
+            return SnapshotSlice(self._whole())
         try:
             self._known = self._pass(self._known).some(names, pids)
         except (NotAlone, ObserveError, OSError):
             # A full pass records what cannot be read, and goes on.
-            return self._all()
+            return SnapshotSlice(self._whole())
         return self._known.refreshed
 
     def _pass(self, known: ObservationCache | None = None) -> LookPass:

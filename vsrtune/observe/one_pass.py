@@ -21,7 +21,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
 from vsrtune.observe.host import HostReader, ProblemLog, lower_devices
-from vsrtune.observe.incremental import CachedQemu, ObservationCache, listed, places, relisted
+from vsrtune.observe.incremental import CachedQemu, ObservationCache, listed
 from vsrtune.observe.qemu_processes import (
     NO_PROCESS,
     Identity,
@@ -111,7 +111,6 @@ class LookPass:
             held,
             {h.domain: pid for pid, h in held.items() if h.domain is not None},
             *problems,
-            places(guests),
             Counter(h.parent for h in held.values()),
             self._net.known([n.name for n in host_read.nics]),
             any(c.special for c in host_read.cpusets),
@@ -285,7 +284,7 @@ class LookPass:
         if len(before) != len(fresh) or vanished:
             held = dict(sorted(held.items()))
         last = known.snapshot
-        guests, places, spots = relisted(known, held, fresh, vanished)
+        guests = listed(held)
         problem_log = ProblemLog()
         problem_log.problems += known.after
         host, partitioned = self._around(known, guests, before, fresh, parents, problem_log)
@@ -298,19 +297,15 @@ class LookPass:
         guests_of = (h.guest for h in (*before, *fresh))
         refreshed = names.union(g.ref for g in guests_of if g is not None)
         snapshot = Snapshot(host, guests, problems, strangers=_strangers(processes))
-        observed = SnapshotSlice(snapshot, refreshed, spots or ())
-        if spots is None or refreshed != {g.ref for g in observed.guests}:
-            observed = SnapshotSlice.of(snapshot, refreshed)
         return replace(
             known,
             snapshot=snapshot,
             processes=processes,
             held=held,
             names=by_name,
-            places=places,
             parents=parents,
             partitioned=partitioned,
-            refreshed=observed,
+            refreshed=SnapshotSlice.of(snapshot, refreshed),
         )
 
     def _processes(
@@ -433,60 +428,31 @@ def _strangers(processes: Processes) -> tuple[Stranger, ...]:
     )
 
 
-# On hosts with no more guests than this, every patrol is a full pass.
+# On hosts with no more guests than this, a pass re-reads everything.
 FEW = 16
-# On a host with more guests, one patrol in this many is a full pass; the others re-read each guest
-# once.
-ROUND = 6
 
 
-class Rounds:
-    """Remembers where the last patrol ended."""
-
-    def __init__(self) -> None:
-        self._left = ROUND
-        self._next = -1
-
-    def done(self, _known: ObservationCache) -> None:
-        """A full pass has ended."""
-        self._left = ROUND
-
-    def due(
-        self, known: ObservationCache, root: HostRoot, table: ProcessTable, judge: Judge
-    ) -> frozenset[int] | None:
-        """The pids of the QEMUs to re-read; None when a full pass is due. New QEMUs, those that
-        are gone, and those with another number of threads or other kernel workers are always among
-        them."""
-        self._left -= 1
-        if len(known.held) <= FEW or self._left <= 0:
-            return None
-        try:
-            processes = table.scan(root, judge)
-        except OSError:
-            return None
-        there = {p.pid: p.start_time for p in processes.qemus}
-        found = set(there) ^ set(known.held)
-        for pid, held in known.held.items():
-            if pid in found:
-                continue
-            if there[pid] != held.process.start_time:
-                return None
-            if thread_links(root, pid) != held.threads:
-                found.add(pid)
-        if processes.workers != known.processes.workers:
-            found |= _owners(known, processes.workers)
-        if processes.napi != known.processes.napi:
-            return None
-        found.update(self._turn(known))
-        return frozenset(found)
-
-    def _turn(self, known: ObservationCache) -> list[int]:
-        """The next share of the guests, in pid order."""
-        share = -(-len(known.held) // (ROUND - 1))
-        after = [pid for pid in known.held if pid > self._next]
-        turn = (after or list(known.held))[:share]
-        self._next = turn[-1] if turn else -1
-        return turn
+def unannounced(
+    known: ObservationCache, root: HostRoot, table: ProcessTable, judge: Judge
+) -> frozenset[int]:
+    """The pids of the QEMUs that came, that are gone, or that have another number of threads or
+    other kernel workers than in ``known``. Raises NotAlone when that does not suffice, OSError
+    when /proc cannot be listed."""
+    processes = table.scan(root, judge)
+    there = {p.pid: p.start_time for p in processes.qemus}
+    found = set(there) ^ set(known.held)
+    for pid, held in known.held.items():
+        if pid in found:
+            continue
+        if there[pid] != held.process.start_time:
+            raise NotAlone
+        if thread_links(root, pid) != held.threads:
+            found.add(pid)
+    if processes.napi != known.processes.napi:
+        raise NotAlone
+    if processes.workers != known.processes.workers:
+        found |= _owners(known, processes.workers)
+    return frozenset(found)
 
 
 def _owners(known: ObservationCache, workers: dict[int, tuple[int, ...]]) -> set[int]:

@@ -24,14 +24,22 @@ REASON = "the guest has brought it along"
 def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) -> tuple[Entry, ...]:
     """Journal entries for the pins that guests have brought, except guests with which libvirt
     is busy. ``journalled`` are the journal's entries."""
+    carrying = [guest for guest in guests if guest.carried and not guest.busy]
+    if not carrying:
+        return ()  # as nearly always: the journal of a large host need not be gone through
     tuned_here = {_thread(entry.target) for entry in journalled}
     return tuple(
         entry
-        for guest in guests
-        if guest.carried and not guest.busy and not _tuned_here(guest, tuned_here)
+        for guest in carrying
+        if not _tuned_here(guest, tuned_here)
         for pin in guest.carried
         for entry in _entry(guest, host, pin)
     )
+
+
+def brought(journalled: Iterable[Entry]) -> frozenset[Target]:
+    """The targets of these entries that guests have brought and that are not put back yet."""
+    return frozenset(e.target for e in journalled if (e.committed or e).reason == REASON)
 
 
 def _tuned_here(guest: Guest, tuned_here: Collection[ThreadKey | None]) -> bool:

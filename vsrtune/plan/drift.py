@@ -38,8 +38,6 @@ from vsrtune.policy.drift_rules import DriftRules, rule_of
 from vsrtune.policy.model import Policy, slice_of
 
 Pairs = Iterable[tuple[Guest, Policy]]
-# The guests whose settings by hand are overruled; a bool: all, or none.
-Overruled = bool | frozenset[str]
 
 # Sections of settings that neighbours are known to write while they run (Host.neighbours).
 _HABITS = {
@@ -57,18 +55,35 @@ _STRICTEST = (DriftRule.ENFORCE, DriftRule.REPORT, DriftRule.ADOPT)
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What earlier passes know beyond the journal. ``for_verify``: values that were found as
-    desired and were never written. ``waits``: why a setting is not put back yet."""
+    desired and were never written. ``waits``: why a setting is not put back yet.
+
+    ``patient``: a pin that moved without libvirt's knowledge is put back only once it is among
+    ``stayed``, the pins that have stayed where they were moved to (Drift.found) for long enough.
+    libvirt moves the thread first and notes the pin afterwards, so a plan made in between would
+    mistake an operator's request (virsh vcpupin) for a thread that something moved beneath
+    libvirt."""
 
     for_verify: Mapping[Target, Value] = field(default_factory=dict)
     waits: Mapping[Target, str] = field(default_factory=dict)
+    patient: bool = False
+    stayed: frozenset[tuple[Target, str]] = frozenset()
+
+    def wait(self, target: Target, found: str, by: str) -> str:
+        """Why ``target`` is not put back yet; "" when nothing is to be waited for."""
+        moved = isinstance(target, VcpuPin | EmulatorPin) and by != "libvirt"
+        if self.patient and moved and (target, found) not in self.stayed:
+            return UNSURE
+        return self.waits.get(target, "")
 
 
 NO_MEMORY = Memory()
 
+UNSURE = "checked again in a moment: libvirt moves a thread before it notes the pin"
+
 
 def put_back(plan: Plan) -> dict[Target, Drift]:
     """The drift that the plan puts back because the policy enforces the setting."""
-    planned = {action.target for action in plan.actions}
+    planned = {action.target for action in plan.actions if not action.release}
     enforced = (d for d in plan.drift if d.rule is DriftRule.ENFORCE)
     return {d.target: d for d in enforced if d.target in planned}
 
@@ -84,17 +99,12 @@ def enforcing(plan: Plan, applied: Mapping[Target, Value]) -> Plan:
 
     def marked(action: Action) -> Action:
         drift = drifted.get(action.target)
-        if drift is None:
+        if drift is None or action.release:
             return action
         found_so = action.target in applied or drift.desired == _text(action.after)
         return replace(action, enforced=found_so)
 
     return replace(plan, actions=tuple(map(marked, plan.actions)))
-
-
-def overrules(reassert: Overruled, guest: str) -> bool:
-    """Whether settings by hand on ``guest`` are overruled."""
-    return reassert if isinstance(reassert, bool) else guest in reassert
 
 
 def drifts(
@@ -233,7 +243,7 @@ def _judge(
         left = f"reported: {who} changed it to {_text(now)}, we had set {_text(desired)}"
         left += "; a reload takes it back"
     else:
-        left = memory.waits.get(target, "")
+        left = memory.wait(target, _text(now), by)
     return Drift(target, setting, rule, _text(desired), _text(now), by, left)
 
 

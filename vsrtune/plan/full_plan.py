@@ -1,36 +1,51 @@
-"""The plan together with the undo of settings that no policy asks for any more.
+"""The plan of a pass: releases of what no policy asks for any more, then what policies ask for.
 
-An action that puts such a setting back is like any other: `plan` shows it, a stored plan holds
-it, and the journal forgets the setting once the original is on the host.
+A release is an action like any other: `plan` shows it, a stored plan holds it, and the journal
+forgets the setting once the original is on the host. The rest is planned for the host as the
+releases leave it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from vsrtune.model.journal_records import Entry, undo_order
-from vsrtune.model.plan import Action, Plan, Skipped
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.journal_records import Entry, applied, undo_order
+from vsrtune.model.nic_settings import nic_settings
+from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
+    HOST_REF,
     CgroupTarget,
     CpusetFile,
     CpusetList,
+    EmulatorPin,
+    NapiThreaded,
     Partition,
     PartitionState,
+    Pin,
+    RrTimeslice,
     Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadlessTarget,
+    ThreadSched,
     TimeSlice,
+    TxQueueLen,
     Value,
+    VcpuPin,
 )
-from vsrtune.plan import brought_pins, planner
-from vsrtune.plan.safety.projection import after, project_actions
-from vsrtune.policy.model import Policy
+from vsrtune.plan import brought_pins
+from vsrtune.plan.drift import NO_MEMORY, Memory
+from vsrtune.plan.planner import Inputs, Judged, checked, judge
+from vsrtune.plan.safety.projection import project_actions
+from vsrtune.policy.matching import policies_of
+from vsrtune.policy.model import Policy, asks_of_host
 
 REASON = "no policy asks for it any more"
-
-
-FOREIGN = "no policy asks for it any more, but somebody else has changed it: left alone"
 
 
 def full_plan(
@@ -41,44 +56,175 @@ def full_plan(
     reassert: bool = False,
     steps: Steps = NO_STEPS,
 ) -> Plan:
-    """planner.plan for the host after left-overs are put back. The actions that put them back
-    come first, the latest entry first. ``entries`` and ``steps`` are the journal's. Pins that
-    guests have brought along are put back even if a policy asks for them."""
+    """The plan for a host with these live entries and ``steps`` of the journal. With ``reassert``
+    it overrules what was set by hand, as a reload of the daemon does. Raises PlanError."""
+    overruled = {e.target.guest for e in entries} if reassert else ()
+    return plan_with_releases(snapshot, policies, entries, overruled, steps=steps).plan
+
+
+def plan_with_releases(
+    snapshot: Snapshot,
+    policies: Sequence[Policy],
+    entries: Sequence[Entry],
+    reassert: Collection[str] = (),
+    memory: Memory = NO_MEMORY,
+    steps: Steps = NO_STEPS,
+) -> Judged:
+    """``planner.plan`` with releases, and what later plans need of it. Pins that guests have
+    brought along are released even if a policy asks for them. Raises PlanError."""
     entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
-    came = {e.target for e in entries if e.reason == brought_pins.REASON}
-    applied: Mapping[Target, Value] = {e.target: e.written for e in entries}
-    released = planner.released(snapshot, policies, applied, steps) | came
+    written = applied(entries)
+    inputs = Inputs(snapshot, policies, written, reassert, memory, steps)
+    # What is to be released may stand in the way of this plan: no check yet.
+    judged = judge(inputs)
+    came = brought_pins.brought(entries) & written.keys()
+    released = _released(inputs, judged) | came
     if not released:
-        return planner.plan(snapshot, policies, applied, reassert, steps=steps)
+        return checked(inputs, judged)
+    present = _Present(snapshot)
     back: list[Action] = []
-    foreign: list[Skipped] = []
-    for entry in undo_order(entries):
-        target = entry.target
-        if target not in released:
+    disowned: list[Target] = []
+    for entry in undo_order(e for e in entries if e.target in released):
+        target, ours = entry.target, written[entry.target]
+        if present.is_gone(target):
             continue
-        if target in came:
-            back.append(Action(target, entry.written, entry.original, entry.reason))
-        elif _still_ours(snapshot, target, entry.written):
-            back.append(Action(target, entry.written, entry.original, REASON))
+        if target in came or present.is_ours(target, ours):
+            reason = brought_pins.REASON if target in came else REASON
+            back.append(Action(target, ours, entry.original, reason, release=True))
         else:
-            subject = str(target).removeprefix(f"{target.guest}: ")
-            foreign.append(Skipped(target.guest, subject, FOREIGN))
-    kept = {target: value for target, value in applied.items() if target not in released}
-    left = project_actions(snapshot, back)
-    made = planner.plan(left, policies, kept, reassert, steps=steps)
-    return replace(made, actions=(*back, *made.actions), skipped=(*foreign, *made.skipped))
+            disowned.append(target)
+    inputs = replace(
+        inputs,
+        snapshot=project_actions(snapshot, back),
+        applied={t: v for t, v in written.items() if t not in released},
+        releases=tuple(back),
+        disowned=tuple(disowned),
+    )
+    return checked(inputs, judge(inputs))
 
 
-def _still_ours(snapshot: Snapshot, target: Target, written: Value) -> bool:
-    group = snapshot.host.cpuset(target.path) if isinstance(target, CgroupTarget) else None
-    if isinstance(target, Partition) and isinstance(written, PartitionState):
-        # A partition that became invalid is still ours.
-        return group is not None and PartitionState(group.partition).wanted == written.wanted
-    if isinstance(target, CpusetFile) and isinstance(written, CpusetList) and group is not None:
-        now = group.cpus if target.file == "cpuset.cpus" else group.exclusive
-        return now == written.text
-    if isinstance(written, TimeSlice):
-        slice_ms = snapshot.host.rr_timeslice_ms
-        return slice_ms is not None and written.reached_by(TimeSlice(slice_ms))
-    # The setting is ours if writing our value changes nothing.
-    return after(snapshot, Action(target, written, written, "")) == snapshot
+def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
+    """Targets of the journal that no policy asks for any more: of running guests, of the host,
+    and cgroups at the top that guests left behind.
+
+    Targets of refused guests stay: a mistake in a policy must not untune its guest. So do those of
+    guests that libvirt is busy with (it would not take the pins back) or has not confirmed. The
+    settings of the host that such guests need stay too.
+    """
+    snapshot, policies, applied = inputs.snapshot, inputs.policies, inputs.applied
+    running = {g.ref for g in snapshot.guests}
+    refused = {r.guest for r in judged.plan.refusals}
+    refused |= {g.ref for g in snapshot.guests if g.waits}
+    # Entries of dead threads are already dropped, so a missing guest with budgets could not be
+    # read.
+    budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in applied.items())
+    spared = (g for g in snapshot.guests if g.ref in refused)
+    if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
+        running.add(HOST_REF)
+    out = {t for t in applied if t.guest in running - refused and t not in judged.desired}
+    out |= {
+        t
+        for t in applied
+        if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
+    }
+    changing = {t.guest for t in out if isinstance(t, Partition)}
+    # Threads leave a partition that goes; the rest of the plan moves them on.
+    out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
+    changing |= _broken(snapshot, applied)
+    if HOST_REF in changing:
+        changing = running - refused
+    # A thread leaves class deadline before its root domain is removed or built anew.
+    out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
+    return frozenset(out)
+
+
+def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
+    """Guests (or the host) of our partitions that something made invalid. The bandwidth that the
+    kernel has booked is unreliable until the root domain is built anew."""
+    paths = {c.path for c in snapshot.host.cpusets if not c.valid}
+    return {t.guest for t in applied if isinstance(t, Partition) and t.path in paths}
+
+
+def _is_deadline(written: Value) -> bool:
+    return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
+
+
+def _left_behind(snapshot: Snapshot, target: Target) -> bool:
+    """Whether a partition at the top has outlived its guest: an empty one has to give its CPUs
+    back. (A guest that still runs may have been unreadable.)"""
+    if not isinstance(target, CgroupTarget) or "/" in target.path:
+        return False
+    group = snapshot.host.cpuset(target.path)
+    return group is not None and not group.populated
+
+
+class _Present:
+    """The values of a snapshot's settings."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._host = snapshot.host
+        self._threads = {t.key: t for g in snapshot.guests for t in g.threads}
+        self._softirq = {t.key: t.sched for t in snapshot.host.softirq}
+        self._interfaces = {i.ifindex: i for g in snapshot.guests for i in g.interfaces}
+        self._nics = nic_settings(snapshot.host)
+
+    def is_gone(self, target: Target) -> bool:
+        """Whether a guest no longer has the thread or the device. Those of the host may belong to
+        lower devices that are observed only for a guest."""
+        if target.guest == HOST_REF or isinstance(target, CgroupTarget):
+            return False
+        if isinstance(target, TxQueueLen | NapiThreaded):
+            return target.ifindex not in self._interfaces
+        return not isinstance(target, ThreadlessTarget) and target.thread not in self._threads
+
+    def is_ours(self, target: Target, written: Value) -> bool:
+        """Whether the host has the value that vsrtune wrote. True where the snapshot does not
+        tell: the executor reads the value again before it writes."""
+        now = self._value(target)
+        match written:
+            case Pin():
+                return now is None or self._online(now) == self._online(written.cpus)
+            case CpuSet():
+                return now is None or self._online(now) == self._online(written)
+            case PartitionState() if isinstance(now, PartitionState):
+                # A partition that became invalid is still ours.
+                return now.wanted == written.wanted
+            case TimeSlice() if isinstance(now, TimeSlice):
+                return written.reached_by(now)
+        return now is None or now == written
+
+    def _online(self, cpus: Value) -> Value:
+        return cpus & self._host.online if isinstance(cpus, CpuSet) else cpus
+
+    def _value(self, target: Target) -> Value | None:
+        """The present value; the CPUs for a pin. None: the snapshot does not tell."""
+        match target:
+            case VcpuPin() | EmulatorPin() | ThreadAffinity() | ThreadSched() | ThreadCgroup():
+                return self._of_thread(target)
+            case TxQueueLen() | NapiThreaded():
+                interface = self._interfaces.get(target.ifindex)
+                if interface is None:
+                    return None
+                return interface.txqueuelen if target.kind == "txqueuelen" else interface.threaded
+            case CpusetFile() | Partition():
+                group = self._host.cpuset(target.path)
+                if group is None:
+                    return None
+                if isinstance(target, Partition):
+                    return PartitionState(group.partition)
+                own = group.cpus if target.file == "cpuset.cpus" else group.exclusive
+                return None if own is None else CpusetList(own)
+            case RrTimeslice():
+                slice_ms = self._host.rr_timeslice_ms
+                return None if slice_ms is None else TimeSlice(slice_ms)
+        return self._nics.get(target)
+
+    def _of_thread(
+        self, target: VcpuPin | EmulatorPin | ThreadAffinity | ThreadSched | ThreadCgroup
+    ) -> Value | None:
+        thread = self._threads.get(target.thread)
+        if thread is None:
+            return self._nics.get(target) or self._softirq.get(target.thread)
+        if isinstance(target, ThreadSched):
+            return thread.sched
+        return thread.cgroup if isinstance(target, ThreadCgroup) else thread.affinity

@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.host import Host
+from vsrtune.model.journal_records import Entry, applied
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
-from vsrtune.model.targets import HOST_REF, Target, Value
+from vsrtune.model.targets import HOST_REF
 from vsrtune.plan import kernel_threads
 from vsrtune.plan.actions import build
+from vsrtune.plan.brought_pins import brought
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
@@ -84,14 +86,14 @@ def plan_alone(
     whole: Whole,
     snapshot: Snapshot,
     policies: Sequence[Policy],
-    applied: Mapping[Target, Value],
+    entries: Sequence[Entry],
     memory: Memory,
     steps: Steps = NO_STEPS,
 ) -> Plan | None:
     """The plan for the guests of ``snapshot``, which has no others (SnapshotSlice.alone).
-    ``applied`` and ``memory`` need to cover these only. None when all guests have to be
-    planned."""
-    host = snapshot.host
+    ``entries`` of the journal and ``memory`` need to cover these only. None when all guests have to
+    be planned, as for releases."""
+    host, written = snapshot.host, applied(entries)
     if whole.policies != tuple(policies):
         return None
     if host.cpus is not whole.host.cpus or host.nics is not whole.host.nics:
@@ -100,7 +102,9 @@ def plan_alone(
     assigned = assign(guests, policies, steps)
     if assigned.refusals or len({g.ref for g in guests}) != len(guests):
         return None
-    context = Context(host, whole.irq, applied, drifts(snapshot, assigned.pairs, applied, memory))
+    if brought(entries):
+        return None
+    context = Context(host, whole.irq, written, drifts(snapshot, assigned.pairs, written, memory))
     per_guest = [requirements_of(context, guest, policy) for guest, policy in assigned.pairs]
     chosen: dict[ThreadKey, Chosen] = {}
     for requirements in per_guest:
@@ -115,6 +119,10 @@ def plan_alone(
     draft = Draft(skipped=list(assigned.skipped))
     build(context, per_guest, chosen, RootDomains(), draft)
     kernel_threads.build_napi(context, per_guest, draft)
+    desired = draft.desired.union(*(r.desired for r in per_guest))
+    settled = {g.ref for g in guests if not g.waits}
+    if any(t.guest in settled and t not in desired for t in written):
+        return None
     # CPUs that the others' policies name by hand count; where the others are served is unchanged.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}
     made = Plan(
@@ -124,10 +132,10 @@ def plan_alone(
         heeded={HOST_REF: whole.by_hand, **heeded},
         accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
-    invariants.check(snapshot, made, applied)
+    invariants.check(snapshot, made, written)
     concerned = draft.left.union({a.target for a in made.actions}, *(r.left for r in per_guest))
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
-    return enforcing(replace(made, drift=drift), applied)
+    return enforcing(replace(made, drift=drift), written)
 
 
 def _as_before(whole: Whole, host: Host, requirements: Requirements) -> bool:

@@ -42,6 +42,9 @@ OWN_CGROUP = "vsrtune"
 class Phase(IntEnum):
     """A group of writes. Actions of one phase keep the order in which they were added."""
 
+    # Settings that no policy asks for any more make room for the rest: CPUs, bandwidth, root
+    # domains. They are in the order of undo.
+    RELEASES = auto()
     # Interrupts, RPS, XPS and NAPI threads of lower devices leave the guests' CPUs first.
     INTERRUPTS = auto()
     # A partition's cgroup gets its CPUs while it is empty.
@@ -144,11 +147,18 @@ def out_of_order(actions: Sequence[Action]) -> Action | None:
     phases = list(Phase)
     at = 0
     for action in actions:
-        while at < len(phases) and not _TAKES[phases[at]](action):
+        while at < len(phases) and not _takes(phases[at], action):
             at += 1
         if at == len(phases):
             return action
     return None
+
+
+def _takes(phase: Phase, action: Action) -> bool:
+    """Whether the action may be in the phase."""
+    if action.release or phase is Phase.RELEASES:
+        return action.release and phase is Phase.RELEASES
+    return _TAKES[phase](action)
 
 
 def _lowers(action: Action) -> bool:

@@ -16,38 +16,30 @@ Invariants (safety/invariants.py checks them on every plan, before it is returne
 - A thread becomes DEADLINE only in a root domain whose CPUs are its mask, and only if the
   kernel's limit admits its budget; the domain has no interrupt CPU.
 - No realtime vcpu can keep another thread of a router from running (safety/standstill.py).
-- A refused guest gets no action; no target gets two.
+- A refused guest gets no action; no target gets two, besides a release.
 - Actions come in the order of the phases (phases.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
-from vsrtune.model.plan import Drift, Plan, Refusal, Skipped
+from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.stepdown import NO_STEPS, StepLevel, Steps
-from vsrtune.model.targets import (
-    HOST_REF,
-    CgroupTarget,
-    Partition,
-    Target,
-    ThreadCgroup,
-    ThreadSched,
-    Value,
-)
+from vsrtune.model.stepdown import NO_STEPS, Steps
+from vsrtune.model.targets import Target, Value
 from vsrtune.plan import interrupts, kernel_threads
 from vsrtune.plan.actions import build
 from vsrtune.plan.cpu_selection import choose
 from vsrtune.plan.deadline import partitions, root_domains
 from vsrtune.plan.deadline.model import RootDomains
-from vsrtune.plan.drift import NO_MEMORY, Memory, Overruled, drifts, enforcing, overrules
+from vsrtune.plan.drift import NO_MEMORY, Memory, drifts, enforcing
 from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
-from vsrtune.plan.phases import Draft
+from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import (
     Context,
@@ -59,117 +51,34 @@ from vsrtune.plan.requirements import (
     requirements_of,
 )
 from vsrtune.plan.safety import invariants, standstill
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.plan.warnings import warnings
-from vsrtune.policy.matching import assign, policies_of
-from vsrtune.policy.model import IRQ_KEYS, Policy, asks_of_host
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import IRQ_KEYS, Policy
 
 Pairs = tuple[tuple[Guest, Policy], ...]
+
+DISOWNED = "no policy asks for it any more, but somebody else has changed it: left alone"
 
 
 def plan(
     snapshot: Snapshot,
     policies: Sequence[Policy],
     applied: Mapping[Target, Value] | None = None,
-    reassert: Overruled = False,
+    reassert: Collection[str] = (),
     memory: Memory = NO_MEMORY,
     steps: Steps = NO_STEPS,
 ) -> Plan:
-    """The changes that bring the host to its policies, as lowered for stepped-down guests
-    (``steps``).
+    """The settings that the policies ask for and the host does not have, as lowered for
+    stepped-down guests (``steps``). The plan releases nothing (full_plan.py).
 
     ``applied`` is what was last written (from the journal). It keeps placements stable and shows
     what somebody has changed since; ``memory`` knows more of that. Drift that a policy leaves
-    alone stays (plan/drift.py), unless ``reassert`` overrules it: of all guests, or of these.
-    Raises PlanError when the result breaks an invariant.
+    alone stays (plan/drift.py), except for the guests of ``reassert``. Raises PlanError when the
+    result breaks an invariant.
     """
-    return _make(Inputs(snapshot, policies, applied or {}, reassert, memory, steps)).plan
-
-
-def plan_whole(
-    snapshot: Snapshot,
-    policies: Sequence[Policy],
-    applied: Mapping[Target, Value],
-    reassert: Overruled,
-    memory: Memory,
-    steps: Steps = NO_STEPS,
-) -> tuple[Plan, Whole | None]:
-    """Like ``plan``, with the memory for planning guests alone afterwards (plan_alone)."""
-    judged = _make(Inputs(snapshot, policies, applied, reassert, memory, steps))
-    return judged.plan, judged.whole
-
-
-def released(
-    snapshot: Snapshot,
-    policies: Sequence[Policy],
-    applied: Mapping[Target, Value],
-    steps: Steps = NO_STEPS,
-) -> frozenset[Target]:
-    """Targets of ``applied`` that no policy asks for any more: of running guests, of the host,
-    and cgroups at the top that guests left behind.
-
-    The caller undoes these after a reload. Targets of refused guests stay: a mistake in a policy
-    must not untune its guest. So do those of guests that libvirt is busy with (it would not take
-    the pins back) or has not confirmed. The settings of the host that such guests need stay too.
-    """
-    # Released settings may stand in the way of this plan until they are undone: no check yet.
-    judged = _make(Inputs(snapshot, policies, applied, steps=steps), checked=False)
-    running = {g.ref for g in snapshot.guests}
-    refused = {r.guest for r in judged.plan.refusals}
-    refused |= {g.ref for g in snapshot.guests if g.waits}
-    # Entries of dead threads are already dropped, so a missing guest with budgets could not be
-    # read.
-    budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in applied.items())
-    spared = (g for g in snapshot.guests if g.ref in refused)
-    if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
-        running.add(HOST_REF)
-    out = {t for t in applied if t.guest in running - refused and t not in judged.desired}
-    out |= {
-        t
-        for t in applied
-        if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
-    }
-    changing = {t.guest for t in out if isinstance(t, Partition)}
-    # Threads leave a partition that goes; the plan after that moves them on.
-    out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
-    changing |= _broken(snapshot, applied)
-    if HOST_REF in changing:
-        changing = running - refused
-    # A thread leaves class deadline before its root domain is removed or built anew.
-    out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
-    return frozenset(out)
-
-
-def pressing(
-    released: frozenset[Target], snapshot: Snapshot, steps: Steps = NO_STEPS
-) -> frozenset[Target]:
-    """Those of ``released`` that cannot wait for a reload: targets of the host, of guests that
-    are gone, of guests whose root domains have to be made anew, and of guests that are stepped
-    down to nothing."""
-    running = {g.ref for g in snapshot.guests}
-    anew = {t.guest for t in released if isinstance(t, Partition | ThreadSched)}
-    anew |= {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
-    return frozenset(t for t in released if t.guest not in running or t.guest in anew)
-
-
-def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
-    """Guests (or the host) of our partitions that something made invalid. The bandwidth that the
-    kernel has booked is unreliable until the root domain is built anew."""
-    paths = {c.path for c in snapshot.host.cpusets if not c.valid}
-    return {t.guest for t in applied if isinstance(t, Partition) and t.path in paths}
-
-
-def _is_deadline(written: Value) -> bool:
-    return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
-
-
-def _left_behind(snapshot: Snapshot, target: Target) -> bool:
-    """Whether a partition at the top has outlived its guest: an empty one has to give its CPUs
-    back. (A guest that still runs may have been unreadable.)"""
-    if not isinstance(target, CgroupTarget) or "/" in target.path:
-        return False
-    group = snapshot.host.cpuset(target.path)
-    return group is not None and not group.populated
+    inputs = Inputs(snapshot, policies, applied or {}, reassert, memory, steps)
+    return checked(inputs, judge(inputs)).plan
 
 
 # -- the pipeline: its values
@@ -177,15 +86,19 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The inputs of a plan. ``unable``: guests that are refused from the start, and why."""
+    """The inputs of a plan. ``releases`` come first in it; ``snapshot`` and ``applied`` are as
+    they will be after them. ``disowned`` is Plan.disowned. ``unable``: guests that are refused
+    from the start, and why."""
 
     snapshot: Snapshot
     policies: Sequence[Policy]
     applied: Mapping[Target, Value]
-    reassert: Overruled = False
+    reassert: Collection[str] = ()
     memory: Memory = NO_MEMORY
     steps: Steps = field(default_factory=lambda: NO_STEPS)
-    unable: Mapping[str, tuple[Refusal, ...]] | None = None
+    releases: tuple[Action, ...] = ()
+    disowned: tuple[Target, ...] = ()
+    unable: Mapping[str, tuple[Refusal, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +177,9 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The plan as returned. ``standstills``: refusals of guests that it would let stand still;
-    if there are any, the plan must not be used."""
+    """The plan as returned. ``desired``: the targets for which policies have a value. ``whole``:
+    what incremental planning needs of it. ``standstills``: refusals of guests that it would let
+    stand still; if there are any, the plan must not be used."""
 
     plan: Plan
     desired: frozenset[Target]
@@ -277,7 +191,7 @@ class Judged:
 # -- the pipeline: its stages
 
 
-def _make(inputs: Inputs, *, checked: bool = True) -> Judged:
+def judge(inputs: Inputs) -> Judged:
     """Run the pipeline until no refusal affects other guests. The places of interrupts are known
     only when no guest that moves them is refused, and standstills only when everything is
     planned. After such a refusal everything is planned again without the guest, and its
@@ -291,8 +205,12 @@ def _make(inputs: Inputs, *, checked: bool = True) -> Judged:
         if not refused:
             break
         unable |= {ref: tuple(r for r in why if r.guest == ref) for ref in refused}
-    if checked:
-        invariants.check(inputs.snapshot, judged.plan, inputs.applied)
+    return judged
+
+
+def checked(inputs: Inputs, judged: Judged) -> Judged:
+    """``judged``, made of ``inputs``. Raises PlanError when it breaks an invariant."""
+    invariants.check(inputs.snapshot, judged.plan, inputs.applied)
     return judged
 
 
@@ -307,13 +225,13 @@ def _pipeline(inputs: Inputs) -> Judged:
 
 def _match(inputs: Inputs) -> Matched:
     """Assign the policies to the guests."""
-    snapshot, unable = inputs.snapshot, inputs.unable or {}
+    snapshot, unable = inputs.snapshot, inputs.unable
     assigned = assign(snapshot.guests, inputs.policies, inputs.steps)
     quarrels = interrupts.conflicts(snapshot.host, assigned.pairs)
     refused = {r.guest for r in quarrels}
     pairs = [(g, p) for g, p in assigned.pairs if g.ref not in refused]
     changed = {
-        target: replace(drift, left="") if overrules(inputs.reassert, target.guest) else drift
+        target: replace(drift, left="") if target.guest in inputs.reassert else drift
         for target, drift in drifts(snapshot, pairs, inputs.applied, inputs.memory).items()
     }
     out = tuple(guest for guest, _ in pairs if guest.ref in unable)
@@ -428,8 +346,14 @@ def _place(required: Required) -> Seated:
 def _order(placed: Seated) -> Ordered:
     """Make the actions of all guests, in the order of the phases."""
     required, per_guest = placed.required, placed.per_guest
-    context, snapshot = required.context, required.located.matched.inputs.snapshot
-    draft = Draft(skipped=list(placed.report.skipped))
+    inputs = required.located.matched.inputs
+    context, snapshot = required.context, inputs.snapshot
+    draft = Draft()
+    for action in inputs.releases:
+        draft.add(Phase.RELEASES, action)
+    for target in inputs.disowned:
+        draft.skip(target.guest, str(target).removeprefix(f"{target.guest}: "), DISOWNED)
+    draft.skipped += placed.report.skipped
     build(context, per_guest, placed.chosen, placed.domains, draft)
     kernel_threads.build_napi(context, per_guest, draft)
     interrupts.build(context, per_guest, draft)
@@ -445,6 +369,7 @@ def _order(placed: Seated) -> Ordered:
         for_verify=draft.for_verify,
         heeded=required.located.heeded,
         accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
+        disowned=inputs.disowned,
     )
     desired = frozenset(draft.desired).union(*(w.desired for w in per_guest))
     return Ordered(placed, made, desired, required.left | draft.left)
@@ -457,7 +382,7 @@ def _judge(ordered: Ordered) -> Judged:
     matched, per_guest = located.matched, placed.per_guest
     inputs = matched.inputs
     movers = frozenset(guest.ref for guest, _ in matched.movers)
-    result = project(inputs.snapshot, made)
+    result = project_actions(inputs.snapshot, (a for a in made.actions if not a.release))
     still = tuple(standstill.refusals(result, per_guest))
     if still:
         return Judged(made, ordered.desired, None, movers, still)

@@ -68,7 +68,8 @@ class _Case:
         not)."""
         try:
             policies = [parse(text, _NAME), *self.others]
-            made = plan(self.snapshot, policies, self.applied, reassert=True)
+            overruled = {target.guest for target in self.applied}
+            made = plan(self.snapshot, policies, self.applied, overruled)
         except VsrtuneError as error:
             return Plan(), error.what
         refused = (f"{r.reason}; {r.hint}" for r in made.refusals if r.guest == self.guest.ref)

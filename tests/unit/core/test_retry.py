@@ -38,11 +38,11 @@ class TestBackoff:
         backoff = Backoff()
         backoff.failed("g", "same", [SOON], 0.0)
         backoff.failed("h", "same", [SOON], 0.0)
-        backoff.refreshed(None, ["g"])
+        backoff.refreshed("gh".__contains__, ["g"])
         assert backoff.waiting() == {"g"}
-        backoff.refreshed(["g"], [])
+        backoff.refreshed("g".__contains__, [])
         assert backoff.next_try(0.0) is None
-        backoff.refreshed(["h"], ["h"])
+        backoff.refreshed("h".__contains__, ["h"])
         assert backoff.waiting() == {"h"}
         assert backoff.blocked("g", "same", 0.0)
 

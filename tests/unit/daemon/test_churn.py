@@ -1,5 +1,6 @@
 """200 guests on a host in memory, started, destroyed and plugged in random order: what is tuned
-at the end is what the planner wants, and what stop leaves is what was there.
+at the end is what the planner wants, and what stop leaves is what was there. Every write is in the
+plan that is shown for the pass.
 
 The seed is printed; VSRTUNE_CHURN_SEED repeats a run. tests/lab/inside/test_churn.py does the same to
 the guests that a lab carries.
@@ -21,6 +22,7 @@ from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan import planner
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -132,7 +134,15 @@ def test_what_is_left_after_churn_is_what_the_policies_say_and_then_what_was(
     now = 1000.0
     with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as journal:
         passes = Reconciler(host, host, journal, parsed(EDGE, CORE), clock=lambda: now)
-        passes.run(settle=True)
+
+        def run() -> None:
+            """A pass, which writes what `vsrtune plan` would show."""
+            shown = full_plan(host.snapshot, passes.policies, journal.entries())
+            begin = len(host.written)
+            passes.run()
+            assert host.written[begin:] == [(a.target, a.after) for a in shown.actions]
+
+        run()
         for _ in range(STEPS):
             now += 1
             (change,) = chance.choices(
@@ -141,12 +151,12 @@ def test_what_is_left_after_churn_is_what_the_policies_say_and_then_what_was(
             )
             change()
             if chance.random() < 0.01:
-                passes.policies = chance.choice((parsed(EDGE, CORE), parsed(QUEUES), parsed(CORE)))
-                passes.run(settle=True, reassert=True)
+                passes.reload(chance.choice((parsed(EDGE, CORE), parsed(QUEUES), parsed(CORE))))
+                run()
             elif chance.random() < PASS_EVERY:
-                passes.run()
-        passes.policies = parsed(EDGE, CORE)
-        passes.run(settle=True, reassert=True)
+                run()
+        passes.reload(parsed(EDGE, CORE))
+        run()
         plan = planner.plan(host.snapshot, passes.policies, journal.applied())
         assert (plan.actions, plan.refusals) == ((), ())
         assert all(g.tuned for g in passes.state.guests if not g.ref.startswith("other"))

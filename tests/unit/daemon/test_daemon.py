@@ -97,7 +97,7 @@ class TestPass:
 
     def test_no_policy_means_no_write(self, host: FakeHost, passes: Reconciler) -> None:
         passes.policies = ()
-        assert not passes.run(settle=True)
+        assert not passes.run()
         assert host.writes == 0
         assert passes.state.tuned == 0
 
@@ -124,7 +124,7 @@ class TestPass:
         whole = host.snapshot
         hidden = replace(whole, guests=())
         host.observe = lambda trace_seconds=0.0: hidden  # type: ignore[method-assign]
-        passes.run(settle=True)
+        passes.run()
         assert {e.target.guest for e in journal.entries()} == {"vr1"}
         assert host.snapshot == whole
 
@@ -172,7 +172,8 @@ class TestPass:
             r for r in caplog.records if r.levelname == "WARNING" and "left alone" in r.message
         ]
         assert len(warned) == 1
-        passes.run(settle=True, reassert=True)
+        passes.reload(passes.policies)
+        passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.state.drift == 0
 
@@ -188,7 +189,8 @@ class TestPass:
             host.fail["vcpu-pin"] = error
         else:
             host.fail_observe = error
-        passes.run(settle=True, reassert=True)
+        passes.reload(passes.policies)
+        passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([3])
         host.fail.clear()
         host.fail_observe = None
@@ -209,7 +211,8 @@ class TestPass:
         passes.run()
         passes.policies = ()
         host.fail["vcpu-pin"] = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
-        passes.run(settle=True, reassert=True)
+        passes.reload(passes.policies)
+        passes.run()
         assert host.snapshot != before
         waits = []
         for _ in range(8):
@@ -232,7 +235,8 @@ class TestPass:
         host.change("vcpu", **PINNED)
         (guest,) = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=True),))
-        passes.run(settle=True, reassert=True)
+        passes.reload(passes.policies)
+        passes.run()
         assert thread(host, Role.VCPU).affinity == CpuSet([3])
         host.snapshot = replace(host.snapshot, guests=(replace(guest, busy=False),))
         passes.run()
@@ -284,7 +288,8 @@ class TestPass:
         assert (passes.state.guests[0].held, passes.state.drift) == (2, 2)
         assert {d.setting for d in passes.state.drifts} == {"cpus.vcpu", "scheduler.vhost"}
         assert len([r for r in caplog.records if "left alone: reported" in r.message]) == 2
-        passes.run(settle=True, reassert=True)
+        passes.reload(passes.policies)
+        passes.run()
         assert thread(host, Role.VHOST).sched == RR
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.state.drifts == ()
@@ -327,7 +332,8 @@ class TestPass:
         passes.run()
         host.set_queue(900)
         passes.run()
-        passes.run(settle=True, reassert=True)
+        passes.reload(passes.policies)
+        passes.run()
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 300
         assert passes.stop()
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 900
@@ -370,14 +376,14 @@ class TestPass:
         self, host: FakeHost, passes: Reconciler
     ) -> None:
         passes.run()
-        passes.policies = policies('guest: "*"\ncpus: {vcpu: 1}\nqueue: {macvtap: 200}\n')
-        passes.run(settle=True, reassert=True)
+        passes.reload(policies('guest: "*"\ncpus: {vcpu: 1}\nqueue: {macvtap: 200}\n'))
+        passes.run()
         assert thread(host, Role.VCPU).sched == Sched()
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert thread(host, Role.VHOST).affinity == samples.ALL
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 200
         passes.policies = ()
-        passes.run(settle=True)
+        passes.run()
         assert host.snapshot == samples.snapshot()
 
     def test_failed_guest_is_put_back_and_tried_again_later_and_later(
@@ -779,7 +785,7 @@ def test_a_queue_that_an_earlier_version_adapted_is_restored(
         named = parse('guest: "*"\n' + queue, "test.yaml")
         passes = Reconciler(host, host, second, (named,))
         passes.recover()
-        passes.run(settle=True)
+        passes.run()
         (tap,) = host.snapshot.guests[0].interfaces
         assert tap.txqueuelen == (300 if queue else lengths[0])
         assert passes.stop()

@@ -78,7 +78,7 @@ def ask(
 
 def test_the_page_and_the_same_as_data() -> None:
     with recorded_state.passes("trixie-napi") as (_, passes):
-        passes.run(settle=True)
+        passes.run()
         seen = passes.state
     app = http.app(metrics_of(seen))
     status, headers, body = ask(app, "/")

@@ -1,4 +1,5 @@
-"""A pass for one guest costs what that guest costs, however many others there are.
+"""A pass for one guest reads and plans that guest only. Of the others it makes a list, which takes
+3 ms for 1,000 of them.
 
 Work is counted, not timed: the instructions that Python executes during a pass. The hosts
 are those of `make bench-scale` (tests/scale): real files, looked at, planned and put back
@@ -56,7 +57,7 @@ class Tuned:
             trace=1.0,
             clock=lambda: self.now,
         )
-        self.passes.run(settle=True)
+        self.passes.run()
         self.passes.run()
         assert self.passes.state.tuned == guests
 
@@ -137,7 +138,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tuned, Tun
 
 
 @pytest.mark.parametrize(("change", "writes"), [(nothing, 0), (queue, 1), (vhost, 2), (cpuset, 0)])
-def test_a_pass_for_one_guest_does_not_go_through_the_others(
+def test_a_pass_for_one_guest_neither_reads_nor_plans_the_others(
     hosts: tuple[Tuned, Tuned], change: Callable[[Tuned, Names], None], writes: int
 ) -> None:
     few, many = hosts
@@ -145,8 +146,7 @@ def test_a_pass_for_one_guest_does_not_go_through_the_others(
         counts = few.changed(number, change), many.changed(number, change)
     (in_few, wrote_few), (in_many, wrote_many) = counts
     assert wrote_few == wrote_many == writes
-    # Going through the others takes more than two instructions for each. What is kept in an
-    # order takes a step or two more to find, and some files have a digit more to read.
-    assert in_many - in_few < 2 * (MANY - FEW)
+    # Reading or planning a guest takes thousands of instructions.
+    assert in_many - in_few < 100 * (MANY - FEW)
     whole = Observer(few.root, TreeVirt(few.host, few.root)).observe()
     assert few.passes.state.snapshot == whole

@@ -65,9 +65,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_threads_part_when_they_are_busy_and_then_stay(machine: Machine) -> None:
     passes = machine.passes
-    passes.run(settle=True)
-    passes.policies = policies(PLACED)
-    passes.run(settle=True, reassert=True)
+    passes.run()
+    passes.reload(policies(PLACED))
+    passes.run()
     assert machine.cpus() == [CpuSet([1]), CpuSet([1])], "they keep what they had"
     for _ in range(WINDOWS):
         assert passes.state.totals.moves == 0

@@ -67,7 +67,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def passes(host: FakeHost, journal: Journal) -> Reconciler:
     made = Reconciler(host, host, journal, policies(FIFO), clock=Clock())
-    made.run(settle=True)
+    made.run()
     return made
 
 
@@ -148,7 +148,8 @@ def test_each_step_takes_less_and_a_reload_gives_all_back(
     passes.step_down("vr1", WHY)
     assert passes.state.totals.step_downs == 3, "there is no further level"
     passes.forget_steps()
-    passes.run(settle=True, reassert=True)
+    passes.reload(passes.policies)
+    passes.run()
     assert host.snapshot == asked
     assert passes.state.guests[0].tuned
     assert passes.stop()
@@ -190,7 +191,7 @@ def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
     with Journal.open(journal.path, samples.BOOT) as again:
         second = Reconciler(host, host, again, policies(FIFO), clock=Clock())
         second.recover()
-        assert not second.run(settle=True)
+        assert not second.run()
         assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
         (state,) = second.state.guests
         assert state.step == Step(StepLevel.RR, WHY)
@@ -244,11 +245,13 @@ def test_commands_see_what_the_daemon_runs(
 def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:
     passes.step_down("vr1", WHY)
     other = policy('guest: "vr2"\nqueue: {macvtap: 5}\n')
-    passes.take((*policies(FIFO), other))
-    passes.run(settle=True, reassert=True)
+    passes.reload((*policies(FIFO), other))
+    passes.reload(passes.policies)
+    passes.run()
     assert passes.state.guests[0].step is not None
-    passes.take(policies(FIFO.replace("7", "8")))
-    passes.run(settle=True, reassert=True)
+    passes.reload(policies(FIFO.replace("7", "8")))
+    passes.reload(passes.policies)
+    passes.run()
     assert passes.state.guests[0].step is None
     assert classes(host)[0] == "fifo:8 reset-on-fork"
 

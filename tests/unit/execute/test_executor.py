@@ -18,6 +18,7 @@ from fake_kernel import (
     key,
     make_host,
     make_plan,
+    releases,
     replan,
 )
 
@@ -378,10 +379,10 @@ def test_a_renamed_device_is_found_by_its_index(host: FakeKernel, journal: Journ
     assert devices["lan0"]["tx_queue_len"] == 500
 
 
-def test_undo_of_one_guest_leaves_the_other(host: FakeKernel, journal: Journal) -> None:
-    plan = make_plan(host)
-    apply(plan, host.ops(), journal)
-    undo(host.ops(), journal, lambda target: target.guest == "qemu:vr2")
+def test_releases_of_one_guest_leave_the_other(host: FakeKernel, journal: Journal) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    plan = releases(journal, "qemu:vr2")
+    assert apply(plan, host.ops(), journal).done == plan.actions
     assert host.mask(2010) == "0-1"
     assert {e.target.guest for e in journal.entries()} == {"vr1", HOST_REF}
     assert host.mask(1010) == "1"

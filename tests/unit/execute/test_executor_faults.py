@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kernel import BOOT, KERNELS, FakeKernel, failing_at, make_host, make_plan, replan
+from fake_kernel import (
+    BOOT,
+    KERNELS,
+    FakeKernel,
+    failing_at,
+    make_host,
+    make_plan,
+    releases,
+    replan,
+)
 
 from vsrtune.core.errors import JournalError, WriteError
 from vsrtune.execute.executor import apply, recover, undo
@@ -106,6 +115,36 @@ def test_every_failing_write_is_rolled_back(host: FakeKernel, tmp_path: Path, si
             assert {e.target.guest for e in journal.entries()}.isdisjoint({failed}), n
             assert undo(broken.ops(), journal).failed == ()
         assert broken.visible() == before, n
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), None])
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_a_failure_or_kill_while_all_is_released_and_set_again_loses_no_original(
+    host: FakeKernel, tmp_path: Path, side: str, error: OSError | None
+) -> None:
+    """A root domain that is made anew has such a plan."""
+    plan = make_plan(host)
+    before = host.visible()
+    for n in range(1, 120, STRIDE):
+        broken = host.clone()
+        with open_journal(tmp_path / str(n)) as journal:
+            apply(plan, broken.ops(), journal)
+            both = Plan((*releases(journal).actions, *plan.actions))
+            setattr(broken, side, failing_at(n, lambda: error or Killed()))
+            try:
+                result = apply(both, broken.ops(), journal)
+                assert not result.rolled_back
+                if not result.failed:
+                    break
+            except Killed:
+                pass
+        with open_journal(tmp_path / str(n)) as journal:
+            assert recover(broken.ops(), journal).failed == ()
+            assert undo(broken.ops(), journal).failed == ()
+        assert broken.visible() == before, n
+    else:
+        raise AssertionError("the plan has more writes than were tried")
 
 
 @pytest.mark.usefixtures("quick")

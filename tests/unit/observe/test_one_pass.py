@@ -17,8 +17,7 @@ from moving_host import MovingHost
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Problem
-from vsrtune.observe import one_pass
-from vsrtune.observe.observer import Observer
+from vsrtune.observe.observer import ROUND, Observer
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
 
@@ -81,18 +80,18 @@ def test_a_patrol_finds_what_nobody_told(
     host: MovingHost, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads and guests that come and go at the next patrol, all else within a round."""
-    monkeypatch.setattr(one_pass, "FEW", 0)
+    monkeypatch.setattr("vsrtune.observe.observer.FEW", 0)
     rng = random.Random(seed)
     observer = Observer(host.root, host)
     observer.observe()
     for _ in range(4):
         done = host.change(rng)
-        snapshot = observer.observe_turns().snapshot
+        snapshot = observer.observe_unannounced().snapshot
         now = Observer(host.root, host).observe()
         if host.done[-1][0] in ("start", "stop", "hotplug", "unplug"):
             assert snapshot.guests == now.guests, (done, host.done[-1])
-        for _ in range(one_pass.ROUND):
-            snapshot = observer.observe_turns().snapshot
+        for _ in range(ROUND):
+            snapshot = observer.observe_unannounced().snapshot
         assert snapshot == Observer(host.root, host).observe()
 
 

@@ -263,7 +263,7 @@ class TestBrought:
         self, host: FakeHost, journal: Journal
     ) -> None:
         passes = Reconciler(host, host, journal, self.policies())
-        assert passes.run(settle=True)
+        assert passes.run()
         (guest,) = host.snapshot.guests
         assert guest.by_role(Role.VHOST)[0].affinity == TWO
         assert passes.stop()
@@ -273,7 +273,7 @@ class TestBrought:
         self, host: FakeHost, journal: Journal
     ) -> None:
         passes = Reconciler(host, host, journal, ())
-        assert passes.run(settle=True)
+        assert passes.run()
         assert seen(host.snapshot.guests[0]) == self.UNTUNED
         writes, size = host.writes, journal.path.stat().st_size
         for _ in range(3):
@@ -283,7 +283,7 @@ class TestBrought:
     def test_a_stop_looks_at_guests_that_have_just_come(self, journal: Journal) -> None:
         host = FakeHost(samples.guest("vr0", 300))
         passes = Reconciler(host, host, journal, ())
-        passes.run(settle=True)
+        passes.run()
         host.start(travelled())
         assert passes.stop()
         assert seen(host.snapshot.guests[1]) == self.UNTUNED
@@ -291,7 +291,7 @@ class TestBrought:
     def test_the_journal_knows_more(self, host: FakeHost, journal: Journal) -> None:
         """The notes of a guest that is tuned here are ours as well; they change nothing."""
         passes = Reconciler(host, host, journal, self.policies())
-        passes.run(settle=True)
+        passes.run()
         (guest,) = host.snapshot.guests
         wrong = tuple(replace(c, original=CpuSet([3])) for c in guest.carried)
         host.snapshot = replace(host.snapshot, guests=(replace(guest, carried=wrong),))
@@ -304,7 +304,7 @@ class TestBrought:
     def test_a_busy_guest_is_left_until_libvirt_is_done(self, journal: Journal) -> None:
         host = FakeHost(replace(travelled(), busy=True))
         passes = Reconciler(host, host, journal, ())
-        assert not passes.run(settle=True)
+        assert not passes.run()
         host.snapshot = replace(host.snapshot, guests=(travelled(),))
         assert passes.run()
         assert seen(host.snapshot.guests[0]) == self.UNTUNED
@@ -313,7 +313,7 @@ class TestBrought:
         made = travelled()
         emulator, vcpu, worker = made.threads
         host = FakeHost(replace(made, threads=(emulator, replace(vcpu, affinity=TWO), worker)))
-        Reconciler(host, host, journal, ()).run(settle=True)
+        Reconciler(host, host, journal, ()).run()
         assert seen(host.snapshot.guests[0])[1] == (TWO, "1")
 
     def test_isolated_cpus_are_nobodys_where_there_was_no_pin(self) -> None:

@@ -12,8 +12,10 @@ from planning_samples import (
     change_one,
     cpus,
     host,
+    journalled,
     macvtap,
     nic,
+    released,
     router,
     snapshot,
 )
@@ -33,8 +35,9 @@ from vsrtune.model.targets import (
     ThreadSched,
     VcpuPin,
 )
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
-from vsrtune.plan.planner import plan, released
+from vsrtune.plan.planner import plan
 from vsrtune.plan.safety.invariants import PlanError, check, fifo_vcpus_apart, interrupts
 from vsrtune.plan.safety.projection import project
 from vsrtune.policy.model import Policy
@@ -257,17 +260,17 @@ def test_two_vcpus_of_a_guest_on_one_cpu_under_fifo() -> None:
 
 
 def test_released_names_what_no_policy_asks_for_any_more() -> None:
-    ours = {a.target: a.after for a in GOOD.actions}
+    ours = journalled(GOOD)
     applied = project(SNAPSHOT, GOOD)
     assert released(applied, [POLICY], ours) == frozenset()
     pins_only = replace(POLICY, vcpu_sched=None, vhost_sched=None, macvtap_queue=None)
     left = released(applied, [pins_only], ours)
     assert {t.kind for t in left} == {"thread-sched", "txqueuelen"}
-    assert released(applied, [], ours) == frozenset(ours)
+    assert released(applied, [], ours) == {e.target for e in ours}
 
 
 def test_released_spares_refused_and_unseen_guests() -> None:
-    ours = {a.target: a.after for a in GOOD.actions}
+    ours = journalled(GOOD)
     applied = project(SNAPSHOT, GOOD)
     broken = Policy("p", "vr1", vcpu=CpuSet([99]))
     assert released(applied, [broken], ours) == frozenset()
@@ -276,10 +279,10 @@ def test_released_spares_refused_and_unseen_guests() -> None:
 
 def test_released_spares_a_guest_that_libvirt_is_busy_with() -> None:
     """Paused at the end of its migration to another host: its pins could not be put back."""
-    ours = {a.target: a.after for a in GOOD.actions}
+    ours = journalled(GOOD)
     applied = project(SNAPSHOT, GOOD)
     leaving = replace(applied, guests=tuple(replace(g, busy=True) for g in applied.guests))
-    assert plan(leaving, [POLICY], ours).actions == ()
+    assert full_plan(leaving, [POLICY], ours).actions == ()
     assert released(leaving, [POLICY], ours) == frozenset()
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import shell_samples as samples
+from planning_samples import journalled
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.targets import Target, Value
 from vsrtune.plan import incremental, planner
 from vsrtune.plan.drift import NO_MEMORY
+from vsrtune.plan.full_plan import full_plan, plan_with_releases
 from vsrtune.plan.safety.projection import project
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -87,22 +88,23 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     wanted = policies(kind)
     snapshot = host()
-    first, _ = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
+    first = planner.plan(snapshot, wanted)
     snapshot = project(snapshot, first)
-    ours: dict[Target, Value] = {a.target: a.after for a in first.actions}
-    again, whole = planner.plan_whole(snapshot, wanted, ours, False, NO_MEMORY)
-    assert not again.actions
+    ours = journalled(first)
+    again = plan_with_releases(snapshot, wanted, ours)
+    whole = again.whole
+    assert not again.plan.actions
     assert whole is not None
     names = frozenset(rng.sample(NAMES, rng.randint(1, 2)))
     guests = tuple(change(g, rng) if g.name in names else g for g in snapshot.guests)
     snapshot = replace(snapshot, guests=guests)
-    mine = {t: v for t, v in ours.items() if t.guest in names}
+    mine = [e for e in ours if e.target.guest in names]
     alone = incremental.plan_alone(
         whole, SnapshotSlice.of(snapshot, names).alone(), wanted, mine, NO_MEMORY
     )
     if alone is None:
         return
-    everything = planner.plan(snapshot, wanted, ours)
+    everything = full_plan(snapshot, wanted, ours)
     assert alone.actions == everything.actions
     assert alone.drift == everything.drift
     # What is asked of ksoftirqd is the host's, and no part of a plan for guests alone.
@@ -112,17 +114,17 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
 
 def test_drift_of_one_guest_is_planned_alone() -> None:
     wanted, snapshot = policies("auto"), host()
-    first, _ = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
+    first = planner.plan(snapshot, wanted)
     snapshot = project(snapshot, first)
-    ours: dict[Target, Value] = {a.target: a.after for a in first.actions}
-    _, whole = planner.plan_whole(snapshot, wanted, ours, False, NO_MEMORY)
+    ours = journalled(first)
+    whole = plan_with_releases(snapshot, wanted, ours).whole
     assert whole is not None
     vhost = snapshot.guests[1].by_role(Role.VHOST)[0]
     moved = replace(vhost, affinity=samples.ALL)
     guest = snapshot.guests[1]
     guest = replace(guest, threads=tuple(moved if t is vhost else t for t in guest.threads))
     snapshot = replace(snapshot, guests=(snapshot.guests[0], guest, *snapshot.guests[2:]))
-    mine = {t: v for t, v in ours.items() if t.guest == "vr2"}
+    mine = [e for e in ours if e.target.guest == "vr2"]
     alone = SnapshotSlice.of(snapshot, frozenset(["vr2"])).alone()
     plan = incremental.plan_alone(whole, alone, wanted, mine, NO_MEMORY)
     assert plan is not None
@@ -132,7 +134,7 @@ def test_drift_of_one_guest_is_planned_alone() -> None:
 
 def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
     wanted, snapshot = policies("auto"), host()
-    _, whole = planner.plan_whole(snapshot, wanted, {}, False, NO_MEMORY)
+    whole = plan_with_releases(snapshot, wanted, ()).whole
     assert whole is not None
     alone = replace(snapshot, guests=(samples.guest("vr9", 900),))
-    assert incremental.plan_alone(whole, alone, wanted, {}, NO_MEMORY) is None
+    assert incremental.plan_alone(whole, alone, wanted, (), NO_MEMORY) is None

@@ -58,7 +58,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def test_the_last_guest_that_asks_takes_it_away(host: FakeHost, journal: Journal) -> None:
     before = host.snapshot.host.nics
     passes = Reconciler(host, host, journal, policies("vr1", "vr2"))
-    passes.run(settle=True)
+    passes.run()
     assert (nic(host).irqs[0].affinity, nic(host).rps_cpus) == (ZERO, ZERO)
     host.destroy("vr1")
     assert not passes.run()
@@ -74,9 +74,9 @@ def test_a_policy_that_no_longer_asks_is_released_on_reload(
 ) -> None:
     before = host.snapshot.host.nics
     passes = Reconciler(host, host, journal, policies("vr1"))
-    passes.run(settle=True)
-    passes.policies = (parse("guest: vr1\ncpus: {irq: 0}\n", "vr1.yaml"),)
-    passes.run(settle=True, reassert=True)
+    passes.run()
+    passes.reload((parse("guest: vr1\ncpus: {irq: 0}\n", "vr1.yaml"),))
+    passes.run()
     assert host.snapshot.host.nics == before
 
 
@@ -92,12 +92,12 @@ def test_a_guest_that_is_spared_keeps_only_what_its_own_policy_needs_of_the_host
         host.snapshot = replace(host.snapshot, guests=(first, replace(second, busy=True)))
     needs = parse(f"{other}cpus: {{irq: 0{refused}}}\nirq: {{set: true}}\n", "vr2.yaml")
     passes = Reconciler(host, host, journal, (*policies("vr1"), needs))
-    passes.run(settle=True)
+    passes.run()
     passes.policies = (needs,)
-    passes.run(settle=True)
+    passes.run()
     assert nic(host).irqs[0].affinity == ZERO
     passes.policies = (parse(f"{other}cpus: {{irq: 0{refused}}}\n", "vr2.yaml"),)
-    passes.run(settle=True)
+    passes.run()
     assert host.snapshot.host.nics == before
 
 
@@ -106,7 +106,7 @@ def test_what_irqbalance_moved_is_set_again_and_it_is_named(
 ) -> None:
     caplog.set_level("INFO", "vsrtune")
     passes = Reconciler(host, host, journal, policies("vr1"))
-    passes.run(settle=True)
+    passes.run()
     with_nic(host, replace(nic(host), irqs=(Irq(24, "p0-rx-0", CpuSet([2]), CpuSet([2])),)))
     passes.run()
     assert nic(host).irqs[0].affinity == ZERO
@@ -121,7 +121,7 @@ def test_vectors_that_the_driver_made_anew_are_moved_again(
 ) -> None:
     """Another number: the first one's entry goes, the new one is ours and undone."""
     passes = Reconciler(host, host, journal, policies("vr1"))
-    passes.run(settle=True)
+    passes.run()
     all_cpus = CpuSet(range(4))
     with_nic(host, replace(nic(host), irqs=(Irq(31, "p0-rx-0", all_cpus, CpuSet([2])),)))
     passes.run()
@@ -139,7 +139,7 @@ def test_an_interrupt_that_the_kernel_keeps_is_told_once_and_remembered(
     host.fail[IrqAffinity.kind] = FixedError("kernel-managed", hint="name its CPU")
     seen: list[tuple[int, str]] = []
     passes = Reconciler(host, host, journal, policies("vr1"), remember=seen.extend)
-    passes.run(settle=True)
+    passes.run()
     passes.run()
     assert set(seen) == {(24, "p0-rx-0")}
     assert nic(host).rps_cpus == ZERO

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_samples import UUID, host, macvtap, nic, thread
+from planning_samples import UUID, host, journalled, macvtap, nic, released, thread
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import (
@@ -29,7 +29,7 @@ from vsrtune.model.load import WINDOWS, data_plane, measured, merged, moves
 from vsrtune.model.plan import Plan, plan_text, read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
-from vsrtune.plan.planner import plan, released
+from vsrtune.plan.planner import plan
 from vsrtune.plan.safety.projection import after, project, project_actions, undo_actions
 from vsrtune.policy.model import AUTO, Policy, SchedRule
 
@@ -321,7 +321,7 @@ def test_invariants_hold_and_planning_again_changes_nothing(situation: Situation
     ours = written(made)
     assert plan(applied, rules, ours).actions == ()
     assert plan(applied, rules).actions == ()
-    assert released(applied, rules, ours) == frozenset()
+    assert released(applied, rules, journalled(made)) == frozenset()
 
 
 @EXAMPLES
@@ -414,7 +414,7 @@ def test_reload_that_asks_nothing_releases_everything(situation: Situation) -> N
     # The host's own settings stay as long as a refused guest may need them.
     kept = refused | {HOST_REF} if refused else refused
     expected = {t for t in written(made) if t.guest not in kept}
-    assert released(applied, empty, written(made)) == expected
+    assert released(applied, empty, journalled(made)) == expected
 
 
 def test_realtime_is_only_planned_with_reset_on_fork() -> None:

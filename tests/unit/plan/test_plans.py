@@ -5,10 +5,8 @@ VSRTUNE_REGENERATE=1 writes the plans and their undoing anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from golden import matches
@@ -18,18 +16,8 @@ from plan_text import actions_yaml, plan_yaml
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import Target, Value, decode_target, decode_value
-from vsrtune.observe.config_files import load
 from vsrtune.plan.planner import plan
 from vsrtune.plan.safety.projection import project, project_actions, undo_actions
-
-
-def _applied(given: Mapping[str, Any]) -> dict[Target, Value]:
-    ours: dict[Target, Value] = {}
-    for entry in given.get("ours", []):
-        target = decode_target(entry["target"])
-        ours[target] = decode_value(target, entry["value"], "$.value")
-    return ours
 
 
 def _comparable(snapshot: Snapshot) -> Snapshot:
@@ -57,10 +45,8 @@ def test_plan(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     case = read(file)
     snapshot = case.snapshot
     monkeypatch.chdir(tmp_path)  # messages name the files as the operator did
-    for name, text in case.policies.items():
-        Path(name).write_text(text, encoding="utf-8")
-    policies = load(sorted(Path().iterdir()))
-    ours, reassert = _applied(case.given), case.given.get("reassert", False)
+    policies, ours = case.load(Path()), case.ours
+    reassert = {target.guest for target in ours} if case.given.get("reassert") else set()
     made = plan(snapshot, policies, ours, reassert)
     expected = expecting(file.read_text("utf-8"), plan_yaml(made), actions_yaml(undo_actions(made)))
     matches(file, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_samples import budget, cpus, host, router, snapshot, with_cpusets
+from planning_samples import budget, cpus, host, released, router, snapshot, with_cpusets
 
 from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
 from vsrtune.model.journal_records import Entry
@@ -21,7 +21,7 @@ from vsrtune.model.targets import (
     Value,
 )
 from vsrtune.plan.full_plan import full_plan
-from vsrtune.plan.planner import plan, pressing, released
+from vsrtune.plan.planner import plan
 from vsrtune.plan.safety.projection import project, project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -67,15 +67,17 @@ def old() -> Snapshot:
     return with_cpusets(snapshot(guest, on=host(3)), exclusive=False)
 
 
-def entries(seen: Snapshot, ours: dict[Target, Value]) -> list[Entry]:
+def entries(seen: Snapshot, ours: dict[Target, Value], asked: Policy | None = None) -> list[Entry]:
     """A journal with these writes, and what undo would restore."""
-    made = plan(seen, [policy()])
-    return [Entry(a.target, a.before, ours[a.target], "done") for a in made.actions]
+    made = plan(seen, [asked or policy()])
+    return [
+        Entry(a.target, a.before, ours[a.target], "done") for a in made.actions if a.target in ours
+    ]
 
 
-def test_nothing_is_pressing_on_a_host_that_is_as_asked() -> None:
+def test_nothing_is_released_on_a_host_that_is_as_asked() -> None:
     seen, ours = applied(new(), policy())
-    assert released(seen, [policy()], ours) == frozenset()
+    assert released(seen, [policy()], entries(new(), ours)) == frozenset()
 
 
 def test_an_invalid_partition_makes_its_guests_threads_leave_the_class_first() -> None:
@@ -85,9 +87,8 @@ def test_an_invalid_partition_makes_its_guests_threads_leave_the_class_first() -
         for c in seen.host.cpusets
     )
     broken = replace(seen, host=replace(seen.host, cpusets=groups))
-    gone = released(broken, [policy()], ours)
+    gone = released(broken, [policy()], entries(new(), ours))
     assert gone == {t for t in ours if isinstance(t, ThreadSched)}
-    assert pressing(gone, broken) == gone
     made = full_plan(broken, [policy()], entries(new(), ours))
     kinds = [(a.target.kind, str(a.after)) for a in made.actions]
     deadline = ["deadline:2ms/10ms reset-on-fork", *["deadline:1ms/10ms reset-on-fork"] * 2]
@@ -127,10 +128,9 @@ def test_a_partition_at_the_top_is_given_back_when_its_guest_is_gone() -> None:
     seen, ours = applied(old(), policy())
     groups = tuple(replace(c, populated=c.path != "vsrtune.cpus2.1000") for c in seen.host.cpusets)
     gone = replace(seen, guests=(), host=replace(seen.host, cpusets=groups))
-    alive = ours
+    alive = entries(old(), ours)
     ours = {t: v for t, v in ours.items() if not isinstance(t, ThreadSched)}
-    left = released(gone, [policy()], ours)
-    assert pressing(left, gone) == left
+    left = released(gone, [policy()], entries(old(), ours))
     named = {(t.kind, t.path) for t in left if isinstance(t, CgroupDir | CpusetFile | Partition)}
     assert named == {
         ("cgroup-dir", "vsrtune.cpus2.1000"),
@@ -158,8 +158,7 @@ def test_a_second_guest_on_the_same_cpu_makes_both_float_in_the_slice() -> None:
         ),
     )
     policies = [policy(vhost="1"), policy("vr2", vhost="1")]
-    gone = released(joined, policies, ours)
-    assert pressing(gone, joined) == gone
+    gone = released(joined, policies, entries(new(), ours, policies[0]))
     assert {t.guest for t in gone if isinstance(t, Partition)} == {"vr1"}
     assert {t for t in ours if isinstance(t, ThreadSched | ThreadCgroup)} <= gone
     made = plan(whole, policies)

@@ -35,7 +35,7 @@ def holds(seen: Snapshot, guest: Guest) -> Policy:
     made = start(seen, guest)
     policy = parse(made.text, "p.yaml")
     assert match(policy, guest) is Match.EXACT
-    again = plan(seen, [policy], reassert=True)
+    again = plan(seen, [policy])
     assert [r for r in again.refusals if r.guest == guest.ref] == []
     written = [[(a.target, a.after) for a in one.actions] for one in (again, made.plan)]
     assert written[0] == written[1]

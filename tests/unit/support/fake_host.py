@@ -8,20 +8,28 @@ import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, VsrtuneError
-from vsrtune.model.guest import Guest, Thread
+from vsrtune.model.guest import Guest, Interface, Thread
+from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import (
+    HOST_REF,
     CgroupDir,
+    CpusetFile,
+    CpusetList,
     EmulatorPin,
     IrqAffinity,
     NapiThreaded,
+    Partition,
+    PartitionState,
     Pin,
     QueueCpus,
+    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
+    TimeSlice,
     TxQueueLen,
     Value,
     VcpuPin,
@@ -31,15 +39,20 @@ from vsrtune.plan.safety.projection import after
 
 class FakeHost:
     """Observer and SysOps in one. ``fail`` holds errors that a write or read of a
-    target kind raises; ``writes`` counts what was written."""
+    target kind raises; ``written`` lists what was written."""
 
     def __init__(self, *guests: Guest) -> None:
         self.snapshot: Snapshot = samples.snapshot(*guests)
         self.dirs: set[str] = set()
         self.fail: dict[str, VsrtuneError] = {}
         self.fail_observe: VsrtuneError | None = None
-        self.writes = 0
+        self.written: list[tuple[Target, Value]] = []
         self.traces: list[float] = []
+
+    @property
+    def writes(self) -> int:
+        """How much was written."""
+        return len(self.written)
 
     # -- Observing
 
@@ -52,7 +65,7 @@ class FakeHost:
     def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
         return SnapshotSlice.of(self.observe(), names)
 
-    def observe_turns(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
+    def observe_unannounced(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
         return SnapshotSlice(self.observe())
 
     # -- SysOps
@@ -64,16 +77,20 @@ class FakeHost:
         match target:
             case CgroupDir():
                 return target.path in self.dirs
-            case TxQueueLen() | NapiThreaded():
-                for guest in self.snapshot.guests:
-                    for interface in guest.interfaces:
-                        if interface.ifindex == target.ifindex:
-                            if isinstance(target, TxQueueLen):
-                                return interface.txqueuelen
-                            return interface.threaded or 0
-                raise VanishedError("no such device", where=str(target))
+            case CpusetFile() | Partition():
+                return self._cpuset(target)
+            case RrTimeslice():
+                return TimeSlice(self.snapshot.host.rr_timeslice_ms or 0)
+            case TxQueueLen():
+                return self._interface(target).txqueuelen
+            case NapiThreaded():
+                return self._interface(target).threaded or 0
             case IrqAffinity() | QueueCpus():
                 return self._below(target)
+            case ThreadAffinity() if target.guest == HOST_REF:
+                return self._below(target)
+            case ThreadSched() if target.guest == HOST_REF:
+                return next(t.sched for t in self.snapshot.host.softirq if t.key == target.thread)
         thread = self._thread(target)
         match target:
             case ThreadAffinity():
@@ -89,11 +106,10 @@ class FakeHost:
         self.read(target)
         if target.kind in self.fail:
             raise self.fail[target.kind]
-        self.writes += 1
+        self.written.append((target, value))
         if isinstance(target, CgroupDir):
             (self.dirs.add if value else self.dirs.discard)(target.path)
-        else:
-            self.snapshot = after(self.snapshot, Action(target, value, value, ""))
+        self.snapshot = after(self.snapshot, Action(target, value, value, ""))
 
     # -- what others do to the host
 
@@ -130,17 +146,26 @@ class FakeHost:
             ),
         )
 
-    def _below(self, target: IrqAffinity | QueueCpus) -> CpuSet:
-        for nic in self.snapshot.host.nics:
-            if isinstance(target, IrqAffinity):
-                for irq in nic.irqs:
-                    if (irq.number, irq.name) == (target.irq, target.name):
-                        return irq.affinity
-            elif nic.ifindex == target.ifindex:
-                for queue in nic.queues:
-                    if queue.name == target.queue and queue.cpus is not None:
-                        return queue.cpus
-        raise VanishedError("no such interrupt or queue", where=str(target))
+    def _below(self, target: IrqAffinity | QueueCpus | ThreadAffinity) -> CpuSet:
+        found = nic_settings(self.snapshot.host).get(target)
+        if found is None:
+            raise VanishedError("no such interrupt, queue or thread", where=str(target))
+        return found
+
+    def _cpuset(self, target: CpusetFile | Partition) -> Value:
+        group = self.snapshot.host.cpuset(target.path)
+        if group is None:
+            raise VanishedError("no such cgroup", where=str(target))
+        if isinstance(target, Partition):
+            return PartitionState(group.partition)
+        return CpusetList((group.cpus if target.file == "cpuset.cpus" else group.exclusive) or "")
+
+    def _interface(self, target: TxQueueLen | NapiThreaded) -> Interface:
+        for guest in self.snapshot.guests:
+            for interface in guest.interfaces:
+                if interface.ifindex == target.ifindex:
+                    return interface
+        raise VanishedError("no such device", where=str(target))
 
     def _thread(
         self, target: ThreadAffinity | ThreadSched | ThreadCgroup | VcpuPin | EmulatorPin

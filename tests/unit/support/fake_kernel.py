@@ -17,6 +17,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.journal_records import undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
     HOST_REF,
@@ -524,6 +527,12 @@ def make_plan(host: FakeKernel) -> Plan:
     ]
     ops = host.clone().ops()
     return Plan(tuple(Action(t, ops.read(t), v, "test") for t, v in wanted))
+
+
+def releases(journal: Journal, *guests: str) -> Plan:
+    """The releases of everything, or of everything of these guests."""
+    back = (undo_action(entry) for entry in undo_order(journal.entries(frozenset(guests) or None)))
+    return Plan(tuple(replace(action, release=True) for action in back))
 
 
 def replan(host: FakeKernel, plan: Plan) -> Plan:

@@ -19,7 +19,7 @@ def state() -> DaemonState:
     """A recorded host with a device of the kernel module, tuned, a queue changed since, and a
     vcpu with a budget."""
     with recorded_state.passes("trixie-napi") as (host, passes):
-        passes.run(settle=True)
+        passes.run()
         recorded_state.set_queue(host, 0, 77)
         passes.run()
         seen = passes.state

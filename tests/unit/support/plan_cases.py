@@ -27,6 +27,9 @@ from ruamel.yaml import YAML
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target, Value, decode_target, decode_value
+from vsrtune.observe.config_files import load
+from vsrtune.policy.model import Policy
 
 PLANS = Path(__file__).resolve().parents[2] / "plans"
 CASES = cases(PLANS)
@@ -41,6 +44,21 @@ class Case:
     snapshot: Snapshot
     policies: Mapping[str, str]
     given: Mapping[str, Any]
+
+    @property
+    def ours(self) -> dict[Target, Value]:
+        """What was written before."""
+        found: dict[Target, Value] = {}
+        for entry in self.given.get("ours", []):
+            target = decode_target(entry["target"])
+            found[target] = decode_value(target, entry["value"], "$.value")
+        return found
+
+    def load(self, directory: Path) -> tuple[Policy, ...]:
+        """The policies, read from files in a directory."""
+        for name, text in self.policies.items():
+            (directory / name).write_text(text, encoding="utf-8")
+        return load([directory / name for name in sorted(self.policies)])
 
 
 def read(file: Path) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,34 @@ from vsrtune.model.guest import (
     WorkerKind,
 )
 from vsrtune.model.host import Cpu, DeadlineCpu, Host, Irq, Nic, SoftirqThread
+from vsrtune.model.journal_records import Entry
+from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import Target
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.model import Policy
 
 BOOT = "2b7f4a31-7c55-4c4e-9f5e-3f2f6f3f0001"
 FIFO_10 = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 UUID = "7d1f3a52-9a53-4d0e-8a3b-0000000{:05d}"
+
+
+def journalled(*plans: Plan) -> tuple[Entry, ...]:
+    """The live entries of a journal after these plans."""
+    found: dict[Target, Entry] = {}
+    for action in (action for plan in plans for action in plan.actions):
+        known = found.get(action.target)
+        original = action.before if known is None else known.original
+        found[action.target] = Entry(action.target, original, action.after, "done")
+    return tuple(found.values())
+
+
+def released(
+    snapshot: Snapshot, policies: Sequence[Policy], entries: Iterable[Entry]
+) -> frozenset[Target]:
+    """What the plan for a host with these entries releases."""
+    made = full_plan(snapshot, policies, tuple(entries))
+    return frozenset(a.target for a in made.actions if a.release)
 
 
 def cpus(text: str) -> CpuSet:

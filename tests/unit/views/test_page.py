@@ -66,7 +66,7 @@ class Outline(HTMLParser):
 
 def page_of(name: str, rename: str = "") -> StatusPage:
     with recorded_state.passes(name, rename=rename) as (_, passes):
-        passes.run(settle=True)
+        passes.run()
         return status_page(passes.state)
 
 
@@ -87,7 +87,7 @@ def test_interrupt_cpus_that_a_policy_names() -> None:
     source = recorded_state.POLICY.replace("irq: auto", "irq: 1").replace("vcpu: auto", "vcpu: 2")
     source = source.replace("vhost: auto", "vhost: 2")
     with recorded_state.passes("trixie-napi", source=source) as (_, passes):
-        passes.run(settle=True)
+        passes.run()
         page = status_page(passes.state)
     assert [c.reserved for c in page.cpus] == [False, True, False]
     assert "interrupt CPU by policy" in Outline(html(page)).text
@@ -116,7 +116,7 @@ def test_every_thread_and_interface_of_a_recorded_host_is_told(name: str) -> Non
 
 def test_drift_tells_who_what_and_the_rule() -> None:
     with recorded_state.passes("bookworm-veth-plain") as (host, passes):
-        passes.run(settle=True)
+        passes.run()
         device = recorded_state.set_queue(host, 0, 77)
         passes.run()
         page = status_page(passes.state)
@@ -135,7 +135,7 @@ def test_drift_tells_who_what_and_the_rule() -> None:
 def test_changes_that_are_not_made_are_told_with_their_error() -> None:
     with recorded_state.passes("bookworm-veth-plain") as (host, passes):
         recorded_state.refuse_classes(host)
-        passes.run(settle=True)
+        passes.run()
         page = status_page(passes.state)
         assert {g.state for g in page.guests} == {"degraded"}
         assert (page.totals.tuned, page.totals.degraded) == (0, 2)
@@ -155,7 +155,7 @@ def test_refused_and_without_a_policy() -> None:
     source = 'guest: "vr1"\ncpus: {{vcpu: 7}}\n'
     with recorded_state.passes("bookworm-veth-plain", source=source) as (_, passes):
         passes.policies = passes.policies[:1]
-        passes.run(settle=True)
+        passes.run()
         page = status_page(passes.state)
     assert [(g.name, g.state) for g in page.guests] == [
         ("vr1", "refused"),

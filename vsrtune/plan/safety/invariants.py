@@ -7,6 +7,7 @@ is a mistake in the planner: it is neither shown nor executed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
@@ -60,9 +61,11 @@ def check(
     """Raise PlanError when ``plan`` breaks an invariant of the planner.
 
     The check uses the snapshot and the plan alone, not what the planner derived from them.
-    ``applied`` is the journal, which knows cgroups in which no thread is.
+    ``applied`` is the journal, which knows cgroups in which no thread is. Releases restore what
+    was there before vsrtune; ``snapshot`` and ``applied`` are as they leave them.
     """
     _order(plan)
+    plan = replace(plan, actions=tuple(a for a in plan.actions if not a.release))
     pinned = _pinned(snapshot, plan)
     state = Projection(snapshot)
     for action in plan.actions:
