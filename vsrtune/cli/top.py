@@ -26,7 +26,6 @@ from vsrtune.cli.options import (
     root_option,
     uri_option,
 )
-from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -38,7 +37,15 @@ if TYPE_CHECKING:
 _SHOWN = 16
 
 
+def _no_svg(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(
+            "--svg is gone: write --once for one frame as text, or --json for programs"
+        )
+
+
 @click.command()
+@click.option("--svg", hidden=True, expose_value=False, callback=_no_svg)
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
@@ -56,18 +63,12 @@ _SHOWN = 16
     metavar="GUEST",
     help="Show threads, drops and settings of this guest only; may be given several times.",
 )
-@click.option(
-    "--svg",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write one frame to this file as a picture (SVG), and end.",
-)
 @options(json_option, policies_option, root_option, journal_option, uri_option)
 def top(
     interval: float,
     once: bool,
     count: int | None,
     guests: tuple[str, ...],
-    svg: Path | None,
     as_json: bool,
     policy_dirs: tuple[Path, ...],
     root: Path | None,
@@ -84,17 +85,15 @@ def top(
     The busiest guests come first. q or Ctrl-C ends it. On anything but a terminal frames
     are plain text, and nothing is left out; --json prints one frame.
     """
-    if as_json and svg is not None:
-        raise click.UsageError("--json and --svg exclude each other")
     from vsrtune.cli.top_source import TopHost
 
-    single = once or as_json or svg is not None
+    single = once or as_json
     host = TopHost(root, uri, policy_dirs, journal)
     only = frozenset(guests)
     try:
         if single or not _is_screen():
             frames = _frames(host, only, interval, Keys())
-            _print(frames, 1 if single else count, svg, as_json)
+            _print(frames, 1 if single else count, as_json)
         else:
             _watch(host, only, interval, count)
     except KeyboardInterrupt:
@@ -135,12 +134,10 @@ def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
     return frozenset(g.name for g in snapshot.guests if g.source == "libvirt" and g.ref in wanted)
 
 
-def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json: bool) -> None:
-    """Print frames one after the other, as tables, JSON or a picture."""
+def _print(frames: Iterator[Frame], count: int | None, as_json: bool) -> None:
+    """Print frames one after the other, as tables or JSON."""
     for number, frame in enumerate(frames, 1):
-        if svg is not None:
-            _draw(frame, svg)
-        elif as_json:
+        if as_json:
             from vsrtune.core.codec import encode
 
             click.echo(json.dumps(encode(frame), indent=2, ensure_ascii=False))
@@ -153,19 +150,6 @@ def _print(frames: Iterator[Frame], count: int | None, svg: Path | None, as_json
             sys.stdout.flush()
         if number == count:
             return
-
-
-def _draw(frame: Frame, path: Path) -> None:
-    from vsrtune.cli.top_view import picture
-
-    try:
-        path.write_text(picture(frame), "utf-8", "backslashreplace")
-    except OSError as error:
-        raise VsrtuneError(
-            f"the picture cannot be written: {error.strerror}",
-            where=str(path),
-            hint="name a file in a directory that exists and is yours to write",
-        ) from error
 
 
 def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | None) -> None:

@@ -1,4 +1,4 @@
-"""A frame of `vsrtune top` on a terminal of a given size, and as a picture.
+"""A frame of `vsrtune top` on a terminal of a given size.
 
 Every row takes one line, so the rows that fit are known beforehand: a line tells the number of
 those that do not.
@@ -6,12 +6,11 @@ those that do not.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.layout import Layout
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -25,7 +24,6 @@ from vsrtune.views.top_model import Frame
 WIDE = 150
 # From this width of a table on the caps of columns double, and column tid is shown.
 _ROOMY = 90
-_PICTURE = (110, 40)  # columns, lines at most
 
 _RIGHT = frozenset(("CPU", "%CPU", "%wait", "%busy", "%soft", "drops/s", "in all"))
 # First heads that name the table.
@@ -38,34 +36,6 @@ _CAPS = {
 }  # fmt: skip
 _BUSY = 0.9
 _WAITS = 0.1
-
-# rich's own template, but without the fonts that it fetches from elsewhere.
-_SVG = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{
-  font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  font-size: {char_height}px;
-  line-height: {line_height}px;
-}}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
-</clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +95,6 @@ def view(frame: Frame, width: int, height: int) -> Layout:
     whole = Layout(name="top")
     whole.split_column(Layout(_head(frame, width), name="head", size=1), body)
     return whole
-
-
-def lines(frame: Frame) -> int:
-    """Lines of a narrow terminal that show everything."""
-    wanted = [top_tables.cpu_table, top_tables.thread_table, top_tables.drop_table]
-    rows = sum(1 + len(make(frame).rows) for make in wanted)
-    return 1 + rows + sum(table_part.lines for table_part in _settings(frame))
-
-
-def picture(frame: Frame, title: str = "vsrtune top", name: str = "top") -> str:
-    """The frame as SVG text. The same frame gives the same text. ``name`` distinguishes its
-    elements from those of other pictures on one page."""
-    width, most = _PICTURE
-    height = min(lines(frame), most)
-    console = Console(
-        file=io.StringIO(), record=True, width=width, height=height, force_terminal=True,
-        color_system="truecolor", legacy_windows=False, no_color=False, _environ={},
-    )  # fmt: skip
-    console.print(view(frame, width, height), height=height)
-    drawn = console.export_svg(title=title, code_format=_SVG, unique_id=name)
-    return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
 
 
 def share_out(parts: Sequence[tuple[int, int]], room: int) -> list[int]:

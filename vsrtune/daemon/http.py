@@ -8,16 +8,21 @@ No pass waits for the lock that this thread holds.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import socket
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
 from ipaddress import ip_address
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
@@ -27,13 +32,56 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.views.metric_families import families
 from vsrtune.views.page_data import status_page
-from vsrtune.views.page_html import html, policy
 from vsrtune.views.page_model import StatusPage
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# Seconds after which a browser asks again: the default interval of passes.
+REFRESH = 10
 # A connection is closed at the latest this long after it was accepted, seconds.
 PATIENCE = 10.0
 # Connections served at a time. Each takes a thread and a descriptor, which passes need too.
 CONNECTIONS = 32
+
+
+@cache
+def _style() -> str:
+    return files("vsrtune.views").joinpath("page.css").read_text("utf-8")
+
+
+@cache
+def _template() -> Template:
+    # Late: a daemon whose page nobody opens does not need the library.
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    source = files("vsrtune.views").joinpath("page.html.j2").read_text("utf-8")
+    return environment.from_string(source)
+
+
+def policy() -> str:
+    """The Content-Security-Policy of the page: it allows the page's style sheet by its hash,
+    an empty icon, and nothing else."""
+    digest = b64encode(hashlib.sha256(_style().encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def html(page: StatusPage) -> str:
+    """The page as HTML, one document without a script. Autoescape of page.html.j2 makes every
+    text in it text, whatever a guest is called."""
+    from markupsafe import Markup
+
+    when = ""
+    if page.last_pass:
+        when = datetime.fromtimestamp(page.last_pass, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    # Our own file, so it is not escaped: its hash must be that of the policy.
+    style = Markup(_style())  # noqa: S704
+    return _template().render(page=page, when=when, style=style, refresh=REFRESH)
+
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 

@@ -11,8 +11,9 @@ _PACKAGES = (
     "dbus ethtool iproute2 kmod libvirt-clients libvirt-daemon-system procps"
     " qemu-system-x86 qemu-utils systemd-container systemd-sysv udev util-linux"
     # What the vsrtune package depends on, so that it installs without a network.
-    " python3 python3-click python3-jsonschema python3-libvirt python3-prometheus-client"
-    " python3-psutil python3-pyroute2 python3-rich python3-ruamel.yaml python3-systemd"
+    " python3 python3-click python3-jinja2 python3-jsonschema python3-libvirt"
+    " python3-prometheus-client python3-psutil python3-pyroute2 python3-rich"
+    " python3-ruamel.yaml python3-systemd"
     # What vsrtune bench counts with, attaches to and is compared with.
     " openvswitch-switch python3-nftables tuned"
     # What moves interrupts on other hosts; here only while a test lets it.

@@ -88,7 +88,7 @@ def test_names_do_not_move_the_cursor() -> None:
     frame = replace(frame, threads=rows)
     # Wide enough for the whole name.
     assert any("vr\\x1b[2J[bold]" in line for line in screen(frame, 120, 30))
-    ET.fromstring(top_view.picture(frame))
+    ET.fromstring(top_picture.picture(frame))
 
 
 def texts(svg: str) -> list[str]:

@@ -27,10 +27,9 @@ from prometheus_client import generate_latest, make_wsgi_app
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import http
-from vsrtune.daemon.http import Metrics
+from vsrtune.daemon.http import Metrics, html, policy
 from vsrtune.model.daemon_state import DaemonState, GuestState
 from vsrtune.views.page_data import status_page
-from vsrtune.views.page_html import html, policy
 
 STRICT = {
     "Content-Security-Policy": policy(),

@@ -39,7 +39,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_every_module_is_in_it_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     ours = {str(p.relative_to(TREE)) for p in (TREE / "vsrtune").rglob("*.py")} | {
-        "vsrtune/py.typed"
+        "vsrtune/py.typed",
+        "vsrtune/views/page.css",
+        "vsrtune/views/page.html.j2",
     }
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == ours
