@@ -23,6 +23,7 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import Notifier
 from vsrtune.model.daemon_state import DaemonState, Starved
+from vsrtune.model.stepdown import StepLevel
 from vsrtune.policy.matching import PLAIN_QEMU
 from vsrtune.policy.model import Policy
 from vsrtune.views import tables
@@ -82,7 +83,7 @@ class Daemon:
         # Other threads append, the loop empties: deque does both atomically.
         self._dirty: deque[Scope] = deque()
         # Guests that the guard wants stepped down, and why.
-        self._steps: deque[tuple[str, str]] = deque()
+        self._steps: deque[tuple[str, str, StepLevel]] = deque()
         # Starving threads of others, and those last published.
         self._starved: tuple[Starved, ...] = ()
         self._told: tuple[Starved, ...] = ()
@@ -100,10 +101,10 @@ class Daemon:
         self._dirty.append(Scope.of(guest))
         self._wake.set()
 
-    def step_down(self, guest: str, why: str) -> None:
+    def step_down(self, guest: str, why: str, seen: StepLevel) -> None:
         """Ask to step a guest down by one level at once; callable from any thread.
-        ``guest`` is the name its policy uses."""
-        self._steps.append((guest, why))
+        ``guest`` is the name its policy uses, ``seen`` as in Reconciler.step_down."""
+        self._steps.append((guest, why, seen))
         self._wake.set()
 
     def starving(self, starved: tuple[Starved, ...]) -> None:
@@ -206,8 +207,8 @@ class Daemon:
     def _step_down(self) -> None:
         scope = NOTHING
         while self._steps:
-            guest, why = self._steps.popleft()
-            self._reconciler.step_down(guest, why)
+            guest, why, seen = self._steps.popleft()
+            self._reconciler.step_down(guest, why, seen)
             scope = scope.merge(FULL if guest.startswith(PLAIN_QEMU) else Scope.of(guest))
         self._pass(scope)
 

@@ -181,14 +181,15 @@ class Reconciler:
         self._time(self._clock() - begin, failure)
         return wrote
 
-    def step_down(self, guest: str, why: str) -> None:
+    def step_down(self, guest: str, why: str, seen: StepLevel) -> None:
         """Step a guest down by one level because of ``why``. Lower its classes at once, by the
         last snapshot; the next pass does the rest. Leave alone a guest without a policy or on
-        the last level."""
+        the last level, and one that has another level than ``seen`` by now: the guard saw the
+        sign while an earlier step was under way."""
         named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
         policy = next((p for g, p in named.pairs if g.ref == guest), None)
         now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
-        if policy is None or now is StepLevel.UNDONE:
+        if policy is None or now is not seen or now is StepLevel.UNDONE:
             return
         step = Step(next_level(policy, now), why, time.time())
         self._note_step(guest, step)

@@ -92,7 +92,7 @@ class Scene:
         self.root, self.clock = Root(), Clock()
         self.guests = tuple(fifo(samples.guest(n, 100 * i)) for i, n in enumerate(names, 1))
         self.states = [GuestState(n, "libvirt", True, policy="p.yaml") for n in names]
-        self.steps: list[tuple[str, str]] = []
+        self.steps: list[tuple[str, str, StepLevel]] = []
         self.starving: list[tuple[Starved, ...]] = []
         self.state = DaemonState()
         self.publish()
@@ -148,13 +148,13 @@ class Scene:
 def test_a_step_is_asked_for_once_until_it_is_made() -> None:
     scene = Scene("vr1")
     scene.spin()
-    assert [guest for guest, _ in scene.steps] == ["vr1"]
+    assert [guest for guest, _, _ in scene.steps] == ["vr1"]
     assert "vhost macvtap100/0" in scene.steps[0][1]
     scene.level(StepLevel.RR)
     scene.spin(seconds=0.75)
     assert len(scene.steps) == 1, "the level is looked at for a second first"
     scene.spin(seconds=0.75)
-    assert len(scene.steps) == 2
+    assert [seen for _, _, seen in scene.steps] == [StepLevel.POLICY, StepLevel.RR]
     scene.level(StepLevel.UNDONE)
     scene.spin()
     assert len(scene.steps) == 2, "nothing is left to take"
@@ -172,7 +172,7 @@ def test_a_step_that_nobody_makes_is_asked_for_again() -> None:
 def test_who_spins_is_stepped_down_and_not_its_victim() -> None:
     scene = Scene("vr1", "vr2")
     scene.spin(1, victim=0)
-    assert [guest for guest, _ in scene.steps] == ["vr2"]
+    assert [guest for guest, _, _ in scene.steps] == ["vr2"]
 
 
 @pytest.mark.parametrize("why", ["no policy", "failing"])
@@ -204,7 +204,7 @@ def test_a_starving_ksoftirqd_steps_the_guest_down_that_holds_its_cpu() -> None:
     for n in range(1, 41):
         scene.root.thread(vcpu.key, "R", 1, n * 250_000_000)
         scene.update()
-    assert [guest for guest, _ in scene.steps][:1] == ["vr2"]
+    assert [guest for guest, _, _ in scene.steps][:1] == ["vr2"]
     assert "ksoftirqd/1 (tid 17)" in scene.steps[0][1]
     assert scene.starving[-1] == (Starved(17, "ksoftirqd/1", 1, "vr2", True),)
 

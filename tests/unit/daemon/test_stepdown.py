@@ -129,8 +129,9 @@ def test_each_step_takes_less_and_a_reload_gives_all_back(
         ["rr:7 reset-on-fork", "rr:9 reset-on-fork"],
         ["other", "other"],
     ]
-    for number, want in enumerate(expected, 1):
-        passes.step_down("vr1", WHY)
+    levels = [StepLevel.POLICY, StepLevel.RR]
+    for number, (level, want) in enumerate(zip(levels, expected, strict=True), 1):
+        passes.step_down("vr1", WHY, level)
         assert classes(host) == want, "at once, before the next pass"
         (state,) = passes.state.guests
         assert state.step is not None and state.step.level.number == number
@@ -140,12 +141,12 @@ def test_each_step_takes_less_and_a_reload_gives_all_back(
         (state,) = passes.state.guests
         assert (state.tuned, state.drift) == (False, 1)
         assert not passes.run(), "nothing is left to do"
-    passes.step_down("vr1", WHY)
+    passes.step_down("vr1", WHY, StepLevel.OTHER)
     passes.run()
     passes.run()
     assert host.snapshot == untuned
     assert journal.entries() == ()
-    passes.step_down("vr1", WHY)
+    passes.step_down("vr1", WHY, StepLevel.UNDONE)
     assert passes.state.totals.step_downs == 3, "there is no further level"
     passes.forget_steps()
     passes.reload(passes.policies)
@@ -156,9 +157,18 @@ def test_each_step_takes_less_and_a_reload_gives_all_back(
     assert host.snapshot == untuned
 
 
+def test_a_sign_of_a_level_that_is_left_by_now_makes_no_second_step(passes: Reconciler) -> None:
+    """The guard asks again while a slow step is under way."""
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    (state,) = passes.state.guests
+    assert state.step is not None and state.step.level is StepLevel.RR
+    assert passes.state.totals.step_downs == 1
+
+
 def test_one_line_tells_of_a_step(passes: Reconciler, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vsrtune"):
-        passes.step_down("vr1", WHY)
+        passes.step_down("vr1", WHY, StepLevel.POLICY)
         passes.run()
     lines = [r for r in caplog.records if "stepped down to" in r.message]
     assert len(lines) == 1
@@ -169,14 +179,14 @@ def test_one_line_tells_of_a_step(passes: Reconciler, caplog: pytest.LogCaptureF
 
 
 def test_a_guest_that_is_gone_or_has_no_policy_is_not_stepped_down(passes: Reconciler) -> None:
-    passes.step_down("vr9", WHY)
+    passes.step_down("vr9", WHY, StepLevel.POLICY)
     assert passes.state.totals.step_downs == 0
 
 
 def test_other_guests_keep_their_tuning(host: FakeHost, passes: Reconciler) -> None:
     host.start(samples.guest("vr2", pid=200))
     passes.run()
-    passes.step_down("vr2", WHY)
+    passes.step_down("vr2", WHY, StepLevel.POLICY)
     passes.run()
     assert thread(host, Role.VCPU, 0).sched.cls is SchedClass.FIFO
     assert thread(host, Role.VCPU, 1).sched.cls is SchedClass.RR
@@ -185,7 +195,7 @@ def test_other_guests_keep_their_tuning(host: FakeHost, passes: Reconciler) -> N
 def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
     host: FakeHost, passes: Reconciler, journal: Journal, tmp_path: Path
 ) -> None:
-    passes.step_down("vr1", WHY)
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
     passes.run()
     journal.close()
     with Journal.open(journal.path, samples.BOOT) as again:
@@ -195,8 +205,8 @@ def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
         assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
         (state,) = second.state.guests
         assert state.step == Step(StepLevel.RR, WHY)
-        second.step_down("vr1", WHY)
-        second.step_down("vr1", WHY)
+        second.step_down("vr1", WHY, StepLevel.RR)
+        second.step_down("vr1", WHY, StepLevel.OTHER)
         second.run()
         assert again.entries() == ()
         again._replace(again._fold)
@@ -223,7 +233,7 @@ def test_a_journal_that_cannot_be_written_stops_no_step(
         raise WriteError("no space", lasting=Lasting.TRANSIENT)
 
     monkeypatch.setattr(journal, "_append", full)
-    passes.step_down("vr1", WHY)
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
     monkeypatch.undo()
     passes.run()
     assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
@@ -243,7 +253,7 @@ def test_commands_see_what_the_daemon_runs(
 
 
 def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:
-    passes.step_down("vr1", WHY)
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
     other = policy('guest: "vr2"\nqueue: {macvtap: 5}\n')
     passes.reload((*policies(FIFO), other))
     passes.reload(passes.policies)
@@ -257,7 +267,7 @@ def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: R
 
 
 def test_metrics_and_page_tell(passes: Reconciler) -> None:
-    passes.step_down("vr1", WHY)
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
     passes.run()
     state = replace(passes.state, starved=(Starved(17, "ksoftirqd/1", 1, "vr1", True),))
     lines = http.exposition(state).splitlines()
@@ -295,7 +305,7 @@ class TestLoop:
         try:
             running.daemon._timing = running.daemon._timing.__class__(600, 30, 30, 30)
             running.until(lambda: len(running.states) >= 1)
-            running.daemon.step_down("vr1", WHY)
+            running.daemon.step_down("vr1", WHY, StepLevel.POLICY)
             running.until(lambda: running.states[-1].guests[0].step is not None)
             assert thread(host, Role.VCPU).sched.cls is SchedClass.OTHER
             assert "1 stepped down" in [h for h in running.notifier.heard if "STATUS" in h][-1]
@@ -324,7 +334,7 @@ class TestLoop:
         self, host: FakeHost, journal: Journal, ask: str, kept: bool
     ) -> None:
         running = Running(host, journal, keep=True)
-        running.daemon.step_down("vr1", WHY)
+        running.daemon.step_down("vr1", WHY, StepLevel.POLICY)
         running.until(lambda: running.states[-1].guests[0].step is not None)
         getattr(running.daemon, ask)()
         running.thread.join(20)

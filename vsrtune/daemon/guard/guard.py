@@ -40,14 +40,14 @@ MOST = 64
 
 class StandstillGuard(Background):
     """Samples from ``start`` to ``stop``. ``state`` returns the latest state. This thread calls
-    ``step_down`` with a guest and the reason, and ``starving`` with the starving threads of
-    others when these have changed."""
+    ``step_down`` with a guest, the reason and the guest's level when it saw the sign, and
+    ``starving`` with the starving threads of others when these have changed."""
 
     def __init__(
         self,
         root: HostRoot,
         state: Callable[[], DaemonState],
-        step_down: Callable[[str, str], None],
+        step_down: Callable[[str, str, StepLevel], None],
         starving: Callable[[tuple[Starved, ...]], None] = lambda _starved: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +93,7 @@ class StandstillGuard(Background):
     def _ask(self, guest: str, why: str, now: float) -> None:
         if guest not in self._asked:
             self._asked[guest] = now + UNANSWERED
-            self._step_down(guest, why)
+            self._step_down(guest, why, self._levels.get(guest, StepLevel.POLICY))
 
     def _choose(self, state: DaemonState) -> None:
         """Select the guests to sample after a pass. A changed level starts the rule anew."""
