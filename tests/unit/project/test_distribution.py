@@ -69,7 +69,7 @@ def _required() -> dict[str, str]:
     for line in config["options"]["install_requires"].split():
         name, lowest = re.fullmatch(r"([\w.-]+?)(?:<[\d.]+,)?>=([\d.]+)", line).groups()  # type: ignore[union-attr]
         short = {"libvirt-python": "libvirt", "systemd-python": "systemd"}.get(name, name)
-        found[f"python3-{short}"] = lowest
+        found[f"python3-{short.lower()}"] = lowest
     # The package brings it along (debian/vendor.txt); the tests have it from PyPI.
     del found["python3-qemu.qmp"]
     return found
