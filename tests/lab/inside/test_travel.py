@@ -126,7 +126,6 @@ def test_saved_and_started_while_the_daemon_runs(
     check(travelling, never_tuned)
 
 
-@labhelp.core("trixie")
 def test_saved_started_and_tuned_by_the_next_daemon(
     travelling: LabGuest, never_tuned: list[str], irq_cpus: set[int]
 ) -> None:
@@ -143,6 +142,7 @@ def test_saved_started_and_tuned_by_the_next_daemon(
     check(travelling, never_tuned)
 
 
+@labhelp.core("bookworm")
 @labhelp.one_release("what undo does with a note")
 def test_undo_restores_what_came_along(travelling: LabGuest, never_tuned: list[str]) -> None:
     save(travelling)

@@ -239,7 +239,6 @@ def test_killed_after_any_write_of_apply(guest: LabGuest, tmp_path: Path) -> Non
     assert count >= len(plan.actions) // STRIDE
 
 
-@labhelp.core("trixie")
 @labhelp.one_release("the journal", "trixie")
 def test_killed_after_any_write_of_undo(guest: LabGuest, tmp_path: Path) -> None:
     before = hoststate.capture()
