@@ -238,8 +238,10 @@ def test_pins_that_went_along_are_restored_there_and_here(
     without vsrtune it keeps our pins; `vsrtune undo` there restores what it had."""
     guest = libvirt_guest
     (tmp_path / "journal").touch()  # the other host's own, in which nothing stands
-    there = ("--connect", other_host, "--journal", str(tmp_path / "journal"),
-             "--attach-ledger", str(tmp_path / "ledger"))  # fmt: skip
+    there = ("--journal", str(tmp_path / "journal"), "--attach-ledger", str(tmp_path / "ledger"))
+    # Its pid files, by which a QEMU is known as libvirt's, are in its libvirtd's mount namespace.
+    main = labhelp.sh("systemctl", "show", "-P", "MainPID", UNIT).stdout.strip()
+    on_the_other_host = ("nsenter", "--mount", f"--target={main}")
     policies = tmp_path / "policies"
     shutil.move(labhelp.POLICIES, policies)
     labhelp.POLICIES.mkdir()
@@ -260,7 +262,7 @@ def test_pins_that_went_along_are_restored_there_and_here(
         assert shape_there(guest) != never_there, "nothing went along"
         if restores != "the stop here":
             labhelp.stop()
-            labhelp.vsrtune("undo", *there)
+            labhelp.sh(*on_the_other_host, "vsrtune", "undo", *there)
             assert shape_there(guest) == never_there
             migrate(guest, other_host, HOME, BACK)
         else:
