@@ -228,6 +228,7 @@ def shape_there(guest: LabGuest) -> list[str]:
     return shape(guest, int(labhelp.text(f"{OTHER}/run/qemu/{guest.name}.pid")))
 
 
+@labhelp.one_release("a QEMU known by its systemd scope, which the other host cannot make")
 def test_pins_that_went_along_are_restored_there_and_here(
     listening: set[int],  # noqa: F811
     libvirt_guest: LabGuest,
