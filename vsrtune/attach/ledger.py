@@ -8,11 +8,14 @@ of a group whose create is complete.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.execute.jsonl_log import Ledger, LedgerEntry
+
+DEFAULT_PATH = Path("/var/lib/vsrtune/attach.jsonl")
 
 STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
 

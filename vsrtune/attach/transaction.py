@@ -9,13 +9,15 @@ A signal that would end the process is held until the steps that began are taken
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import SwitchError, translated
-from vsrtune.attach.host import AttachHost
+from vsrtune.attach.host import AttachHost, LiveHost
 from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError, Requests, unplug
 from vsrtune.attach.overlays import OutOfReachError
@@ -27,6 +29,7 @@ from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.jsonl_log import LedgerEntry
+from vsrtune.host.filesystem import boot_id
 from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, replaced
 
 # systemd starts libvirtd again, which then reads all its guests.
@@ -34,6 +37,16 @@ _AWAY_SECONDS = 40.0
 _TRIES, _TRY_PAUSE = 3, 2.0
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def opened(
+    host: LiveHost, ledger: Path, before: Callable[[Step], None] = lambda _step: None
+) -> Iterator[Switcher]:
+    """A Switcher on a host, which is closed in the end, with the ledger at that path locked.
+    ``before`` as for Switcher. Raises VsrtuneError."""
+    with contextlib.closing(host), AttachLedger.open(ledger) as entries:
+        yield Switcher(host, entries, boot_id(), before)
 
 
 class Switcher:
@@ -69,6 +82,12 @@ class Switcher:
     def unfinished(self) -> bool:
         """Whether a switch was interrupted, so that ``recover`` must come first."""
         return bool(self._ledger.of(STEP))
+
+    def take_back_unfinished(self) -> None:
+        """Take back a switch that was interrupted, if there is one. Raises VsrtuneError with the
+        first failure."""
+        if self.unfinished() and (failures := self.recover()):
+            raise failures[0]
 
     def carry_out(self, switch: Switch) -> Swept:
         """Carry out all steps, or none. Returns the result of the sweep that follows. Raises

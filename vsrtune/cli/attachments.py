@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from vsrtune.attach import transaction
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
-from vsrtune.attach.ledger import STEP, AttachLedger
+from vsrtune.attach.ledger import STEP
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
 from vsrtune.attach.plan.steps import Origin, Step
@@ -19,7 +20,6 @@ from vsrtune.cli.options import StatePlaces, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import read_pending
-from vsrtune.host.filesystem import boot_id
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
@@ -57,11 +57,9 @@ def opened(
     places: StatePlaces, before: Callable[[Step], None] = lambda _step: None
 ) -> Iterator[tuple[Switcher, LiveHost]]:
     """What switches need, with the ledger locked. ``before`` as for Switcher."""
-    with (
-        contextlib.closing(LiveHost(places.uri)) as live,
-        AttachLedger.open(places.ledger) as ledger,
-    ):
-        yield Switcher(live, ledger, boot_id(), before), live
+    live = LiveHost(places.uri)
+    with transaction.opened(live, places.ledger, before) as switcher:
+        yield switcher, live
 
 
 def preview(choose: Choose, places: StatePlaces) -> tuple[Batch, ...]:
@@ -74,8 +72,7 @@ def carry_out(choose: Choose, places: StatePlaces) -> Iterator[tuple[Batch, Vsrt
     VsrtuneError when an interrupted switch could not be taken back first, and when a switch is
     interrupted."""
     with opened(places) as (switcher, live):
-        if switcher.unfinished() and (failures := switcher.recover()):
-            raise failures[0]
+        switcher.take_back_unfinished()
         origins = switcher.origins()
         for batch in choose(survey(live, origins, places.journal), origins):
             error = batch.error

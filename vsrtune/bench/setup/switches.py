@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
+from vsrtune.attach import transaction
 from vsrtune.attach.host import LiveHost
-from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.ledger import DEFAULT_PATH as LEDGER
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
-from vsrtune.host.filesystem import boot_id
-
-LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 
 
 @contextlib.contextmanager
 def opened(uri: str) -> Iterator[tuple[Switcher, AttachHostState]]:
     """The host as it is, with no switch unfinished. Raises VsrtuneError."""
     live = LiveHost(uri)
-    with contextlib.closing(live), AttachLedger.open(LEDGER) as ledger:
-        switcher = Switcher(live, ledger, boot_id())
-        if switcher.unfinished() and (failures := switcher.recover()):
-            raise failures[0]
+    with transaction.opened(live, LEDGER) as switcher:
+        switcher.take_back_unfinished()
         yield switcher, survey(live, switcher.origins(), JOURNAL)
