@@ -74,7 +74,10 @@ def show(
     budgets = measure(LiveRoot(), snapshot) if root is None else {}
     shown = {g.ref for g in snapshot.guests}
     drift = tuple(d for d in changed.drift if not guests or d.target.guest in shown)
-    tables = [*report.snapshot_tables(snapshot, budgets), *report.drift_tables(drift)]
+    tables = [
+        *report.snapshot_tables(snapshot, budgets),
+        *report.drift_tables(drift, "Changed since"),
+    ]
     down = report.step_tables(s for s in changed.skipped if s.guest in shown)
     if root is None:
         down += _starved()

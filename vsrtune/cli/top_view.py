@@ -18,7 +18,7 @@ from rich.text import Text
 from vsrtune.core.text import printable
 from vsrtune.views import top_tables
 from vsrtune.views.tables import Table
-from vsrtune.views.top_model import Frame
+from vsrtune.views.top_frame import Frame
 
 # From this width on the threads have the left half for themselves.
 WIDE = 150
@@ -28,6 +28,8 @@ _ROOMY = 90
 _RIGHT = frozenset(("CPU", "%CPU", "%wait", "%busy", "%soft", "drops/s", "in all"))
 # First heads that name the table.
 _FIRST = {"Pending": "pending for", "Drift": "drift of"}
+# Nouns of the rows of tables that need not be there.
+_NOUNS = {"Pending": "changes", "Drift": "settings", "Notes": "notes"}
 # Columns that take the remaining room, and the widest that others may be on a narrow terminal.
 _GREEDY = frozenset(("on it", "because", "note"))
 _CAPS = {
@@ -80,7 +82,7 @@ def view(frame: Frame, width: int, height: int) -> Layout:
     others = [
         ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", _cpu_styles(frame), _cpu_order(frame)),
         ScreenTable(top_tables.drop_table(frame), 3, "places", _drop_styles(frame)),
-        *_settings(frame),
+        *(ScreenTable(t, 2, _NOUNS[t.title]) for t in top_tables.setting_tables(frame)),
     ]
     body = Layout(name="body")
     if width >= WIDE:
@@ -120,15 +122,6 @@ def _stack(into: Layout, parts: Sequence[ScreenTable], width: int, room: int) ->
         if lines > 0
     ]
     into.split_column(*shown, Layout(" ", name="rest"))
-
-
-def _settings(frame: Frame) -> list[ScreenTable]:
-    found = (
-        (top_tables.pending_table(frame), "changes"),
-        (top_tables.drift_table(frame), "settings"),
-        (top_tables.note_table(frame), "notes"),
-    )
-    return [ScreenTable(table, 2, noun) for table, noun in found if table is not None]
 
 
 def _head(frame: Frame, width: int) -> Text:
@@ -182,12 +175,12 @@ def _thread_styles(frame: Frame) -> dict[tuple[int, str], str]:
     for n, row in enumerate(frame.threads):
         if row.beside_interrupts:
             found[n, "CPU"] = "bold red"
-        if (row.load or 0) >= _BUSY:
+        if (row.use.load or 0) >= _BUSY:
             found[n, "%CPU"] = "bold"
-        if (row.wait or 0) >= _WAITS:
+        if (row.use.wait or 0) >= _WAITS:
             found[n, "%wait"] = "bold yellow"
-        if row.throttled or row.pending:
-            found[n, "%budget"] = "bold red" if row.throttled else "yellow"
+        if row.use.throttled or row.pending:
+            found[n, "%budget"] = "bold red" if row.use.throttled else "yellow"
     return found
 
 

@@ -12,28 +12,17 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import time_text
 from vsrtune.model.deadline import bandwidth, percent
-from vsrtune.model.guest import (
-    DATA_PLANE,
-    Guest,
-    Interface,
-    Role,
-    SchedClass,
-    Thread,
-    ThreadKey,
-    thread_label,
-)
+from vsrtune.model.guest import Guest, Interface, Role, SchedClass, ThreadKey
 from vsrtune.model.host import Host, Nic
-from vsrtune.model.load import mean
 from vsrtune.model.plan import Action, Drift, Plan, Skipped
-from vsrtune.model.root_domains import books, waits_for_domain
+from vsrtune.model.root_domains import books
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Target
+from vsrtune.views.host_view import ThreadView, Use, reported_use, thread_views
 
 NOTHING = "-"
-# A thread that uses this much of its budget is throttled: ticks and scheduling take the rest.
-THROTTLED = 0.97
-# Roles of a guest's threads, in the order of display.
-ROLES = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
+CHANGE_HEADS = ("guest", "setting", "now", "then", "because")
+DRIFT_HEADS = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
 
 
 @dataclass(frozen=True)
@@ -47,11 +36,6 @@ class Table:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     tone: str = "plain"
-
-
-def in_order(guest: Guest) -> list[Thread]:
-    """A guest's threads in the order of display: by ROLES, then in the order of by_role()."""
-    return [thread for role in ROLES for thread in guest.by_role(role)]
 
 
 def cpu_list(cpus: CpuSet | None) -> str:
@@ -79,9 +63,13 @@ def snapshot_tables(
     """Everything ``vsrtune show`` prints, guests first. ``budgets`` gives the measured share
     of its budget that each DEADLINE thread uses."""
     tables: list[Table] = []
+    threads: list[ThreadView] = []
+    use = reported_use(budgets or {})
     for guest in snapshot.guests:
-        tables += guest_tables(guest, snapshot.host)
-    tables += budget_tables(snapshot, budgets or {})
+        own = thread_views(guest, snapshot.host, use)
+        tables += guest_tables(guest, own)
+        threads += own
+    tables += budget_tables(threads)
     if not snapshot.guests:
         tables.append(Table("Guests", ("none is running on this host",)))
     tables += host_tables(snapshot.host)
@@ -99,10 +87,9 @@ def snapshot_tables(
     return tables
 
 
-def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
-    """The threads and the interfaces of one guest. With ``host``, threads that wait for
-    their root domain are marked as pending."""
-    threads = Table(
+def guest_tables(guest: Guest, threads: Iterable[ThreadView]) -> list[Table]:
+    """The threads and the interfaces of one guest."""
+    table = Table(
         f"Guest {guest.ref} (pid {guest.pid})",
         (
             "tid",
@@ -118,8 +105,8 @@ def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
             "name",
         ),
     )
-    threads.rows.extend(_thread_row(t, host) for t in in_order(guest))
-    tables = [threads]
+    table.rows.extend(map(_thread_row, threads))
+    tables = [table]
     if guest.interfaces:
         tables.append(
             Table(
@@ -142,19 +129,19 @@ def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
     return tables
 
 
-def _thread_row(thread: Thread, host: Host | None) -> tuple[str, ...]:
-    pending = host is not None and waits_for_domain(host, thread)
+def _thread_row(view: ThreadView) -> tuple[str, ...]:
+    thread, load = view.thread, view.use.load
     return (
         str(thread.key.tid),
-        thread_label(thread),
+        view.label,
         thread.confidence.value if thread.confidence is not None else NOTHING,
-        f"{thread.sched} (deadline pending)" if pending else str(thread.sched),
+        f"{thread.sched} (deadline pending)" if view.pending else str(thread.sched),
         str(thread.affinity),
         str(thread.last_cpu),
         cpu_list(thread.cpuset_effective),
         short_cgroup(thread.cgroup),
         seconds(thread.cpu_ns),
-        f"{100 * mean(thread.load):.0f} %" if thread.load else NOTHING,
+        NOTHING if load is None else f"{100 * load:.0f} %",
         thread.name,
     )
 
@@ -259,27 +246,28 @@ def host_tables(host: Host) -> list[Table]:
     return tables
 
 
-def budget_tables(snapshot: Snapshot, budgets: Mapping[ThreadKey, float]) -> list[Table]:
+def budget_tables(threads: Iterable[ThreadView]) -> list[Table]:
     """Threads with a budget, and threads that wait for one."""
     rows: list[tuple[str, ...]] = []
-    for guest in snapshot.guests:
-        for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
-            sched, share = thread.sched, budgets.get(thread.key)
-            where = (guest.ref, thread_label(thread), cpu_list(thread.affinity))
-            if waits_for_domain(snapshot.host, thread):
-                told = f"pending: has not run there yet, last on CPU {thread.last_cpu}"
-                rows.append((*where, NOTHING, NOTHING, NOTHING, NOTHING, told))
-            elif sched.cls is SchedClass.DEADLINE:
-                times = (sched.runtime_ns, sched.deadline_ns, sched.period_ns)
-                told = NOTHING if share is None else _use_text(share)
-                rows.append((*where, *map(time_text, times), percent(bandwidth(sched)), told))
+    for view in threads:
+        thread, sched = view.thread, view.thread.sched
+        where = (view.guest, view.label, cpu_list(thread.affinity))
+        if view.pending:
+            told = f"pending: has not run there yet, last on CPU {thread.last_cpu}"
+            rows.append((*where, NOTHING, NOTHING, NOTHING, NOTHING, told))
+        elif sched.cls is SchedClass.DEADLINE and thread.role in (Role.VCPU, Role.VHOST):
+            times = (sched.runtime_ns, sched.deadline_ns, sched.period_ns)
+            rows.append(
+                (*where, *map(time_text, times), percent(bandwidth(sched)), _budget(view.use))
+            )
     heads = ("guest", "thread", "CPUs", "runtime", "deadline", "period", "of a CPU", "used")
     return [Table("Budgets (class deadline)", heads, rows)] if rows else []
 
 
-def _use_text(share: float) -> str:
-    text = f"{100 * share:.0f} %"
-    return f"{text}: throttled" if share >= THROTTLED else text
+def _budget(use: Use) -> str:
+    if use.budget is None:
+        return NOTHING
+    return f"{100 * use.budget:.0f} %" + (": throttled" if use.throttled else "")
 
 
 def domain_tables(snapshot: Snapshot) -> list[Table]:
@@ -318,10 +306,9 @@ def plan_tables(plan: Plan) -> list[Table]:
     """Everything ``vsrtune plan`` prints."""
     tables: list[Table] = []
     if plan.actions:
-        rows = [_action_row(a) for a in plan.actions]
-        heads = ("guest", "setting", "now", "then", "because")
-        tables.append(Table(_count(len(rows), "change"), heads, rows, "good"))
-    tables += drift_tables(plan.drift)
+        rows = [change_row(a) for a in plan.actions]
+        tables.append(Table(_count(len(rows), "change"), CHANGE_HEADS, rows, "good"))
+    tables += drift_tables(plan.drift, "Changed since")
     if plan.refusals:
         rows = [(r.guest, r.policy, r.reason, r.hint) for r in plan.refusals]
         tables.append(Table("Refused", ("guest", "policy", "because", "instead"), rows, "bad"))
@@ -343,17 +330,20 @@ def step_tables(skipped: Iterable[Skipped]) -> list[Table]:
     return [Table("Stepped down by the daemon", ("guest", "why"), rows, "bad")] if rows else []
 
 
-def drift_tables(drifts: Iterable[Drift]) -> list[Table]:
+def drift_tables(drifts: Iterable[Drift], title: str) -> list[Table]:
     """Settings that somebody has changed, who it was, and the policy's rule."""
-    rows: list[tuple[str, ...]] = [
-        (*split_target(d.target), d.desired, d.found, d.by or "unknown", d.setting, d.rule.value)
-        for d in drifts
-    ]
-    heads = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
-    return [Table("Changed since", heads, rows, "warn")] if rows else []
+    rows = [drift_row(drift) for drift in drifts]
+    return [Table(title, DRIFT_HEADS, rows, "warn")] if rows else []
 
 
-def _action_row(action: Action) -> tuple[str, ...]:
+def drift_row(drift: Drift) -> tuple[str, ...]:
+    """The texts of a changed setting, under DRIFT_HEADS."""
+    by, rule = drift.by or "unknown", drift.rule.value
+    return (*split_target(drift.target), drift.desired, drift.found, by, drift.setting, rule)
+
+
+def change_row(action: Action) -> tuple[str, ...]:
+    """The texts of a planned change, under CHANGE_HEADS."""
     guest, setting = split_target(action.target)
     before, after = value_text(action.before), value_text(action.after)
     return (guest, setting, before, after, action.reason)

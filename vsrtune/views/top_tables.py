@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from vsrtune.views.tables import NOTHING, Table, cpu_list
-from vsrtune.views.top_model import CpuRow, DropRow, Frame, Resident, ThreadRow
+from dataclasses import replace
+from typing import Any
+
+from vsrtune.core.codec import encode
+from vsrtune.views.host_view import ThreadView
+from vsrtune.views.tables import CHANGE_HEADS, DRIFT_HEADS, NOTHING, Table, cpu_list
+from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
 
 # The names of pidstat(1) and mpstat(1).
 CPU_HEADS = ("CPU", "for", "%busy", "%soft", "on it")
 THREAD_HEADS = ("guest", "thread", "CPU", "%CPU", "%wait", "%budget", "allowed", "class", "tid")
 DROP_HEADS = ("drops/s", "in all", "where", "place", "guest")
-PENDING_HEADS = ("guest", "setting", "now", "then", "because")
-DRIFT_HEADS = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
+# Fields of `top --json`, whose values are those under CHANGE_HEADS and DRIFT_HEADS.
+PENDING_FIELDS = ("guest", "setting", "now", "then", "reason")
+DRIFT_FIELDS = ("guest", "setting", "desired", "found", "by", "key", "rule")
 
 
 def headline(frame: Frame) -> str:
@@ -27,11 +33,8 @@ def headline(frame: Frame) -> str:
 def tables(frame: Frame) -> list[Table]:
     """All tables of a frame: headline, CPUs, threads, drops, then pending changes, drift and
     notes, if any."""
-    found = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame), drop_table(frame)]
-    return [
-        *found,
-        *(t for t in (pending_table(frame), drift_table(frame), note_table(frame)) if t),
-    ]
+    first = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame), drop_table(frame)]
+    return first + setting_tables(frame)
 
 
 def cpu_table(frame: Frame) -> Table:
@@ -53,26 +56,25 @@ def drop_table(frame: Frame) -> Table:
     return Table("Dropped frames", DROP_HEADS, [_drop(row) for row in frame.drops])
 
 
-def pending_table(frame: Frame) -> Table | None:
-    """Changes that the policies ask for and that are not made yet; None without any."""
-    rows: list[tuple[str, ...]] = [
-        (p.guest, p.setting, p.now, p.then, p.reason) for p in frame.pending
-    ]
-    return Table("Pending", PENDING_HEADS, rows, "warn") if rows else None
+def setting_tables(frame: Frame) -> list[Table]:
+    """Changes that the policies ask for and that are not made yet, settings that somebody has
+    changed, and notes on failures to read; without those that are empty."""
+    found = (
+        Table("Pending", CHANGE_HEADS, list(frame.pending), "warn"),
+        Table("Drift", DRIFT_HEADS, list(frame.drift), "warn"),
+        Table("Notes", ("note",), [(note,) for note in frame.notes], "warn"),
+    )
+    return [table for table in found if table.rows]
 
 
-def drift_table(frame: Frame) -> Table | None:
-    """Settings that somebody has changed; None without any."""
-    rows: list[tuple[str, ...]] = [
-        (d.guest, d.setting, d.desired, d.found, d.by, d.key, d.rule) for d in frame.drift
-    ]
-    return Table("Drift", DRIFT_HEADS, rows, "warn") if rows else None
-
-
-def note_table(frame: Frame) -> Table | None:
-    """Notes on failures to read; None without any."""
-    rows: list[tuple[str, ...]] = [(note,) for note in frame.notes]
-    return Table("Notes", ("note",), rows, "warn") if rows else None
+def data(frame: Frame) -> dict[str, Any]:
+    """What `top --json` prints of a frame."""
+    return {
+        **encode(replace(frame, threads=())),
+        "threads": [_thread_data(view) for view in frame.threads],
+        "pending": [dict(zip(PENDING_FIELDS, row, strict=True)) for row in frame.pending],
+        "drift": [dict(zip(DRIFT_FIELDS, row, strict=True)) for row in frame.drift],
+    }
 
 
 def percent(share: float | None) -> str:
@@ -103,21 +105,39 @@ def _cpu(row: CpuRow) -> tuple[str, ...]:
     return (str(row.cpu), row.use or NOTHING, percent(row.busy), percent(row.softirq), on_it)
 
 
-def _thread(row: ThreadRow) -> tuple[str, ...]:
-    budget = "pending" if row.pending else percent(row.budget)
-    if row.throttled:
+def _thread(view: ThreadView) -> tuple[str, ...]:
+    thread, use = view.thread, view.use
+    budget = "pending" if view.pending else percent(use.budget)
+    if use.throttled:
         budget += " throttled"
     return (
-        row.guest,
-        row.thread,
-        str(row.cpu),
-        percent(row.load),
-        percent(row.wait),
+        view.guest,
+        view.label,
+        str(thread.last_cpu),
+        percent(use.load),
+        percent(use.wait),
         budget,
-        cpu_list(row.allowed),
-        row.sched,
-        str(row.tid),
+        cpu_list(thread.affinity),
+        view.sched,
+        str(thread.key.tid),
     )
+
+
+def _thread_data(view: ThreadView) -> dict[str, Any]:
+    thread = view.thread
+    return {
+        "guest": view.guest,
+        "thread": view.label,
+        "role": thread.role.value,
+        "tid": thread.key.tid,
+        "cpu": thread.last_cpu,
+        "allowed": str(thread.affinity),
+        "sched": view.sched,
+        **encode(view.use),
+        "throttled": view.use.throttled,
+        "pending": view.pending,
+        "beside_interrupts": view.beside_interrupts,
+    }
 
 
 def _drop(row: DropRow) -> tuple[str, ...]:
