@@ -7,7 +7,7 @@ from typing import Any
 
 from vsrtune.core.codec import encode
 from vsrtune.views.host_view import ThreadView
-from vsrtune.views.tables import CHANGE_HEADS, DRIFT_HEADS, NOTHING, Table, cpu_list
+from vsrtune.views.tables import CHANGE_HEADS, DRIFT_HEADS, NOTHING, Table, cpu_list, filled
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
 
 # The names of pidstat(1) and mpstat(1).
@@ -59,12 +59,11 @@ def drop_table(frame: Frame) -> Table:
 def setting_tables(frame: Frame) -> list[Table]:
     """Changes that the policies ask for and that are not made yet, settings that somebody has
     changed, and notes on failures to read; without those that are empty."""
-    found = (
+    return filled(
         Table("Pending", CHANGE_HEADS, list(frame.pending), "warn"),
         Table("Drift", DRIFT_HEADS, list(frame.drift), "warn"),
         Table("Notes", ("note",), [(note,) for note in frame.notes], "warn"),
     )
-    return [table for table in found if table.rows]
 
 
 def data(frame: Frame) -> dict[str, Any]:

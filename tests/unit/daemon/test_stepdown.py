@@ -247,8 +247,7 @@ def test_commands_see_what_the_daemon_runs(
     assert made.actions, "the host is not yet as it is to be"
     lines = tables.drift_lines((), made.skipped)
     assert len(lines) == 1 and f"stepped down to {level.value}: {WHY}" in lines[0]
-    (table,) = tables.step_tables(made.skipped)
-    assert table.rows[0][0] == "vr1"
+    assert tables.step_table(made.skipped).rows[0][0] == "vr1"
 
 
 def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:

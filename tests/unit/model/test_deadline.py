@@ -80,11 +80,11 @@ def test_use_is_measured_over_a_whole_period() -> None:
     tree = HostTree()
     path = f"/proc/{key.pid}/task/{key.tid}/schedstat"
     tree.file(path, "1000000 5 6\n")
-    now = 10.0
+    now = 10 * 10**9
 
     def sleep(seconds: float) -> None:
         nonlocal now
-        now += 2 * seconds
+        now += round(2 * seconds * 1e9)
         tree.file(path, f"{1000000 + 160_000_000} 5 6\n")
 
     found = measure(tree.root(), seen, clock=lambda: now, sleep=sleep)
