@@ -13,7 +13,6 @@ import click
 from vsrtune.cli.options import (
     check_guests,
     journal_option,
-    journalled,
     json_option,
     observe,
     options,
@@ -24,7 +23,6 @@ from vsrtune.cli.options import (
     trace_option,
     uri_option,
 )
-from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.guest import SchedClass, ThreadKey
 from vsrtune.model.plan import Plan
@@ -57,25 +55,28 @@ def show(
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
-    snapshot = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
-    changed = Plan() if as_json or root is not None else _plan(snapshot, policy_dirs, journal)
+    snapshot = host = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
     if guests:
-        check_guests(snapshot, guests)
-        snapshot = replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in guests))
+        check_guests(host, guests)
+        snapshot = replace(host, guests=tuple(g for g in host.guests if g.ref in guests))
     if as_json:
         click.echo(snapshot.to_json())
         return
     from vsrtune.cli import render
-    from vsrtune.daemon.guard.starved_status import read_starved
-    from vsrtune.host.filesystem import LiveRoot
     from vsrtune.views import tables
 
     if root is not None:
         render.show(tables.snapshot_tables(snapshot))
         return
+    from vsrtune.cli.top_source import current_plan
+    from vsrtune.daemon.guard.starved_status import read_starved
+    from vsrtune.host.filesystem import LiveRoot
+
+    # Other commands report policies and journals that cannot be read.
+    plan = current_plan(host, policy_dirs, journal, root)[0] or Plan()
     shown = {g.ref for g in snapshot.guests}
-    steps = tables.step_table(s for s in changed.skipped if s.guest in shown)
-    drift = tables.drift_table(d for d in changed.drift if not guests or d.target.guest in shown)
+    steps = tables.step_table(s for s in plan.skipped if s.guest in shown)
+    drift = tables.drift_table(d for d in plan.drift if not guests or d.target.guest in shown)
     render.show(
         [
             *tables.filled(steps, tables.starved_table(read_starved())),
@@ -83,19 +84,6 @@ def show(
             *tables.filled(drift, _moves(snapshot)),
         ]
     )
-
-
-def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> Plan:
-    """The plan that the daemon would make; empty when policies or journal cannot be read, which
-    other commands report."""
-    from vsrtune.observe.config_files import load_dirs
-    from vsrtune.plan.full_plan import full_plan
-
-    try:
-        entries, steps = journalled(journal, None)
-        return full_plan(snapshot, load_dirs(policy_dirs), entries, steps=steps)
-    except VsrtuneError:
-        return Plan()
 
 
 def _moves(snapshot: Snapshot) -> Table:

@@ -148,15 +148,13 @@ def _render(table_part: ScreenTable, height: int, width: int) -> RenderableType:
         header_style="reverse", width=width,
     )  # fmt: skip
     greedy = next((h for h in heads if h in _GREEDY), heads[-1])
-    for head, place in zip(heads, places, strict=True):
+    for head in heads:
         title = _FIRST.get(table.title, head) if head == heads[0] else head
-        need = max([cell_len(title), *(cell_len(printable(row[place])) for row in rows)])
-        cap = _CAPS.get(head, need) * (2 if wide else 1)
-        size = max(min(need, cap), cell_len(title))
+        most = max(_CAPS.get(head, width) * (2 if wide else 1), cell_len(title))
         grid.add_column(
             Text(title), no_wrap=True, overflow="ellipsis",
             justify="right" if head in _RIGHT else "left",
-            width=None if head == greedy else size, ratio=1 if head == greedy else None,
+            max_width=None if head == greedy else most, ratio=1 if head == greedy else None,
         )  # fmt: skip
     for n, row in zip(shown, rows, strict=True):
         styles = (table_part.styles.get((n, h), "") for h in heads)

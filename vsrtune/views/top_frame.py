@@ -10,9 +10,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Guest, Sched, Thread, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Guest, Sched, ThreadKey
 from vsrtune.model.host import Nic
-from vsrtune.model.load import HostSample, Reading
+from vsrtune.model.load import HostSample
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
@@ -94,18 +94,18 @@ def make_frame(
     """The host of ``after``, with loads and rates since ``before``, and without them when both
     are the same sample. ``only`` holds the guests (refs) whose threads, drops and settings are
     shown, all when it is empty. A CPU shows the threads of all guests."""
-    snapshot = after.snapshot
+    interval, snapshot = _Interval(before, after), after.snapshot
     serving = interrupts(snapshot)
-    rows = {g.ref: _threads(before, after, g, serving) for g in snapshot.guests}
+    rows = {g.ref: _threads(interval, g, serving) for g in snapshot.guests}
     order = sorted(rows, key=lambda ref: (-_load_of(rows[ref]), ref))
     shown = [ref for ref in order if not only or ref in only]
     return Frame(
-        seconds=_seconds(before, after),
+        seconds=interval.seconds,
         kernel=snapshot.host.kernel,
         guests=tuple(shown),
-        cpus=tuple(_cpus(before, after, rows, serving)),
+        cpus=tuple(_cpus(interval, rows, serving)),
         threads=tuple(row for ref in shown for row in rows[ref]),
-        drops=tuple(_drops(before, after, only)),
+        drops=tuple(_drops(interval, only)),
         planned=plan is not None,
         pending=() if plan is None else _wanted(_pending(plan), only),
         drift=() if plan is None else _wanted(map(drift_row, plan.drift), only),
@@ -113,8 +113,39 @@ def make_frame(
     )
 
 
-def _seconds(before: HostSample, after: HostSample) -> float:
-    return max(after.at_ns - before.at_ns, 0) / 1e9
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """The time between two samples."""
+
+    before: HostSample
+    after: HostSample
+
+    @property
+    def seconds(self) -> float:
+        return max(self.after.at_ns - self.before.at_ns, 0) / 1e9
+
+    def use(self, key: ThreadKey, sched: Sched) -> Use:
+        return use_between(sched, self.before.threads.get(key), self.after.threads.get(key))
+
+    def rate(self, first: int | None, last: int | None) -> float | None:
+        """The rate of a counter, a second. A counter that is lower than before has been reset."""
+        if first is None or last is None or not self.seconds:
+            return None
+        return round(max(last - first, 0) / self.seconds, 1)
+
+    def busy(self, cpu: int) -> tuple[float | None, float | None]:
+        """The shares of a CPU's time that it was busy, and that went to SoftIRQs."""
+        first, last = self.before.cpus.get(cpu), self.after.cpus.get(cpu)
+        if first is None or last is None or last.total <= first.total:
+            return None, None
+        total = last.total - first.total
+        # The kernel's idle time can go back by a tick.
+        idle = min(max(last.idle - first.idle, 0), total)
+        softirq = min(max(last.softirq - first.softirq, 0), total)
+        return round(1 - idle / total, 4), round(softirq / total, 4)
+
+
+# -- threads
 
 
 def _load_of(views: Iterable[ThreadView]) -> float:
@@ -122,23 +153,13 @@ def _load_of(views: Iterable[ThreadView]) -> float:
     return round(sum(v.use.load or 0.0 for v in views), 1)
 
 
-def _threads(
-    before: HostSample, after: HostSample, guest: Guest, serving: Container[int]
-) -> list[ThreadView]:
-    def use(thread: Thread) -> Use:
-        return use_between(thread.sched, *_pair(before, after, thread.key))
-
+def _threads(interval: _Interval, guest: Guest, serving: Container[int]) -> list[ThreadView]:
+    host = interval.after.snapshot.host
     return [
         view
-        for view in thread_views(guest, after.snapshot.host, use, serving)
+        for view in thread_views(guest, host, lambda t: interval.use(t.key, t.sched), serving)
         if view.thread.role in DATA_PLANE or (view.use.load or 0.0) >= WORTH_TELLING
     ]
-
-
-def _pair(
-    before: HostSample, after: HostSample, key: ThreadKey
-) -> tuple[Reading | None, Reading | None]:
-    return before.threads.get(key), after.threads.get(key)
 
 
 # -- CPUs
@@ -154,13 +175,11 @@ def _observed(snapshot: Snapshot) -> CpuSet:
 
 
 def _cpus(
-    before: HostSample,
-    after: HostSample,
-    rows: Mapping[str, Sequence[ThreadView]],
-    serving: Container[int],
+    interval: _Interval, rows: Mapping[str, Sequence[ThreadView]], serving: Container[int]
 ) -> Iterable[CpuRow]:
-    residents, observed = _residents(before, after, rows), _observed(after.snapshot)
-    for cpu in after.snapshot.host.cpus:
+    snapshot = interval.after.snapshot
+    residents, observed = _residents(interval, rows), _observed(snapshot)
+    for cpu in snapshot.host.cpus:
         if not cpu.online:
             continue
         here = residents.get(cpu.id, [])
@@ -170,34 +189,23 @@ def _cpus(
             use = "guests"
         else:
             use = "isolated" if cpu.isolated else ""
-        busy, softirq = _times(before, after, cpu.id)
+        busy, softirq = interval.busy(cpu.id)
         here.sort(key=lambda r: (r.kind == "thread", -(r.load or 0.0)))
         yield CpuRow(cpu.id, use, busy, softirq, tuple(here))
 
 
-def _times(before: HostSample, after: HostSample, cpu: int) -> tuple[float | None, float | None]:
-    first, last = before.cpus.get(cpu), after.cpus.get(cpu)
-    if first is None or last is None or last.total <= first.total:
-        return None, None
-    total = last.total - first.total
-    # The kernel's idle time can go back by a tick.
-    idle = min(max(last.idle - first.idle, 0), total)
-    softirq = min(max(last.softirq - first.softirq, 0), total)
-    return round(1 - idle / total, 4), round(softirq / total, 4)
-
-
 def _residents(
-    before: HostSample, after: HostSample, rows: Mapping[str, Sequence[ThreadView]]
+    interval: _Interval, rows: Mapping[str, Sequence[ThreadView]]
 ) -> dict[int, list[Resident]]:
     found: dict[int, list[Resident]] = {}
-    host = after.snapshot.host
-    above = _guests_above(after.snapshot)
+    host = interval.after.snapshot.host
+    above = _guests_above(interval.after.snapshot)
     for nic in host.nics:
-        for cpus, resident in _of_nic(before, after, nic, above.get(nic.name, ())):
+        for cpus, resident in _of_nic(interval, nic, above.get(nic.name, ())):
             for cpu in cpus:
                 found.setdefault(cpu, []).append(resident)
     for softirq in host.softirq:
-        load = use_between(Sched(), *_pair(before, after, softirq.key)).load
+        load = interval.use(softirq.key, softirq.sched).load
         if (load or 0.0) >= WORTH_TELLING:
             resident = Resident("ksoftirqd", f"ksoftirqd/{softirq.cpu}", load=load)
             found.setdefault(softirq.cpu, []).append(resident)
@@ -219,14 +227,11 @@ def _guests_above(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
 
 
 def _of_nic(
-    before: HostSample, after: HostSample, nic: Nic, guests: tuple[str, ...]
+    interval: _Interval, nic: Nic, guests: tuple[str, ...]
 ) -> Iterable[tuple[CpuSet, Resident]]:
-    seconds = _seconds(before, after)
+    before, after = interval.before.interrupts, interval.after.interrupts
     for irq in queue_irqs(nic):
-        first, last = before.interrupts.get(irq.number), after.interrupts.get(irq.number)
-        rate = None
-        if first is not None and last is not None and seconds > 0:
-            rate = round(max(last - first, 0) / seconds, 1)
+        rate = interval.rate(before.get(irq.number), after.get(irq.number))
         label = f"irq {irq.number} {irq.name}"
         yield irq.effective, Resident("irq", label, guests, rate=rate)
     if nic.rps_cpus:
@@ -242,18 +247,13 @@ def _of_nic(
 # -- drops
 
 
-def _drops(before: HostSample, after: HostSample, only: frozenset[str]) -> list[DropRow]:
+def _drops(interval: _Interval, only: frozenset[str]) -> list[DropRow]:
     """Places that have dropped anything, the fastest first."""
-    seconds = _seconds(before, after)
     found = []
-    for spot, total in after.drops.items():
-        if not total or (only and spot.guest and spot.guest not in only):
-            continue
-        first, rate = before.drops.get(spot), None
-        if first is not None and seconds > 0:
-            # A counter that is lower than before has been reset.
-            rate = round(max(total - first, 0) / seconds, 1)
-        found.append(DropRow(spot.where, spot.place, spot.guest, rate, total))
+    for spot, total in interval.after.drops.items():
+        if total and not (only and spot.guest and spot.guest not in only):
+            rate = interval.rate(interval.before.drops.get(spot), total)
+            found.append(DropRow(spot.where, spot.place, spot.guest, rate, total))
     return sorted(found, key=lambda r: (-(r.rate or 0.0), -r.total, r.where, r.place))
 
 

@@ -10,10 +10,6 @@ from vsrtune.views.host_view import ThreadView
 from vsrtune.views.tables import CHANGE_HEADS, DRIFT_HEADS, NOTHING, Table, cpu_list, filled
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
 
-# The names of pidstat(1) and mpstat(1).
-CPU_HEADS = ("CPU", "for", "%busy", "%soft", "on it")
-THREAD_HEADS = ("guest", "thread", "CPU", "%CPU", "%wait", "%budget", "allowed", "class", "tid")
-DROP_HEADS = ("drops/s", "in all", "where", "place", "guest")
 # Fields of `top --json`, whose values are those under CHANGE_HEADS and DRIFT_HEADS.
 PENDING_FIELDS = ("guest", "setting", "now", "then", "reason")
 DRIFT_FIELDS = ("guest", "setting", "desired", "found", "by", "key", "rule")
@@ -39,21 +35,21 @@ def tables(frame: Frame) -> list[Table]:
 
 def cpu_table(frame: Frame) -> Table:
     """The threads and interrupts on each CPU."""
-    return Table("CPUs", CPU_HEADS, [_cpu(row) for row in frame.cpus])
+    return Table.of("CPUs", [_cpu(row) for row in frame.cpus])
 
 
 def thread_table(frame: Frame) -> Table:
     """Where each thread runs, and how much CPU time it gets."""
     if not frame.guests:
         return Table("Threads: no guest to show", ())
-    return Table("Threads", THREAD_HEADS, [_thread(row) for row in frame.threads])
+    return Table.of("Threads", [_thread(view) for view in frame.threads])
 
 
 def drop_table(frame: Frame) -> Table:
     """Where frames are dropped."""
     if not frame.drops:
         return Table("Dropped frames: none, at any place that can be read", ())
-    return Table("Dropped frames", DROP_HEADS, [_drop(row) for row in frame.drops])
+    return Table.of("Dropped frames", [_drop(row) for row in frame.drops])
 
 
 def setting_tables(frame: Frame) -> list[Table]:
@@ -99,27 +95,32 @@ def resident_text(resident: Resident) -> str:
     return text if resident.rate is None else f"{text} {count(resident.rate)}/s"
 
 
-def _cpu(row: CpuRow) -> tuple[str, ...]:
-    on_it = ", ".join(map(resident_text, row.residents)) or NOTHING
-    return (str(row.cpu), row.use or NOTHING, percent(row.busy), percent(row.softirq), on_it)
+# Columns have the names of mpstat(1) and pidstat(1).
 
 
-def _thread(view: ThreadView) -> tuple[str, ...]:
-    thread, use = view.thread, view.use
-    budget = "pending" if view.pending else percent(use.budget)
-    if use.throttled:
-        budget += " throttled"
-    return (
-        view.guest,
-        view.label,
-        str(thread.last_cpu),
-        percent(use.load),
-        percent(use.wait),
-        budget,
-        cpu_list(thread.affinity),
-        view.sched,
-        str(thread.key.tid),
-    )
+def _cpu(row: CpuRow) -> dict[str, str]:
+    return {
+        "CPU": str(row.cpu),
+        "for": row.use or NOTHING,
+        "%busy": percent(row.busy),
+        "%soft": percent(row.softirq),
+        "on it": ", ".join(map(resident_text, row.residents)) or NOTHING,
+    }
+
+
+def _thread(view: ThreadView) -> dict[str, str]:
+    budget = "pending" if view.pending else percent(view.use.budget)
+    return {
+        "guest": view.guest,
+        "thread": view.label,
+        "CPU": str(view.thread.last_cpu),
+        "%CPU": percent(view.use.load),
+        "%wait": percent(view.use.wait),
+        "%budget": budget + (" throttled" if view.use.throttled else ""),
+        "allowed": cpu_list(view.thread.affinity),
+        "class": view.sched,
+        "tid": str(view.thread.key.tid),
+    }
 
 
 def _thread_data(view: ThreadView) -> dict[str, Any]:
@@ -139,6 +140,11 @@ def _thread_data(view: ThreadView) -> dict[str, Any]:
     }
 
 
-def _drop(row: DropRow) -> tuple[str, ...]:
-    rate = NOTHING if row.rate is None else count(row.rate)
-    return (rate, f"{row.total:,}", row.where, row.place, row.guest or NOTHING)
+def _drop(row: DropRow) -> dict[str, str]:
+    return {
+        "drops/s": NOTHING if row.rate is None else count(row.rate),
+        "in all": f"{row.total:,}",
+        "where": row.where,
+        "place": row.place,
+        "guest": row.guest or NOTHING,
+    }
