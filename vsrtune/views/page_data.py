@@ -16,7 +16,7 @@ from vsrtune.core.text import printable
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
 from vsrtune.model.guest import REALTIME, Guest, Interface, Role, SchedClass, Thread
 from vsrtune.model.host import Cpu, Host
-from vsrtune.model.plan import Drift, Refusal, Skipped
+from vsrtune.model.plan import Drift, Skipped
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.views.host_view import (
     ROLES,
@@ -26,7 +26,7 @@ from vsrtune.views.host_view import (
     reported_use,
     thread_views,
 )
-from vsrtune.views.tables import CHANGE_HEADS, change_row, split_target
+from vsrtune.views.tables import change_row, refusal_row, skipped_row, split_target
 
 T = TypeVar("T")
 Data = dict[str, Any]
@@ -58,8 +58,8 @@ def status_page(state: DaemonState) -> Data:
         key=lambda g: (_ORDER.index(told[g.ref][1]), -told[g.ref][0].drift, g.ref),
     )
     use = reported_use(dict(state.budgets))
-    problems = [(f"CPU {s.cpu}", str(s)) for s in state.starved]
-    problems += [(p.reader, p.what) for p in snapshot.problems]
+    problems = [{"where": f"CPU {s.cpu}", "what": str(s)} for s in state.starved]
+    problems += [{"where": p.reader, "what": p.what} for p in snapshot.problems]
     page = {
         "version": PAGE_VERSION,
         "vsrtune": __version__,
@@ -77,7 +77,7 @@ def status_page(state: DaemonState) -> Data:
         **_cut("guests", guests, GUESTS, lambda g: _guest(g, snapshot.host, *told[g.ref], use)),
         "plan": _plan(state.plan),
         **_cut("drift", state.drifts, ROWS, _drift),
-        **_cut("problems", problems, ROWS, lambda p: {"where": p[0], "what": p[1]}),
+        **_cut("problems", problems, ROWS, dict),
     }
     bounded: Data = _bounded(page)
     return bounded
@@ -194,34 +194,18 @@ def _interface(interface: Interface) -> Data:
 def _plan(plan: PlanState) -> Data:
     return {
         **_cut("changes", plan.unmade, ROWS, _change),
-        **_cut("refusals", plan.refusals, ROWS, _refusal),
+        **_cut("refusals", plan.refusals, ROWS, refusal_row),
         **_cut("warnings", plan.warnings, ROWS, str),
         **_cut("skipped", sorted(plan.skipped, key=_urgency), ROWS, _skipped),
     }
 
 
 def _change(unmade: Unmade) -> Data:
-    row = dict(zip(CHANGE_HEADS, change_row(unmade.action), strict=True))
-    return {**row, "why": unmade.why}
-
-
-def _refusal(refusal: Refusal) -> Data:
-    return {
-        "guest": refusal.guest,
-        "policy": refusal.policy,
-        "because": refusal.reason,
-        "instead": refusal.hint,
-    }
+    return {**change_row(unmade.action), "why": unmade.why}
 
 
 def _skipped(skipped: Skipped) -> Data:
-    return {
-        "guest": skipped.guest,
-        "setting": skipped.subject,
-        "because": skipped.reason,
-        "held": skipped.held,
-        "pending": skipped.pending,
-    }
+    return {**skipped_row(skipped), "held": skipped.held, "pending": skipped.pending}
 
 
 def _urgency(skipped: Skipped) -> int:

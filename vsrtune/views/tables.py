@@ -16,15 +16,13 @@ from vsrtune.model.deadline import bandwidth, percent
 from vsrtune.model.guest import Guest, Interface, Role, SchedClass, ThreadKey
 from vsrtune.model.host import Host, Nic
 from vsrtune.model.module_counters import TapCounters
-from vsrtune.model.plan import Action, Drift, Plan, Skipped
+from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
 from vsrtune.model.root_domains import books
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Target
 from vsrtune.views.host_view import ThreadView, Use, reported_use, thread_views
 
 NOTHING = "-"
-CHANGE_HEADS = ("guest", "setting", "now", "then", "because")
-DRIFT_HEADS = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
 
 
 @dataclass(frozen=True)
@@ -254,19 +252,18 @@ def _nic_rows(nic: Nic) -> list[tuple[str, ...]]:
 def plan_tables(plan: Plan) -> list[Table]:
     """Everything ``vsrtune plan`` prints."""
     changes = [change_row(action) for action in plan.actions]
-    refusals = [
-        {"guest": r.guest, "policy": r.policy, "because": r.reason, "instead": r.hint}
-        for r in plan.refusals
+    skipped = [
+        {**skipped_row(s), "because": ("HELD: " if s.held else "") + s.reason} for s in plan.skipped
     ]
     tables = filled(
-        Table(_count(len(changes), "change"), CHANGE_HEADS, changes, "good"),
+        Table.of(_count(len(changes), "change"), changes, "good"),
         drift_table(plan.drift),
-        Table.of("Refused", refusals, "bad"),
-        Table("Warnings", ("warning",), [(w,) for w in plan.warnings], "warn"),
-        Table.of("Left as it is", [_skipped(s) for s in plan.skipped]),
-        Table("Notes", ("note",), [(n,) for n in plan.notes]),
+        Table.of("Refused", [refusal_row(r) for r in plan.refusals], "bad"),
+        Table.of("Warnings", [{"warning": text} for text in plan.warnings], "warn"),
+        Table.of("Left as it is", skipped),
+        Table.of("Notes", [{"note": text} for text in plan.notes]),
     )
-    nothing = [] if changes or refusals else [Table("Nothing to change", ())]
+    nothing = [] if changes or plan.refusals else [Table("Nothing to change", ())]
     return nothing + tables
 
 
@@ -287,28 +284,50 @@ def starved_table(starved: Iterable[Starved]) -> Table:
 
 def drift_table(drifts: Iterable[Drift]) -> Table:
     """Settings that somebody has changed, who it was, and the policy's rule."""
-    return Table("Changed since", DRIFT_HEADS, [drift_row(d) for d in drifts], "warn")
+    return Table.of("Changed since", [drift_row(d) for d in drifts], "warn")
 
 
-def drift_row(drift: Drift) -> tuple[str, ...]:
-    """The texts of a changed setting, under DRIFT_HEADS."""
-    by, rule = drift.by or "unknown", drift.rule.value
-    return (*split_target(drift.target), drift.desired, drift.found, by, drift.setting, rule)
+# What plans say in tables, in top and on the status page, whose data has the same fields.
 
 
-def change_row(action: Action) -> tuple[str, ...]:
-    """The texts of a planned change, under CHANGE_HEADS."""
+def change_row(action: Action) -> dict[str, str]:
+    """A planned change in words."""
     guest, setting = split_target(action.target)
-    before, after = value_text(action.before), value_text(action.after)
-    return (guest, setting, before, after, action.reason)
-
-
-def _skipped(skipped: Skipped) -> dict[str, str]:
-    held = "HELD: " if skipped.held else ""
     return {
-        "guest": skipped.guest,
-        "setting": skipped.subject,
-        "because": held + skipped.reason,
+        "guest": guest,
+        "setting": setting,
+        "now": value_text(action.before),
+        "then": value_text(action.after),
+        "because": action.reason,
+    }
+
+
+def skipped_row(skipped: Skipped) -> dict[str, str]:
+    """A setting that is left as it is."""
+    return {"guest": skipped.guest, "setting": skipped.subject, "because": skipped.reason}
+
+
+def refusal_row(refusal: Refusal) -> dict[str, str]:
+    """A refused policy, and what to write instead."""
+    return {
+        "guest": refusal.guest,
+        "policy": refusal.policy,
+        "because": refusal.reason,
+        "instead": refusal.hint,
+    }
+
+
+def drift_row(drift: Drift) -> dict[str, str]:
+    """A setting that somebody has changed."""
+    guest, setting = split_target(drift.target)
+    return {
+        "guest": guest,
+        "setting": setting,
+        "was set to": drift.desired,
+        "found": drift.found,
+        "changed by": drift.by or "unknown",
+        "policy key": drift.setting,
+        "rule": drift.rule.value,
     }
 
 

@@ -67,10 +67,9 @@ class DropRow:
 class Frame:
     """One picture of the host. ``seconds`` is the time between the two samples, 0 while
     there is only one. ``guests`` are the refs of the guests shown, the busiest first; their
-    ``threads`` have the same order. ``drops`` begins with the fastest. ``pending`` (changes that
-    the policies ask for and that are not made yet, or are refused; under CHANGE_HEADS) and
-    ``drift`` (under DRIFT_HEADS) are filled in when ``planned``. ``notes`` say what could not be
-    read."""
+    ``threads`` have the same order. ``drops`` begins with the fastest. ``pending`` (change_row()
+    of what the policies ask for and is not made yet, or is refused) and ``drift`` (drift_row())
+    are filled in when ``planned``. ``notes`` say what could not be read."""
 
     seconds: float
     kernel: str
@@ -79,8 +78,8 @@ class Frame:
     threads: tuple[ThreadView, ...]
     drops: tuple[DropRow, ...]
     planned: bool = False
-    pending: tuple[tuple[str, ...], ...] = ()
-    drift: tuple[tuple[str, ...], ...] = ()
+    pending: tuple[Mapping[str, str], ...] = ()
+    drift: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -260,16 +259,19 @@ def _drops(interval: _Interval, only: frozenset[str]) -> list[DropRow]:
 # -- settings
 
 
-def _pending(plan: Plan) -> Iterable[tuple[str, ...]]:
-    yield from map(change_row, plan.actions)
-    for skipped in plan.skipped:
-        if skipped.pending:
-            yield (skipped.guest, skipped.subject, NOTHING, NOTHING, skipped.reason)
-    for refusal in plan.refusals:
-        why = f"refused: {refusal.reason}; {refusal.hint}"
-        yield (refusal.guest, refusal.policy, NOTHING, NOTHING, why)
+def _pending(plan: Plan) -> list[dict[str, str]]:
+    rows = [change_row(a) for a in plan.actions]
+    rows += [_waiting(s.guest, s.subject, s.reason) for s in plan.skipped if s.pending]
+    rows += [_waiting(r.guest, r.policy, f"refused: {r.reason}; {r.hint}") for r in plan.refusals]
+    return rows
 
 
-def _wanted(rows: Iterable[tuple[str, ...]], only: frozenset[str]) -> tuple[tuple[str, ...], ...]:
+def _waiting(guest: str, setting: str, why: str) -> dict[str, str]:
+    return {"guest": guest, "setting": setting, "now": NOTHING, "then": NOTHING, "because": why}
+
+
+def _wanted(
+    rows: Iterable[Mapping[str, str]], only: frozenset[str]
+) -> tuple[Mapping[str, str], ...]:
     """The rows about guests of ``only``, or about the host."""
-    return tuple(row for row in rows if not only or row[0] in only or row[0] == HOST_REF)
+    return tuple(r for r in rows if not only or r["guest"] in only or r["guest"] == HOST_REF)

@@ -7,10 +7,10 @@ from typing import Any
 
 from vsrtune.core.codec import encode
 from vsrtune.views.host_view import ThreadView
-from vsrtune.views.tables import CHANGE_HEADS, DRIFT_HEADS, NOTHING, Table, cpu_list, filled
+from vsrtune.views.tables import NOTHING, Table, cpu_list, filled
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
 
-# Fields of `top --json`, whose values are those under CHANGE_HEADS and DRIFT_HEADS.
+# Fields of `top --json`, in the order of change_row() and drift_row().
 PENDING_FIELDS = ("guest", "setting", "now", "then", "reason")
 DRIFT_FIELDS = ("guest", "setting", "desired", "found", "by", "key", "rule")
 
@@ -56,9 +56,9 @@ def setting_tables(frame: Frame) -> list[Table]:
     """Changes that the policies ask for and that are not made yet, settings that somebody has
     changed, and notes on failures to read; without those that are empty."""
     return filled(
-        Table("Pending", CHANGE_HEADS, list(frame.pending), "warn"),
-        Table("Drift", DRIFT_HEADS, list(frame.drift), "warn"),
-        Table("Notes", ("note",), [(note,) for note in frame.notes], "warn"),
+        Table.of("Pending", frame.pending, "warn"),
+        Table.of("Drift", frame.drift, "warn"),
+        Table.of("Notes", [{"note": note} for note in frame.notes], "warn"),
     )
 
 
@@ -67,8 +67,8 @@ def data(frame: Frame) -> dict[str, Any]:
     return {
         **encode(replace(frame, threads=())),
         "threads": [_thread_data(view) for view in frame.threads],
-        "pending": [dict(zip(PENDING_FIELDS, row, strict=True)) for row in frame.pending],
-        "drift": [dict(zip(DRIFT_FIELDS, row, strict=True)) for row in frame.drift],
+        "pending": [dict(zip(PENDING_FIELDS, row.values(), strict=True)) for row in frame.pending],
+        "drift": [dict(zip(DRIFT_FIELDS, row.values(), strict=True)) for row in frame.drift],
     }
 
 
