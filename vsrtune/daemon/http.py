@@ -257,23 +257,16 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
 
 
 class Metrics:
-    """Holds the latest state for scrapes; ``update`` may race with them."""
+    """Holds the latest ``state`` for scrapes and pages, in other threads: ``update`` replaces it
+    whole."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._state = DaemonState()
+        self.state = DaemonState()
         self._refused = 0
 
     def update(self, state: DaemonState) -> None:
         """Replace what the next scrape reports."""
-        with self._lock:
-            self._state = state
-
-    @property
-    def state(self) -> DaemonState:
-        """The latest state; the same object until the next ``update``."""
-        with self._lock:
-            return self._state
+        self.state = state
 
     def describe(self) -> list[Any]:
         """Nothing to check at registration: names are fixed in FAMILIES."""
@@ -284,9 +277,9 @@ class Metrics:
         return iter(families(self.state, self._refused))
 
     def refused_connection(self) -> None:
-        """Count a connection that was closed unanswered."""
-        with self._lock:
-            self._refused += 1
+        """Count a connection that was closed unanswered. Only the thread that accepts them
+        calls it."""
+        self._refused += 1
 
     def registry(self) -> CollectorRegistry:
         """A registry without process and platform metrics."""
