@@ -1,8 +1,8 @@
 """The data of the status page: /status.json prints it, page.html.j2 draws it. Pure.
 
 docs/status-page.md explains the fields. Lists are cut to sizes that stay small with any number
-of guests; the field ``left_out`` of a list counts the entries that were cut. Guests and settings
-left alone that need somebody come first.
+of guests; the field ``NAME_left_out`` counts the entries that the list ``NAME`` leaves out, and
+``left_out`` of a CPU its threads. Guests and settings left alone that need somebody come first.
 """
 
 from __future__ import annotations
