@@ -24,8 +24,7 @@ from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-from vsrtune.views.top_frame import make_frame
-from vsrtune.views.top_model import Frame
+from vsrtune.views.top_frame import Frame, make_frame
 
 REPO = Path(__file__).resolve().parents[2]
 HOST = REPO / "tests/hosts/trixie-e1000e.json"

@@ -13,7 +13,6 @@ import click
 from vsrtune.cli.options import (
     check_guests,
     journal_option,
-    journalled,
     json_option,
     observe,
     options,
@@ -24,10 +23,7 @@ from vsrtune.cli.options import (
     trace_option,
     uri_option,
 )
-from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.procfs import run_ns
-from vsrtune.model.deadline import used
 from vsrtune.model.guest import SchedClass, ThreadKey
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
@@ -59,65 +55,45 @@ def show(
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
-    snapshot = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
-    changed = Plan() if as_json or root is not None else _plan(snapshot, policy_dirs, journal)
+    snapshot = host = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
     if guests:
-        check_guests(snapshot, guests)
-        snapshot = replace(snapshot, guests=tuple(g for g in snapshot.guests if g.ref in guests))
+        check_guests(host, guests)
+        snapshot = replace(host, guests=tuple(g for g in host.guests if g.ref in guests))
     if as_json:
         click.echo(snapshot.to_json())
         return
     from vsrtune.cli import render
-    from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.views import tables as report
+    from vsrtune.views import tables
 
-    budgets = measure(LiveRoot(), snapshot) if root is None else {}
-    shown = {g.ref for g in snapshot.guests}
-    drift = tuple(d for d in changed.drift if not guests or d.target.guest in shown)
-    tables = [*report.snapshot_tables(snapshot, budgets), *report.drift_tables(drift)]
-    down = report.step_tables(s for s in changed.skipped if s.guest in shown)
-    if root is None:
-        down += _starved()
-    render.show([*down, *tables, *_moves(snapshot, root)])
-
-
-def _starved() -> list[Table]:
-    """The starving threads that the daemon reports."""
+    if root is not None:
+        render.show(tables.snapshot_tables(snapshot))
+        return
+    from vsrtune.cli.top_source import current_plan
     from vsrtune.daemon.guard.starved_status import read_starved
-    from vsrtune.views.tables import Table
+    from vsrtune.host.filesystem import LiveRoot
 
-    rows: list[tuple[str, ...]] = [
-        (str(s.cpu), s.name, str(s.tid), s.guest or "-") for s in read_starved()
-    ]
-    heads = ("CPU", "thread", "tid", "held by")
-    return [Table("Threads that do not get to run", heads, rows, "bad")] if rows else []
-
-
-def _plan(snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path) -> Plan:
-    """The plan that the daemon would make; empty when policies or journal cannot be read, which
-    other commands report."""
-    from vsrtune.observe.config_files import load_dirs
-    from vsrtune.plan.full_plan import full_plan
-
-    try:
-        entries, steps = journalled(journal, None)
-        return full_plan(snapshot, load_dirs(policy_dirs), entries, steps=steps)
-    except VsrtuneError:
-        return Plan()
+    # Other commands report policies and journals that cannot be read.
+    plan = current_plan(host, policy_dirs, journal, root)[0] or Plan()
+    shown = {g.ref for g in snapshot.guests}
+    steps = tables.step_table(s for s in plan.skipped if s.guest in shown)
+    drift = tables.drift_table(d for d in plan.drift if not guests or d.target.guest in shown)
+    render.show(
+        [
+            *tables.filled(steps, tables.starved_table(read_starved())),
+            *tables.snapshot_tables(snapshot, measure(LiveRoot(), snapshot)),
+            *tables.filled(drift, _moves(snapshot)),
+        ]
+    )
 
 
-def _moves(snapshot: Snapshot, root: Path | None) -> list[Table]:
-    """The moves that the daemon has made, if any."""
-    import time
-
+def _moves(snapshot: Snapshot) -> Table:
+    """The moves that the daemon has made."""
     from vsrtune.observe.load import load
-    from vsrtune.views import tables as report
+    from vsrtune.views.tables import moves_table
 
-    loads = load(snapshot.host.boot_id) if root is None else None
-    if loads is None or not loads.moves:
-        return []
+    loads = load(snapshot.host.boot_id)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loads.last_time))
-    return [report.moves_table(loads.moves, loads.last_moves, when)]
+    return moves_table(loads.moves, loads.last_moves, when)
 
 
 @click.command()
@@ -141,28 +117,23 @@ def measure(
     root: HostRoot,
     snapshot: Snapshot,
     least_seconds: float = 0.2,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], int] = time.monotonic_ns,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[ThreadKey, float]:
     """Share of the budget used, by thread, over the longest period, at least
-    ``least_seconds``; without threads that end meanwhile."""
+    ``least_seconds``; without threads that end meanwhile. ``clock`` gives nanoseconds."""
+    from vsrtune.observe.load import read_schedstat
+    from vsrtune.views.host_view import use_between
+
     threads = [t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE]
     if not threads:
         return {}
-    begin = clock()
-    before = {t.key: _run_ns(root, t.key) for t in threads}
+    before = {t.key: read_schedstat(root, t.key, clock) for t in threads}
     sleep(max(least_seconds, *(t.sched.period_ns / 1e9 for t in threads)))
-    elapsed = round((clock() - begin) * 1e9)
     found = {}
     for thread in threads:
-        first, last = before[thread.key], _run_ns(root, thread.key)
-        if first is not None and last is not None:
-            found[thread.key] = used(thread.sched, last - first, elapsed)
+        last = read_schedstat(root, thread.key, clock)
+        share = use_between(thread.sched, before[thread.key], last).budget
+        if share is not None:
+            found[thread.key] = share
     return found
-
-
-def _run_ns(root: HostRoot, key: ThreadKey) -> int | None:
-    try:
-        return run_ns(root, f"/proc/{key.pid}/task/{key.tid}")
-    except (OSError, ValueError, IndexError):
-        return None

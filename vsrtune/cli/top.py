@@ -31,7 +31,7 @@ from vsrtune.core.exit_codes import ExitCode
 if TYPE_CHECKING:
     from vsrtune.cli.top_source import TopHost
     from vsrtune.model.snapshot import Snapshot
-    from vsrtune.views.top_model import Frame
+    from vsrtune.views.top_frame import Frame
 
 # Guests that each frame is sure to re-read: more do not fit on a terminal.
 _SHOWN = 16
@@ -136,15 +136,13 @@ def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
 
 def _print(frames: Iterator[Frame], count: int | None, as_json: bool) -> None:
     """Print frames one after the other, as tables or JSON."""
+    from vsrtune.cli import render
+    from vsrtune.views import top_tables
+
     for number, frame in enumerate(frames, 1):
         if as_json:
-            from vsrtune.core.codec import encode
-
-            click.echo(json.dumps(encode(frame), indent=2, ensure_ascii=False))
+            click.echo(json.dumps(top_tables.data(frame), indent=2, ensure_ascii=False))
         else:
-            from vsrtune.cli import render
-            from vsrtune.views import top_tables
-
             render.show(top_tables.tables(frame))
             sys.stdout.write("" if number == count else "\n")
             sys.stdout.flush()

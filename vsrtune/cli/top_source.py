@@ -60,25 +60,29 @@ class TopHost:
         return samples.take(self._files, snapshot, self._clock)
 
     def plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
-        """The plan that `vsrtune verify` would make, and notes. None, with a note that says why,
-        when there is neither a policy nor a journal entry, or either cannot be read."""
+        """``current_plan`` of this host."""
         begin = self._clock()
         if begin >= self._plan_after:
-            self._planned = self._plan(snapshot)
+            self._planned = current_plan(snapshot, self._dirs, self._journal, self._root)
             end = self._clock()
             self._plan_after = end + int((end - begin) * (1 / _SHARE - 1))
         return self._planned
 
-    def _plan(self, snapshot: Snapshot) -> tuple[Plan | None, tuple[str, ...]]:
-        from vsrtune.observe.config_files import load_dirs
-        from vsrtune.plan.full_plan import full_plan
 
-        try:
-            policies = load_dirs(self._dirs)
-            entries, steps = options.journalled(self._journal, self._root)
-        except VsrtuneError as error:
-            errors = getattr(error, "errors", None) or (error,)
-            return None, tuple(str(one) for one in errors)
+def current_plan(
+    snapshot: Snapshot, policy_dirs: tuple[Path, ...], journal: Path, root: Path | None
+) -> tuple[Plan | None, tuple[str, ...]]:
+    """The plan that `vsrtune verify` would make, and notes. None, with a note that says why, when
+    there is neither a policy nor a journal entry, or when the plan cannot be made of them."""
+    from vsrtune.observe.config_files import load_dirs
+    from vsrtune.plan.full_plan import full_plan
+
+    try:
+        policies = load_dirs(policy_dirs)
+        entries, steps = options.journalled(journal, root)
         if not policies and not entries:
-            return None, (options.no_policies(self._dirs),)
+            return None, (options.no_policies(policy_dirs),)
         return full_plan(snapshot, policies, entries, steps=steps), ()
+    except VsrtuneError as error:
+        errors = getattr(error, "errors", None) or (error,)
+        return None, tuple(str(one) for one in errors)

@@ -6,8 +6,9 @@ those that do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -17,8 +18,9 @@ from rich.text import Text
 
 from vsrtune.core.text import printable
 from vsrtune.views import top_tables
+from vsrtune.views.host_view import ThreadView
 from vsrtune.views.tables import Table
-from vsrtune.views.top_model import Frame
+from vsrtune.views.top_frame import CpuRow, DropRow, Frame
 
 # From this width on the threads have the left half for themselves.
 WIDE = 150
@@ -28,6 +30,8 @@ _ROOMY = 90
 _RIGHT = frozenset(("CPU", "%CPU", "%wait", "%busy", "%soft", "drops/s", "in all"))
 # First heads that name the table.
 _FIRST = {"Pending": "pending for", "Drift": "drift of"}
+# Nouns of the rows of tables that need not be there.
+_NOUNS = {"Pending": "changes", "Drift": "settings", "Notes": "notes"}
 # Columns that take the remaining room, and the widest that others may be on a narrow terminal.
 _GREEDY = frozenset(("on it", "because", "note"))
 _CAPS = {
@@ -36,18 +40,35 @@ _CAPS = {
 }  # fmt: skip
 _BUSY = 0.9
 _WAITS = 0.1
+# Styles of cells by column, given the ThreadView, CpuRow or DropRow of the row.
+_THREAD_STYLES: Mapping[str, Callable[[ThreadView], str]] = {
+    "CPU": lambda view: "bold red" if view.beside_interrupts else "",
+    "%CPU": lambda view: "bold" if (view.use.load or 0) >= _BUSY else "",
+    "%wait": lambda view: "bold yellow" if (view.use.wait or 0) >= _WAITS else "",
+    "%budget": lambda v: "bold red" if v.use.throttled else "yellow" if v.pending else "",
+}
+_CPU_STYLES: Mapping[str, Callable[[CpuRow], str]] = {
+    "for": lambda row: "cyan" if row.use.startswith("interrupts") else "",
+    "%busy": lambda row: "bold yellow" if (row.busy or 0) >= _BUSY else "",
+    "%soft": lambda row: "bold yellow" if (row.softirq or 0) >= _BUSY else "",
+}
+_DROP_STYLES: Mapping[str, Callable[[DropRow], str]] = {
+    "drops/s": lambda row: "bold red" if row.rate else "dim",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ScreenTable:
     """One table of the screen. ``least`` is the number of rows that it gets before others get
-    more. ``noun`` names rows that are left out. ``styles`` are by row and head. ``order`` lists
-    rows by importance, where that is not their own order."""
+    more. ``noun`` names rows that are left out. ``styles`` gives the styles of columns, from the
+    ``sources`` of the rows. ``order`` lists rows by importance, where that is not their own
+    order."""
 
     table: Table
     least: int
     noun: str
-    styles: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    sources: Sequence[Any] = ()
+    styles: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     order: Sequence[int] = ()
 
     @property
@@ -63,6 +84,10 @@ class ScreenTable:
             return list(every)
         return sorted((self.order or every)[: max(height - 2, 0)])
 
+    def style(self, row: int, head: str) -> str:
+        """The style of one cell."""
+        return self.styles[head](self.sources[row]) if head in self.styles else ""
+
     def left_out(self, shown: Sequence[int]) -> str:
         """The line about rows that are left out."""
         table = self.table
@@ -76,11 +101,14 @@ class ScreenTable:
 
 def view(frame: Frame, width: int, height: int) -> Layout:
     """The frame in ``width`` columns and ``height`` lines."""
-    threads = ScreenTable(top_tables.thread_table(frame), 7, "threads", _thread_styles(frame))
+    threads = ScreenTable(
+        top_tables.thread_table(frame), 7, "threads", frame.threads, _THREAD_STYLES
+    )
+    order = _cpu_order(frame)
     others = [
-        ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", _cpu_styles(frame), _cpu_order(frame)),
-        ScreenTable(top_tables.drop_table(frame), 3, "places", _drop_styles(frame)),
-        *_settings(frame),
+        ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", frame.cpus, _CPU_STYLES, order),
+        ScreenTable(top_tables.drop_table(frame), 3, "places", frame.drops, _DROP_STYLES),
+        *(ScreenTable(t, 2, _NOUNS[t.title]) for t in top_tables.setting_tables(frame)),
     ]
     body = Layout(name="body")
     if width >= WIDE:
@@ -122,15 +150,6 @@ def _stack(into: Layout, parts: Sequence[ScreenTable], width: int, room: int) ->
     into.split_column(*shown, Layout(" ", name="rest"))
 
 
-def _settings(frame: Frame) -> list[ScreenTable]:
-    found = (
-        (top_tables.pending_table(frame), "changes"),
-        (top_tables.drift_table(frame), "settings"),
-        (top_tables.note_table(frame), "notes"),
-    )
-    return [ScreenTable(table, 2, noun) for table, noun in found if table is not None]
-
-
 def _head(frame: Frame, width: int) -> Text:
     text = Text(
         printable(top_tables.headline(frame)), style="bold", no_wrap=True, overflow="ellipsis"
@@ -155,18 +174,16 @@ def _render(table_part: ScreenTable, height: int, width: int) -> RenderableType:
         header_style="reverse", width=width,
     )  # fmt: skip
     greedy = next((h for h in heads if h in _GREEDY), heads[-1])
-    for head, place in zip(heads, places, strict=True):
+    for head in heads:
         title = _FIRST.get(table.title, head) if head == heads[0] else head
-        need = max([cell_len(title), *(cell_len(printable(row[place])) for row in rows)])
-        cap = _CAPS.get(head, need) * (2 if wide else 1)
-        size = max(min(need, cap), cell_len(title))
+        most = max(_CAPS.get(head, width) * (2 if wide else 1), cell_len(title))
         grid.add_column(
             Text(title), no_wrap=True, overflow="ellipsis",
             justify="right" if head in _RIGHT else "left",
-            width=None if head == greedy else size, ratio=1 if head == greedy else None,
+            max_width=None if head == greedy else most, ratio=1 if head == greedy else None,
         )  # fmt: skip
     for n, row in zip(shown, rows, strict=True):
-        styles = (table_part.styles.get((n, h), "") for h in heads)
+        styles = (table_part.style(n, head) for head in heads)
         cells = zip((printable(row[p]) for p in places), styles, strict=True)
         grid.add_row(*(Text(cell, style=style) for cell, style in cells))
     if len(shown) == len(table.rows):
@@ -175,31 +192,6 @@ def _render(table_part: ScreenTable, height: int, width: int) -> RenderableType:
     more = Text(table_part.left_out(shown), style="dim italic", no_wrap=True, overflow="ellipsis")
     whole.split_column(Layout(grid), Layout(more, size=1))
     return whole
-
-
-def _thread_styles(frame: Frame) -> dict[tuple[int, str], str]:
-    found: dict[tuple[int, str], str] = {}
-    for n, row in enumerate(frame.threads):
-        if row.beside_interrupts:
-            found[n, "CPU"] = "bold red"
-        if (row.load or 0) >= _BUSY:
-            found[n, "%CPU"] = "bold"
-        if (row.wait or 0) >= _WAITS:
-            found[n, "%wait"] = "bold yellow"
-        if row.throttled or row.pending:
-            found[n, "%budget"] = "bold red" if row.throttled else "yellow"
-    return found
-
-
-def _cpu_styles(frame: Frame) -> dict[tuple[int, str], str]:
-    found: dict[tuple[int, str], str] = {}
-    for n, row in enumerate(frame.cpus):
-        if row.use.startswith("interrupts"):
-            found[n, "for"] = "cyan"
-        for head, share in (("%busy", row.busy), ("%soft", row.softirq)):
-            if (share or 0) >= _BUSY:
-                found[n, head] = "bold yellow"
-    return found
 
 
 def _cpu_order(frame: Frame) -> list[int]:
@@ -211,8 +203,3 @@ def _cpu_order(frame: Frame) -> list[int]:
         return not row.use.startswith("interrupts"), -load, -(row.busy or 0.0), n
 
     return sorted(range(len(frame.cpus)), key=rank)
-
-
-def _drop_styles(frame: Frame) -> dict[tuple[int, str], str]:
-    rows: Iterable[tuple[int, float | None]] = ((n, d.rate) for n, d in enumerate(frame.drops))
-    return {(n, "drops/s"): "bold red" if rate else "dim" for n, rate in rows}

@@ -31,8 +31,7 @@ from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.views.metric_families import families
-from vsrtune.views.page_data import status_page
-from vsrtune.views.page_model import StatusPage
+from vsrtune.views.page_data import Data, status_page
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -70,14 +69,14 @@ def policy() -> str:
     )
 
 
-def html(page: StatusPage) -> str:
+def html(page: Data) -> str:
     """The page as HTML, one document without a script. Autoescape of page.html.j2 makes every
     text in it text, whatever a guest is called."""
     from markupsafe import Markup
 
     when = ""
-    if page.last_pass:
-        when = datetime.fromtimestamp(page.last_pass, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if page["last_pass"]:
+        when = datetime.fromtimestamp(page["last_pass"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     # Our own file, so it is not escaped: its hash must be that of the policy.
     style = Markup(_style())  # noqa: S704
     return _template().render(page=page, when=when, style=style, refresh=REFRESH)
@@ -116,7 +115,7 @@ class Pages:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: DaemonState | None = None
-        self._page: StatusPage | None = None
+        self._page: Data | None = None
         self._made: dict[str, _Answer] = {}
 
     def of(self, state: DaemonState, path: str) -> _Answer:
@@ -130,11 +129,11 @@ class Pages:
             return self._made[path]
 
 
-def _html(page: StatusPage) -> _Answer:
+def _html(page: Data) -> _Answer:
     return _Answer("200 OK", "text/html; charset=utf-8", html(page).encode())
 
 
-def _data(page: StatusPage) -> _Answer:
+def _data(page: Data) -> _Answer:
     text = json.dumps(encode(page), ensure_ascii=False)
     return _Answer("200 OK", "application/json", f"{text}\n".encode())
 
@@ -258,23 +257,16 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
 
 
 class Metrics:
-    """Holds the latest state for scrapes; ``update`` may race with them."""
+    """Holds the latest ``state`` for scrapes and pages, in other threads: ``update`` replaces it
+    whole."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._state = DaemonState()
+        self.state = DaemonState()
         self._refused = 0
 
     def update(self, state: DaemonState) -> None:
         """Replace what the next scrape reports."""
-        with self._lock:
-            self._state = state
-
-    @property
-    def state(self) -> DaemonState:
-        """The latest state; the same object until the next ``update``."""
-        with self._lock:
-            return self._state
+        self.state = state
 
     def describe(self) -> list[Any]:
         """Nothing to check at registration: names are fixed in FAMILIES."""
@@ -285,9 +277,9 @@ class Metrics:
         return iter(families(self.state, self._refused))
 
     def refused_connection(self) -> None:
-        """Count a connection that was closed unanswered."""
-        with self._lock:
-            self._refused += 1
+        """Count a connection that was closed unanswered. Only the thread that accepts them
+        calls it."""
+        self._refused += 1
 
     def registry(self) -> CollectorRegistry:
         """A registry without process and platform metrics."""

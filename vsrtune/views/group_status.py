@@ -69,25 +69,21 @@ def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
 
 def table(group: str, found: Sequence[Place]) -> Table:
     """The places of a group as a table."""
-    columns = (
-        "member",
-        "role",
-        "side",
-        "device",
-        "on",
-        "state",
-        "queue",
-        "received",
-        "dropped",
-        "sent",
-    )
-    rows: list[tuple[str, ...]] = []
-    for place in found:
-        q = place.queue
-        counts: tuple[int | None, ...] = (None,) * 4
-        if q is not None:
-            counts = (q.queue, q.received, q.dropped_ring_full, q.tx_packets)
-        texts = (NOTHING if n is None else str(n) for n in counts)
-        who = (place.member, place.role, place.side)
-        rows.append((*who, place.device, place.lower, place.state, *texts))
-    return Table(f"Group {group}", columns, rows)
+    return Table.of(f"Group {group}", [_row(place) for place in found])
+
+
+def _row(place: Place) -> dict[str, str]:
+    queue = place.queue
+    counts: tuple[int | None, ...] = (None,) * 4
+    if queue is not None:
+        counts = (queue.queue, queue.received, queue.dropped_ring_full, queue.tx_packets)
+    texts = (NOTHING if n is None else str(n) for n in counts)
+    return {
+        "member": place.member,
+        "role": place.role,
+        "side": place.side,
+        "device": place.device,
+        "on": place.lower,
+        "state": place.state,
+        **dict(zip(("queue", "received", "dropped", "sent"), texts, strict=True)),
+    }

@@ -1,126 +1,86 @@
-"""The status page of a DaemonState, cut to sizes that stay small with any number of guests.
+"""The data of the status page: /status.json prints it, page.html.j2 draws it. Pure.
 
-Guests and settings left alone that need somebody come first.
+docs/status-page.md explains the fields. Lists are cut to sizes that stay small with any number
+of guests; the field ``NAME_left_out`` counts the entries that the list ``NAME`` leaves out, and
+``left_out`` of a CPU its threads. Guests and settings left alone that need somebody come first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 from vsrtune import __version__
 from vsrtune.core.text import printable
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
-from vsrtune.model.guest import (
-    REALTIME,
-    Guest,
-    Interface,
-    Role,
-    SchedClass,
-    Thread,
-    ThreadKey,
-    thread_label,
-)
-from vsrtune.model.load import mean
+from vsrtune.model.guest import REALTIME, Guest, Interface, Role, SchedClass, Thread
+from vsrtune.model.host import Cpu, Host
 from vsrtune.model.plan import Drift, Skipped
-from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.interrupt_cpus import device_cpus, serving
-from vsrtune.views import tables
-from vsrtune.views.page_model import (
-    DEGRADED,
-    NO_POLICY,
-    PENDING,
-    REFUSED,
-    TUNED,
-    ChangeView,
-    CpuView,
-    DriftView,
-    GuestView,
-    InterfaceView,
-    OnCpu,
-    PageTotals,
-    PlanView,
-    ProblemView,
-    RefusalView,
-    SkippedView,
-    StatusPage,
+from vsrtune.views.host_view import (
+    ROLES,
     ThreadView,
+    Use,
+    interrupts,
+    reported_use,
+    thread_views,
 )
+from vsrtune.views.tables import change_row, refusal_row, skipped_row, split_target
 
 T = TypeVar("T")
-V = TypeVar("V")
+Data = dict[str, Any]
 
+# Raised when a field changes its meaning or is removed; new fields do not raise it.
+PAGE_VERSION = 2
 # Maximum number of entries: of each, or in each.
 CPUS, ON_CPU, GUESTS, THREADS, INTERFACES, ROWS = 512, 16, 40, 40, 12, 100
 # Maximum length of a text, in characters: a plain QEMU may be called anything.
 TEXT = 300
 
+TUNED, DEGRADED, PENDING, REFUSED, NO_POLICY = (
+    "tuned", "degraded", "pending", "refused", "no policy",
+)  # fmt: skip
 _ORDER = (DEGRADED, REFUSED, PENDING, TUNED, NO_POLICY)
+# The host before the first pass.
+_UNSEEN = Snapshot(Host("", "", 0, (), (), 0, 0), ())
 
 
-def status_page(state: DaemonState) -> StatusPage:
-    """The page for ``state``; a pure function of it."""
-    snapshot = state.snapshot
+def status_page(state: DaemonState) -> Data:
+    """The page for ``state``; a pure function of it. CPU lists in it are CpuSets."""
+    snapshot = state.snapshot or _UNSEEN
     refused = {r.guest for r in state.plan.refusals}
     told = {s.ref: (s, _standing(s, refused)) for s in state.guests}
     counts = Counter(standing for _, standing in told.values())
-    totals = PageTotals(
-        guests=len(told),
-        tuned=counts[TUNED],
-        degraded=counts[DEGRADED],
-        pending=counts[PENDING],
-        refused=counts[REFUSED],
-        no_policy=counts[NO_POLICY],
-        drift=state.drift,
-    )
-    if snapshot is None:
-        return StatusPage(
-            vsrtune=__version__,
-            kernel="",
-            last_pass=state.last_pass,
-            policies=state.policies,
-            reload_success=state.reload_success,
-            totals=totals,
-            failure=_text(state.failure),
-        )
     # By state, then most drift, then name.
     guests = sorted(
         (g for g in snapshot.guests if g.ref in told),
         key=lambda g: (_ORDER.index(told[g.ref][1]), -told[g.ref][0].drift, g.ref),
     )
-    budgets = dict(state.budgets)
-    guest_views, guests_left_out = _cut(
-        guests,
-        GUESTS,
-        lambda g: _guest(g, snapshot, *told[g.ref], budgets),
-    )
-    cpus, cpus_left_out = _cpus(snapshot, state)
-    drift, drift_left_out = _cut(state.drifts, ROWS, _drift)
-    told_problems = [(f"CPU {s.cpu}", str(s)) for s in state.starved]
-    told_problems += [(p.reader, p.what) for p in snapshot.problems]
-    problems, problems_left_out = _cut(
-        told_problems, ROWS, lambda p: ProblemView(_text(p[0]), _text(p[1]))
-    )
-    return StatusPage(
-        vsrtune=__version__,
-        kernel=_text(snapshot.host.kernel),
-        last_pass=state.last_pass,
-        policies=state.policies,
-        reload_success=state.reload_success,
-        totals=totals,
-        cpus=cpus,
-        cpus_left_out=cpus_left_out,
-        guests=guest_views,
-        guests_left_out=guests_left_out,
-        plan=_plan(state.plan),
-        drift=drift,
-        drift_left_out=drift_left_out,
-        problems=problems,
-        problems_left_out=problems_left_out,
-        failure=_text(state.failure),
-    )
+    use = reported_use(dict(state.budgets))
+    problems = [{"where": f"CPU {s.cpu}", "what": str(s)} for s in state.starved]
+    problems += [{"where": p.reader, "what": p.what} for p in snapshot.problems]
+    page = {
+        "version": PAGE_VERSION,
+        "vsrtune": __version__,
+        "kernel": snapshot.host.kernel,
+        "last_pass": state.last_pass,
+        "policies": state.policies,
+        "reload_success": state.reload_success,
+        "failure": state.failure,
+        "totals": {
+            "guests": len(told),
+            **{standing.replace(" ", "_"): counts[standing] for standing in _ORDER},
+            "drift": state.drift,
+        },
+        **_cpus(snapshot, state),
+        **_cut("guests", guests, GUESTS, lambda g: _guest(g, snapshot.host, *told[g.ref], use)),
+        "plan": _plan(state.plan),
+        **_cut("drift", state.drifts, ROWS, _drift),
+        **_cut("problems", problems, ROWS, dict),
+    }
+    bounded: Data = _bounded(page)
+    return bounded
 
 
 def _standing(guest: GuestState, refused: Collection[str]) -> str:
@@ -136,48 +96,29 @@ def _standing(guest: GuestState, refused: Collection[str]) -> str:
 # -- the host
 
 
-def _cpus(snapshot: Snapshot, state: DaemonState) -> tuple[tuple[CpuView, ...], int]:
-    interrupts = _interrupts(snapshot)
+def _cpus(snapshot: Snapshot, state: DaemonState) -> Data:
+    serving = interrupts(snapshot)
     reserved = {cpu for g in state.guests for cpu in g.irq}
-    on: dict[int, dict[Role, list[tuple[Guest, Thread]]]] = {}
+    on: dict[int, list[ThreadView]] = {}
     for guest in snapshot.guests:
         for thread in guest.threads:
             if thread.role is not Role.WORKER:  # those would only flicker
-                roles = on.setdefault(_where(thread), {})
-                roles.setdefault(thread.role, []).append((guest, thread))
-    views = []
-    for cpu in snapshot.host.cpus[:CPUS]:
-        here = on.get(cpu.id, {})
-        ordered = [pair for role in tables.ROLES for pair in here.get(role, ())]
-        threads, left_out = _cut(ordered, ON_CPU, lambda pair: _on_cpu(*pair))
-        views.append(
-            CpuView(
-                cpu.id,
-                cpu.online,
-                cpu.isolated,
-                cpu.node,
-                tuple(interrupts.get(cpu.id, ())),
-                cpu.id in reserved,
-                threads,
-                left_out,
-            )
-        )
-    return tuple(views), max(0, len(snapshot.host.cpus) - CPUS)
+                on.setdefault(_where(thread), []).append(ThreadView(guest.ref, thread))
 
+    def view(cpu: Cpu) -> Data:
+        here = sorted(on.get(cpu.id, ()), key=lambda v: ROLES.index(v.thread.role))
+        return {
+            "cpu": cpu.id,
+            "online": cpu.online,
+            "isolated": cpu.isolated,
+            "node": cpu.node,
+            "interrupts": serving.get(cpu.id, [])[:CPUS],
+            "reserved": cpu.id in reserved,
+            "threads": [_on_cpu(v) for v in here[:ON_CPU]],
+            "left_out": max(0, len(here) - ON_CPU),
+        }
 
-def _interrupts(snapshot: Snapshot) -> dict[int, list[str]]:
-    """The NICs below guests, by the CPU that serves them."""
-    found: dict[int, list[str]] = {}
-    host = snapshot.host
-    chains: dict[tuple[str, ...], Interface] = {}
-    for guest in snapshot.guests:
-        for interface in guest.interfaces:
-            chains.setdefault(interface.lower, interface)
-    names = sorted({name for i in chains.values() for name in serving(host, i)})
-    for name in names[:CPUS]:
-        for cpu in device_cpus(host, host.nic(name))[0]:
-            found.setdefault(cpu, []).append(_text(name))
-    return found
+    return _cut("cpus", snapshot.host.cpus, CPUS, view)
 
 
 def _where(thread: Thread) -> int:
@@ -187,107 +128,84 @@ def _where(thread: Thread) -> int:
     return thread.affinity.first()
 
 
-def _on_cpu(guest: Guest, thread: Thread) -> OnCpu:
-    return OnCpu(
-        _text(guest.ref),
-        _text(thread_label(thread)),
-        # Every real-time class that vsrtune sets has it: on a narrow card it says nothing.
-        str(thread.sched).removesuffix(" reset-on-fork"),
-        len(thread.affinity) == 1,
-    )
+def _on_cpu(view: ThreadView) -> Data:
+    return {
+        "guest": view.guest,
+        "thread": view.label,
+        "sched": view.sched,
+        "pinned": len(view.thread.affinity) == 1,
+    }
 
 
 # -- guests
 
 
 def _guest(
-    guest: Guest,
-    snapshot: Snapshot,
-    told: GuestState,
-    standing: str,
-    budgets: Mapping[ThreadKey, float],
-) -> GuestView:
-    threads, threads_left_out = _cut(
-        tables.in_order(guest),
-        THREADS,
-        lambda t: _thread(t, waits_for_domain(snapshot.host, t), budgets.get(t.key)),
-    )
-    interfaces, interfaces_left_out = _cut(guest.interfaces, INTERFACES, _interface)
-    return GuestView(
-        name=_text(guest.ref),
-        source=guest.source,
-        state=standing,
-        policy=_text(told.policy),
-        drift=told.drift,
-        held=told.held,
-        pending=told.pending,
-        threads=threads,
-        threads_left_out=threads_left_out,
-        interfaces=interfaces,
-        interfaces_left_out=interfaces_left_out,
-        problems=tuple(
-            _text(p)
-            for p in (*([str(told.step)] if told.step is not None else []), *guest.problems)[:ROWS]
-        ),
-    )
+    guest: Guest, host: Host, told: GuestState, standing: str, use: Callable[[Thread], Use]
+) -> Data:
+    steps = () if told.step is None else (str(told.step),)
+    return {
+        "name": guest.ref,
+        "source": guest.source,
+        "state": standing,
+        "policy": told.policy,
+        "drift": told.drift,
+        "held": told.held,
+        "pending": told.pending,
+        **_cut("threads", thread_views(guest, host, use), THREADS, _thread),
+        **_cut("interfaces", guest.interfaces, INTERFACES, _interface),
+        "problems": [*steps, *guest.problems][:ROWS],
+    }
 
 
-def _thread(thread: Thread, pending: bool, used: float | None) -> ThreadView:
-    sched = thread.sched
+def _thread(view: ThreadView) -> Data:
+    thread, sched = view.thread, view.thread.sched
     deadline = sched.cls is SchedClass.DEADLINE
-    return ThreadView(
-        tid=thread.key.tid,
-        thread=_text(thread_label(thread)),
-        sched_class=sched.cls.value,
-        sched=str(sched),
-        priority=sched.priority if sched.cls in REALTIME else None,
-        runtime_ns=sched.runtime_ns if deadline else None,
-        period_ns=sched.period_ns if deadline else None,
-        used=used,
-        cpus=str(thread.affinity),
-        last_cpu=thread.last_cpu,
-        load=mean(thread.load) if thread.load else None,
-        pending=pending,
-    )
+    return {
+        "tid": thread.key.tid,
+        "thread": view.label,
+        "sched_class": sched.cls.value,
+        "sched": str(sched),
+        "priority": sched.priority if sched.cls in REALTIME else None,
+        "runtime_ns": sched.runtime_ns if deadline else None,
+        "period_ns": sched.period_ns if deadline else None,
+        "used": view.use.budget,
+        "cpus": thread.affinity,
+        "last_cpu": thread.last_cpu,
+        "load": view.use.load,
+        "pending": view.pending,
+    }
 
 
-def _interface(interface: Interface) -> InterfaceView:
-    return InterfaceView(
-        device=_text(interface.target),
-        kind=interface.kind.value,
-        lower=_text(" > ".join(interface.lower)),
-        queues=interface.queues,
-        queue_length=interface.txqueuelen,
-        ring_drops=interface.ring_drops,
-    )
+def _interface(interface: Interface) -> Data:
+    return {
+        "device": interface.target,
+        "kind": interface.kind.value,
+        "lower": " > ".join(interface.lower),
+        "queues": interface.queues,
+        "queue_length": interface.txqueuelen,
+        "ring_drops": interface.ring_drops,
+    }
 
 
 # -- plan and drift
 
 
-def _plan(plan: PlanState) -> PlanView:
-    changes, changes_left_out = _cut(plan.unmade, ROWS, _change)
-    refusals, refusals_left_out = _cut(
-        plan.refusals,
-        ROWS,
-        lambda r: RefusalView(_text(r.guest), _text(r.policy), _text(r.reason), _text(r.hint)),
-    )
-    warnings, warnings_left_out = _cut(plan.warnings, ROWS, _text)
-    skipped, skipped_left_out = _cut(
-        sorted(plan.skipped, key=_urgency),
-        ROWS,
-        lambda s: SkippedView(_text(s.guest), _text(s.subject), _text(s.reason), s.held, s.pending),
-    )
-    return PlanView(
-        changes,
-        changes_left_out,
-        refusals,
-        refusals_left_out,
-        warnings,
-        warnings_left_out,
-        skipped,
-        skipped_left_out,
-    )
+def _plan(plan: PlanState) -> Data:
+    return {
+        **_cut("changes", plan.unmade, ROWS, _change),
+        **_cut("refusals", plan.refusals, ROWS, refusal_row),
+        **_cut("warnings", plan.warnings, ROWS, str),
+        **_cut("skipped", sorted(plan.skipped, key=_urgency), ROWS, _skipped),
+    }
+
+
+def _change(unmade: Unmade) -> Data:
+    return {**change_row(unmade.action), "why": unmade.why}
+
+
+def _skipped(skipped: Skipped) -> Data:
+    return {**skipped_row(skipped), "held": skipped.held, "pending": skipped.pending}
 
 
 def _urgency(skipped: Skipped) -> int:
@@ -297,41 +215,34 @@ def _urgency(skipped: Skipped) -> int:
     return 2 if skipped.reason.startswith("already ") else 1
 
 
-def _change(unmade: Unmade) -> ChangeView:
-    action = unmade.action
-    guest, setting = tables.split_target(action.target)
-    return ChangeView(
-        guest=_text(guest),
-        setting=_text(setting),
-        now=_text(tables.value_text(action.before)),
-        then=_text(tables.value_text(action.after)),
-        because=_text(action.reason),
-        why=_text(unmade.why),
-    )
-
-
-def _drift(drift: Drift) -> DriftView:
-    guest, setting = tables.split_target(drift.target)
-    return DriftView(
-        guest=_text(guest),
-        setting=_text(setting),
-        was_set_to=_text(drift.desired),
-        found=_text(drift.found),
-        by=_text(drift.by),
-        key=drift.setting,
-        rule=drift.rule.value,
-        left=_text(drift.left),
-    )
+def _drift(drift: Drift) -> Data:
+    guest, setting = split_target(drift.target)
+    return {
+        "guest": guest,
+        "setting": setting,
+        "was_set_to": drift.desired,
+        "found": drift.found,
+        "by": drift.by,
+        "key": drift.setting,
+        "rule": drift.rule.value,
+        "left": drift.left,
+    }
 
 
 # -- sizes and texts
 
 
-def _cut(items: Sequence[T], most: int, view: Callable[[T], V]) -> tuple[tuple[V, ...], int]:
-    """Views of the first ``most`` items, and the number of the others."""
-    return tuple(view(item) for item in items[:most]), max(0, len(items) - most)
+def _cut(name: str, items: Sequence[T], most: int, view: Callable[[T], Any]) -> Data:
+    """The field ``name`` with views of the first ``most`` items, and the number of the others."""
+    left_out = max(0, len(items) - most)
+    return {name: [view(item) for item in items[:most]], f"{name}_left_out": left_out}
 
 
-def _text(text: str) -> str:
-    """The text made printable, and cut after TEXT characters."""
-    return printable(text[:TEXT] + "\N{HORIZONTAL ELLIPSIS}" if len(text) > TEXT else text)
+def _bounded(value: Any) -> Any:
+    """The value, in which each text is printable and cut after TEXT characters."""
+    if isinstance(value, str):
+        long = len(value) > TEXT
+        return printable(value[:TEXT] + "\N{HORIZONTAL ELLIPSIS}" if long else value)
+    if isinstance(value, dict):
+        return {key: _bounded(one) for key, one in value.items()}
+    return [_bounded(one) for one in value] if isinstance(value, list) else value

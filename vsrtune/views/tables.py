@@ -11,29 +11,18 @@ from dataclasses import dataclass, field
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import time_text
+from vsrtune.model.daemon_state import Starved
 from vsrtune.model.deadline import bandwidth, percent
-from vsrtune.model.guest import (
-    DATA_PLANE,
-    Guest,
-    Interface,
-    Role,
-    SchedClass,
-    Thread,
-    ThreadKey,
-    thread_label,
-)
+from vsrtune.model.guest import Guest, Interface, Role, SchedClass, ThreadKey
 from vsrtune.model.host import Host, Nic
-from vsrtune.model.load import mean
-from vsrtune.model.plan import Action, Drift, Plan, Skipped
-from vsrtune.model.root_domains import books, waits_for_domain
+from vsrtune.model.module_counters import TapCounters
+from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
+from vsrtune.model.root_domains import books
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Target
+from vsrtune.views.host_view import ThreadView, Use, reported_use, thread_views
 
 NOTHING = "-"
-# A thread that uses this much of its budget is throttled: ticks and scheduling take the rest.
-THROTTLED = 0.97
-# Roles of a guest's threads, in the order of display.
-ROLES = (*DATA_PLANE, Role.EMULATOR, Role.IOTHREAD, Role.WORKER)
 
 
 @dataclass(frozen=True)
@@ -48,10 +37,16 @@ class Table:
     rows: list[tuple[str, ...]] = field(default_factory=list)
     tone: str = "plain"
 
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], tone: str = "plain") -> Table:
+        """The table of rows that give their texts by column head, all in the same order."""
+        heads = tuple(rows[0]) if rows else ()
+        return cls(title, heads, [tuple(row.values()) for row in rows], tone)
 
-def in_order(guest: Guest) -> list[Thread]:
-    """A guest's threads in the order of display: by ROLES, then in the order of by_role()."""
-    return [thread for role in ROLES for thread in guest.by_role(role)]
+
+def filled(*tables: Table) -> list[Table]:
+    """The tables that have rows."""
+    return [table for table in tables if table.rows]
 
 
 def cpu_list(cpus: CpuSet | None) -> str:
@@ -68,143 +63,91 @@ def short_cgroup(path: str) -> str:
     return path or "/"
 
 
-def seconds(nanoseconds: int) -> str:
-    """CPU time in seconds with two decimals."""
-    return f"{nanoseconds / 1e9:.2f}"
-
-
 def snapshot_tables(
     snapshot: Snapshot, budgets: Mapping[ThreadKey, float] | None = None
 ) -> list[Table]:
     """Everything ``vsrtune show`` prints, guests first. ``budgets`` gives the measured share
     of its budget that each DEADLINE thread uses."""
     tables: list[Table] = []
+    threads: list[ThreadView] = []
+    use = reported_use(budgets or {})
     for guest in snapshot.guests:
-        tables += guest_tables(guest, snapshot.host)
-    tables += budget_tables(snapshot, budgets or {})
+        own = thread_views(guest, snapshot.host, use)
+        tables += guest_tables(guest, own)
+        threads += own
+    tables += filled(budget_table(threads))
     if not snapshot.guests:
         tables.append(Table("Guests", ("none is running on this host",)))
     tables += host_tables(snapshot.host)
-    tables += domain_tables(snapshot)
-    problems: list[tuple[str, ...]] = [(p.reader, p.what) for p in snapshot.problems]
-    problems += [(g.ref, text) for g in snapshot.guests for text in g.problems]
-    if problems:
-        tables.append(Table("Problems", ("where", "what"), problems, "warn"))
-    if snapshot.strangers:
-        rows: list[tuple[str, ...]] = [
-            (str(s.pid), str(s.uid) if s.uid >= 0 else "", s.why) for s in snapshot.strangers
-        ]
-        heads = ("pid", "user", "why")
-        tables.append(Table("Processes named like a QEMU that are not believed", heads, rows))
-    return tables
+    problems = [{"where": p.reader, "what": p.what} for p in snapshot.problems]
+    problems += [{"where": g.ref, "what": text} for g in snapshot.guests for text in g.problems]
+    strangers = [
+        {"pid": str(s.pid), "user": str(s.uid) if s.uid >= 0 else "", "why": s.why}
+        for s in snapshot.strangers
+    ]
+    return tables + filled(
+        domain_table(snapshot),
+        Table.of("Problems", problems, "warn"),
+        Table.of("Processes named like a QEMU that are not believed", strangers),
+    )
 
 
-def guest_tables(guest: Guest, host: Host | None = None) -> list[Table]:
-    """The threads and the interfaces of one guest. With ``host``, threads that wait for
-    their root domain are marked as pending."""
-    threads = Table(
-        f"Guest {guest.ref} (pid {guest.pid})",
-        (
-            "tid",
-            "thread",
-            "mapped",
-            "class",
-            "CPUs",
-            "last",
-            "cpuset",
-            "cgroup",
-            "CPU s",
-            "load",
-            "name",
+def guest_tables(guest: Guest, threads: Iterable[ThreadView]) -> list[Table]:
+    """The threads and the interfaces of one guest, and the counters of our kernel module for
+    the interfaces that it serves."""
+    served = [_frames(i, i.counters) for i in guest.interfaces if i.counters is not None]
+    return [
+        Table.of(f"Guest {guest.ref} (pid {guest.pid})", [_thread(view) for view in threads]),
+        *filled(
+            Table.of(f"Interfaces of {guest.ref}", [_interface(i) for i in guest.interfaces]),
+            Table.of(f"Frames of {guest.ref}, counted by the module", served),
         ),
-    )
-    threads.rows.extend(_thread_row(t, host) for t in in_order(guest))
-    tables = [threads]
-    if guest.interfaces:
-        tables.append(
-            Table(
-                f"Interfaces of {guest.ref}",
-                (
-                    "device",
-                    "kind",
-                    "model",
-                    "vhost",
-                    "MAC",
-                    "lower",
-                    "txqueuelen",
-                    "queues",
-                    "ring drops",
-                ),
-                [_interface_row(i) for i in guest.interfaces],
-            )
-        )
-        tables += _counter_tables(guest)
-    return tables
+    ]
 
 
-def _thread_row(thread: Thread, host: Host | None) -> tuple[str, ...]:
-    pending = host is not None and waits_for_domain(host, thread)
-    return (
-        str(thread.key.tid),
-        thread_label(thread),
-        thread.confidence.value if thread.confidence is not None else NOTHING,
-        f"{thread.sched} (deadline pending)" if pending else str(thread.sched),
-        str(thread.affinity),
-        str(thread.last_cpu),
-        cpu_list(thread.cpuset_effective),
-        short_cgroup(thread.cgroup),
-        seconds(thread.cpu_ns),
-        f"{100 * mean(thread.load):.0f} %" if thread.load else NOTHING,
-        thread.name,
-    )
+def _thread(view: ThreadView) -> dict[str, str]:
+    thread, load = view.thread, view.use.load
+    return {
+        "tid": str(thread.key.tid),
+        "thread": view.label,
+        "mapped": thread.confidence.value if thread.confidence is not None else NOTHING,
+        "class": f"{thread.sched} (deadline pending)" if view.pending else str(thread.sched),
+        "CPUs": str(thread.affinity),
+        "last": str(thread.last_cpu),
+        "cpuset": cpu_list(thread.cpuset_effective),
+        "cgroup": short_cgroup(thread.cgroup),
+        "CPU s": f"{thread.cpu_ns / 1e9:.2f}",
+        "load": NOTHING if load is None else f"{100 * load:.0f} %",
+        "name": thread.name,
+    }
 
 
-def _interface_row(interface: Interface) -> tuple[str, ...]:
-    return (
-        interface.target,
-        interface.kind.value,
-        interface.model or NOTHING,
-        "yes" if interface.vhost else "no",
-        interface.mac,
-        " > ".join(interface.lower) or NOTHING,
-        str(interface.txqueuelen),
-        str(interface.queues),
-        str(interface.ring_drops),
-    )
+def _interface(interface: Interface) -> dict[str, str]:
+    return {
+        "device": interface.target,
+        "kind": interface.kind.value,
+        "model": interface.model or NOTHING,
+        "vhost": "yes" if interface.vhost else "no",
+        "MAC": interface.mac,
+        "lower": " > ".join(interface.lower) or NOTHING,
+        "txqueuelen": str(interface.txqueuelen),
+        "queues": str(interface.queues),
+        "ring drops": str(interface.ring_drops),
+    }
 
 
-def _counter_tables(guest: Guest) -> list[Table]:
-    """Counters of our kernel module, for the interfaces of the guest that it serves."""
-    rows = []
-    for interface in guest.interfaces:
-        counters = interface.counters
-        if counters is None:
-            continue
-        drops = ", ".join(f"{place} {n}" for place, n in counters.dropped if n)
-        waited = (counters.queue_high_water, *(q.ring_high_water for q in counters.queues))
-        rows.append(
-            (
-                interface.target,
-                "yes" if interface.threaded else "no",
-                *(map(_number, (counters.rx_received, counters.rx_delivered))),
-                drops or "none",
-                *(map(_number, (counters.tx_packets_lower, counters.tx_to_sibling))),
-                _number(waited[0]),
-                "/".join(map(_number, waited[1:])) or NOTHING,
-            )
-        )
-    heads = (
-        "device",
-        "threaded NAPI",
-        "received",
-        "delivered",
-        "dropped",
-        "sent",
-        "to siblings",
-        "own queue, most",
-        "rings, most",
-    )
-    return [Table(f"Frames of {guest.ref}, counted by the module", heads, rows)] if rows else []
+def _frames(interface: Interface, counters: TapCounters) -> dict[str, str]:
+    return {
+        "device": interface.target,
+        "threaded NAPI": "yes" if interface.threaded else "no",
+        "received": _number(counters.rx_received),
+        "delivered": _number(counters.rx_delivered),
+        "dropped": ", ".join(f"{place} {n}" for place, n in counters.dropped if n) or "none",
+        "sent": _number(counters.tx_packets_lower),
+        "to siblings": _number(counters.tx_to_sibling),
+        "own queue, most": _number(counters.queue_high_water),
+        "rings, most": "/".join(_number(q.ring_high_water) for q in counters.queues) or NOTHING,
+    }
 
 
 def _number(value: int | None) -> str:
@@ -212,89 +155,81 @@ def _number(value: int | None) -> str:
 
 
 def moves_table(moves: int, last: int, when: str) -> Table:
-    """The number of threads moved for their load since the daemon started."""
-    heads = ("threads moved", "the last time", "at")
-    return Table("Placement by load", heads, [(str(moves), str(last), when)])
+    """The number of threads moved for their load since the daemon started; no rows when none
+    was."""
+    row = {"threads moved": str(moves), "the last time": str(last), "at": when}
+    return Table.of("Placement by load", [row] if moves else [])
 
 
 def host_tables(host: Host) -> list[Table]:
     """CPUs, NICs with their interrupts, and neighbours."""
     softirq = {t.cpu: str(t.sched) for t in host.softirq}
-    cpus = Table(
-        f"CPUs (kernel {host.kernel}, real-time {throttling(host)})",
-        ("CPU", "online", "isolated", "siblings", "node", "ksoftirqd"),
-        [
-            (
-                str(c.id),
-                "yes" if c.online else "no",
-                "yes" if c.isolated else "no",
-                str(c.siblings),
-                str(c.node),
-                softirq.get(c.id, NOTHING),
-            )
-            for c in host.cpus
-        ],
-    )
-    tables = [cpus]
-    if host.nics:
-        nics = Table(
-            "NICs and where their packets arrive",
-            ("NIC", "driver", "interrupt", "name", "CPUs allowed", "CPU used"),
-        )
-        for nic in host.nics:
-            nics.rows.extend(_nic_rows(nic))
-        tables.append(nics)
-    if host.neighbours:
-        tables.append(
+    cpus = [
+        {
+            "CPU": str(c.id),
+            "online": "yes" if c.online else "no",
+            "isolated": "yes" if c.isolated else "no",
+            "siblings": str(c.siblings),
+            "node": str(c.node),
+            "ksoftirqd": softirq.get(c.id, NOTHING),
+        }
+        for c in host.cpus
+    ]
+    neighbours = [
+        {"name": n.name, "pid": _number(n.pid), "what it does": n.detail} for n in host.neighbours
+    ]
+    return [
+        Table.of(f"CPUs (kernel {host.kernel}, real-time {throttling(host)})", cpus),
+        *filled(
             Table(
-                "Neighbours that change the same settings",
-                ("name", "pid", "what it does"),
-                [
-                    (n.name, NOTHING if n.pid is None else str(n.pid), n.detail)
-                    for n in host.neighbours
-                ],
-                "warn",
-            )
-        )
-    return tables
+                "NICs and where their packets arrive",
+                ("NIC", "driver", "interrupt", "name", "CPUs allowed", "CPU used"),
+                [row for nic in host.nics for row in _nic_rows(nic)],
+            ),
+            Table.of("Neighbours that change the same settings", neighbours, "warn"),
+        ),
+    ]
 
 
-def budget_tables(snapshot: Snapshot, budgets: Mapping[ThreadKey, float]) -> list[Table]:
+def budget_table(threads: Iterable[ThreadView]) -> Table:
     """Threads with a budget, and threads that wait for one."""
     rows: list[tuple[str, ...]] = []
-    for guest in snapshot.guests:
-        for thread in (*guest.by_role(Role.VCPU), *guest.by_role(Role.VHOST)):
-            sched, share = thread.sched, budgets.get(thread.key)
-            where = (guest.ref, thread_label(thread), cpu_list(thread.affinity))
-            if waits_for_domain(snapshot.host, thread):
-                told = f"pending: has not run there yet, last on CPU {thread.last_cpu}"
-                rows.append((*where, NOTHING, NOTHING, NOTHING, NOTHING, told))
-            elif sched.cls is SchedClass.DEADLINE:
-                times = (sched.runtime_ns, sched.deadline_ns, sched.period_ns)
-                told = NOTHING if share is None else _use_text(share)
-                rows.append((*where, *map(time_text, times), percent(bandwidth(sched)), told))
+    for view in threads:
+        thread, sched = view.thread, view.thread.sched
+        where = (view.guest, view.label, cpu_list(thread.affinity))
+        if view.pending:
+            told = f"pending: has not run there yet, last on CPU {thread.last_cpu}"
+            rows.append((*where, NOTHING, NOTHING, NOTHING, NOTHING, told))
+        elif sched.cls is SchedClass.DEADLINE and thread.role in (Role.VCPU, Role.VHOST):
+            times = map(time_text, (sched.runtime_ns, sched.deadline_ns, sched.period_ns))
+            rows.append((*where, *times, percent(bandwidth(sched)), _budget(view.use)))
     heads = ("guest", "thread", "CPUs", "runtime", "deadline", "period", "of a CPU", "used")
-    return [Table("Budgets (class deadline)", heads, rows)] if rows else []
+    return Table("Budgets (class deadline)", heads, rows)
 
 
-def _use_text(share: float) -> str:
-    text = f"{100 * share:.0f} %"
-    return f"{text}: throttled" if share >= THROTTLED else text
+def _budget(use: Use) -> str:
+    if use.budget is None:
+        return NOTHING
+    return f"{100 * use.budget:.0f} %" + (": throttled" if use.throttled else "")
 
 
-def domain_tables(snapshot: Snapshot) -> list[Table]:
-    """DEADLINE bandwidth per root domain, when any is booked or a partition exists."""
-    rows: list[tuple[str, ...]] = []
-    for domain in books(snapshot):
-        free = NOTHING if domain.admitted is None else percent(domain.admitted - domain.booked)
-        most = NOTHING if domain.admitted is None else percent(domain.admitted)
-        kernel = percent(domain.kernel)
-        rows.append((str(domain.cpus), domain.made_by, percent(domain.booked), free, most, kernel))
+def domain_table(snapshot: Snapshot) -> Table:
+    """DEADLINE bandwidth per root domain; no rows unless any is booked or a partition exists."""
+    domains = books(snapshot)
     partitioned = any(c.partition != "member" for c in snapshot.host.cpusets)
-    if not partitioned and not any(d.booked for d in books(snapshot)):
-        return []
-    heads = ("CPUs", "made by", "booked", "free", "admitted", "for ordinary threads")
-    return [Table("Root domains: deadline bandwidth in percent of one CPU", heads, rows)]
+    rows = [
+        {
+            "CPUs": str(d.cpus),
+            "made by": d.made_by,
+            "booked": percent(d.booked),
+            "free": NOTHING if d.admitted is None else percent(d.admitted - d.booked),
+            "admitted": NOTHING if d.admitted is None else percent(d.admitted),
+            "for ordinary threads": percent(d.kernel),
+        }
+        for d in domains
+        if partitioned or any(d.booked for d in domains)
+    ]
+    return Table.of("Root domains: deadline bandwidth in percent of one CPU", rows)
 
 
 def throttling(host: Host) -> str:
@@ -316,51 +251,84 @@ def _nic_rows(nic: Nic) -> list[tuple[str, ...]]:
 
 def plan_tables(plan: Plan) -> list[Table]:
     """Everything ``vsrtune plan`` prints."""
-    tables: list[Table] = []
-    if plan.actions:
-        rows = [_action_row(a) for a in plan.actions]
-        heads = ("guest", "setting", "now", "then", "because")
-        tables.append(Table(_count(len(rows), "change"), heads, rows, "good"))
-    tables += drift_tables(plan.drift)
-    if plan.refusals:
-        rows = [(r.guest, r.policy, r.reason, r.hint) for r in plan.refusals]
-        tables.append(Table("Refused", ("guest", "policy", "because", "instead"), rows, "bad"))
-    if plan.warnings:
-        tables.append(Table("Warnings", ("warning",), [(w,) for w in plan.warnings], "warn"))
-    if plan.skipped:
-        skipped = [_skipped_row(s) for s in plan.skipped]
-        tables.append(Table("Left as it is", ("guest", "setting", "because"), skipped))
-    if plan.notes:
-        tables.append(Table("Notes", ("note",), [(n,) for n in plan.notes]))
-    if not plan.actions and not plan.refusals:
-        tables.insert(0, Table("Nothing to change", ()))
-    return tables
-
-
-def step_tables(skipped: Iterable[Skipped]) -> list[Table]:
-    """Guests that the daemon has stepped down."""
-    rows: list[tuple[str, ...]] = [(s.guest, s.reason) for s in skipped if s.stepped]
-    return [Table("Stepped down by the daemon", ("guest", "why"), rows, "bad")] if rows else []
-
-
-def drift_tables(drifts: Iterable[Drift]) -> list[Table]:
-    """Settings that somebody has changed, who it was, and the policy's rule."""
-    rows: list[tuple[str, ...]] = [
-        (*split_target(d.target), d.desired, d.found, d.by or "unknown", d.setting, d.rule.value)
-        for d in drifts
+    changes = [change_row(action) for action in plan.actions]
+    skipped = [
+        {**skipped_row(s), "because": ("HELD: " if s.held else "") + s.reason} for s in plan.skipped
     ]
-    heads = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
-    return [Table("Changed since", heads, rows, "warn")] if rows else []
+    tables = filled(
+        Table.of(_count(len(changes), "change"), changes, "good"),
+        drift_table(plan.drift),
+        Table.of("Refused", [refusal_row(r) for r in plan.refusals], "bad"),
+        Table.of("Warnings", [{"warning": text} for text in plan.warnings], "warn"),
+        Table.of("Left as it is", skipped),
+        Table.of("Notes", [{"note": text} for text in plan.notes]),
+    )
+    nothing = [] if changes or plan.refusals else [Table("Nothing to change", ())]
+    return nothing + tables
 
 
-def _action_row(action: Action) -> tuple[str, ...]:
+def step_table(skipped: Iterable[Skipped]) -> Table:
+    """Guests that the daemon has stepped down."""
+    rows = [{"guest": s.guest, "why": s.reason} for s in skipped if s.stepped]
+    return Table.of("Stepped down by the daemon", rows, "bad")
+
+
+def starved_table(starved: Iterable[Starved]) -> Table:
+    """The starving threads that the daemon reports."""
+    rows = [
+        {"CPU": str(s.cpu), "thread": s.name, "tid": str(s.tid), "held by": s.guest or NOTHING}
+        for s in starved
+    ]
+    return Table.of("Threads that do not get to run", rows, "bad")
+
+
+def drift_table(drifts: Iterable[Drift]) -> Table:
+    """Settings that somebody has changed, who it was, and the policy's rule."""
+    return Table.of("Changed since", [drift_row(d) for d in drifts], "warn")
+
+
+# What plans say in tables, in top and on the status page, whose data has the same fields.
+
+
+def change_row(action: Action) -> dict[str, str]:
+    """A planned change in words."""
     guest, setting = split_target(action.target)
-    before, after = value_text(action.before), value_text(action.after)
-    return (guest, setting, before, after, action.reason)
+    return {
+        "guest": guest,
+        "setting": setting,
+        "now": value_text(action.before),
+        "then": value_text(action.after),
+        "because": action.reason,
+    }
 
 
-def _skipped_row(skipped: Skipped) -> tuple[str, ...]:
-    return (skipped.guest, skipped.subject, ("HELD: " if skipped.held else "") + skipped.reason)
+def skipped_row(skipped: Skipped) -> dict[str, str]:
+    """A setting that is left as it is."""
+    return {"guest": skipped.guest, "setting": skipped.subject, "because": skipped.reason}
+
+
+def refusal_row(refusal: Refusal) -> dict[str, str]:
+    """A refused policy, and what to write instead."""
+    return {
+        "guest": refusal.guest,
+        "policy": refusal.policy,
+        "because": refusal.reason,
+        "instead": refusal.hint,
+    }
+
+
+def drift_row(drift: Drift) -> dict[str, str]:
+    """A setting that somebody has changed."""
+    guest, setting = split_target(drift.target)
+    return {
+        "guest": guest,
+        "setting": setting,
+        "was set to": drift.desired,
+        "found": drift.found,
+        "changed by": drift.by or "unknown",
+        "policy key": drift.setting,
+        "rule": drift.rule.value,
+    }
 
 
 def split_target(target: Target) -> tuple[str, str]:

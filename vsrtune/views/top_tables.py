@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from vsrtune.views.tables import NOTHING, Table, cpu_list
-from vsrtune.views.top_model import CpuRow, DropRow, Frame, Resident, ThreadRow
+from dataclasses import replace
+from typing import Any
 
-# The names of pidstat(1) and mpstat(1).
-CPU_HEADS = ("CPU", "for", "%busy", "%soft", "on it")
-THREAD_HEADS = ("guest", "thread", "CPU", "%CPU", "%wait", "%budget", "allowed", "class", "tid")
-DROP_HEADS = ("drops/s", "in all", "where", "place", "guest")
-PENDING_HEADS = ("guest", "setting", "now", "then", "because")
-DRIFT_HEADS = ("guest", "setting", "was set to", "found", "changed by", "policy key", "rule")
+from vsrtune.core.codec import encode
+from vsrtune.views.host_view import ThreadView
+from vsrtune.views.tables import NOTHING, Table, cpu_list, filled
+from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
+
+# Fields of `top --json`, in the order of change_row() and drift_row().
+PENDING_FIELDS = ("guest", "setting", "now", "then", "reason")
+DRIFT_FIELDS = ("guest", "setting", "desired", "found", "by", "key", "rule")
 
 
 def headline(frame: Frame) -> str:
@@ -27,52 +29,47 @@ def headline(frame: Frame) -> str:
 def tables(frame: Frame) -> list[Table]:
     """All tables of a frame: headline, CPUs, threads, drops, then pending changes, drift and
     notes, if any."""
-    found = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame), drop_table(frame)]
-    return [
-        *found,
-        *(t for t in (pending_table(frame), drift_table(frame), note_table(frame)) if t),
-    ]
+    first = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame), drop_table(frame)]
+    return first + setting_tables(frame)
 
 
 def cpu_table(frame: Frame) -> Table:
     """The threads and interrupts on each CPU."""
-    return Table("CPUs", CPU_HEADS, [_cpu(row) for row in frame.cpus])
+    return Table.of("CPUs", [_cpu(row) for row in frame.cpus])
 
 
 def thread_table(frame: Frame) -> Table:
     """Where each thread runs, and how much CPU time it gets."""
     if not frame.guests:
         return Table("Threads: no guest to show", ())
-    return Table("Threads", THREAD_HEADS, [_thread(row) for row in frame.threads])
+    return Table.of("Threads", [_thread(view) for view in frame.threads])
 
 
 def drop_table(frame: Frame) -> Table:
     """Where frames are dropped."""
     if not frame.drops:
         return Table("Dropped frames: none, at any place that can be read", ())
-    return Table("Dropped frames", DROP_HEADS, [_drop(row) for row in frame.drops])
+    return Table.of("Dropped frames", [_drop(row) for row in frame.drops])
 
 
-def pending_table(frame: Frame) -> Table | None:
-    """Changes that the policies ask for and that are not made yet; None without any."""
-    rows: list[tuple[str, ...]] = [
-        (p.guest, p.setting, p.now, p.then, p.reason) for p in frame.pending
-    ]
-    return Table("Pending", PENDING_HEADS, rows, "warn") if rows else None
+def setting_tables(frame: Frame) -> list[Table]:
+    """Changes that the policies ask for and that are not made yet, settings that somebody has
+    changed, and notes on failures to read; without those that are empty."""
+    return filled(
+        Table.of("Pending", frame.pending, "warn"),
+        Table.of("Drift", frame.drift, "warn"),
+        Table.of("Notes", [{"note": note} for note in frame.notes], "warn"),
+    )
 
 
-def drift_table(frame: Frame) -> Table | None:
-    """Settings that somebody has changed; None without any."""
-    rows: list[tuple[str, ...]] = [
-        (d.guest, d.setting, d.desired, d.found, d.by, d.key, d.rule) for d in frame.drift
-    ]
-    return Table("Drift", DRIFT_HEADS, rows, "warn") if rows else None
-
-
-def note_table(frame: Frame) -> Table | None:
-    """Notes on failures to read; None without any."""
-    rows: list[tuple[str, ...]] = [(note,) for note in frame.notes]
-    return Table("Notes", ("note",), rows, "warn") if rows else None
+def data(frame: Frame) -> dict[str, Any]:
+    """What `top --json` prints of a frame."""
+    return {
+        **encode(replace(frame, threads=())),
+        "threads": [_thread_data(view) for view in frame.threads],
+        "pending": [dict(zip(PENDING_FIELDS, row.values(), strict=True)) for row in frame.pending],
+        "drift": [dict(zip(DRIFT_FIELDS, row.values(), strict=True)) for row in frame.drift],
+    }
 
 
 def percent(share: float | None) -> str:
@@ -98,28 +95,56 @@ def resident_text(resident: Resident) -> str:
     return text if resident.rate is None else f"{text} {count(resident.rate)}/s"
 
 
-def _cpu(row: CpuRow) -> tuple[str, ...]:
-    on_it = ", ".join(map(resident_text, row.residents)) or NOTHING
-    return (str(row.cpu), row.use or NOTHING, percent(row.busy), percent(row.softirq), on_it)
+# Columns have the names of mpstat(1) and pidstat(1).
 
 
-def _thread(row: ThreadRow) -> tuple[str, ...]:
-    budget = "pending" if row.pending else percent(row.budget)
-    if row.throttled:
-        budget += " throttled"
-    return (
-        row.guest,
-        row.thread,
-        str(row.cpu),
-        percent(row.load),
-        percent(row.wait),
-        budget,
-        cpu_list(row.allowed),
-        row.sched,
-        str(row.tid),
-    )
+def _cpu(row: CpuRow) -> dict[str, str]:
+    return {
+        "CPU": str(row.cpu),
+        "for": row.use or NOTHING,
+        "%busy": percent(row.busy),
+        "%soft": percent(row.softirq),
+        "on it": ", ".join(map(resident_text, row.residents)) or NOTHING,
+    }
 
 
-def _drop(row: DropRow) -> tuple[str, ...]:
-    rate = NOTHING if row.rate is None else count(row.rate)
-    return (rate, f"{row.total:,}", row.where, row.place, row.guest or NOTHING)
+def _thread(view: ThreadView) -> dict[str, str]:
+    budget = "pending" if view.pending else percent(view.use.budget)
+    return {
+        "guest": view.guest,
+        "thread": view.label,
+        "CPU": str(view.thread.last_cpu),
+        "%CPU": percent(view.use.load),
+        "%wait": percent(view.use.wait),
+        "%budget": budget + (" throttled" if view.use.throttled else ""),
+        "allowed": cpu_list(view.thread.affinity),
+        "class": view.sched,
+        "tid": str(view.thread.key.tid),
+    }
+
+
+def _thread_data(view: ThreadView) -> dict[str, Any]:
+    thread = view.thread
+    return {
+        "guest": view.guest,
+        "thread": view.label,
+        "role": thread.role.value,
+        "tid": thread.key.tid,
+        "cpu": thread.last_cpu,
+        "allowed": str(thread.affinity),
+        "sched": view.sched,
+        **encode(view.use),
+        "throttled": view.use.throttled,
+        "pending": view.pending,
+        "beside_interrupts": view.beside_interrupts,
+    }
+
+
+def _drop(row: DropRow) -> dict[str, str]:
+    return {
+        "drops/s": NOTHING if row.rate is None else count(row.rate),
+        "in all": f"{row.total:,}",
+        "where": row.where,
+        "place": row.place,
+        "guest": row.guest or NOTHING,
+    }

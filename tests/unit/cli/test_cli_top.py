@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune.cli import main
+from vsrtune.plan.safety.invariants import PlanError
 
 REPO = Path(__file__).resolve().parents[3]
 HOST = REPO / "tests/hosts/trixie-e1000e.json"
@@ -61,6 +62,18 @@ def test_a_policy_that_cannot_be_read_is_a_note(
     out = capsys.readouterr().out
     assert f"{policies}/p.yaml:2" in out
     assert "pending" not in out
+
+
+def test_a_plan_that_cannot_be_made_is_a_note(
+    policies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PlanError("CPU 0 would have no housekeeping")
+
+    (policies / "p.yaml").write_text(POLICY)
+    monkeypatch.setattr("vsrtune.plan.full_plan.full_plan", fail)
+    assert main.run([*FAST, "--once"]) == 0
+    assert "CPU 0 would have no housekeeping" in capsys.readouterr().out
 
 
 def test_frames_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,7 @@ from top_samples import GOLDEN, REPO, busy
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
 from vsrtune.cli import top_view
-from vsrtune.views.top_frame import make_frame
-from vsrtune.views.top_model import Frame
+from vsrtune.views.top_frame import Frame, make_frame
 
 
 def screen(frame: Frame, width: int, height: int) -> list[str]:

@@ -29,8 +29,7 @@ from vsrtune.policy.lowering import lowered, next_level
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.views import tables
-from vsrtune.views.page_data import status_page
-from vsrtune.views.page_model import DEGRADED
+from vsrtune.views.page_data import DEGRADED, status_page
 
 FIFO = """\
 guest: "*"
@@ -248,8 +247,7 @@ def test_commands_see_what_the_daemon_runs(
     assert made.actions, "the host is not yet as it is to be"
     lines = tables.drift_lines((), made.skipped)
     assert len(lines) == 1 and f"stepped down to {level.value}: {WHY}" in lines[0]
-    (table,) = tables.step_tables(made.skipped)
-    assert table.rows[0][0] == "vr1"
+    assert tables.step_table(made.skipped).rows[0][0] == "vr1"
 
 
 def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:
@@ -275,9 +273,9 @@ def test_metrics_and_page_tell(passes: Reconciler) -> None:
     assert "vsrtune_step_downs_total 1.0" in lines
     assert 'vsrtune_starved_threads{cpu="1",domain="vr1"} 1.0' in lines
     page = status_page(state)
-    assert page.guests[0].state == DEGRADED
-    assert page.guests[0].problems[0] == f"stepped down to rr: {WHY}"
-    assert "ksoftirqd/1 (tid 17)" in page.problems[0].what
+    assert page["guests"][0]["state"] == DEGRADED
+    assert page["guests"][0]["problems"][0] == f"stepped down to rr: {WHY}"
+    assert "ksoftirqd/1 (tid 17)" in page["problems"][0]["what"]
 
 
 def test_other_processes_hear_of_threads_that_starve_while_the_daemon_lives(

@@ -28,7 +28,7 @@ from vsrtune.model.deadline import (
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.root_domains import books, waits_for_domain
-from vsrtune.views.tables import budget_tables
+from vsrtune.views.tables import snapshot_tables
 
 
 def test_bandwidth_is_rounded_down_as_the_kernel_does() -> None:
@@ -80,16 +80,16 @@ def test_use_is_measured_over_a_whole_period() -> None:
     tree = HostTree()
     path = f"/proc/{key.pid}/task/{key.tid}/schedstat"
     tree.file(path, "1000000 5 6\n")
-    now = 10.0
+    now = 10 * 10**9
 
     def sleep(seconds: float) -> None:
         nonlocal now
-        now += 2 * seconds
+        now += round(2 * seconds * 1e9)
         tree.file(path, f"{1000000 + 160_000_000} 5 6\n")
 
     found = measure(tree.root(), seen, clock=lambda: now, sleep=sleep)
     assert found == {key: pytest.approx(1.0)}
-    (table,) = budget_tables(seen, found)
+    (table,) = (t for t in snapshot_tables(seen, found) if t.title.startswith("Budgets"))
     assert table.rows == [
         ("vr1", "vcpu 0", "0-2", "80ms", "200ms", "200ms", "40 %", "100 %: throttled")
     ]

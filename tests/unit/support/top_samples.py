@@ -13,7 +13,7 @@ from vsrtune.model.load import CpuTimes, DropPlace, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot
 
 REPO = Path(__file__).resolve().parents[3]
-GOLDEN = Path(__file__).parent / "golden_top"
+GOLDEN = Path(__file__).parent / "golden_views"
 SECOND = 10**9
 
 sys.path.append(str(REPO / "tests/screenshots"))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import golden
 import shell_samples as samples
+from top_samples import GOLDEN
 
 from vsrtune.cli import render
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import ThreadKey
-from vsrtune.model.plan import Action, Plan, Refusal, Skipped
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Action, Drift, DriftRule, Plan, Refusal, Skipped
+from vsrtune.model.snapshot import Stranger
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Pin, QueueCpus, TxQueueLen, VcpuPin
 from vsrtune.views import tables as report
 
@@ -16,76 +21,56 @@ def text(tables: list[report.Table]) -> str:
     return "\n".join(render.plain(t) for t in tables)
 
 
-def rows_of(tables: list[report.Table], title: str) -> list[dict[str, str]]:
-    table = next(t for t in tables if t.title.startswith(title))
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+def test_a_host_as_show_tells_it() -> None:
+    """One guest of class deadline, which is throttled, one on a device of our module, and
+    problems."""
+    budget = Sched(
+        SchedClass.DEADLINE, runtime_ns=2_000_000, deadline_ns=5_000_000, period_ns=10_000_000
+    )
+    plain = samples.guest("vr1", 200)
+    emulator, vcpu, worker = plain.threads
+    vcpu = replace(vcpu, sched=budget, load=(0.25, 0.75))
+    plain = replace(plain, threads=(emulator, vcpu, worker), problems=("no MAC",))
+    module = replace(samples.napi_guest(), name="vr2")
+    host = replace(
+        samples.snapshot(plain, module),
+        strangers=(Stranger(7, 1, 1000, "its domain is not known"),),
+    )
+    golden.matches(GOLDEN / "show.txt", text(report.snapshot_tables(host, {vcpu.key: 0.98})))
 
 
-PIN = VcpuPin("vr1", "u", 0, ThreadKey(100, 101, 5101))
-WIDE, NARROW = Pin(CpuSet(range(4)), ""), Pin(CpuSet([1]), "1")
+def test_cgroup_is_shown_below_the_scope() -> None:
+    assert report.short_cgroup(f"/{samples.SCOPE}/vcpu0") == "libvirt/vcpu0"
+    assert report.short_cgroup("/user.slice/x") == "/user.slice/x"
 
 
-class TestShow:
-    tables = report.snapshot_tables(samples.snapshot())
-
-    def test_every_thread_has_a_row_with_its_role(self) -> None:
-        rows = rows_of(self.tables, "Guest vr1")
-        assert [r["thread"] for r in rows] == ["vcpu 0", "vhost macvtap100/0", "emulator"]
-        assert [r["tid"] for r in rows] == ["101", "102", "100"]
-        assert rows[1]["mapped"] == "order"
-        assert rows[0]["mapped"] == report.NOTHING
-
-    def test_interface_names_its_chain_and_losses(self) -> None:
-        (row,) = rows_of(self.tables, "Interfaces of vr1")
-        assert row["lower"] == "p0"
-        assert row["ring drops"] == "7"
-        assert row["txqueuelen"] == "500"
-
-    def test_a_device_of_the_module_shows_its_thread_and_where_frames_died(self) -> None:
-        tables = report.snapshot_tables(samples.snapshot(samples.napi_guest()))
-        threads = rows_of(tables, "Guest vr1")
-        assert [r["thread"] for r in threads][-2:] == ["napi macvtap100", "emulator"]
-        assert threads[-2]["mapped"] == "exact"
-        assert rows_of(tables, "Interfaces of vr1")[0]["kind"] == "napi_macvtap"
-        (row,) = rows_of(tables, "Frames of vr1")
-        assert row["threaded NAPI"] == "yes"
-        assert row["dropped"] == "ring_full 4, queue_full 2"
-        assert (row["own queue, most"], row["rings, most"]) == ("31", "500/-")
-
-    def test_interrupts_tell_where_they_really_arrive(self) -> None:
-        rows = rows_of(self.tables, "NICs")
-        assert rows[0]["CPUs allowed"] == "0-3"
-        assert rows[0]["CPU used"] == "0"
-        assert rows[1]["name"] == "no interrupt of its own"
-
-    def test_neighbours_and_problems_are_not_lost(self) -> None:
-        assert "irqbalance" in text(self.tables)
-        assert "tracefs is not mounted" in text(self.tables)
-
-    def test_cgroup_is_shown_below_the_scope(self) -> None:
-        assert report.short_cgroup(f"/{samples.SCOPE}/vcpu0") == "libvirt/vcpu0"
-        assert report.short_cgroup("/user.slice/x") == "/user.slice/x"
+def test_a_plan_as_it_is_printed() -> None:
+    queue = TxQueueLen("vr1", "macvtap0", 9)
+    plan = Plan(
+        actions=(
+            Action(
+                VcpuPin("vr1", "u", 0, ThreadKey(100, 101, 5101)),
+                Pin(CpuSet(range(4)), ""),
+                Pin(CpuSet([1]), "1"),
+                "away from interrupts",
+            ),
+        ),
+        skipped=(
+            Skipped("vr1", "vcpu 0", "is so already"),
+            Skipped("vr1", "emulator", "set by hand", held=True),
+        ),
+        refusals=(Refusal("vr2", "p.yaml", "there is no CPU 9", "choose from 0-3"),),
+        warnings=("a warning",),
+        notes=("a note",),
+        drift=(Drift(queue, "queue.macvtap", DriftRule.REPORT, "300", "77", "", "reported"),),
+    )
+    golden.matches(GOLDEN / "plan.txt", text(report.plan_tables(plan)))
 
 
-class TestPlan:
-    def test_change_shows_before_after_and_reason(self) -> None:
-        plan = Plan(actions=(Action(PIN, WIDE, NARROW, "away from interrupts"),))
-        (row,) = rows_of(report.plan_tables(plan), "1 change")
-        assert row["setting"] == "vcpu 0 pin"
-        assert (row["now"], row["then"]) == ("CPUs 0-3", "CPUs 1")
-        assert row["because"] == "away from interrupts"
-
-    def test_doing_nothing_is_said_with_its_reason(self) -> None:
-        shown = text(report.plan_tables(Plan(skipped=(Skipped("vr1", "vcpu 0", "is so already"),))))
-        assert shown.startswith("Nothing to change")
-        assert "is so already" in shown
-
-    def test_refusals_say_what_to_do_instead(self) -> None:
-        shown = text(report.plan_tables(Plan(refusals=(Refusal("vr1", "p.yaml", "why", "do"),))))
-        assert "Refused" in shown
-        assert "why" in shown
-        assert "do" in shown
-        assert "Nothing to change" not in shown
+def test_doing_nothing_is_said_with_its_reason() -> None:
+    shown = text(report.plan_tables(Plan(skipped=(Skipped("vr1", "vcpu 0", "is so already"),))))
+    assert shown.startswith("Nothing to change")
+    assert "is so already" in shown
 
 
 def test_drift_names_changes_and_what_is_held() -> None:

@@ -13,7 +13,6 @@ from top_samples import GOLDEN, busy, sample, with_nic
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
 from vsrtune.cli import render
-from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Irq, SoftirqThread
@@ -22,15 +21,15 @@ from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Problem
 from vsrtune.model.targets import TxQueueLen
 from vsrtune.views import top_tables
-from vsrtune.views.top_frame import make_frame
-from vsrtune.views.top_model import Frame, Resident, ThreadRow
+from vsrtune.views.host_view import ThreadView, Use
+from vsrtune.views.top_frame import Frame, Resident, make_frame
 
 RING = DropPlace("macvtap100", "ring", "vr1")
 
 
-def thread(frame: Frame, label: str) -> ThreadRow:
-    (row,) = [r for r in frame.threads if r.thread == label]
-    return row
+def thread(frame: Frame, label: str) -> ThreadView:
+    (view,) = [v for v in frame.threads if v.label == label]
+    return view
 
 
 def on(frame: Frame, cpu: int) -> tuple[Resident, ...]:
@@ -54,32 +53,31 @@ class TestThreads:
     def test_load_and_wait_are_shares_of_the_time_between(self) -> None:
         frame = make_frame(self.first, self.last)
         assert frame.seconds == 2
-        assert (thread(frame, "vcpu 0").load, thread(frame, "vcpu 0").wait) == (0.75, 0.125)
-        worker = thread(frame, "vhost macvtap100/0")
-        assert (worker.load, worker.wait) == (0.0, 0.25)
+        assert thread(frame, "vcpu 0").use == Use(0.75, 0.125)
+        assert thread(frame, "vhost macvtap100/0").use == Use(0.0, 0.25)
 
     def test_each_thread_has_its_own_time(self) -> None:
         late = {k: replace(r, at_ns=r.at_ns + 10**9) for k, r in self.last.threads.items()}
         frame = make_frame(self.first, replace(self.last, threads=late))
-        assert thread(frame, "vcpu 0").load == 0.5
+        assert thread(frame, "vcpu 0").use.load == 0.5
 
     def test_one_sample_tells_where_everything_is_and_no_load(self) -> None:
         frame = make_frame(self.first, self.first)
         assert frame.seconds == 0
-        assert [r.thread for r in frame.threads] == ["vcpu 0", "vhost macvtap100/0"]
-        assert {(r.cpu, r.load, r.wait) for r in frame.threads} == {(0, None, None)}
+        assert [v.label for v in frame.threads] == ["vcpu 0", "vhost macvtap100/0"]
+        assert {(v.thread.last_cpu, v.use) for v in frame.threads} == {(0, Use())}
         assert "measuring" in top_tables.headline(frame)
 
     def test_a_thread_that_is_new_has_no_load_yet(self) -> None:
         known = {k: r for k, r in self.first.threads.items() if k.tid != 102}
         frame = make_frame(replace(self.first, threads=known), self.last)
-        assert thread(frame, "vhost macvtap100/0").load is None
-        assert thread(frame, "vcpu 0").load == 0.75
+        assert thread(frame, "vhost macvtap100/0").use == Use()
+        assert thread(frame, "vcpu 0").use.load == 0.75
 
     def test_other_threads_are_told_while_they_do_something(self) -> None:
-        assert "emulator" not in {r.thread for r in make_frame(self.first, self.last).threads}
+        assert "emulator" not in {v.label for v in make_frame(self.first, self.last).threads}
         much = sample(self.seen, 2, {100: (0.02, 0), 101: (1, 0), 102: (3, 1)})
-        assert thread(make_frame(self.first, much), "emulator").load == 0.01
+        assert thread(make_frame(self.first, much), "emulator").use.load == 0.01
 
     def test_a_thread_on_an_interrupt_cpu_is_marked(self) -> None:
         assert thread(make_frame(self.first, self.last), "vcpu 0").beside_interrupts
@@ -99,9 +97,9 @@ class TestThreads:
             sample(seen, 0, {102: (1, 0), 101: (0, 0)}),
             sample(seen, 2, {102: (1 + ran, 0), 101: (0, 0)}),
         )
-        row = thread(frame, "vhost macvtap100/0")
-        assert (row.budget, row.throttled) == (share, throttled)
-        assert thread(frame, "vcpu 0").budget is None
+        use = thread(frame, "vhost macvtap100/0").use
+        assert (use.budget, use.throttled) == (share, throttled)
+        assert thread(frame, "vcpu 0").use.budget is None
         assert ("throttled" in text(frame)) == throttled
 
 
@@ -196,12 +194,11 @@ class TestSettings:
     def test_what_is_still_to_be_done(self) -> None:
         first = sample(self.seen, 0, {})
         frame = make_frame(first, first, self.plan)
-        assert [(p.guest, p.setting, p.then) for p in frame.pending] == [
-            ("vr1", "macvtap100 txqueuelen", "300"),
-            ("vr1", "vcpu 0 scheduling", "-"),
-            ("vr2", "p.yaml:1", "-"),
+        assert [tuple(row.values()) for row in frame.pending] == [
+            ("vr1", "macvtap100 txqueuelen", "500", "300", "queue.macvtap"),
+            ("vr1", "vcpu 0 scheduling", "-", "-", "it has to run there first"),
+            ("vr2", "p.yaml:1", "-", "-", "refused: no CPU is left; give it one"),
         ]
-        assert frame.pending[2].reason == "refused: no CPU is left; give it one"
         assert "3 pending, 0 drift" in top_tables.headline(frame)
         assert len(make_frame(first, first, self.plan, frozenset(["vr2"])).pending) == 1
 
@@ -219,14 +216,12 @@ def test_a_host_without_guests() -> None:
     assert "libvirt: is away" in shown
 
 
-def test_a_frame_is_json() -> None:
-    data = json.loads(json.dumps(encode(top_picture.frame())))
-    assert data["guests"] == ["vr1", "vr2"]
-    assert data["threads"][0]["allowed"] == "1"
-    assert data["cpus"][0]["residents"][0]["kind"] == "irq"
+def test_the_json_of_the_recorded_host() -> None:
+    data = json.dumps(top_tables.data(top_picture.frame()), indent=1, ensure_ascii=False)
+    golden.matches(GOLDEN / "frame.json", data + "\n")
 
 
 def test_a_napi_thread_has_a_row() -> None:
     seen = samples.snapshot(samples.napi_guest())
     frame = make_frame(sample(seen, 0, {}), sample(seen, 2, {}))
-    assert [r.role for r in frame.threads] == ["vcpu", "vhost", "napi"]
+    assert [v.thread.role for v in frame.threads] == [Role.VCPU, Role.VHOST, Role.NAPI]
