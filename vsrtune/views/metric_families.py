@@ -33,6 +33,7 @@ from vsrtune.views.metric_subjects import (
     Scrape,
     T,
     labelled,
+    utf8,
 )
 
 
@@ -105,12 +106,15 @@ def _free(domain: DomainBooks) -> float | None:
 
 
 def _drifts(scrape: Scrape) -> Value:
-    found = Counter((d.target.guest, d.setting, d.rule.value, d.by) for d in scrape.state.drifts)
+    found = Counter(
+        (utf8(d.target.guest), d.setting, d.rule.value, utf8(d.by)) for d in scrape.state.drifts
+    )
     return dict(sorted(found.items()))
 
 
 def _starved(scrape: Scrape) -> Value:
-    return dict(sorted(Counter((str(s.cpu), s.guest) for s in scrape.state.starved).items()))
+    found = Counter((str(s.cpu), utf8(s.guest)) for s in scrape.state.starved)
+    return dict(sorted(found.items()))
 
 
 def _durations(scrape: Scrape) -> Histogram:

@@ -54,7 +54,7 @@ class MetricSubject(Generic[T]):
         kept: a plain QEMU chooses the names of its guest and threads."""
         found: dict[Labels, T] = {}
         for values, one in self.listed(scrape):
-            found.setdefault(values, one)
+            found.setdefault(tuple(map(utf8, values)), one)
         return [(labelled(self.labels, values), one) for values, one in found.items()]
 
 

@@ -19,7 +19,7 @@ from prometheus_tools import program
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon import http
-from vsrtune.model.daemon_state import BUCKETS, DaemonState, GuestState, Totals
+from vsrtune.model.daemon_state import BUCKETS, DaemonState, GuestState, Starved, Totals
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
 from vsrtune.views.metric_families import FAMILIES, Family
 
@@ -217,6 +217,10 @@ def copies(guest: Guest, *roles: Role) -> tuple[Thread, ...]:
     )
 
 
+# By pid, names that are the same once they are UTF-8.
+LOOK_ALIKE = {100: "bad\udcff", 200: "bad\\udcff"}
+
+
 def test_no_series_is_there_twice() -> None:
     """Whatever a QEMU calls itself and its threads."""
     guest = samples.guest("vr1", source="qemu")
@@ -226,6 +230,10 @@ def test_no_series_is_there_twice() -> None:
     assert repeated(http.exposition(state)) == []
     cpu = value(state, "vsrtune_thread_cpu_seconds_total", domain="qemu:vr1", vcpu="0")
     assert cpu == 1.5, "that of the first"
+    alike = [replace(samples.guest(name, pid), interfaces=()) for pid, name in LOOK_ALIKE.items()]
+    starved = tuple(Starved(pid, "x", 1, name) for pid, name in LOOK_ALIKE.items())
+    state = replace(tuned_state(), snapshot=samples.snapshot(*alike), starved=starved)
+    assert repeated(http.exposition(state)) == []
 
 
 @pytest.mark.parametrize(
