@@ -78,13 +78,12 @@ def policy_reference() -> str:
 
 def metrics() -> str:
     """The table of docs/metrics.md."""
-    rows = ["| name | type | labels | meaning |", "|---|---|---|---|"]
-    for family in FAMILIES.values():
+    rows = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    for family in FAMILIES:
         kind = "gauge" if family.kind == "info" else family.kind
         labels = " ".join(f"`{label}`" for label in family.labels)
-        rows.append(
-            f"| `{family.exposed}` | {kind} | {labels}{' ' * bool(labels)}| {family.help} |"
-        )
+        cells = (f"`{family.name}`", kind, family.unit, labels, family.help)
+        rows.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
     return "\n".join(rows) + "\n"
 
 

@@ -1,8 +1,8 @@
 """The daemon's HTTP server: Prometheus metrics, the status page, and the same as data.
 
-Every answer is made from the last DaemonState published, never from the host. The page and
-its data are made once for each state, at the first request for it, by one thread at a time.
-No pass waits for the lock that this thread holds.
+Every answer is made from the last DaemonState published, never from the host, except the
+metrics of this process (process_*). The page and its data are made once for each state, at the
+first request for it, by one thread at a time. No pass waits for the lock that this thread holds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+    make_wsgi_app,
+)
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.daemon_state import DaemonState
-from vsrtune.views.metric_families import families
+from vsrtune.views.metric_families import collect
+from vsrtune.views.metric_subjects import Scrape
 from vsrtune.views.page_data import Data, status_page
 
 if TYPE_CHECKING:
@@ -269,12 +275,13 @@ class Metrics:
         self.state = state
 
     def describe(self) -> list[Any]:
-        """Nothing to check at registration: names are fixed in FAMILIES."""
-        return []
+        """The families without samples. The library then knows which of them ``?name[]=`` asks
+        for."""
+        return collect(Scrape(DaemonState(), 0))
 
     def collect(self) -> Iterator[Any]:
         """The families of the latest state (prometheus_client's collector interface)."""
-        return iter(families(self.state, self._refused))
+        return iter(collect(Scrape(self.state, self._refused)))
 
     def refused_connection(self) -> None:
         """Count a connection that was closed unanswered. Only the thread that accepts them
@@ -282,9 +289,10 @@ class Metrics:
         self._refused += 1
 
     def registry(self) -> CollectorRegistry:
-        """A registry without process and platform metrics."""
+        """A registry of these and of process_*, which the library reads from /proc/self."""
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
+        ProcessCollector(registry=registry)
         return registry
 
 

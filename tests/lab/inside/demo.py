@@ -24,7 +24,7 @@ POLICY = Path("/etc/vsrtune/policies/vr1.yaml")
 METRICS = "http://127.0.0.1:9178/metrics"
 SHOWN_METRICS = (
     "vsrtune_guest_tuned", "vsrtune_guest_drift", "vsrtune_thread_scheduling_priority",
-    "vsrtune_interface_queue_length", "vsrtune_interface_ring_drops_total",
+    "vsrtune_interface_queue_length_frames", "vsrtune_interface_ring_dropped_frames_total",
 )  # fmt: skip
 
 

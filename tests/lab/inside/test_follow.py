@@ -122,21 +122,21 @@ def test_metrics_tell_every_thread_and_interface(tuned: set[int], guests: list[L
     for guest in guests:
         label = f'domain="{guest.ref}"'
         for tid in guest.data_plane():
-            cpu = [
+            told = [
                 line for line in lines
-                if line.startswith("vsrtune_thread_cpu_seconds_total{")
+                if line.startswith("vsrtune_thread_info{")
                 and label in line and f'tid="{tid}"' in line
             ]  # fmt: skip
-            assert len(cpu) == 1
+            assert len(told) == 1
         for nic in (0, 1):
             device = f'target_device="{guest.device(nic)}"'
             (length,) = [
                 line for line in lines
-                if line.startswith("vsrtune_interface_queue_length{") and device in line
+                if line.startswith("vsrtune_interface_queue_length_frames{") and device in line
             ]  # fmt: skip
             assert length.endswith(f" {labhelp.QUEUE}.0")
             assert any(
-                line.startswith("vsrtune_interface_ring_drops_total{") and device in line
+                line.startswith("vsrtune_interface_ring_dropped_frames_total{") and device in line
                 for line in lines
             )
             assert any(

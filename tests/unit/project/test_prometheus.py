@@ -3,6 +3,7 @@ it, takes the rules, and answers what the Grafana dashboard asks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ from prometheus_tools import MONITORING, Api, asked, dashboard, free_port, runni
 
 from vsrtune.daemon import http
 from vsrtune.daemon.http import Metrics
+
+# Tid of the recorded guest's vcpu.
+VCPU = "422"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,16 @@ def test_the_dashboard_is_answered_with_data(api: Api, expression: str) -> None:
     text = asked(expression)
     assert "$" not in text
     assert api.query(text), "no data"
+
+
+def test_the_questions_of_the_document_can_be_asked(api: Api) -> None:
+    text = (MONITORING / "README.md").read_text("utf-8").partition("\n## Questions")[2]
+    questions = re.findall(r"(?:^    .+\n)+", text.partition("\n## ")[0], re.MULTILINE)
+    assert len(questions) >= 9
+    for question in questions:
+        api.query(question)
+    (joined,) = [q for q in questions if "group_left (tid)" in q]
+    assert {s["metric"]["tid"] for s in api.query(joined)} == {VCPU}
 
 
 def test_the_dashboards_list_of_guests(api: Api) -> None:

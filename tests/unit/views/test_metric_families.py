@@ -1,23 +1,27 @@
-"""metric_families.py: the exposition, and that docs/metrics.md tells the same."""
+"""metric_families.py and metric_subjects.py: what a scrape gets, and that every family of the table
+keeps the conventions."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
+import monitored_state
 import pytest
 import shell_samples as samples
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_tools import program
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon import http
-from vsrtune.model.daemon_state import BUCKETS, DaemonState, GuestState, Totals
-from vsrtune.model.guest import Sched, SchedClass
-from vsrtune.views import metric_families
-
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+from vsrtune.model.daemon_state import BUCKETS, DaemonState, GuestState, Starved, Totals
+from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
+from vsrtune.views.metric_families import FAMILIES, Family
 
 
 def tuned_state(name: str = "vr1") -> DaemonState:
@@ -63,8 +67,6 @@ def test_worker_cpu_time_is_labelled_with_its_interface() -> None:
         role="vhost",
         target_device="macvtap100",
         queue="0",
-        tid="102",
-        vcpu="",
     )
     assert got == 1.5
 
@@ -78,8 +80,8 @@ def test_class_priority_and_cpus_of_a_vcpu() -> None:
 
 def test_interface_guest_and_daemon_series() -> None:
     state = tuned_state()
-    assert value(state, "vsrtune_interface_queue_length", target_device="macvtap100") == 500
-    assert value(state, "vsrtune_interface_ring_drops_total", domain="vr1") == 7
+    assert value(state, "vsrtune_interface_queue_length_frames", target_device="macvtap100") == 500
+    assert value(state, "vsrtune_interface_ring_dropped_frames_total", domain="vr1") == 7
     assert value(state, "vsrtune_guest_tuned", domain="vr1", source="libvirt") == 1
     assert value(state, "vsrtune_guest_drift", domain="vr1") == 2
     assert value(state, "vsrtune_guest_held", domain="vr1") == 1
@@ -94,21 +96,20 @@ def test_what_the_module_counts() -> None:
     state = replace(tuned_state(), snapshot=samples.snapshot(samples.napi_guest()))
     device = {"domain": "vr1", "target_device": "macvtap100"}
     assert value(state, "vsrtune_interface_info", kind="napi_macvtap", lower="p0", **device) == 1
-    assert value(state, "vsrtune_tap_received_total", **device) == 106
-    assert value(state, "vsrtune_tap_received_by_origin_total", origin="nic") == 6
-    assert value(state, "vsrtune_tap_received_by_origin_total", origin="broadcast") == 100
-    assert value(state, "vsrtune_tap_delivered_total", **device) == 100
-    assert value(state, "vsrtune_tap_dropped_total", place="ring_full") == 4
-    assert value(state, "vsrtune_tap_dropped_total", place="no_queue") == 0
-    assert value(state, "vsrtune_tap_own_queue_high_water") == 31
+    assert value(state, "vsrtune_tap_received_frames_total", **device) == 106
+    assert value(state, "vsrtune_tap_received_by_origin_frames_total", origin="nic") == 6
+    assert value(state, "vsrtune_tap_received_by_origin_frames_total", origin="broadcast") == 100
+    assert value(state, "vsrtune_tap_delivered_frames_total", **device) == 100
+    assert value(state, "vsrtune_tap_dropped_frames_total", place="ring_full") == 4
+    assert value(state, "vsrtune_tap_dropped_frames_total", place="no_queue") == 0
+    assert value(state, "vsrtune_tap_own_queue_high_water_frames") == 31
     assert value(state, "vsrtune_tap_threaded") == 1
-    assert value(state, "vsrtune_tap_sent_total", to="lower") == 9
-    assert value(state, "vsrtune_tap_queue_ring_full_total", queue="0") == 4
-    assert value(state, "vsrtune_tap_queue_ring_high_water", queue="0") == 500
-    assert value(state, "vsrtune_tap_queue_sent_total", queue="0") == 9
-    assert value(state, "vsrtune_tap_queue_worker_tid", queue="0") == 102
-    assert value(state, "vsrtune_tap_queue_worker_tid", queue="1") == 0
-    cpu = value(state, "vsrtune_thread_cpu_seconds_total", role="napi", tid="170")
+    assert value(state, "vsrtune_tap_sent_frames_total", to="lower") == 9
+    assert value(state, "vsrtune_tap_queue_ring_full_frames_total", queue="0") == 4
+    assert value(state, "vsrtune_tap_queue_ring_high_water_frames", queue="0") == 500
+    assert value(state, "vsrtune_tap_queue_sent_frames_total", queue="0") == 9
+    assert value(state, "vsrtune_tap_queue_info", worker_tid="102", queue="0") == 1
+    cpu = value(state, "vsrtune_thread_cpu_seconds_total", role="napi", target_device="macvtap100")
     assert cpu == 1.5
 
 
@@ -129,7 +130,7 @@ def test_what_guests_share_is_told_once() -> None:
     told = {
         (dict(labels)["domain"], dict(labels).get("queue"))
         for name, labels in samples_of(state)
-        if name.startswith("vsrtune_tap_") or name == "vsrtune_interface_ring_drops_total"
+        if name.startswith("vsrtune_tap_") or name == "vsrtune_interface_ring_dropped_frames_total"
     }
     assert told == {("vr1", None), ("vr1", "0"), ("vr1", "1"), ("vr2", "2")}
 
@@ -137,7 +138,7 @@ def test_what_guests_share_is_told_once() -> None:
 def test_what_the_loaded_module_does_not_count_makes_no_sample() -> None:
     state = replace(tuned_state(), snapshot=samples.snapshot(samples.napi_guest()))
     names = {name for name, labels in samples_of(state) if ("queue", "1") in labels}
-    assert names == {"vsrtune_tap_queue_received_total", "vsrtune_tap_queue_worker_tid"}
+    assert names == {"vsrtune_tap_queue_received_frames_total"}
     places = {dict(labels).get("place") for _, labels in samples_of(state)} - {None}
     assert places == {"ring_full", "queue_full", "no_queue"}
     assert not any(name.startswith("vsrtune_tap_") for name, _ in samples_of(tuned_state()))
@@ -149,37 +150,146 @@ def test_awkward_names_round_trip_or_are_escaped(name: str) -> None:
     assert value(tuned_state(name), "vsrtune_guest_tuned", domain=shown) == 1
 
 
+def everything() -> DaemonState:
+    """A state with samples of nearly all families: a vcpu that overran its budget and was measured,
+    and devices of the kernel module."""
+    state = monitored_state.state()
+    assert state.snapshot is not None
+    (guest,) = state.snapshot.guests
+    guest = replace(guest, threads=tuple(replace(t, load=(1.0, 1.0)) for t in guest.threads))
+    return replace(
+        state,
+        snapshot=replace(state.snapshot, guests=(guest,)),
+        budgets=tuple((key, 1.004) for key, _ in state.budgets),
+    )
+
+
 def test_before_the_first_pass_every_family_is_announced() -> None:
     text = http.exposition(DaemonState())
-    for family in metric_families.FAMILIES.values():
-        assert f"# HELP {family.exposed} " in text
+    for family in FAMILIES:
+        assert f"# HELP {family.name} {family.help}\n" in text
+        kind = "gauge" if family.kind == "info" else family.kind
+        assert f"# TYPE {family.name} {kind}\n" in text
 
 
-def test_names_follow_the_conventions() -> None:
-    for family in metric_families.FAMILIES.values():
-        assert re.fullmatch(r"vsrtune_[a-z_]+", family.exposed)
-        assert not re.search(r"_(total|info|count|sum|bucket)$", family.name)
-        assert not re.search(r"(milli|micro|nano|minutes|percent)", family.name)
-        assert family.help.endswith(".")
-        if family.kind != "counter":
-            assert not family.exposed.endswith("_total")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_names_follow_the_conventions(family: Family[Any]) -> None:
+    suffix = {"counter": "_total", "info": "_info"}.get(family.kind, "")
+    unit = f"_{family.unit}" if family.unit else ""
+    assert re.fullmatch(rf"vsrtune_[a-z_]+{unit}{suffix}", family.name)
+    stem = family.name.removesuffix(suffix)
+    assert not re.search(r"_(total|info|count|sum|bucket)$", stem)
+    assert stem.endswith(unit) and family.unit in ("", "seconds", "ratio", "cpus", "frames")
+    assert family.unit or not re.search(r"_(seconds|ratio|cpus|frames)$", stem)
+    assert family.help.endswith(".")
+    assert "tid" not in family.labels or family.name == "vsrtune_thread_info"
+    assert len(set(family.labels)) == len(family.labels)
 
 
-def test_documentation_lists_exactly_these_metrics() -> None:
-    rows = {}
-    for line in DOCS.read_text().splitlines():
-        cells = [c.strip() for c in line.strip("|").split("|")]
-        if cells[0].startswith("`vsrtune_"):
-            rows[cells[0].strip("`")] = tuple(cells[1:])
-    expected = {
-        f.exposed: (
-            "gauge" if f.kind == "info" else f.kind,
-            " ".join(f"`{label}`" for label in f.labels),
-            f.help,
-        )
-        for f in metric_families.FAMILIES.values()
-    }
-    assert rows == expected
+def test_samples_are_as_the_table_says() -> None:
+    families = {family.name: family for family in FAMILIES}
+    found = samples_of(everything())
+    for (name, labels), number in found.items():
+        family = families.get(re.sub("_(bucket|sum|count)$", "", name))
+        if family is None:
+            assert name.startswith("process_")
+            continue
+        assert {label for label, _ in labels} - {"le"} <= set(family.labels)
+        assert all(text for _, text in labels), "a label that does not apply is left out"
+        assert family.unit != "ratio" or 0 <= number <= 1, name
+    ratios = {name for name, _ in found if name.endswith("_ratio")}
+    assert ratios == {f.name for f in FAMILIES if f.unit == "ratio"}
+
+
+def repeated(text: str) -> list[str]:
+    """Series that a scrape has twice."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    count = Counter(line.rpartition(" ")[0] for line in lines)
+    return [series for series, number in count.items() if number > 1]
+
+
+def copies(guest: Guest, *roles: Role) -> tuple[Thread, ...]:
+    """Second threads of these roles, with tids of their own."""
+    return tuple(
+        replace(t, key=replace(t.key, tid=t.key.tid + 50), cpu_ns=9_000_000_000)
+        for t in guest.threads
+        if t.role in roles
+    )
+
+
+# By pid, names that are the same once they are UTF-8.
+LOOK_ALIKE = {100: "bad\udcff", 200: "bad\\udcff"}
+
+
+def test_no_series_is_there_twice() -> None:
+    """Whatever a QEMU calls itself and its threads."""
+    guest = samples.guest("vr1", source="qemu")
+    guest = replace(guest, threads=(*guest.threads, *copies(guest, Role.VCPU, Role.VHOST)))
+    namesake = replace(guest, pid=300, threads=copies(guest, *Role))
+    state = replace(tuned_state(), snapshot=samples.snapshot(guest, namesake))
+    assert repeated(http.exposition(state)) == []
+    cpu = value(state, "vsrtune_thread_cpu_seconds_total", domain="qemu:vr1", vcpu="0")
+    assert cpu == 1.5, "that of the first"
+    alike = [replace(samples.guest(name, pid), interfaces=()) for pid, name in LOOK_ALIKE.items()]
+    starved = tuple(Starved(pid, "x", 1, name) for pid, name in LOOK_ALIKE.items())
+    state = replace(tuned_state(), snapshot=samples.snapshot(*alike), starved=starved)
+    assert repeated(http.exposition(state)) == []
+
+
+@pytest.mark.parametrize(
+    "nameless",
+    [
+        {"role": Role.WORKER},
+        {"role": Role.VHOST, "interface": None, "queue": None},
+        {"role": Role.IOTHREAD, "index": None},
+    ],
+)
+def test_threads_that_only_the_tid_names_are_in_thread_info_alone(
+    nameless: dict[str, object],
+) -> None:
+    guest = samples.guest()
+    more = [samples.thread(100, tid, **nameless) for tid in (120, 121)]  # type: ignore[arg-type]
+    guest = replace(guest, threads=(*guest.threads, *more))
+    state = replace(tuned_state(), snapshot=samples.snapshot(guest))
+    named = {"role": str(more[0].role.value), "domain": "vr1"}
+    assert value(state, "vsrtune_thread_info", tid="120", **named) == 1
+    assert value(state, "vsrtune_thread_info", tid="121", **named) == 1
+    assert repeated(http.exposition(state)) == []
+    mapped = 1 if more[0].role is Role.VHOST else 0
+    per_thread = [
+        labels
+        for name, labels in samples_of(state)
+        if name == "vsrtune_thread_cpu_seconds_total" and named.items() <= dict(labels).items()
+    ]
+    assert len(per_thread) == mapped
+
+
+def test_numbered_iothreads_have_series_of_their_own() -> None:
+    guest = samples.guest()
+    more = [samples.thread(100, 120 + n, Role.IOTHREAD, index=n) for n in (1, 2)]
+    state = replace(
+        tuned_state(), snapshot=samples.snapshot(replace(guest, threads=(*guest.threads, *more)))
+    )
+    for number in ("1", "2"):
+        assert value(state, "vsrtune_thread_cpu_seconds_total", iothread=number) == 1.5
+
+
+def test_the_process_describes_itself() -> None:
+    found = samples_of(tuned_state())
+    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
+        assert found[name, frozenset()] > 0
+
+
+@pytest.mark.parametrize("state", [DaemonState, everything])
+def test_promtool_finds_nothing_to_say(state: Callable[[], DaemonState]) -> None:
+    done = subprocess.run(
+        [program("promtool"), "check", "metrics"],
+        input=http.exposition(state()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_a_scrape_sees_the_latest_update_and_only_whole_ones() -> None:
