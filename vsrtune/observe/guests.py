@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.core.retry import Pause
 from vsrtune.host.cgroupfs import CpusetReader, libvirt_role
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
@@ -43,7 +44,7 @@ from vsrtune.policy.matching import QemuFilter
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
 _IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
 
-# Seconds until a busy monitor is asked again; the pause doubles each time.
+# Seconds until a busy monitor is asked again.
 _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
 # Seconds for all monitors together in one pass; a later pass asks the others. So however many
 # monitors are silent, also after a restart, a pass goes on.
@@ -71,8 +72,8 @@ class VcpuFinder:
         self.qemu_filter = QemuFilter()
         self._left = MONITORS_SECONDS
         self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
-        # When to ask again, the pause before that, and what was wrong.
-        self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
+        # When to ask again, and what was wrong.
+        self._failed: dict[tuple[int, int], tuple[Pause, str]] = {}
 
     def update(self, qemu_filter: QemuFilter) -> None:
         """Begin a pass."""
@@ -91,10 +92,10 @@ class VcpuFinder:
             return known[1], ""
         if not self.qemu_filter.asks(process.decision.uid, process.args.name, process.args.uuid):
             return {}, NOT_ASKED
-        failed = self._failed.get(identity)
+        pause, problem = self._failed.get(identity, (Pause(), ""))
         begin = self._clock()
-        if failed is not None and begin < failed[0]:
-            return {}, failed[2]
+        if pause.left(begin) > 0:
+            return {}, problem
         if self._left <= 0:
             return {}, NO_TIME
         # The first socket is enough: all of them lead to the same QEMU.
@@ -111,8 +112,8 @@ class VcpuFinder:
         finally:
             self._left -= self._clock() - begin
         # A QEMU that is just starting answers soon; one whose monitor is taken does not.
-        pause = min(_QMP_RETRY_LONGEST, 2 * failed[1]) if failed else _QMP_RETRY_FIRST
-        self._failed[identity] = (self._clock() + pause, pause, problem)
+        pause = pause.longer(self._clock(), _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST)
+        self._failed[identity] = (pause, problem)
         return {}, problem
 
     def forget_all_but(self, alive: set[tuple[int, int]]) -> None:
