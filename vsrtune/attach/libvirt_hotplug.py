@@ -24,7 +24,6 @@ RELEASE_SECONDS = 30.0
 _PAUSE = 0.05
 # The request is lost if the guest's kernel does not listen yet.
 _ASK_AGAIN = 10.0
-_ALIAS = re.compile(r"<alias name='([^']+)'")
 _NET_ALIAS = re.compile(r"net\d+")
 # A back end that libvirt made, in the human monitor's `info network`.
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
@@ -266,7 +265,7 @@ class LiveDomains:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
         it plugged them in, including back ends without a device (which hold a macvtap open).
         Returns their names when they are gone."""
-        known = set(_ALIAS.findall(self._live_xml(uuid)))
+        known = {nic.alias for nic in self.nics(uuid)}
         orphans = [name for name in self._plugged(uuid) if name not in known]
         for name in orphans:
             self._monitor(uuid, "device_del", {"id": name})
@@ -286,14 +285,6 @@ class LiveDomains:
         for name in lone:
             self._monitor(uuid, "netdev_del", {"id": f"host{name}"})
         return tuple(sorted({*orphans, *lone}))
-
-    def _live_xml(self, uuid: str) -> str:
-        libvirt = _library()
-        domain = self._domain(uuid)
-        try:
-            return str(domain.XMLDesc(0))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
 
     def _plugged(self, uuid: str) -> list[str]:
         """The network devices that QEMU itself lists (their ids are libvirt's aliases)."""

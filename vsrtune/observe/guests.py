@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from xml.etree.ElementTree import Element
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
@@ -15,8 +16,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
-from vsrtune.model.domain_xml import parse_cputune as parse_carried
-from vsrtune.model.domain_xml import parse_interfaces, parse_vcpus
+from vsrtune.model import domain_xml
 from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.observe.qemu_processes import QemuProcess
 from vsrtune.observe.tap_backends import (
@@ -143,9 +143,11 @@ class GuestReader:
         standing = process.decision.standing
         try:
             raw = read_threads(self.root, process.pid)
-            declared = parse_interfaces(domain.live_xml) if domain is not None else ()
-            for interface in declared:
-                self.net.expect(interface.target)
+            tree = domain_xml.parse(domain.live_xml) if domain is not None else None
+            nics = domain_xml.nics(tree) if tree is not None else ()
+            declared = [nic for nic in nics if nic.on_host]
+            for nic in declared:
+                self.net.expect(nic.device)
             descriptors = read_descriptors(self.root, self.net, process.pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -156,7 +158,7 @@ class GuestReader:
         libvirt = domain is not None or standing is not Standing.PLAIN
         foreign = standing is Standing.FOREIGN
         roles, problems = self._roles(process, raw, libvirt)
-        problems += _beyond(raw, roles, self._most_vcpus(process, domain), descriptors)
+        problems += _beyond(raw, roles, self._most_vcpus(process, tree), descriptors)
         if libvirt and domain is None:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
@@ -166,8 +168,8 @@ class GuestReader:
         napi, unknown = read_napi_threads(self.root, interfaces, self.napi)
         problems += [*unused, *unknown]
         carried: tuple[CarriedPin, ...] = ()
-        if domain is not None:
-            carried, problem = _carried(domain)
+        if tree is not None:
+            carried, problem = _carried(tree)
             problems += [problem] if problem else []
         mapped = assign(
             workers,
@@ -200,10 +202,10 @@ class GuestReader:
             unconfirmed=standing is Standing.UNKNOWN,
         )
 
-    def _most_vcpus(self, process: QemuProcess, domain: DomainText | None) -> int | None:
+    def _most_vcpus(self, process: QemuProcess, domain: Element | None) -> int | None:
         """The most vcpus that the guest can have; None when that is not known."""
         if domain is not None:
-            return parse_vcpus(domain.live_xml)
+            return domain_xml.parse_vcpus(domain)
         # Old recordings hold no -smp.
         plain = process.decision.standing is Standing.PLAIN and self.root.owners_told
         return process.args.vcpus if plain else None
@@ -396,10 +398,10 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
     return None
 
 
-def _carried(domain: DomainText) -> tuple[tuple[CarriedPin, ...], str]:
+def _carried(domain: Element) -> tuple[tuple[CarriedPin, ...], str]:
     """The pins that vsrtune made, according to the domain, and a problem ("" for none)."""
     try:
-        found = parse_carried(domain.live_xml)
+        found = domain_xml.parse_cputune(domain)
     except (ValueError, VsrtuneError) as error:
         return (), f"the pins in its domain XML make no sense: {error}"
     return found.carried(), found.problem

@@ -16,7 +16,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
 from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, VcpuPinText
 from vsrtune.host.recorded import RecordedDomains, RecordedVirt, Recording
-from vsrtune.model.domain_xml import DomainInterface, parse_interfaces
+from vsrtune.model.domain_xml import nics
 
 XML = """\
 <domain type='kvm' id='3'>
@@ -52,18 +52,19 @@ XML = """\
 
 
 def test_interfaces() -> None:
-    assert parse_interfaces(XML) == (
-        DomainInterface("macvtap0", "02:00:00:00:00:0a", "virtio", "net0", True),
-        DomainInterface("vnet1", "52:54:00:00:00:02", "virtio", "net1", False),
-        DomainInterface("vnet2", "", "e1000", "ua-mine", False),
-        DomainInterface("pv0", "", "virtio-non-transitional", "", True),
-    )
-    assert parse_interfaces(XML)[0].netdev == "hostnet0"
+    found = [n for n in nics(XML) if n.on_host]
+    assert [(n.device, n.mac, n.model, n.alias, n.vhost) for n in found] == [
+        ("macvtap0", "02:00:00:00:00:0a", "virtio", "net0", True),
+        ("vnet1", "52:54:00:00:00:02", "virtio", "net1", False),
+        ("vnet2", "", "e1000", "ua-mine", False),
+        ("pv0", "", "virtio-non-transitional", "", True),
+    ]
+    assert found[0].netdev == "hostnet0"
 
 
 def test_xml_that_is_none() -> None:
     with pytest.raises(ObserveError, match="cannot be read"):
-        parse_interfaces("<domain>")
+        nics("<domain>")
 
 
 class FakeError(Exception):
