@@ -21,7 +21,7 @@ from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.execute import journal, jsonl_log
+from vsrtune.execute import journal, ledger
 from vsrtune.host import qemu_cmdline, qmp
 from vsrtune.host.cpus import parse_books
 from vsrtune.host.ethtool import parse_statistics
@@ -151,7 +151,7 @@ def journal_file(data: bytes) -> None:
 
 def ledger_file(data: bytes) -> None:
     with contextlib.suppress(VsrtuneError):
-        jsonl_log.parse(Path("fuzz"), data)
+        ledger.read(Path("fuzz"), data)
 
 
 def _json(data: bytes) -> object:

@@ -26,7 +26,7 @@ from vsrtune.attach.plan.steps import Card, Define, Origin, Step
 from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.execute.jsonl_log import LedgerEntry
+from vsrtune.execute.ledger import LedgerEntry
 from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, replaced
 
 # systemd starts libvirtd again, which then reads all its guests.

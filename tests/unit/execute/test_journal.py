@@ -13,7 +13,7 @@ import pytest
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, Lasting
-from vsrtune.execute import journal as journal_module
+from vsrtune.execute import jsonl_log
 from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.plan import Action
@@ -93,7 +93,7 @@ def test_a_named_original_survives_a_compaction(
     with Journal.open(path, BOOT) as journal:
         write(journal, queue(500, 100))
         journal.intent(queue(300, 100), original=500)
-        monkeypatch.setattr(journal_module, "MAX_SIZE", 1)
+        monkeypatch.setattr(jsonl_log, "MAX_SIZE", 1)
         inode = path.stat().st_ino
         while path.stat().st_ino == inode:
             write(journal, Action(MASK, CpuSet([0]), CpuSet([1]), "policy"))
@@ -287,7 +287,7 @@ def test_the_file_stays_bounded_while_values_are_enforced_again(path: Path) -> N
     with Journal.open(path, BOOT) as journal:
         for _ in range(400):
             write(journal, queue(500, 100))
-            assert path.stat().st_size < 3 * journal_module.TINY
+            assert path.stat().st_size < 3 * jsonl_log.TINY
         assert [e.original for e in journal.entries()] == [500]
     assert folded(path) == [(500, 100, "done")]
 
@@ -296,7 +296,7 @@ def test_a_grown_journal_is_compacted_when_opened(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(journal_module, "TINY", 1 << 30)
+        patch.setattr(jsonl_log, "TINY", 1 << 30)
         patch.setattr(os, "fsync", lambda _fd: None)
         with Journal.open(path, BOOT) as journal:
             write(journal, Action(MASK, CpuSet([0]), CpuSet([1]), "policy"))
