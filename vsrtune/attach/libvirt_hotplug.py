@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import importlib
 import json
@@ -14,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from vsrtune.attach import link_writes
-from vsrtune.core.errors import Lasting, VanishedError, WriteError
+from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
-from vsrtune.host.libvirt import Patience
+from vsrtune.host.libvirt import Connection, gone, library
 from vsrtune.model.domain_xml import DomainNic, nics
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
@@ -128,14 +127,12 @@ class LiveDomains:
     and WriteError for any other refusal by libvirt."""
 
     def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._connection: Any = None
-        self._patience = Patience()
+        self._kept = Connection(uri, AwayError)
 
     def uuid(self, name: str) -> str:
         """The UUID of the running domain of that name (or UUID)."""
-        libvirt = _library()
-        connection = self._open()
+        libvirt = library()
+        connection = self._kept.open()
         try:
             domain = connection.lookupByName(name)
         except libvirt.libvirtError:
@@ -151,21 +148,21 @@ class LiveDomains:
 
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
-        libvirt = _library()
+        libvirt = library()
+        domain = self._domain(uuid)
         try:
-            domain = self._domain(uuid)
             if not domain.isActive():
                 raise VanishedError("the guest does not run", where=f"domain {uuid}")
             return nics(domain.XMLDesc(0))
         except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
+            self._refused(error, f"domain {uuid}", domain)
 
     def all(self) -> tuple[DomainXml, ...]:
         """Every domain."""
-        libvirt = _library()
+        libvirt = library()
         found = []
         try:
-            for domain in self._open().listAllDomains(0):
+            for domain in self._kept.open().listAllDomains(0):
                 try:
                     live = domain.XMLDesc(0) if domain.isActive() else ""
                     kept = libvirt.VIR_DOMAIN_XML_INACTIVE
@@ -176,12 +173,12 @@ class LiveDomains:
                     if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                         raise
         except libvirt.libvirtError as error:
-            self._refused(error, self._uri)
+            self._refused(error, self._kept.uri)
         return tuple(found)
 
     def definition(self, uuid: str) -> str:
         """The persistent definition, secrets included. Raises VanishedError without one."""
-        libvirt = _library()
+        libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
         domain = self._domain(uuid)
         try:
@@ -195,7 +192,7 @@ class LiveDomains:
         """Start the guest if libvirt itself has ended it. Returns whether it had. A libvirtd that
         comes back and cannot take a running guest over ends the guest (qemuProcessReconnect), for
         example when libvirtd died right after QEMU had removed a device."""
-        libvirt = _library()
+        libvirt = library()
         domain = self._domain(uuid)
         ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
         try:
@@ -208,9 +205,9 @@ class LiveDomains:
 
     def define(self, xml: str, where: str) -> None:
         """Replace the persistent definition of the domain that the XML names."""
-        libvirt = _library()
+        libvirt = library()
         try:
-            self._open().defineXML(xml)
+            self._kept.open().defineXML(xml)
         except libvirt.libvirtError as error:
             self._refused(error, where)
 
@@ -222,7 +219,7 @@ class LiveDomains:
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface. It is no error if the guest was asked already,
         or has released it."""
-        libvirt = _library()
+        libvirt = library()
         where = f"domain {uuid} interface {found.mac}"
         domain = self._domain(uuid)
         try:
@@ -232,7 +229,7 @@ class LiveDomains:
                 return
             if error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING:
                 return
-            self._refused(error, where)
+            self._refused(error, where, domain)
 
     def attach(self, uuid: str, xml: str, mac: str) -> None:
         """Plug an interface in. If libvirt refuses, clear the remains that a killed libvirtd has
@@ -254,12 +251,12 @@ class LiveDomains:
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:
-        libvirt = _library()
+        libvirt = library()
         domain = self._domain(uuid)
         try:
             domain.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
         except libvirt.libvirtError as error:
-            self._refused(error, where)
+            self._refused(error, where, domain)
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
@@ -297,95 +294,40 @@ class LiveDomains:
     def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
         """Send one QMP command through libvirt. An error of QEMU is no error here, because the
         device to remove may be gone."""
-        libvirt, qemu = _library(), importlib.import_module("libvirt_qemu")
+        libvirt, qemu = library(), importlib.import_module("libvirt_qemu")
         domain = self._domain(uuid)
         text = json.dumps({"execute": command, "arguments": arguments})
         try:
             answer = json.loads(qemu.qemuMonitorCommand(domain, text, 0))
         except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}: {command}")
+            self._refused(error, f"domain {uuid}: {command}", domain)
         return answer.get("return")
 
     def close(self) -> None:
         """Close the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            libvirt = _library()
-            try:
-                connection.close()
-            except libvirt.libvirtError:
-                return  # it was broken already
-
-    def _open(self) -> Any:
-        libvirt = _library()
-        # Otherwise the library writes every error to stderr as well.
-        libvirt.registerErrorHandler(lambda _context, _error: None, None)
-        try:
-            return self._patience.ask(self._reached)
-        except (libvirt.libvirtError, TimeoutError) as error:
-            raise AwayError(
-                f"libvirt does not answer: {error}",
-                where=self._uri,
-                hint="see: systemctl status libvirtd virtqemud",
-                lasting=Lasting.TRANSIENT,
-            ) from error
-
-    def _reached(self) -> Any:
-        libvirt = _library()
-        if self._connection is None:
-            self._connection = libvirt.open(self._uri)
-        # Without this a silent libvirtd would keep the caller waiting without end. The caller's
-        # own call reports any other fault of the connection.
-        with contextlib.suppress(libvirt.libvirtError):
-            self._connection.getLibVersion()
-        return self._connection
+        self._kept.close()
 
     def _domain(self, uuid: str) -> Any:
-        libvirt = _library()
+        libvirt = library()
         try:
-            return self._open().lookupByUUIDString(uuid)
+            return self._kept.open().lookupByUUIDString(uuid)
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 raise VanishedError("the guest is gone", where=f"domain {uuid}") from error
             self._refused(error, f"domain {uuid}")
 
-    def _refused(self, error: Any, where: str) -> NoReturn:
-        """Raise our error for an error of libvirt."""
-        libvirt = _library()
-        code = error.get_error_code()
+    def _refused(self, error: Any, where: str, domain: Any = None) -> NoReturn:
+        """Raise our error for an error of libvirt. ``domain`` as for ``gone``."""
         text = error.get_error_message()
-        if not self._alive():
+        if not self._kept.alive():
             self.close()
-            raise AwayError(
-                f"libvirt went away: {text}",
-                where=where,
-                hint="see: systemctl status libvirtd virtqemud",
-                lasting=Lasting.TRANSIENT,
-            ) from error
-        if code == libvirt.VIR_ERR_NO_DOMAIN or (
-            code == libvirt.VIR_ERR_OPERATION_INVALID and "not running" in text
-        ):
+            raise self._kept.away(text, "libvirt went away", where) from error
+        if gone(error, domain):
             raise VanishedError(
                 f"the guest is gone or does not run: {text}", where=where
             ) from error
         hint = "see: journalctl -u libvirtd -u virtqemud"
         raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
-
-    def _alive(self) -> bool:
-        libvirt = _library()
-        try:
-            return self._connection is not None and bool(self._connection.isAlive())
-        except libvirt.libvirtError:
-            return False
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("libvirt")
-    except ImportError as error:
-        raise WriteError(
-            "the Python library libvirt is not installed", hint="install python3-libvirt"
-        ) from error
 
 
 # A definition leaves nothing of itself behind; libvirt does not remove its disks.
@@ -424,7 +366,7 @@ class DomainLife(LiveDomains):
 
     def undefine(self, uuid: str) -> None:
         """Remove the guest's definition, if there is one; the guest does not run."""
-        libvirt = importlib.import_module("libvirt")
+        libvirt = library()
         flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
 
         def undefine(domain: Any) -> None:
@@ -441,7 +383,7 @@ class DomainLife(LiveDomains):
 
     def _with(self, uuid: str, work: Callable[[Any], None], *, absent_ok: bool = False) -> None:
         """Call ``work`` with the domain; with ``absent_ok`` a missing domain is no error."""
-        libvirt = importlib.import_module("libvirt")
+        libvirt = library()
         try:
             domain = self._domain(uuid)
             try:
