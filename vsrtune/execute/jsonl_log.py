@@ -1,7 +1,8 @@
 """A log on disk, which the journal and the ledgers keep their records in.
 
 Append-only JSON lines, fsynced one by one. The first line is a header with the version of the
-format; ledgers of older versions have none.
+format; ledgers of older versions have none. A log of nothing is an empty file, so that a unit of
+systemd can ask for it (ConditionFileNotEmpty); its first record brings the header along.
 
 A crash during the write of a line leaves it at the end of the file without its newline. Such a
 line is cut off: nothing that it stands for was done. A file that ends within its first line is
@@ -145,7 +146,7 @@ class JsonlLog(Closing):
                 where=str(self.path),
                 hint="restart vsrtune once the disk is well",
             )
-        data = line(record)
+        data = line(record) if self._size else self._header + line(record)
         try:
             write_all(self._file, data)
         except OSError as error:
@@ -178,9 +179,9 @@ class JsonlLog(Closing):
         if records.live and self._size < self._weigh_at:
             return
         live = sum(len(line(r)) for r in records.compacted())
-        empty = len(self._header)
         grown = self._size > MAX_SIZE or self._size > max(TINY, MAX_RATIO * live)
-        if (not live and self._size > empty) or (grown and self._size > 2 * live + empty):
+        least = 2 * live + len(self._header)
+        if (not live and self._size) or (grown and self._size > least):
             with contextlib.suppress(JournalError):
                 self.rewrite(records, room)
         # Weighing reads all records: the more there are, the rarer it is.
@@ -189,7 +190,8 @@ class JsonlLog(Closing):
     def rewrite(self, records: Records, room: int = 0) -> None:
         """Write ``records`` to a new file, with ``room`` bytes claimed behind them, or all that
         are still claimed, and put it in the log's place."""
-        data = self._header + b"".join(map(line, records.compacted()))
+        data = b"".join(map(line, records.compacted()))
+        data = self._header + data if data else data
         # A pass in progress goes on with as much room as it had.
         room = max(room, self._claimed - self._size) if records.live else 0
         try:

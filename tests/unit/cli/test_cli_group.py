@@ -50,7 +50,7 @@ def test_what_is_wrong_is_named_and_nothing_is_begun(
         assert group(tmp_path, *words) == 1
         assert "edge: there is no such group on this host" in capsys.readouterr().err
     assert group(tmp_path, "status", "edge") == 1
-    assert (tmp_path / "attach.jsonl").read_text() == '{"r":"header","version":1}\n'
+    assert (tmp_path / "attach.jsonl").read_text() == ""
 
 
 def test_files_are_checked_without_a_host(

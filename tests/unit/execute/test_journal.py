@@ -151,7 +151,7 @@ def test_done_with_the_original_ends_the_entry(path: Path) -> None:
         write(journal, queue(500, 100))
         write(journal, queue(100, 500))
         assert journal.entries() == ()
-    assert len(path.read_text().splitlines()) == 1, "an empty journal is compacted"
+    assert path.read_bytes() == b"", "an empty journal is compacted"
 
 
 def test_drop_forgets_and_tolerates_what_it_does_not_know(path: Path) -> None:
@@ -170,7 +170,8 @@ def test_another_boot_is_discarded_and_counted(path: Path) -> None:
     with Journal.open(path, OTHER_BOOT) as journal:
         assert journal.discarded == 2
         assert journal.entries() == ()
-    assert json.loads(path.read_text())["boot_id"] == OTHER_BOOT
+        write(journal, queue(500, 100))
+    assert json.loads(path.read_text().splitlines()[0])["boot_id"] == OTHER_BOOT
 
 
 def test_corruption_in_a_journal_of_another_boot_does_not_matter(path: Path) -> None:
