@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import json
@@ -10,13 +11,15 @@ import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from vsrtune.attach import link_writes
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
 from vsrtune.host.libvirt import Connection, gone, library
 from vsrtune.model.domain_xml import DomainNic, nics
+
+T = TypeVar("T")
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
@@ -56,8 +59,8 @@ def unplug(
     wanted: Collection[tuple[str, str]],
     requests: Requests | None = None,
     *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> None:
     """Unplug the interfaces (UUID of the domain, MAC) that are there, all at the same time, and
     return when the guests have released them. ``requests`` are those of an earlier call that
@@ -121,6 +124,13 @@ class DomainXml:
     config: str
 
 
+# A definition leaves nothing of itself behind; libvirt does not remove its disks.
+_ALL_OF_IT = (
+    "VIR_DOMAIN_UNDEFINE_MANAGED_SAVE", "VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA",
+    "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", "VIR_DOMAIN_UNDEFINE_NVRAM",
+)  # fmt: skip
+
+
 class LiveDomains:
     """One connection to libvirt, opened at first need and again after it broke. Methods raise
     VanishedError when the domain does not run (any more), AwayError when libvirt does not answer,
@@ -129,33 +139,15 @@ class LiveDomains:
     def __init__(self, uri: str) -> None:
         self._kept = Connection(uri, AwayError)
 
-    def uuid(self, name: str) -> str:
-        """The UUID of the running domain of that name (or UUID)."""
-        libvirt = library()
-        connection = self._kept.open()
-        try:
-            domain = connection.lookupByName(name)
-        except libvirt.libvirtError:
-            try:
-                domain = connection.lookupByUUIDString(name)
-            except libvirt.libvirtError as error:
-                raise VanishedError(
-                    "there is no such libvirt guest", where=name, hint="see: virsh list --all"
-                ) from error
-        if not domain.isActive():
-            raise VanishedError("the guest does not run", where=name, hint=f"virsh start {name}")
-        return str(domain.UUIDString())
-
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
-        libvirt = library()
-        domain = self._domain(uuid)
-        try:
+
+        def read(domain: Any) -> tuple[DomainNic, ...]:
             if not domain.isActive():
                 raise VanishedError("the guest does not run", where=f"domain {uuid}")
             return nics(domain.XMLDesc(0))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}", domain)
+
+        return self._on(uuid, read, runs=True)
 
     def all(self) -> tuple[DomainXml, ...]:
         """Every domain."""
@@ -180,28 +172,28 @@ class LiveDomains:
         """The persistent definition, secrets included. Raises VanishedError without one."""
         libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
-        domain = self._domain(uuid)
-        try:
+
+        def read(domain: Any) -> str:
             if not domain.isPersistent():
                 raise VanishedError("the guest has no persistent definition", where=uuid)
             return str(domain.XMLDesc(flags))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
+
+        return self._on(uuid, read)
 
     def start_ended(self, uuid: str) -> bool:
         """Start the guest if libvirt itself has ended it. Returns whether it had. A libvirtd that
         comes back and cannot take a running guest over ends the guest (qemuProcessReconnect), for
         example when libvirtd died right after QEMU had removed a device."""
         libvirt = library()
-        domain = self._domain(uuid)
         ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
-        try:
+
+        def start(domain: Any) -> bool:
             if list(domain.state()) != ended:
                 return False
             domain.create()
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
-        return True
+            return True
+
+        return self._on(uuid, start)
 
     def define(self, xml: str, where: str) -> None:
         """Replace the persistent definition of the domain that the XML names."""
@@ -211,25 +203,21 @@ class LiveDomains:
         except libvirt.libvirtError as error:
             self._refused(error, where)
 
-    def detach(self, uuid: str, mac: str) -> None:
-        """Unplug the interface of that MAC, if there is one, and return when the guest
-        has released it."""
-        unplug(self, [(uuid, mac)])
-
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface. It is no error if the guest was asked already,
         or has released it."""
         libvirt = library()
-        where = f"domain {uuid} interface {found.mac}"
-        domain = self._domain(uuid)
-        try:
-            domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-        except libvirt.libvirtError as error:
-            if "unplug" in str(error) or "not found" in str(error):
-                return
-            if error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING:
-                return
-            self._refused(error, where, domain)
+
+        def detach(domain: Any) -> None:
+            try:
+                domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING:
+                    return
+                if "unplug" not in str(error) and "not found" not in str(error):
+                    raise
+
+        self._on(uuid, detach, f"domain {uuid} interface {found.mac}", runs=True)
 
     def attach(self, uuid: str, xml: str, mac: str) -> None:
         """Plug an interface in. If libvirt refuses, clear the remains that a killed libvirtd has
@@ -251,12 +239,8 @@ class LiveDomains:
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:
-        libvirt = library()
-        domain = self._domain(uuid)
-        try:
-            domain.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-        except libvirt.libvirtError as error:
-            self._refused(error, where, domain)
+        live = library().VIR_DOMAIN_AFFECT_LIVE
+        self._on(uuid, lambda domain: domain.attachDeviceFlags(xml, live), where, runs=True)
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
@@ -294,27 +278,67 @@ class LiveDomains:
     def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
         """Send one QMP command through libvirt. An error of QEMU is no error here, because the
         device to remove may be gone."""
-        libvirt, qemu = library(), importlib.import_module("libvirt_qemu")
-        domain = self._domain(uuid)
+        qemu = importlib.import_module("libvirt_qemu")
         text = json.dumps({"execute": command, "arguments": arguments})
-        try:
-            answer = json.loads(qemu.qemuMonitorCommand(domain, text, 0))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}: {command}", domain)
-        return answer.get("return")
+
+        def ask(domain: Any) -> Any:
+            return json.loads(qemu.qemuMonitorCommand(domain, text, 0)).get("return")
+
+        return self._on(uuid, ask, f"domain {uuid}: {command}", runs=True)
+
+    def start(self, uuid: str) -> None:
+        """Start the guest, unless it runs; returns when it runs. Raises WriteError when it ended at
+        once."""
+
+        def begin(domain: Any) -> None:
+            if not domain.isActive():
+                domain.create()
+            if not domain.isActive():
+                raise WriteError(
+                    "the guest ended at once", where=domain.name(),
+                    hint=f"see: /var/log/libvirt/qemu/{domain.name()}.log",
+                )  # fmt: skip
+
+        self._on(uuid, begin)
+
+    def stop(self, uuid: str) -> None:
+        """End the guest at once, if it is there and runs."""
+
+        def end(domain: Any) -> None:
+            if domain.isActive():
+                domain.destroy()
+
+        with contextlib.suppress(VanishedError):
+            self._on(uuid, end)
+
+    def undefine(self, uuid: str) -> None:
+        """Remove the guest's definition, if there is one; the guest does not run."""
+        libvirt = library()
+        flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
+
+        def undefine(domain: Any) -> None:
+            if domain.isPersistent():
+                domain.undefineFlags(flags)
+
+        with contextlib.suppress(VanishedError):
+            self._on(uuid, undefine)
+
+    def saved(self, uuid: str) -> bool:
+        """Whether libvirt keeps the memory of the guest, which does not run."""
+        return self._on(uuid, lambda domain: bool(domain.hasManagedSaveImage()))
 
     def close(self) -> None:
         """Close the connection."""
         self._kept.close()
 
-    def _domain(self, uuid: str) -> Any:
-        libvirt = library()
+    def _on(self, uuid: str, work: Callable[[Any], T], where: str = "", *, runs: bool = False) -> T:
+        """What ``work`` returns for the domain. ``runs``: it works on running domains only."""
+        libvirt, domain = library(), None
         try:
-            return self._kept.open().lookupByUUIDString(uuid)
+            domain = self._kept.open().lookupByUUIDString(uuid)
+            return work(domain)
         except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                raise VanishedError("the guest is gone", where=f"domain {uuid}") from error
-            self._refused(error, f"domain {uuid}")
+            self._refused(error, where or f"domain {uuid}", domain if runs else None)
 
     def _refused(self, error: Any, where: str, domain: Any = None) -> NoReturn:
         """Raise our error for an error of libvirt. ``domain`` as for ``gone``."""
@@ -328,71 +352,6 @@ class LiveDomains:
             ) from error
         hint = "see: journalctl -u libvirtd -u virtqemud"
         raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
-
-
-# A definition leaves nothing of itself behind; libvirt does not remove its disks.
-_ALL_OF_IT = (
-    "VIR_DOMAIN_UNDEFINE_MANAGED_SAVE", "VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA",
-    "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", "VIR_DOMAIN_UNDEFINE_NVRAM",
-)  # fmt: skip
-
-
-class DomainLife(LiveDomains):
-    """Starts and ends domains. Every method may be repeated: a state reached already is no
-    error."""
-
-    def start(self, uuid: str) -> None:
-        """Start the guest; returns when it runs. Raises WriteError when it ended at once."""
-
-        def begin(domain: Any) -> None:
-            if not domain.isActive():
-                domain.create()
-            if not domain.isActive():
-                raise WriteError(
-                    "the guest ended at once", where=domain.name(),
-                    hint=f"see: /var/log/libvirt/qemu/{domain.name()}.log",
-                )  # fmt: skip
-
-        self._with(uuid, begin)
-
-    def stop(self, uuid: str) -> None:
-        """End the guest at once, if it runs."""
-
-        def end(domain: Any) -> None:
-            if domain.isActive():
-                domain.destroy()
-
-        self._with(uuid, end, absent_ok=True)
-
-    def undefine(self, uuid: str) -> None:
-        """Remove the guest's definition, if there is one; the guest does not run."""
-        libvirt = library()
-        flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
-
-        def undefine(domain: Any) -> None:
-            if domain.isPersistent():
-                domain.undefineFlags(flags)
-
-        self._with(uuid, undefine, absent_ok=True)
-
-    def saved(self, uuid: str) -> bool:
-        """Whether libvirt keeps the memory of the guest, which does not run."""
-        found: list[bool] = []
-        self._with(uuid, lambda domain: found.append(bool(domain.hasManagedSaveImage())))
-        return any(found)
-
-    def _with(self, uuid: str, work: Callable[[Any], None], *, absent_ok: bool = False) -> None:
-        """Call ``work`` with the domain; with ``absent_ok`` a missing domain is no error."""
-        libvirt = library()
-        try:
-            domain = self._domain(uuid)
-            try:
-                work(domain)
-            except libvirt.libvirtError as error:
-                self._refused(error, f"domain {uuid}")
-        except VanishedError:
-            if not absent_ok:
-                raise
 
 
 def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
