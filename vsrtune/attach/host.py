@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vsrtune.attach import link_writes, overlays
-from vsrtune.attach.libvirt_hotplug import DomainLife
+from vsrtune.attach.libvirt_hotplug import LiveDomains
 from vsrtune.attach.link_writes import set_private_flag
 from vsrtune.attach.plan.clone_model import File
 from vsrtune.attach.plan.model import GuestNics
@@ -139,7 +139,7 @@ class LiveHost:
         host's files as they are."""
         self._files = files
         self._pulse = pulse
-        self._domains = DomainLife(uri)
+        self._domains = LiveDomains(uri)
 
     def links(self) -> dict[str, Link]:
         return {link.name: link for link in netlink.links()}

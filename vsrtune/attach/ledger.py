@@ -13,7 +13,8 @@ from pathlib import Path
 from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.steps import Origin
-from vsrtune.execute.jsonl_log import Ledger, LedgerEntry
+from vsrtune.execute.jsonl_log import LogNames
+from vsrtune.execute.ledger import Ledger, LedgerEntry
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/attach.jsonl")
 
@@ -23,8 +24,11 @@ STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
 class AttachLedger(Ledger):
     """It outlives a boot, like the persistent definitions that name these devices."""
 
-    busy = ("another switch is under way, or is being recovered", "wait for its end")
-    unusable = ("the ledger of attachments cannot be used", "run as root")
+    names = LogNames(
+        "the ledger of attachments",
+        "another switch is under way, or is being recovered: {process}",
+        "wait for its end",
+    )
 
     def of(self, *kinds: str) -> list[LedgerEntry]:
         """The pending entries of these kinds, oldest first."""

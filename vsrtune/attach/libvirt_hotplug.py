@@ -11,20 +11,21 @@ import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from vsrtune.attach import link_writes
-from vsrtune.core.errors import Lasting, VanishedError, WriteError
+from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
-from vsrtune.host.libvirt import Patience
+from vsrtune.host.libvirt import Connection, gone, library
 from vsrtune.model.domain_xml import DomainNic, nics
+
+T = TypeVar("T")
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
 _PAUSE = 0.05
 # The request is lost if the guest's kernel does not listen yet.
 _ASK_AGAIN = 10.0
-_ALIAS = re.compile(r"<alias name='([^']+)'")
 _NET_ALIAS = re.compile(r"net\d+")
 # A back end that libvirt made, in the human monitor's `info network`.
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
@@ -58,8 +59,8 @@ def unplug(
     wanted: Collection[tuple[str, str]],
     requests: Requests | None = None,
     *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> None:
     """Unplug the interfaces (UUID of the domain, MAC) that are there, all at the same time, and
     return when the guests have released them. ``requests`` are those of an earlier call that
@@ -123,50 +124,37 @@ class DomainXml:
     config: str
 
 
+# A definition leaves nothing of itself behind; libvirt does not remove its disks.
+_ALL_OF_IT = (
+    "VIR_DOMAIN_UNDEFINE_MANAGED_SAVE", "VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA",
+    "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", "VIR_DOMAIN_UNDEFINE_NVRAM",
+)  # fmt: skip
+
+
 class LiveDomains:
     """One connection to libvirt, opened at first need and again after it broke. Methods raise
     VanishedError when the domain does not run (any more), AwayError when libvirt does not answer,
     and WriteError for any other refusal by libvirt."""
 
     def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._connection: Any = None
-        self._patience = Patience()
-
-    def uuid(self, name: str) -> str:
-        """The UUID of the running domain of that name (or UUID)."""
-        libvirt = _library()
-        connection = self._open()
-        try:
-            domain = connection.lookupByName(name)
-        except libvirt.libvirtError:
-            try:
-                domain = connection.lookupByUUIDString(name)
-            except libvirt.libvirtError as error:
-                raise VanishedError(
-                    "there is no such libvirt guest", where=name, hint="see: virsh list --all"
-                ) from error
-        if not domain.isActive():
-            raise VanishedError("the guest does not run", where=name, hint=f"virsh start {name}")
-        return str(domain.UUIDString())
+        self._kept = Connection(uri, AwayError)
 
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
-        libvirt = _library()
-        try:
-            domain = self._domain(uuid)
+
+        def read(domain: Any) -> tuple[DomainNic, ...]:
             if not domain.isActive():
                 raise VanishedError("the guest does not run", where=f"domain {uuid}")
             return nics(domain.XMLDesc(0))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
+
+        return self._on(uuid, read, runs=True)
 
     def all(self) -> tuple[DomainXml, ...]:
         """Every domain."""
-        libvirt = _library()
+        libvirt = library()
         found = []
         try:
-            for domain in self._open().listAllDomains(0):
+            for domain in self._kept.open().listAllDomains(0):
                 try:
                     live = domain.XMLDesc(0) if domain.isActive() else ""
                     kept = libvirt.VIR_DOMAIN_XML_INACTIVE
@@ -177,63 +165,59 @@ class LiveDomains:
                     if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                         raise
         except libvirt.libvirtError as error:
-            self._refused(error, self._uri)
+            self._refused(error, self._kept.uri)
         return tuple(found)
 
     def definition(self, uuid: str) -> str:
         """The persistent definition, secrets included. Raises VanishedError without one."""
-        libvirt = _library()
+        libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
-        domain = self._domain(uuid)
-        try:
+
+        def read(domain: Any) -> str:
             if not domain.isPersistent():
                 raise VanishedError("the guest has no persistent definition", where=uuid)
             return str(domain.XMLDesc(flags))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
+
+        return self._on(uuid, read)
 
     def start_ended(self, uuid: str) -> bool:
         """Start the guest if libvirt itself has ended it. Returns whether it had. A libvirtd that
         comes back and cannot take a running guest over ends the guest (qemuProcessReconnect), for
         example when libvirtd died right after QEMU had removed a device."""
-        libvirt = _library()
-        domain = self._domain(uuid)
+        libvirt = library()
         ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
-        try:
+
+        def start(domain: Any) -> bool:
             if list(domain.state()) != ended:
                 return False
             domain.create()
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
-        return True
+            return True
+
+        return self._on(uuid, start)
 
     def define(self, xml: str, where: str) -> None:
         """Replace the persistent definition of the domain that the XML names."""
-        libvirt = _library()
+        libvirt = library()
         try:
-            self._open().defineXML(xml)
+            self._kept.open().defineXML(xml)
         except libvirt.libvirtError as error:
             self._refused(error, where)
-
-    def detach(self, uuid: str, mac: str) -> None:
-        """Unplug the interface of that MAC, if there is one, and return when the guest
-        has released it."""
-        unplug(self, [(uuid, mac)])
 
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface. It is no error if the guest was asked already,
         or has released it."""
-        libvirt = _library()
-        where = f"domain {uuid} interface {found.mac}"
-        domain = self._domain(uuid)
-        try:
-            domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-        except libvirt.libvirtError as error:
-            if "unplug" in str(error) or "not found" in str(error):
-                return
-            if error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING:
-                return
-            self._refused(error, where)
+        libvirt = library()
+
+        def detach(domain: Any) -> None:
+            try:
+                domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING:
+                    return
+                if "unplug" not in str(error) and "not found" not in str(error):
+                    raise
+
+        self._on(uuid, detach, f"domain {uuid} interface {found.mac}", runs=True)
 
     def attach(self, uuid: str, xml: str, mac: str) -> None:
         """Plug an interface in. If libvirt refuses, clear the remains that a killed libvirtd has
@@ -255,18 +239,14 @@ class LiveDomains:
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:
-        libvirt = _library()
-        domain = self._domain(uuid)
-        try:
-            domain.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-        except libvirt.libvirtError as error:
-            self._refused(error, where)
+        live = library().VIR_DOMAIN_AFFECT_LIVE
+        self._on(uuid, lambda domain: domain.attachDeviceFlags(xml, live), where, runs=True)
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
         it plugged them in, including back ends without a device (which hold a macvtap open).
         Returns their names when they are gone."""
-        known = set(_ALIAS.findall(self._live_xml(uuid)))
+        known = {nic.alias for nic in self.nics(uuid)}
         orphans = [name for name in self._plugged(uuid) if name not in known]
         for name in orphans:
             self._monitor(uuid, "device_del", {"id": name})
@@ -287,14 +267,6 @@ class LiveDomains:
             self._monitor(uuid, "netdev_del", {"id": f"host{name}"})
         return tuple(sorted({*orphans, *lone}))
 
-    def _live_xml(self, uuid: str) -> str:
-        libvirt = _library()
-        domain = self._domain(uuid)
-        try:
-            return str(domain.XMLDesc(0))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}")
-
     def _plugged(self, uuid: str) -> list[str]:
         """The network devices that QEMU itself lists (their ids are libvirt's aliases)."""
         found = self._monitor(uuid, "qom-list", {"path": "/machine/peripheral"})
@@ -306,110 +278,17 @@ class LiveDomains:
     def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
         """Send one QMP command through libvirt. An error of QEMU is no error here, because the
         device to remove may be gone."""
-        libvirt, qemu = _library(), importlib.import_module("libvirt_qemu")
-        domain = self._domain(uuid)
+        qemu = importlib.import_module("libvirt_qemu")
         text = json.dumps({"execute": command, "arguments": arguments})
-        try:
-            answer = json.loads(qemu.qemuMonitorCommand(domain, text, 0))
-        except libvirt.libvirtError as error:
-            self._refused(error, f"domain {uuid}: {command}")
-        return answer.get("return")
 
-    def close(self) -> None:
-        """Close the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            libvirt = _library()
-            try:
-                connection.close()
-            except libvirt.libvirtError:
-                return  # it was broken already
+        def ask(domain: Any) -> Any:
+            return json.loads(qemu.qemuMonitorCommand(domain, text, 0)).get("return")
 
-    def _open(self) -> Any:
-        libvirt = _library()
-        # Otherwise the library writes every error to stderr as well.
-        libvirt.registerErrorHandler(lambda _context, _error: None, None)
-        try:
-            return self._patience.ask(self._reached)
-        except (libvirt.libvirtError, TimeoutError) as error:
-            raise AwayError(
-                f"libvirt does not answer: {error}",
-                where=self._uri,
-                hint="see: systemctl status libvirtd virtqemud",
-                lasting=Lasting.TRANSIENT,
-            ) from error
-
-    def _reached(self) -> Any:
-        libvirt = _library()
-        if self._connection is None:
-            self._connection = libvirt.open(self._uri)
-        # Without this a silent libvirtd would keep the caller waiting without end. The caller's
-        # own call reports any other fault of the connection.
-        with contextlib.suppress(libvirt.libvirtError):
-            self._connection.getLibVersion()
-        return self._connection
-
-    def _domain(self, uuid: str) -> Any:
-        libvirt = _library()
-        try:
-            return self._open().lookupByUUIDString(uuid)
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                raise VanishedError("the guest is gone", where=f"domain {uuid}") from error
-            self._refused(error, f"domain {uuid}")
-
-    def _refused(self, error: Any, where: str) -> NoReturn:
-        """Raise our error for an error of libvirt."""
-        libvirt = _library()
-        code = error.get_error_code()
-        text = error.get_error_message()
-        if not self._alive():
-            self.close()
-            raise AwayError(
-                f"libvirt went away: {text}",
-                where=where,
-                hint="see: systemctl status libvirtd virtqemud",
-                lasting=Lasting.TRANSIENT,
-            ) from error
-        if code == libvirt.VIR_ERR_NO_DOMAIN or (
-            code == libvirt.VIR_ERR_OPERATION_INVALID and "not running" in text
-        ):
-            raise VanishedError(
-                f"the guest is gone or does not run: {text}", where=where
-            ) from error
-        hint = "see: journalctl -u libvirtd -u virtqemud"
-        raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
-
-    def _alive(self) -> bool:
-        libvirt = _library()
-        try:
-            return self._connection is not None and bool(self._connection.isAlive())
-        except libvirt.libvirtError:
-            return False
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("libvirt")
-    except ImportError as error:
-        raise WriteError(
-            "the Python library libvirt is not installed", hint="install python3-libvirt"
-        ) from error
-
-
-# A definition leaves nothing of itself behind; libvirt does not remove its disks.
-_ALL_OF_IT = (
-    "VIR_DOMAIN_UNDEFINE_MANAGED_SAVE", "VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA",
-    "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", "VIR_DOMAIN_UNDEFINE_NVRAM",
-)  # fmt: skip
-
-
-class DomainLife(LiveDomains):
-    """Starts and ends domains. Every method may be repeated: a state reached already is no
-    error."""
+        return self._on(uuid, ask, f"domain {uuid}: {command}", runs=True)
 
     def start(self, uuid: str) -> None:
-        """Start the guest; returns when it runs. Raises WriteError when it ended at once."""
+        """Start the guest, unless it runs; returns when it runs. Raises WriteError when it ended at
+        once."""
 
         def begin(domain: Any) -> None:
             if not domain.isActive():
@@ -420,46 +299,59 @@ class DomainLife(LiveDomains):
                     hint=f"see: /var/log/libvirt/qemu/{domain.name()}.log",
                 )  # fmt: skip
 
-        self._with(uuid, begin)
+        self._on(uuid, begin)
 
     def stop(self, uuid: str) -> None:
-        """End the guest at once, if it runs."""
+        """End the guest at once, if it is there and runs."""
 
         def end(domain: Any) -> None:
             if domain.isActive():
                 domain.destroy()
 
-        self._with(uuid, end, absent_ok=True)
+        with contextlib.suppress(VanishedError):
+            self._on(uuid, end)
 
     def undefine(self, uuid: str) -> None:
         """Remove the guest's definition, if there is one; the guest does not run."""
-        libvirt = importlib.import_module("libvirt")
+        libvirt = library()
         flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
 
         def undefine(domain: Any) -> None:
             if domain.isPersistent():
                 domain.undefineFlags(flags)
 
-        self._with(uuid, undefine, absent_ok=True)
+        with contextlib.suppress(VanishedError):
+            self._on(uuid, undefine)
 
     def saved(self, uuid: str) -> bool:
         """Whether libvirt keeps the memory of the guest, which does not run."""
-        found: list[bool] = []
-        self._with(uuid, lambda domain: found.append(bool(domain.hasManagedSaveImage())))
-        return any(found)
+        return self._on(uuid, lambda domain: bool(domain.hasManagedSaveImage()))
 
-    def _with(self, uuid: str, work: Callable[[Any], None], *, absent_ok: bool = False) -> None:
-        """Call ``work`` with the domain; with ``absent_ok`` a missing domain is no error."""
-        libvirt = importlib.import_module("libvirt")
+    def close(self) -> None:
+        """Close the connection."""
+        self._kept.close()
+
+    def _on(self, uuid: str, work: Callable[[Any], T], where: str = "", *, runs: bool = False) -> T:
+        """What ``work`` returns for the domain. ``runs``: it works on running domains only."""
+        libvirt, domain = library(), None
         try:
-            domain = self._domain(uuid)
-            try:
-                work(domain)
-            except libvirt.libvirtError as error:
-                self._refused(error, f"domain {uuid}")
-        except VanishedError:
-            if not absent_ok:
-                raise
+            domain = self._kept.open().lookupByUUIDString(uuid)
+            return work(domain)
+        except libvirt.libvirtError as error:
+            self._refused(error, where or f"domain {uuid}", domain if runs else None)
+
+    def _refused(self, error: Any, where: str, domain: Any = None) -> NoReturn:
+        """Raise our error for an error of libvirt. ``domain`` as for ``gone``."""
+        text = error.get_error_message()
+        if not self._kept.alive():
+            self.close()
+            raise self._kept.away(text, "libvirt went away", where) from error
+        if gone(error, domain):
+            raise VanishedError(
+                f"the guest is gone or does not run: {text}", where=where
+            ) from error
+        hint = "see: journalctl -u libvirtd -u virtqemud"
+        raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
 
 
 def drop_macvtaps(mac: str, known: Collection[str]) -> bool:

@@ -13,7 +13,8 @@ from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.steps import Origin, origin_from
 from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.execute.journal import read_entries
-from vsrtune.execute.jsonl_log import in_use, read_pending
+from vsrtune.execute.jsonl_log import in_use
+from vsrtune.execute.ledger import read_pending
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.host import Link
 from vsrtune.model.targets import TxQueueLen

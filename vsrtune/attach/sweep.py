@@ -19,7 +19,7 @@ from vsrtune.attach.libvirt_hotplug import AwayError
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.execute.jsonl_log import LedgerEntry
+from vsrtune.execute.ledger import LedgerEntry
 
 Patiently = Callable[[Callable[[], list[str]]], list[str]]
 

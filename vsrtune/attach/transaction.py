@@ -28,7 +28,7 @@ from vsrtune.attach.plan.steps import Card, Define, Origin, Step
 from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
-from vsrtune.execute.jsonl_log import LedgerEntry
+from vsrtune.execute.ledger import LedgerEntry
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, replaced
 

@@ -28,7 +28,7 @@ from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.execute.jsonl_log import Failure
+from vsrtune.execute.ledger import Failure
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
 

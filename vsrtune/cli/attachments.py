@@ -19,7 +19,7 @@ from vsrtune.attach.transaction import Switcher
 from vsrtune.cli.options import StatePlaces, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.ledger import read_pending
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 

@@ -60,7 +60,7 @@ def _module(ledger: Path) -> ModuleFacts:
     from vsrtune.attach.ledger import ORIGIN, STEP
     from vsrtune.attach.plan.steps import origin_from
     from vsrtune.doctor.facts.module import read
-    from vsrtune.execute.jsonl_log import read_pending
+    from vsrtune.execute.ledger import read_pending
 
     entries = read_pending(ledger)
     devices = tuple(origin_from(e.data).device.name for e in entries if e.kind == ORIGIN)

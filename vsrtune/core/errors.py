@@ -82,4 +82,4 @@ class VanishedError(WriteError):
 
 
 class JournalError(VsrtuneError):
-    """The journal cannot be read or written, so vsrtune does not write the host."""
+    """The journal or a ledger cannot be read or written, so vsrtune does not write the host."""

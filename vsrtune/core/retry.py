@@ -12,11 +12,29 @@ FIRST, LONGEST = 1.0, 60.0
 PERMANENT = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """``delay`` seconds without another try, which end at ``until`` on the caller's clock. The
+    default is no pause at all."""
+
+    delay: float = 0.0
+    until: float = 0.0
+
+    def longer(self, now: float, first: float = FIRST, longest: float = LONGEST) -> Pause:
+        """The pause after one more failure: twice as long, within ``first`` and ``longest``
+        seconds."""
+        delay = min(longest, max(first, 2 * self.delay))
+        return Pause(delay, now + delay)
+
+    def left(self, now: float) -> float:
+        """Seconds until the next try; 0 when it is due."""
+        return max(0.0, self.until - now)
+
+
 @dataclass
 class _Wait:
     signature: Hashable
-    delay: float
-    until: float
+    pause: Pause
     due: bool = True
 
 
@@ -32,19 +50,19 @@ class Backoff:
     def blocked(self, guest: str, signature: Hashable, now: float) -> bool:
         """True while the same failed changes must wait. ``now`` is in monotonic seconds."""
         wait = self._waits.get(guest)
-        return wait is not None and wait.signature == signature and now < wait.until
+        return wait is not None and wait.signature == signature and wait.pause.left(now) > 0
 
     def failed(
         self, guest: str, signature: Hashable, errors: Iterable[VsrtuneError], now: float
     ) -> None:
         """Record a failure. It waits 1, 2, 4, ... 60 s, or 300 s when all errors are permanent."""
         before = self._waits.get(guest)
-        delay = FIRST
-        if before is not None and before.signature == signature:
-            delay = min(LONGEST, 2 * before.delay)
+        pause = before.pause if before is not None and before.signature == signature else Pause()
         if all(e.lasting is Lasting.PERMANENT for e in errors):
-            delay = PERMANENT
-        self._waits[guest] = _Wait(signature, delay, now + delay)
+            pause = Pause(PERMANENT, now + PERMANENT)
+        else:
+            pause = pause.longer(now)
+        self._waits[guest] = _Wait(signature, pause)
 
     def refreshed(self, covers: Callable[[str], bool], due: Collection[str]) -> None:
         """Record that a pass over the guests that it ``covers`` has changes for ``due`` only. The
@@ -72,8 +90,7 @@ class Backoff:
 
     def next_try(self, now: float) -> float | None:
         """Seconds until the first wait with due changes ends; None when there is none."""
-        waits = (max(0.0, w.until - now) for w in self._waits.values() if w.due)
-        return min(waits, default=None)
+        return min((w.pause.left(now) for w in self._waits.values() if w.due), default=None)
 
 
 class SaidOnce:

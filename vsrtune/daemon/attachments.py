@@ -22,7 +22,8 @@ from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
 from vsrtune.daemon.journald import LOGGER, fields
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.jsonl_log import LockedError
+from vsrtune.execute.ledger import read_pending
 from vsrtune.policy.model import Policy
 
 # A pass waits at most this many seconds for libvirt; the next one tries again.
@@ -74,7 +75,7 @@ class AttachKeeper:
                 return
             try:
                 ledger = AttachLedger.open(self._path, wait=0)
-            except VsrtuneError as error:
+            except LockedError as error:
                 LOGGER.debug("attachments: %s", error)
                 return  # a switch is under way
             with ledger:

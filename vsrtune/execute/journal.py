@@ -1,27 +1,18 @@
 """The journal: the settings that we changed on the host and their originals, safe against crashes.
 
-Append-only JSON lines, fsynced one by one (``journal_records`` defines them). A file belongs to
-one boot: every setting that we write is volatile, so the journal discards entries of another boot
-and counts them in ``Journal.discarded``.
-
-A crash during the write of a line leaves it at the end of the file without its newline. Such a
-line is ignored: the host is written only after its record is complete. The header is written
-before any record, so a torn header means that the host was not written. Any other unreadable line
-is corruption: JournalError, and the host stays as it is.
+A log (``jsonl_log``) of the records that ``journal_records`` defines. A file belongs to one boot:
+every setting that we write is volatile, so the journal discards entries of another boot and counts
+them in ``Journal.discarded``.
 
 A file of another version of the format (``VERSION``) is renamed if it is of another boot. If it
 is of this boot, it stays where it is, for the version that can read it, and the journal takes no
 records (``Journal.foreign``): the present settings of the host may be tuned, and must not become
 originals.
-
-One process writes at a time (``jsonl_log.take_lock``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import time
 from collections.abc import Iterable
@@ -29,31 +20,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vsrtune.core.closing import Closing
-from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
-from vsrtune.core.untrusted import json_value
-from vsrtune.execute.jsonl_log import take_lock
-from vsrtune.host.state_files import (
-    FULL,
-    claim,
-    fsync_directory,
-    open_private,
-    private_directory,
-    read_file,
-    replace_file,
-    write_all,
+from vsrtune.core.errors import JournalError
+from vsrtune.execute.jsonl_log import (
+    JsonlLog,
+    LogNames,
+    corrupt,
+    is_empty,
+    line,
+    read_header,
+    read_log,
+    read_records,
 )
+from vsrtune.host.state_files import fsync_directory
 from vsrtune.model.journal_records import (
     VERSION,
     Entry,
     Fold,
     applied,
-    compacted,
     entry_record,
     header_record,
     intent_record,
     step_record,
     target_record,
-    torn_header,
     undo_action,
 )
 from vsrtune.model.plan import Action
@@ -61,17 +49,14 @@ from vsrtune.model.stepdown import Step
 from vsrtune.model.targets import Target, ThreadCgroup, Value
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
-# A journal is compacted when it has more than MAX_SIZE bytes, or more than MAX_RATIO times the
-# bytes of its live entries (and more than TINY).
-MAX_SIZE = 1 << 20
-MAX_RATIO = 10
-TINY = 16 << 10
 _VERSION = str(VERSION)
 # Room for lines that are longer than estimated.
 _SLACK = 4096
-_HOW_TO_REPAIR = (
-    "nothing was changed on the host; move the file away to go on without undo "
-    "information, or remove the bad line if the rest is wanted"
+_NAMES = LogNames(
+    "the journal",
+    "{process} is using the journal",
+    "if that is the daemon, let it do the work (systemctl reload vsrtune) or stop it first "
+    "(systemctl stop vsrtune)",
 )
 
 
@@ -88,24 +73,19 @@ class Journal(Closing):
     caller must then not write to the host.
     """
 
-    def __init__(self, path: Path, boot_id: str, lock: int) -> None:
+    def __init__(self, log: JsonlLog, boot_id: str) -> None:
         """Use ``Journal.open``."""
-        self.path = path
+        self.path = log.path
         self.discarded = 0
         self.set_aside: Path | None = None
         self.foreign: JournalError | None = None
         self.budgets_end = 0.0
+        self._log = log
         self._boot_id = boot_id
-        self._lock = lock
         self._fold = Fold()
-        self._fd = -1
-        self._size = 0
-        self._weigh_at = 0
-        # The end of the claimed disk space, and the space that undo needs, by target and in all.
-        self._claimed = 0
+        # The space that undo needs, by target and in all.
         self._rooms: dict[Target, int] = {}
         self._undo_space = 0
-        self._broken = ""
 
     @classmethod
     def open(cls, path: Path, boot_id: str) -> Journal:
@@ -115,12 +95,7 @@ class Journal(Closing):
         Raises JournalError when another process holds it, when it is corrupt, or when it cannot
         be written.
         """
-        try:
-            private_directory(path.parent)
-            lock = take_lock(path)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        journal = cls(path, boot_id, lock)
+        journal = cls(JsonlLog(path, _NAMES, header_record(boot_id)), boot_id)
         try:
             journal._load()
         except BaseException:
@@ -198,29 +173,16 @@ class Journal(Closing):
         if not need:
             return
         self._check_version()
-        need += self._undo_space + _SLACK
-        try:
-            claim(self._fd, self._size, need)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        self._claimed = self._size + need
+        self._log.claim(need + self._undo_space + _SLACK)
 
     def close(self) -> None:
         """Release the lock. The entries stay in the file."""
-        for fd in (self._fd, self._lock):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._lock = -1
+        self._log.close()
 
     # -- reading
 
     def _load(self) -> None:
-        try:
-            data = read_file(self.path)
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        data = self._log.read()
         try:
             fold, same_boot = read(self.path, data, self._boot_id)
         except _ForeignError as error:
@@ -229,48 +191,33 @@ class Journal(Closing):
         if not same_boot:
             self._set_aside(data)
             self.discarded = len(fold.live)
-            self._replace(Fold())
+            self._log.rewrite(self._fold)
             return
         self._fold = fold
-        try:
-            self._open_file()
-            whole = data.rfind(b"\n") + 1
-            if whole != len(data):
-                os.ftruncate(self._fd, whole)
-                os.fsync(self._fd)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        self._size = whole
+        self._log.resume(data)
         for target in fold.live:
             self._reckon(target)
         # Another version may have claimed less, and the cut of a torn end gives all of it back.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(JournalError):
             if fold.live:
-                claim(self._fd, self._size, self._undo_space + _SLACK)
+                self._log.claim(self._undo_space + _SLACK)
         # The file is as old as its last record. If the clock was set back, the wait is all of
         # the lag, and no longer.
-        age = max(0.0, time.time() - os.fstat(self._fd).st_mtime)
-        self.budgets_end = time.monotonic() + fold.lag - age
+        self.budgets_end = time.monotonic() + fold.lag - self._log.age()
         self._compact_if_grown()
 
     def _set_aside(self, data: bytes) -> None:
         """Keep a file of another version, which nothing needs, under another name."""
-        version = "" if torn_header(data) else _header(self.path, data.split(b"\n")[0])[0]
-        if version in ("", _VERSION):
+        version = str(read_header(data).get("version", _VERSION))
+        if version == _VERSION:
             return
         name = self.path.with_name(f"{self.path.name}.version-{_for_name(version)}")
         try:
             os.replace(self.path, name)
             fsync_directory(self.path.parent)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise self._log.unwritable(error) from error
         self.set_aside = name
-
-    def _open_file(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self._fd = open_private(self.path, os.O_WRONLY | os.O_APPEND)
 
     # -- writing
 
@@ -308,60 +255,10 @@ class Journal(Closing):
 
     def _append(self, record: dict[str, Any]) -> None:
         self._check_version()
-        if self._broken:
-            raise JournalError(
-                f"an earlier write failed: {self._broken}",
-                where=str(self.path),
-                hint="restart vsrtune once the disk is well",
-            )
-        data = _line(record)
-        try:
-            write_all(self._fd, data)
-        except OSError as error:
-            try:
-                os.ftruncate(self._fd, self._size)
-            except OSError:
-                self._broken = str(error)
-            raise _unwritable(self.path, error) from error
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            # The content of the disk is unknown now, and a second fsync would not tell it.
-            self._broken = str(error)
-            raise _unwritable(self.path, error) from error
-        self._size += len(data)
+        self._log.append(record)
 
     def _compact_if_grown(self) -> None:
-        if self._fold.live and self._size < self._weigh_at:
-            return
-        live = sum(len(_line(r)) for r in compacted(self._fold))
-        empty = len(_line(header_record(self._boot_id)))
-        grown = self._size > MAX_SIZE or self._size > max(TINY, MAX_RATIO * live)
-        if (not live and self._size > empty) or (grown and self._size > 2 * live + empty):
-            # The old file is complete and has its room; a failed compaction costs only space.
-            with contextlib.suppress(JournalError):
-                self._replace(self._fold)
-        # Weighing reads all entries: the more there are, the rarer it is.
-        self._weigh_at = self._size + max(TINY, self._size // 2)
-
-    def _replace(self, fold: Fold) -> None:
-        """Write ``fold`` to a new file and put it in the journal's place."""
-        records = [header_record(self._boot_id), *compacted(fold)]
-        data = b"".join(map(_line, records))
-        # A pass in progress goes on with as much room as it had.
-        room = max(self._undo_space + _SLACK, self._claimed - self._size) if fold.live else 0
-        try:
-            replace_file(self.path, data, 0o600, room)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        self._fold = fold
-        self._size = len(data)
-        self._claimed = self._size + room
-        try:
-            self._open_file()
-        except OSError as error:
-            self._broken = str(error)
-            raise _unwritable(self.path, error) from error
+        self._log.compact_if_grown(self._fold, self._undo_space + _SLACK)
 
 
 def read_fold(path: Path, boot_id: str) -> Fold:
@@ -370,15 +267,7 @@ def read_fold(path: Path, boot_id: str) -> Fold:
     A missing journal, or one of another boot, holds nothing. Raises JournalError when it
     is corrupt, unreadable, or of this boot and another version.
     """
-    try:
-        data = read_file(path)
-    except FileNotFoundError:
-        return Fold()
-    except OSError as error:
-        raise JournalError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
-        ) from error
-    fold, same_boot = read(path, data, boot_id)
+    fold, same_boot = read(path, read_log(path), boot_id)
     return fold if same_boot else Fold()
 
 
@@ -392,40 +281,23 @@ def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     or has a torn header, is of no boot. The records of a file of another boot never raise,
     because nothing in them is needed. Raises JournalError."""
     fold = Fold()
-    if torn_header(data):
+    if is_empty(data):
         return fold, False
-    lines = data.split(b"\n")[:-1] or [data]
-    version, boot = _header(path, lines[0])
+    header = read_header(data)
+    version, boot = str(header.get("version")), str(header.get("boot_id", ""))
+    if not header or (version == _VERSION and "boot_id" not in header):
+        raise corrupt(path, 1, "it is not a journal's header")
     same_boot = boot in (boot_id, "")
     if version != _VERSION:
         if same_boot:
             raise _foreign(path, version)
         return fold, False
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            fold.record(json_value(line))
-        except (VsrtuneError, ValueError, TypeError, AttributeError, KeyError) as error:
-            if not same_boot:
-                continue
-            raise JournalError(
-                f"line {number} is corrupt: {error}", where=str(path), hint=_HOW_TO_REPAIR
-            ) from error
-    return fold, same_boot
-
-
-def _header(path: Path, line: bytes) -> tuple[str, str]:
-    """The version and the boot of a header; the boot is "" when another version names none.
-    Raises JournalError."""
     try:
-        data = json_value(line)
-        version = str(data["version"])
-        return version, str(data["boot_id"] if version == _VERSION else data.get("boot_id", ""))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise JournalError(
-            "line 1 is corrupt: it is not a journal's header",
-            where=str(path),
-            hint=_HOW_TO_REPAIR,
-        ) from error
+        read_records(path, data, fold)
+    except JournalError:
+        if same_boot:
+            raise
+    return fold, same_boot
 
 
 class _ForeignError(JournalError):
@@ -448,29 +320,8 @@ def _for_name(version: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in version)[:20]
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
-
-
 def _room(action: Action) -> int:
     """The bytes that a change takes in the file: its intent, and results that are shorter. A move
     between cgroups has a second change around it, which keeps the affinity."""
     changes = 2 if isinstance(action.target, ThreadCgroup) else 1
-    return 2 * changes * len(_line(intent_record(action)))
-
-
-def _unwritable(path: Path, error: OSError) -> JournalError:
-    hints = {
-        errno.ENOSPC: "free space on that file system",
-        errno.EDQUOT: "free space on that file system",
-        errno.EROFS: "remount that file system read-write",
-        errno.EACCES: "run as root",
-        errno.EPERM: "run as root",
-    }
-    return JournalError(
-        f"the journal cannot be written ({os.strerror(error.errno or 0)}), so the host is not "
-        "written either",
-        where=str(path),
-        hint=hints.get(error.errno or 0, "see the kernel log"),
-        lasting=Lasting.TRANSIENT if error.errno in FULL else Lasting.PERMANENT,
-    )
+    return 2 * changes * len(line(intent_record(action)))

@@ -1,12 +1,16 @@
-"""A ledger: the changes of this host that have to be put back, on disk before they are made.
+"""A log on disk, which the journal and the ledgers keep their records in.
 
-Append-only JSON lines. The user adds an entry before it changes the host, and marks the entry
-done after it has put the change back or no longer has to. Entries that are left tell the next
-start what to put back. A last line without its newline was never complete, so no change followed
-it, and the ledger cuts it off. Any other unreadable line is an error.
+Append-only JSON lines, fsynced one by one. The first line is a header with the version of the
+format; ledgers of older versions have none. A log of nothing is an empty file, so that a unit of
+systemd can ask for it (ConditionFileNotEmpty); its first record brings the header along.
 
-One user at a time: the process that has the ledger open holds an exclusive flock beside it. A
-process that inherits the descriptor shares the lock, which is free only after both.
+A crash during the write of a line leaves it at the end of the file without its newline. Such a
+line is cut off: nothing that it stands for was done. A file that ends within its first line is
+an empty log. Any other unreadable line is corruption: JournalError, and the file stays as it is.
+
+One process writes at a time: it holds an exclusive flock on a file beside the log, because a
+rewrite replaces the log itself. A process that inherits the descriptor shares the lock, which is
+free only after both.
 """
 
 from __future__ import annotations
@@ -18,261 +22,283 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol
 
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import JournalError, Lasting, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.host.state_files import FULL, open_private, private_directory, read_file, replace_file
+from vsrtune.host.state_files import (
+    FULL,
+    claim,
+    open_private,
+    private_directory,
+    read_file,
+    replace_file,
+    write_all,
+)
 
-# A process that still cleans up after a killed user gets this long.
-LOCK_SECONDS = 10.0
-# A larger file is written anew when most of it is about entries that are done.
-_LARGE = 64 << 10
-
-Cleaner = Callable[[dict[str, Any]], None]
+# A log is rewritten when it has more than MAX_SIZE bytes, or more than MAX_RATIO times the bytes
+# of its live records (and more than TINY).
+MAX_SIZE = 1 << 20
+MAX_RATIO = 10
+TINY = 16 << 10
+# How a first line begins: a header, or the first record of a ledger without one.
+_BEGINNINGS = (b'{"r":"header","version":', b'{"add":')
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """A change to put back: ``kind`` names the cleaner, ``data`` is for the cleaner."""
+class LogNames:
+    """What errors call a log. ``busy`` says who has it open ({process}), and ``wait`` what to do
+    about that."""
 
-    id: int
-    kind: str
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An entry that could not be resolved; it stays in the ledger."""
-
-    entry: LedgerEntry
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.entry.kind}: {self.what}"
+    name: str
+    busy: str
+    wait: str
 
 
-class Ledger(Closing):
-    """The open ledger. Use as a context manager, or ``close``.
+class LockedError(JournalError):
+    """Another process has the log open."""
 
-    ``busy`` is the error when somebody else has it open, ``unusable`` begins the error when the
-    file cannot be used; each has a hint what to do next.
+
+class Records(Protocol):
+    """What the records of a log amount to."""
+
+    @property
+    def live(self) -> Sized:
+        """What is in force. The log is rewritten once that is nothing."""
+        ...
+
+    def record(self, data: Any) -> None:
+        """Apply one decoded record. Raises VsrtuneError, ValueError, LookupError, TypeError or
+        AttributeError for one that is malformed or out of turn."""
+        ...
+
+    def compacted(self) -> list[dict[str, Any]]:
+        """Records that amount to the same."""
+        ...
+
+
+class JsonlLog(Closing):
+    """A log that is locked by this process. Close it after use.
+
+    First ``read`` it, then ``resume`` or ``rewrite`` it; ``append`` comes after these. Every
+    method raises JournalError when the file cannot be read or written. After ``append`` has
+    raised, the caller must not write to the host.
     """
 
-    busy = ("another process is using it", "wait for its end")
-    unusable = ("the ledger cannot be used", "run as root")
-
     def __init__(
-        self, path: Path, lock: int, file: int, entries: dict[int, LedgerEntry], last: int
+        self,
+        path: Path,
+        names: LogNames,
+        header: Mapping[str, Any],
+        *,
+        lock: int | None = None,
+        wait: float = 0.0,
     ) -> None:
+        """Take the lock, waiting up to ``wait`` seconds, and make the directory if it is missing.
+        ``lock`` is the descriptor of a lock that is held already. Raises LockedError when another
+        process holds it."""
         self.path = path
-        self.lock_descriptor = lock
-        self._file = file
-        self._entries = entries
-        self._last = last
-
-    @classmethod
-    def open(cls, path: Path, *, lock: int | None = None, wait: float = LOCK_SECONDS) -> Self:
-        """Lock and read the ledger, waiting up to ``wait`` seconds for the lock.
-
-        ``lock`` is the descriptor of a lock that is held already (the guard's). Raises
-        VsrtuneError when somebody else has the ledger open, or it cannot be read or written.
-        """
-        opened: list[int] = []
+        self.lock_descriptor = -1
+        self._names = names
+        self._header = line(header)
+        self._file = -1
+        self._size = 0
+        # The end of the claimed disk space.
+        self._claimed = 0
+        self._weigh_at = 0
+        self._broken = ""
         try:
             private_directory(path.parent)
-            if lock is None:
-                opened.append(lock := cls._take_lock(path, wait))
-            file = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            opened.append(file)
-            text = read_file(path)
-            whole = text[: text.rfind(b"\n") + 1]
-            entries, last = parse(path, whole)
-            # With nothing pending a new file begins; the lock makes us its only user.
-            os.ftruncate(file, len(whole) if entries else 0)
-            pending = b"".join(_line(_added(entry)) for entry in entries.values())
-            if len(whole) > max(_LARGE, 4 * len(pending)):
-                os.close(opened.pop())
-                replace_file(path, pending, 0o600)
-                file = open_private(path, os.O_RDWR | os.O_APPEND)
-                opened.append(file)
-        except BaseException as error:
-            for descriptor in opened:
-                os.close(descriptor)
-            if isinstance(error, OSError):
-                raise cls._broken(path, error) from error
-            raise
-        return cls(path, lock, file, entries, last)
+            self.lock_descriptor = _take_lock(path, names, wait) if lock is None else lock
+        except OSError as error:
+            raise self.unwritable(error) from error
+        # The pid serves only the message of LockedError: a full disk may cost it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.lock_descriptor, 0)
+            os.pwrite(self.lock_descriptor, f"{os.getpid()}\n".encode(), 0)
 
-    def add(self, kind: str, data: Mapping[str, Any]) -> int:
-        """Record a change that must be put back, before it is made. ``data`` is JSON. Returns the
-        id for ``done``. Raises VsrtuneError; the caller must then change nothing."""
-        self._last += 1
-        entry = LedgerEntry(self._last, kind, dict(data))
-        self._append(_added(entry))
-        self._entries[entry.id] = entry
-        return entry.id
+    def read(self) -> bytes:
+        """The content; nothing when there is no file."""
+        return read_log(self.path)
 
-    def done(self, *entries: int) -> None:
-        """Mark entries as put back, or as no longer in need of it: all of them, or none if this
-        process is killed meanwhile. Ids that are not pending are ignored."""
-        pending = [entry for entry in entries if entry in self._entries]
-        if pending:
-            self._append({"done": pending[0] if len(pending) == 1 else pending})
-            for entry in pending:
-                del self._entries[entry]
+    def resume(self, data: bytes) -> None:
+        """Continue the file, whose content is ``data``: its torn end is cut off."""
+        whole = data.rfind(b"\n") + 1
+        try:
+            self._open_file()
+            if whole != len(data):
+                os.ftruncate(self._file, whole)
+                os.fsync(self._file)
+        except OSError as error:
+            raise self.unwritable(error) from error
+        self._size = whole
 
-    def pending(self) -> list[LedgerEntry]:
-        """The pending entries, oldest first."""
-        return [self._entries[number] for number in sorted(self._entries)]
-
-    def resolve(self, cleaners: Mapping[str, Cleaner]) -> list[Failure]:
-        """Put back all pending entries, newest first, with the cleaner of their kind.
-
-        A failure does not stop the others. Failed entries are returned and stay pending.
-        """
-        failures = []
-        for entry in reversed(self.pending()):
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record, which is on disk when this returns. One that does not fit is taken out
+        again; after a failed fsync no record is accepted any more."""
+        if self._broken:
+            raise JournalError(
+                f"an earlier write failed: {self._broken}",
+                where=str(self.path),
+                hint="restart vsrtune once the disk is well",
+            )
+        data = line(record) if self._size else self._header + line(record)
+        try:
+            write_all(self._file, data)
+        except OSError as error:
             try:
-                cleaner = cleaners.get(entry.kind)
-                if cleaner is None:
-                    raise VsrtuneError("nothing in this version knows how to undo it")
-                cleaner(entry.data)
-                self.done(entry.id)
-            except Exception as error:  # whatever a cleaner raises, the others must run
-                failures.append(Failure(entry, str(error) or repr(error)))
-        return failures
+                # Otherwise the next line would be read as the rest of this one.
+                os.ftruncate(self._file, self._size)
+            except OSError:
+                self._broken = str(error)
+            raise self.unwritable(error) from error
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            # The content of the disk is unknown now, and a second fsync would not tell it.
+            self._broken = str(error)
+            raise self.unwritable(error) from error
+        self._size += len(data)
+
+    def claim(self, length: int) -> None:
+        """Claim disk space for the next ``length`` bytes. File systems that cannot reserve space
+        are accepted."""
+        try:
+            claim(self._file, self._size, length)
+        except OSError as error:
+            raise self.unwritable(error) from error
+        self._claimed = self._size + length
+
+    def compact_if_grown(self, records: Records, room: int = 0) -> None:
+        """Rewrite a file most of which is not live, or nothing of it. A rewrite that fails costs
+        only space: the old file is complete, and keeps its room."""
+        if records.live and self._size < self._weigh_at:
+            return
+        live = sum(len(line(r)) for r in records.compacted())
+        grown = self._size > MAX_SIZE or self._size > max(TINY, MAX_RATIO * live)
+        least = 2 * live + len(self._header)
+        if (not live and self._size) or (grown and self._size > least):
+            with contextlib.suppress(JournalError):
+                self.rewrite(records, room)
+        # Weighing reads all records: the more there are, the rarer it is.
+        self._weigh_at = self._size + max(TINY, self._size // 2)
+
+    def rewrite(self, records: Records, room: int = 0) -> None:
+        """Write ``records`` to a new file, with ``room`` bytes claimed behind them, or all that
+        are still claimed, and put it in the log's place."""
+        data = b"".join(map(line, records.compacted()))
+        data = self._header + data if data else data
+        # A pass in progress goes on with as much room as it had.
+        room = max(room, self._claimed - self._size) if records.live else 0
+        try:
+            replace_file(self.path, data, 0o600, room)
+        except OSError as error:
+            raise self.unwritable(error) from error
+        self._size = len(data)
+        self._claimed = self._size + room
+        try:
+            self._open_file()
+        except OSError as error:
+            self._broken = str(error)
+            raise self.unwritable(error) from error
+
+    def age(self) -> float:
+        """Seconds since the last record; 0 when the clock was set back since."""
+        return max(0.0, time.time() - os.fstat(self._file).st_mtime)
 
     def close(self) -> None:
-        """Close the ledger and, unless a guard shares the lock, unlock it."""
+        """Close the file and, unless another process shares the lock, unlock it."""
         for descriptor in (self._file, self.lock_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self.lock_descriptor = -1
 
-    def _append(self, record: Mapping[str, Any]) -> None:
-        line = _line(record)
-        try:
-            size = os.fstat(self._file).st_size
-            written = os.write(self._file, line)
-            if written != len(line):
-                # Otherwise the next line would be read as the rest of this one.
-                os.ftruncate(self._file, size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file)
-        except OSError as error:
-            raise self._broken(self.path, error) from error
+    def _open_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._file = open_private(self.path, os.O_WRONLY | os.O_APPEND)
 
-    @classmethod
-    def _take_lock(cls, path: Path, wait: float) -> int:
-        descriptor = open_private(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT)
-        end = time.monotonic() + wait
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return descriptor
-            except BlockingIOError:
-                if time.monotonic() < end:
-                    time.sleep(0.1)
-                    continue
-                os.close(descriptor)
-                what, hint = cls.busy
-                raise VsrtuneError(
-                    what, where=str(path), hint=hint, lasting=Lasting.TRANSIENT
-                ) from None
-            except BaseException:
-                os.close(descriptor)
-                raise
-
-    @classmethod
-    def _broken(cls, path: Path, error: OSError) -> VsrtuneError:
-        what, hint = cls.unusable
-        if error.errno in FULL:
-            hint = f"make room: df {path.parent}"
-        return VsrtuneError(f"{what}: {error.strerror or error}", where=str(path), hint=hint)
+    def unwritable(self, error: OSError) -> JournalError:
+        """The error for a file that the system does not let us write."""
+        space = f"free space on that file system: df {self.path.parent}"
+        hints = {
+            errno.ENOSPC: space,
+            errno.EDQUOT: space,
+            errno.EROFS: "remount that file system read-write",
+            errno.EACCES: "run as root",
+            errno.EPERM: "run as root",
+        }
+        return JournalError(
+            f"{self._names.name} cannot be written ({os.strerror(error.errno or 0)}), so the host "
+            "is not written either",
+            where=str(self.path),
+            hint=hints.get(error.errno or 0, "see the kernel log"),
+            lasting=Lasting.TRANSIENT if error.errno in FULL else Lasting.PERMANENT,
+        )
 
 
-def read_pending(path: Path) -> list[LedgerEntry]:
-    """The pending entries, oldest first, read without the lock. A missing file has none. Raises
-    VsrtuneError when the file cannot be read."""
+def read_log(path: Path) -> bytes:
+    """The content of a log, read without its lock; nothing when there is no file. Raises
+    JournalError when it cannot be read."""
     try:
-        text = read_file(path)
+        return read_file(path)
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
-        raise VsrtuneError(
+        raise JournalError(
             f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
         ) from error
-    entries, _ = parse(path, text[: text.rfind(b"\n") + 1])
-    return [entries[number] for number in sorted(entries)]
 
 
-def parse(path: Path, text: bytes) -> tuple[dict[int, LedgerEntry], int]:
-    """The pending entries, and the last id that was given. Raises VsrtuneError."""
-    entries: dict[int, LedgerEntry] = {}
-    last = 0
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            record = json_value(line)
-            if "add" in record:
-                entry = LedgerEntry(int(record["add"]), str(record["kind"]), dict(record["data"]))
-                entries[entry.id] = entry
-                last = max(last, entry.id)
-            else:
-                done = record["done"]
-                for number_done in done if isinstance(done, list) else (done,):
-                    entries.pop(int(number_done), None)
-        except (ValueError, KeyError, TypeError) as error:
-            raise VsrtuneError(
-                "this line cannot be read",
-                where=f"{path}:{number}",
-                hint="remove the line; what it stood for must be put back by hand",
-            ) from error
-    return entries, last
+def is_empty(data: bytes) -> bool:
+    """Whether a file has no line yet: it ends within its first one."""
+    return b"\n" not in data and any(
+        data.startswith(begin) or begin.startswith(data) for begin in _BEGINNINGS
+    )
 
 
-def _added(entry: LedgerEntry) -> dict[str, Any]:
-    return {"add": entry.id, "kind": entry.kind, "data": entry.data}
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def take_lock(path: Path) -> int:
-    """Take the lock of a journal and write our pid into it. Returns the descriptor that holds the
-    lock. Raises JournalError when another process has it, OSError when it cannot be made."""
-    fd = open_private(_name(path), os.O_RDWR | os.O_CREAT)
+def read_header(data: bytes) -> dict[str, Any]:
+    """The header of a log; {} when its first line is none."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise JournalError(
-            f"process {holder} is using the journal{_command(holder)}",
-            where=str(path),
-            hint="if that is the daemon, let it do the work (systemctl reload vsrtune) or "
-            "stop it first (systemctl stop vsrtune)",
-            lasting=Lasting.TRANSIENT,
-        ) from None
-    except OSError:
-        os.close(fd)
-        raise
-    # The pid serves only the message above: a full disk may cost it.
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+        found = json_value(data.partition(b"\n")[0])
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and "version" in found else {}
+
+
+def read_records(path: Path, data: bytes, records: Records) -> None:
+    """Apply every whole line but the header to ``records``. Raises JournalError, with the number
+    of the line, for one that cannot be read."""
+    if is_empty(data):
+        return
+    lines = data.split(b"\n")[:-1] or [data]
+    begin = 1 if read_header(data) else 0
+    for number, text in enumerate(lines[begin:], start=begin + 1):
+        try:
+            records.record(json_value(text))
+        except (VsrtuneError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise corrupt(path, number, str(error)) from error
+
+
+def corrupt(path: Path, number: int, what: str) -> JournalError:
+    """The error for a line that cannot be read."""
+    return JournalError(
+        f"line {number} is corrupt: {what}",
+        where=str(path),
+        hint="nothing was changed on the host; remove the bad line if the rest is wanted, or move "
+        "the file away: what is lost with it has to be put back by hand",
+    )
 
 
 def in_use(path: Path) -> bool:
-    """Whether another process, the daemon as a rule, holds the journal now."""
+    """Whether another process, the daemon as a rule, holds the log now."""
     try:
-        fd = os.open(_name(path), os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(_lock_file(path), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -284,13 +310,41 @@ def in_use(path: Path) -> bool:
     return False
 
 
-def _name(path: Path) -> Path:
+def _take_lock(path: Path, names: LogNames, wait: float) -> int:
+    fd = open_private(_lock_file(path), os.O_RDWR | os.O_CREAT)
+    end = time.monotonic() + wait
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise LockedError(
+                        names.busy.format(process=_holder(fd)),
+                        where=str(path),
+                        hint=names.wait,
+                        lasting=Lasting.TRANSIENT,
+                    ) from None
+            time.sleep(0.1)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _lock_file(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def _command(pid: str) -> str:
+def _holder(fd: int) -> str:
     import psutil  # imported late: 20 ms
 
+    pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
     with contextlib.suppress(psutil.Error, ValueError):
-        return f" ({shlex.join(psutil.Process(int(pid)).cmdline())})"
-    return ""
+        return f"process {pid} ({shlex.join(psutil.Process(int(pid)).cmdline())})"
+    return f"process {pid}"
+
+
+def line(record: Mapping[str, Any]) -> bytes:
+    """A record as it stands in the file."""
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -16,16 +16,14 @@ show the job. Each pin therefore asks libvirt for such a job first.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
-from vsrtune.host.libvirt import Patience
+from vsrtune.host.libvirt import Connection, gone, library
 from vsrtune.model import domain_xml
 
-_DOWN = "see: systemctl status libvirtd; tried again at the next pass"
 _LATER = "tried again at the next pass"
 
 
@@ -34,14 +32,12 @@ class LibvirtPins:
     running, BusyError when libvirt takes no pins for it now, otherwise WriteError."""
 
     def __init__(self, uri: str = "qemu:///system") -> None:
-        self._uri = uri
-        self._connection: Any = None
-        self._patience = Patience()
+        self._kept = Connection(uri, WriteError)
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
         """``virDomainPinVcpuFlags(LIVE)``, like ``virsh vcpupin --live``. ``was`` as for
         ``HostCalls.pin_vcpu``."""
-        import libvirt
+        libvirt = library()
 
         def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
             domain.pinVcpuFlags(vcpu, cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -51,7 +47,7 @@ class LibvirtPins:
     def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
         """``virDomainPinEmulator(LIVE)``, like ``virsh emulatorpin --live``. ``was`` as for
         ``HostCalls.pin_vcpu``."""
-        import libvirt
+        libvirt = library()
 
         def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
             domain.pinEmulator(cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -60,14 +56,7 @@ class LibvirtPins:
 
     def close(self) -> None:
         """Close the connection; the next pin opens a new one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            import libvirt
-
-            try:
-                connection.close()
-            except libvirt.libvirtError:
-                return  # it was broken already
+        self._kept.close()
 
     def _call(
         self,
@@ -78,10 +67,10 @@ class LibvirtPins:
         was: CpuSet | None,
         pin: Callable[[Any, tuple[bool, ...]], None],
     ) -> None:
-        import libvirt
-
+        libvirt = library()
         for attempt in (1, 2):
-            connection = self._open()
+            connection = self._kept.open()
+            domain = None
             try:
                 domain = connection.lookupByUUIDString(uuid)
                 cpumap = _cpumap(connection, cpus, where)
@@ -96,57 +85,12 @@ class LibvirtPins:
                     _note(domain, left)
                 return
             except libvirt.libvirtError as error:
-                if not _alive(connection):
+                if not self._kept.alive():
                     self.close()
                     if attempt == 1:
                         continue
-                    raise WriteError(
-                        f"libvirtd went away: {error}",
-                        where=where,
-                        hint=_DOWN,
-                        lasting=Lasting.TRANSIENT,
-                    ) from error
-                raise _translate(error, where) from error
-
-    def _open(self) -> Any:
-        try:
-            import libvirt
-        except ImportError as error:
-            raise WriteError(
-                "the libvirt bindings for Python are missing",
-                where=self._uri,
-                hint="install python3-libvirt",
-            ) from error
-        # libvirt prints every error on stderr unless a handler takes it.
-        libvirt.registerErrorHandler(lambda _context, _error: None, None)
-        try:
-            return self._patience.ask(self._reached)
-        except (libvirt.libvirtError, TimeoutError) as error:
-            raise WriteError(
-                f"libvirt does not answer: {error}",
-                where=self._uri,
-                hint=_DOWN,
-                lasting=Lasting.TRANSIENT,
-            ) from error
-
-    def _reached(self) -> Any:
-        import libvirt
-
-        if self._connection is None:
-            self._connection = libvirt.open(self._uri)
-        # The pin reports any fault of a connection that was open already.
-        with contextlib.suppress(libvirt.libvirtError):
-            self._connection.getLibVersion()
-        return self._connection
-
-
-def _alive(connection: Any) -> bool:
-    import libvirt
-
-    try:
-        return bool(connection.isAlive())
-    except libvirt.libvirtError:
-        return False
+                    raise self._kept.away(error, "libvirt went away", where) from error
+                raise _translate(error, where, domain) from error
 
 
 def _check_job(domain: Any, where: str) -> None:
@@ -215,11 +159,11 @@ def _cpumap(connection: Any, cpus: CpuSet, where: str) -> tuple[bool, ...]:
     return tuple(i in cpus for i in range(count))
 
 
-def _translate(error: Any, where: str) -> WriteError:
+def _translate(error: Any, where: str, domain: Any) -> WriteError:
     import libvirt
 
     code = error.get_error_code()
-    if code in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID):
+    if gone(error, domain):
         return VanishedError(f"the domain is gone or not running: {error}", where=where)
     if code in (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
         return BusyError(

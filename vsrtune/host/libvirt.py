@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from vsrtune.core.closing import Closing
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting, ObserveError
+from vsrtune.core.errors import Lasting, ObserveError, VsrtuneError, WriteError
 
 T = TypeVar("T")
 
 DEFAULT_URI = "qemu:///system"
 
-_DOWN = "see systemctl status libvirtd virtqemud"
+_DOWN = "see: systemctl status libvirtd virtqemud"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class LibvirtSource:
 
     def __init__(self, uri: str = DEFAULT_URI) -> None:
         self.uri = uri
-        self._connection: Any = None
-        self._patience = Patience()
+        self._kept = Connection(uri, ObserveError, read_only=True)
 
     def domains(self) -> tuple[DomainText, ...]:
         def read(libvirt: Any, connection: Any) -> tuple[DomainText, ...]:
@@ -84,47 +85,19 @@ class LibvirtSource:
         import libvirt  # imported late: a recorded host needs none
 
         for last in (False, True):
-            fresh = self._connection is None
+            fresh = not self._kept.opened
             try:
-                return self._patience.ask(lambda: read(libvirt, self._connected(libvirt)))
-            except TimeoutError as error:
-                # The pending question keeps the connection.
-                raise ObserveError(
-                    f"libvirt does not answer: {error}",
-                    where=self.uri,
-                    hint=_DOWN,
-                    lasting=Lasting.TRANSIENT,
-                ) from error
+                return self._kept.ask(lambda connection: read(libvirt, connection))
             except libvirt.libvirtError as error:
                 self.close()
                 # A connection kept from an earlier pass may have died since then.
                 if fresh or last:
-                    raise ObserveError(
-                        f"libvirt does not answer: {error.get_error_message()}",
-                        where=self.uri,
-                        hint=_DOWN,
-                        lasting=Lasting.TRANSIENT,
-                    ) from error
+                    raise self._kept.away(error) from error
         raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Drop the connection; the next call opens a new one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            # A dead connection cannot be closed properly, and need not be.
-            import libvirt
-
-            with contextlib.suppress(libvirt.libvirtError):
-                connection.close()
-
-    def _connected(self, libvirt: Any) -> Any:
-        if self._connection is not None and self._connection.isAlive():
-            return self._connection
-        self.close()
-        # Without this the library writes every error to stderr as well.
-        libvirt.registerErrorHandler(_ignore, None)
-        self._connection = libvirt.openReadOnly(self.uri)
-        return self._connection
+        self._kept.close()
 
 
 def _ignore(_context: Any, _error: Any) -> None:
@@ -145,10 +118,8 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
             busy=_busy(libvirt, domain),
         )
     except libvirt.libvirtError as error:
-        vanished = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
-        if error.get_error_code() in vanished:
-            # The domain ended after libvirt listed it.
-            return None
+        if gone(error, domain):
+            return None  # it ended after libvirt listed it
         raise
 
 
@@ -218,3 +189,114 @@ class Patience:
         if pending.error is not None:
             raise pending.error
         return pending.answer  # type: ignore[return-value]
+
+
+class Connection(Closing):
+    """One connection to libvirt, opened at first need and again after it broke. ``away`` is the
+    class of the error for a libvirt that does not answer."""
+
+    def __init__(self, uri: str, away: type[VsrtuneError], *, read_only: bool = False) -> None:
+        self.uri = uri
+        self._away = away
+        self._read_only = read_only
+        self._connection: Any = None
+        self._patience = Patience()
+
+    @property
+    def opened(self) -> bool:
+        """Whether there is a connection from before."""
+        return self._connection is not None
+
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """The answer to a question that is asked on the connection. Raises libvirtError, and the
+        error ``away`` when no answer comes in time."""
+        try:
+            return self._patience.ask(lambda: question(self._reached()))
+        except TimeoutError as error:
+            # The pending question keeps the connection.
+            raise self.away(error) from error
+
+    def open(self) -> Any:
+        """The connection, on which libvirt has just answered: a silent libvirt does not keep the
+        next call waiting. Raises the error ``away``, WriteError without the library."""
+        libvirt = library()
+        try:
+            return self.ask(_answering)
+        except libvirt.libvirtError as error:
+            raise self.away(error) from error
+
+    def away(
+        self, why: object, what: str = "libvirt does not answer", where: str = ""
+    ) -> VsrtuneError:
+        """The error for a libvirt that is away."""
+        return self._away(
+            f"{what}: {why}", where=where or self.uri, hint=_DOWN, lasting=Lasting.TRANSIENT
+        )
+
+    def alive(self) -> bool:
+        """Whether the connection is there and not broken."""
+        import libvirt
+
+        try:
+            return self._connection is not None and bool(self._connection.isAlive())
+        except libvirt.libvirtError:
+            return False
+
+    def close(self) -> None:
+        """Drop the connection; the next use opens a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            import libvirt
+
+            # A dead connection cannot be closed properly, and need not be.
+            with contextlib.suppress(libvirt.libvirtError):
+                connection.close()
+
+    def _reached(self) -> Any:
+        import libvirt
+
+        if not self.alive():
+            self.close()
+            # Without this the library writes every error to stderr as well.
+            libvirt.registerErrorHandler(_ignore, None)
+            opens = libvirt.openReadOnly if self._read_only else libvirt.open
+            self._connection = opens(self.uri)
+        return self._connection
+
+
+def _answering(connection: Any) -> Any:
+    import libvirt
+
+    # The caller's own call reports any fault of the connection.
+    with contextlib.suppress(libvirt.libvirtError):
+        connection.getLibVersion()
+    return connection
+
+
+def library() -> Any:
+    """The module libvirt, imported late. Raises WriteError when it is not installed."""
+    try:
+        return importlib.import_module("libvirt")
+    except ImportError as error:
+        raise WriteError(
+            "the Python library libvirt is not installed", hint="install python3-libvirt"
+        ) from error
+
+
+def gone(error: Any, domain: Any = None) -> bool:
+    """Whether an error of libvirt says that the domain is gone or does not run.
+
+    OPERATION_INVALID says that, or that the operation does not suit the domain. libvirt's text
+    tells (virDomainObjCheckActive). Where libvirt may speak another language, the state tells:
+    give ``domain`` for an operation that works on running domains only."""
+    import libvirt
+
+    code = error.get_error_code()
+    if code != libvirt.VIR_ERR_OPERATION_INVALID:
+        return bool(code == libvirt.VIR_ERR_NO_DOMAIN)
+    if "not running" in error.get_error_message():
+        return True
+    try:
+        return domain is not None and not domain.isActive()
+    except libvirt.libvirtError as missing:
+        return bool(missing.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN)

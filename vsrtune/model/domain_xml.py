@@ -32,43 +32,81 @@ _CHOSEN = ("/interface/address", "/interface/alias")
 _INTERFACE = re.compile(r"<interface [^>]*>.*?</interface>", re.DOTALL)
 
 
+# A domain's XML, or the root that ``parse`` made of it.
+Domain = str | ET.Element
+
+
 @dataclass(frozen=True, slots=True)
 class DomainNic:
     """One ``<interface>`` of a domain; ``xml`` is its text. ``kind`` is its type attribute
     (direct, bridge, ...), ``device`` its host device, ``lower`` the device below a direct
-    interface; "" when there is none."""
+    interface, ``driver`` the back end that it requests; "" when there is none."""
 
     mac: str
     kind: str
     device: str
     lower: str
     model: str
+    driver: str
+    alias: str
     xml: str
 
+    @property
+    def on_host(self) -> bool:
+        """Whether it has a device of the host: vhost-user, user-mode and passed-through ones have
+        none."""
+        return bool(self.device) and self.kind != "vhostuser"
 
-def nics(domain: str) -> tuple[DomainNic, ...]:
-    """The interfaces of a domain's XML, in its order. Raises VsrtuneError when it is not XML."""
-    return tuple(_nic(element) for element in _element(domain).iterfind("./devices/interface"))
+    @property
+    def vhost(self) -> bool:
+        """Whether the XML requests vhost, libvirt's default for virtio. QEMU's command line says
+        what the guest got."""
+        return self.model.startswith("virtio") and self.driver != "qemu"
+
+    @property
+    def netdev(self) -> str:
+        """The id of its back end on QEMU's command line (``qemuBuildHostNetProps``)."""
+        return f"host{self.alias}"
+
+
+def parse(xml: Domain) -> ET.Element:
+    """The root of libvirt's XML. Raises ObserveError when it is not XML."""
+    if not isinstance(xml, str):
+        return xml
+    try:
+        return xml_element(xml)
+    except ValueError as error:
+        raise ObserveError(f"domain XML cannot be read: {error}") from error
+
+
+def nics(domain: Domain) -> tuple[DomainNic, ...]:
+    """The interfaces of a domain, in its order. Raises ObserveError when it is not XML."""
+    return tuple(_nic(element) for element in parse(domain).iterfind("./devices/interface"))
 
 
 def nic(xml: str) -> DomainNic:
-    """The interface of this text. Raises VsrtuneError when it is not XML."""
-    return _nic(_element(xml))
+    """The interface of this text. Raises ObserveError when it is not XML."""
+    return _nic(parse(xml))
 
 
 def mode(found: DomainNic) -> str:
     """The mode attribute of a direct interface's source (libvirt's default: vepa)."""
-    source = _element(found.xml).find("source")
-    return (source.get("mode") if source is not None else None) or "vepa"
+    return _attribute(parse(found.xml), "source", "mode") or "vepa"
+
+
+def without_back_end(original: DomainNic) -> ET.Element:
+    """A copy of the interface without the elements that say on which part of the host it stands."""
+    element = parse(original.xml)
+    for name in ("source", "target", "virtualport"):
+        for old in element.findall(name):
+            element.remove(old)
+    return element
 
 
 def on_device(original: DomainNic, device: str) -> str:
     """The XML that attaches ``original`` to an existing host device, which libvirt leaves alone
     (``managed='no'``)."""
-    element = _element(original.xml)
-    for name in ("source", "target", "virtualport"):
-        for old in element.findall(name):
-            element.remove(old)
+    element = without_back_end(original)
     # The attribute applies to libvirt's own macvtaps only.
     element.attrib.pop("trustGuestRxFilters", None)
     element.set("type", "ethernet")
@@ -83,7 +121,7 @@ def another(like: DomainNic, mac: str, device: str) -> str:
     ET.SubElement(element, "mac", {"address": mac})
     ET.SubElement(element, "target", {"dev": device, "managed": "no"})
     for name in ("model", "driver", "mtu"):
-        for part in _element(like.xml).findall(name):
+        for part in parse(like.xml).findall(name):
             part.attrib.pop("queues", None)
             part.tail = None
             element.append(part)
@@ -92,7 +130,7 @@ def another(like: DomainNic, mac: str, device: str) -> str:
 
 def with_mac(xml: str, mac: str) -> str:
     """The same interface with another MAC."""
-    element = _element(xml)
+    element = parse(xml)
     for old in element.findall("mac"):
         old.set("address", mac)
     return ET.tostring(element, encoding="unicode")
@@ -100,18 +138,18 @@ def with_mac(xml: str, mac: str) -> str:
 
 def queues(found: DomainNic) -> int:
     """The number of queue pairs that the interface requests (libvirt's default: 1)."""
-    text = _attribute(_element(found.xml), "driver", "queues")
+    text = _attribute(parse(found.xml), "driver", "queues")
     return int(text) if text.isdecimal() else 1
 
 
 def unsupported(found: DomainNic) -> str:
     """Why a direct interface cannot move to a device of our kernel module, "" when it can."""
-    element = _element(found.xml)
-    source = element.find("source")
+    element = parse(found.xml)
+    network = _attribute(element, "source", "network")
     if found.kind != "direct" or not found.lower:
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
-    if source is not None and source.get("network"):
-        return f"libvirt's network {source.get('network')} gives it its device"
+    if network:
+        return f"libvirt's network {network} gives it its device"
     if not found.model.startswith("virtio"):
         return f"its model is {found.model or 'unset'}, and vhost-net needs virtio"
     for name in ("virtualport", "vlan", "filterref"):
@@ -123,7 +161,7 @@ def unsupported(found: DomainNic) -> str:
 def lost(found: DomainNic) -> tuple[str, ...]:
     """The settings of a direct interface that have no effect on a device of our kernel module, as
     messages."""
-    if _element(found.xml).get("trustGuestRxFilters") == "yes":
+    if parse(found.xml).get("trustGuestRxFilters") == "yes":
         return (
             "trustGuestRxFilters: libvirt follows the guest's filters on its own macvtaps only",
         )
@@ -133,7 +171,7 @@ def lost(found: DomainNic) -> tuple[str, ...]:
 def as_direct(found: DomainNic, lower: str, mode: str) -> str:
     """The XML that attaches ``found``, which is on a device of our kernel module, as libvirt's own
     macvtap on ``lower``."""
-    element = _element(found.xml)
+    element = parse(found.xml)
     for old in element.findall("target"):
         element.remove(old)
     element.set("type", "direct")
@@ -171,7 +209,7 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     such name a second time, even on request, and a definition has none. An address or alias that
     libvirt chose because ``before`` has none is no difference either.
     """
-    old, new = _flat(_element(before)), _flat(_element(after))
+    old, new = _flat(parse(before)), _flat(parse(after))
     for chosen in _CHOSEN:
         if not any(_within(path, chosen) for path in old):
             new = {path: value for path, value in new.items() if not _within(path, chosen)}
@@ -190,21 +228,15 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     )
 
 
-def _element(xml: str) -> ET.Element:
-    try:
-        return xml_element(xml)
-    except ValueError as error:
-        raise VsrtuneError(f"domain XML cannot be read: {error}") from error
-
-
 def _nic(element: ET.Element) -> DomainNic:
-    source = element.find("source")
     return DomainNic(
         mac=_attribute(element, "mac", "address").lower(),
         kind=element.get("type", ""),
         device=_attribute(element, "target", "dev"),
-        lower=source.get("dev", "") if source is not None else "",
+        lower=_attribute(element, "source", "dev"),
         model=_attribute(element, "model", "type"),
+        driver=_attribute(element, "driver", "name"),
+        alias=_attribute(element, "alias", "name"),
         xml=ET.tostring(element, encoding="unicode").strip(),
     )
 
@@ -229,10 +261,11 @@ def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
 
 
 def disk_files(definition: str) -> frozenset[str]:
-    """The files of a definition's disks, as far as the definition names them."""
+    """The files of a definition's disks, as far as the definition names them. Raises ObserveError
+    when it is not XML."""
     sources = (
         source
-        for disk in xml_element(definition).iterfind("devices/disk")
+        for disk in parse(definition).iterfind("devices/disk")
         for source in disk.iter("source")
     )
     return frozenset(filter(None, (source.get("file") for source in sources)))
@@ -299,10 +332,10 @@ def behind(notes: Mapping[Which, Note], which: Which, cpus: CpuSet) -> dict[Whic
     return left
 
 
-def parse_cputune(xml: str) -> Cputune:
+def parse_cputune(domain: Domain) -> Cputune:
     """Read a live domain XML. Raises ValueError or VsrtuneError when it cannot be read. Unreadable
     notes count as none and set ``problem``."""
-    tree = xml_element(xml)
+    tree = parse(domain)
     pins: dict[Which, CpuSet] = {}
     for pin in tree.iterfind("./cputune/vcpupin"):
         pins[int(pin.get("vcpu", ""))] = CpuSet.parse(pin.get("cpuset", ""))
@@ -355,58 +388,7 @@ def notes_xml(notes: Mapping[Which, Note]) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-@dataclass(frozen=True, slots=True)
-class DomainInterface:
-    """One ``<interface>`` that has a host device. ``vhost`` says what the XML requests; the QEMU
-    command line says what the guest got."""
-
-    target: str
-    mac: str
-    model: str
-    alias: str
-    vhost: bool
-
-    @property
-    def netdev(self) -> str:
-        """The id of its back end on QEMU's command line (``qemuBuildHostNetProps``)."""
-        return f"host{self.alias}"
-
-
-def parse_interfaces(xml: str) -> tuple[DomainInterface, ...]:
-    """The NICs of a live domain XML, in its order. Raises ObserveError when it is not XML."""
-    try:
-        tree = xml_element(xml)
-    except ValueError as error:
-        raise ObserveError(f"domain XML cannot be read: {error}") from error
-    found = []
-    for element in tree.iterfind("./devices/interface"):
-        target = _child_attribute(element, "target", "dev")
-        # vhost-user, user-mode and passed-through NICs have no host device.
-        if target and element.get("type") != "vhostuser":
-            model = _child_attribute(element, "model", "type")
-            driver = _child_attribute(element, "driver", "name")
-            found.append(
-                DomainInterface(
-                    target=target,
-                    mac=_child_attribute(element, "mac", "address").lower(),
-                    model=model,
-                    alias=_child_attribute(element, "alias", "name"),
-                    # libvirt uses vhost for virtio unless told driver name='qemu'.
-                    vhost=model.startswith("virtio") and driver != "qemu",
-                )
-            )
-    return tuple(found)
-
-
-def parse_vcpus(xml: str) -> int:
-    """The maximum number of vcpus in a domain's XML. Raises ObserveError when it is not XML."""
-    try:
-        text = (xml_element(xml).findtext("vcpu") or "").strip()
-    except ValueError as error:
-        raise ObserveError(f"domain XML cannot be read: {error}") from error
+def parse_vcpus(domain: Domain) -> int:
+    """The maximum number of vcpus of a domain. Raises ObserveError when it is not XML."""
+    text = (parse(domain).findtext("vcpu") or "").strip()
     return int(text) if text.isdecimal() and len(text) <= 5 else 1
-
-
-def _child_attribute(element: ET.Element, child: str, name: str) -> str:
-    found = element.find(child)
-    return found.get(name, "") if found is not None else ""

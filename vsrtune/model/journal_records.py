@@ -282,6 +282,21 @@ class Fold:
         else:
             raise VsrtuneError(f"unknown record {kind!r}")
 
+    def compacted(self) -> list[dict[str, Any]]:
+        """Records that fold to exactly this. Without live entries there is no lag record, because
+        it would concern nothing."""
+        records = [step_record(guest, step) for guest, step in self.steps.items()]
+        if self.live and self.lag:
+            records.append({"r": "lag", "seconds": self.lag})
+        for entry in self.live.values():
+            committed = entry if entry.state == "done" else entry.committed
+            if committed is not None:
+                records.append(entry_record(committed))
+            if entry.state == "intent":
+                action = Action(entry.target, entry.before_value, entry.written, entry.reason)
+                records.append(intent_record(action, entry.original))
+        return records
+
 
 def _lag(action: Action) -> float:
     before, after = action.before, action.after
@@ -306,12 +321,6 @@ def target_record(kind: Literal["done", "revert", "drop"], target: Target) -> di
     return {"r": kind, "target": encode(target)}
 
 
-def torn_header(data: bytes) -> bool:
-    """Whether a file ends within its header, and the host was thus not written yet."""
-    begin = b'{"r":"header","version":'
-    return b"\n" not in data and (data.startswith(begin) or begin.startswith(data))
-
-
 def entry_record(entry: Entry) -> dict[str, Any]:
     """The record of ``Fold.entry``."""
     return {
@@ -331,19 +340,3 @@ def step_record(guest: str, step: Step | None) -> dict[str, Any]:
 def header_record(boot_id: str) -> dict[str, Any]:
     """The first line of a journal."""
     return {"r": "header", "version": VERSION, "boot_id": boot_id}
-
-
-def compacted(fold: Fold) -> list[dict[str, Any]]:
-    """Records that fold to exactly ``fold``. Without live entries there is no lag record, because
-    it would concern nothing."""
-    records = [step_record(guest, step) for guest, step in fold.steps.items()]
-    if fold.live and fold.lag:
-        records.append({"r": "lag", "seconds": fold.lag})
-    for entry in fold.live.values():
-        committed = entry if entry.state == "done" else entry.committed
-        if committed is not None:
-            records.append(entry_record(committed))
-        if entry.state == "intent":
-            action = Action(entry.target, entry.before_value, entry.written, entry.reason)
-            records.append(intent_record(action, entry.original))
-    return records

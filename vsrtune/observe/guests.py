@@ -6,16 +6,17 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from xml.etree.ElementTree import Element
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.core.retry import Pause
 from vsrtune.host.cgroupfs import CpusetReader, libvirt_role
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
-from vsrtune.model.domain_xml import parse_cputune as parse_carried
-from vsrtune.model.domain_xml import parse_interfaces, parse_vcpus
+from vsrtune.model import domain_xml
 from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
 from vsrtune.observe.qemu_processes import QemuProcess
 from vsrtune.observe.tap_backends import (
@@ -43,7 +44,7 @@ from vsrtune.policy.matching import QemuFilter
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
 _IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
 
-# Seconds until a busy monitor is asked again; the pause doubles each time.
+# Seconds until a busy monitor is asked again.
 _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
 # Seconds for all monitors together in one pass; a later pass asks the others. So however many
 # monitors are silent, also after a restart, a pass goes on.
@@ -71,8 +72,8 @@ class VcpuFinder:
         self.qemu_filter = QemuFilter()
         self._left = MONITORS_SECONDS
         self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
-        # When to ask again, the pause before that, and what was wrong.
-        self._failed: dict[tuple[int, int], tuple[float, float, str]] = {}
+        # When to ask again, and what was wrong.
+        self._failed: dict[tuple[int, int], tuple[Pause, str]] = {}
 
     def update(self, qemu_filter: QemuFilter) -> None:
         """Begin a pass."""
@@ -91,10 +92,10 @@ class VcpuFinder:
             return known[1], ""
         if not self.qemu_filter.asks(process.decision.uid, process.args.name, process.args.uuid):
             return {}, NOT_ASKED
-        failed = self._failed.get(identity)
+        pause, problem = self._failed.get(identity, (Pause(), ""))
         begin = self._clock()
-        if failed is not None and begin < failed[0]:
-            return {}, failed[2]
+        if pause.left(begin) > 0:
+            return {}, problem
         if self._left <= 0:
             return {}, NO_TIME
         # The first socket is enough: all of them lead to the same QEMU.
@@ -111,8 +112,8 @@ class VcpuFinder:
         finally:
             self._left -= self._clock() - begin
         # A QEMU that is just starting answers soon; one whose monitor is taken does not.
-        pause = min(_QMP_RETRY_LONGEST, 2 * failed[1]) if failed else _QMP_RETRY_FIRST
-        self._failed[identity] = (self._clock() + pause, pause, problem)
+        pause = pause.longer(self._clock(), _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST)
+        self._failed[identity] = (pause, problem)
         return {}, problem
 
     def forget_all_but(self, alive: set[tuple[int, int]]) -> None:
@@ -142,9 +143,11 @@ class GuestReader:
         standing = process.decision.standing
         try:
             raw = read_threads(self.root, process.pid)
-            declared = parse_interfaces(domain.live_xml) if domain is not None else ()
-            for interface in declared:
-                self.net.expect(interface.target)
+            tree = domain_xml.parse(domain.live_xml) if domain is not None else None
+            nics = domain_xml.nics(tree) if tree is not None else ()
+            declared = [nic for nic in nics if nic.on_host]
+            for nic in declared:
+                self.net.expect(nic.device)
             descriptors = read_descriptors(self.root, self.net, process.pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -155,7 +158,7 @@ class GuestReader:
         libvirt = domain is not None or standing is not Standing.PLAIN
         foreign = standing is Standing.FOREIGN
         roles, problems = self._roles(process, raw, libvirt)
-        problems += _beyond(raw, roles, self._most_vcpus(process, domain), descriptors)
+        problems += _beyond(raw, roles, self._most_vcpus(process, tree), descriptors)
         if libvirt and domain is None:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
@@ -165,8 +168,8 @@ class GuestReader:
         napi, unknown = read_napi_threads(self.root, interfaces, self.napi)
         problems += [*unused, *unknown]
         carried: tuple[CarriedPin, ...] = ()
-        if domain is not None:
-            carried, problem = _carried(domain)
+        if tree is not None:
+            carried, problem = _carried(tree)
             problems += [problem] if problem else []
         mapped = assign(
             workers,
@@ -199,10 +202,10 @@ class GuestReader:
             unconfirmed=standing is Standing.UNKNOWN,
         )
 
-    def _most_vcpus(self, process: QemuProcess, domain: DomainText | None) -> int | None:
+    def _most_vcpus(self, process: QemuProcess, domain: Element | None) -> int | None:
         """The most vcpus that the guest can have; None when that is not known."""
         if domain is not None:
-            return parse_vcpus(domain.live_xml)
+            return domain_xml.parse_vcpus(domain)
         # Old recordings hold no -smp.
         plain = process.decision.standing is Standing.PLAIN and self.root.owners_told
         return process.args.vcpus if plain else None
@@ -395,10 +398,10 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
     return None
 
 
-def _carried(domain: DomainText) -> tuple[tuple[CarriedPin, ...], str]:
+def _carried(domain: Element) -> tuple[tuple[CarriedPin, ...], str]:
     """The pins that vsrtune made, according to the domain, and a problem ("" for none)."""
     try:
-        found = parse_carried(domain.live_xml)
+        found = domain_xml.parse_cputune(domain)
     except (ValueError, VsrtuneError) as error:
         return (), f"the pins in its domain XML make no sense: {error}"
     return found.carried(), found.problem

@@ -38,7 +38,7 @@ from vsrtune.host.recorded import (
     load,
 )
 from vsrtune.host.state_files import create_file
-from vsrtune.model.domain_xml import ours_in
+from vsrtune.model.domain_xml import ours_in, parse
 from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer, live_observer
@@ -350,8 +350,8 @@ def _prune_interrupts(answers: Answers) -> None:
 
 
 def prune_xml(text: str) -> str:
-    """A domain XML with the parts that readers use. Raises ET.ParseError."""
-    tree = ET.fromstring(text)
+    """A domain XML with the parts that readers use. Raises ObserveError when it is not XML."""
+    tree = parse(text)
     kept = ET.Element(tree.tag, tree.attrib)
     kept.extend(part for part in tree if part.tag in _DOMAIN_PARTS)
     # Only vsrtune's metadata stays: it says which pins the guest brought.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, napi_device, parse_fdinfo_iff, read_links, read_thread
-from vsrtune.model.domain_xml import DomainInterface
+from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Confidence, Interface
 from vsrtune.model.host import NicThread
 from vsrtune.observe.qemu_processes import QemuProcess
@@ -76,7 +76,7 @@ def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
 def backends(
     process: QemuProcess,
     listed: bool,
-    declared: Sequence[DomainInterface],
+    declared: Sequence[DomainNic],
     descriptors: Descriptors,
 ) -> list[Backend]:
     """NICs in the order in which QEMU made them. ``declared`` are those in the domain's XML, if it
@@ -92,15 +92,15 @@ def backends(
         # libvirt gives an alias again after an unplug; then the descriptor of the command line is
         # closed, or belongs to another device.
         same = netdev is not None and (
-            not netdev.fds or descriptors.taps.get(netdev.fds[0]) == found.target
+            not netdev.fds or descriptors.taps.get(netdev.fds[0]) == found.device
         )
         backend = Backend(
-            target=found.target,
+            target=found.device,
             mac=found.mac,
             model=found.model,
             alias=found.alias,
             vhost=netdev.vhost if netdev is not None and same else found.vhost,
-            queues=descriptors.queues(found.target) or 1,
+            queues=descriptors.queues(found.device) or 1,
             cold=same,
         )
         if position is not None and same:

@@ -22,7 +22,7 @@ from test_attach import LEDGER, devices, kinds
 from test_pvr import GROUPS, NEIGHBOURS, SHARED, alone_on, configured, group, lost_nothing
 
 from vsrtune.attach.plan.clone_model import Template
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.ledger import read_pending
 from vsrtune.group import clone_xml
 
 IMAGES = Path("/var/lib/libvirt/images")

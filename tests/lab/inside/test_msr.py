@@ -26,7 +26,7 @@ from pvrhelp import Result
 from test_attach import LEDGER, kinds
 from test_pvr import GROUPS, NEIGHBOURS, define, group, pictures, roles
 
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.ledger import read_pending
 
 # Each way, in frames a second: what four guests of an emulated host carry without loss.
 RATE, COUNT = 150, 900

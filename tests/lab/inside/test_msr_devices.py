@@ -21,7 +21,7 @@ from labhelp import LabGuest
 from test_attach import LEDGER, forwards, picture
 from test_pvr import group
 
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.ledger import read_pending
 from vsrtune.host.ethtool import private_flags
 
 GROUPS = Path("/etc/vsrtune/groups")

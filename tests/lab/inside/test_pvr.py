@@ -26,7 +26,7 @@ from kmodhelp import check_sum, counters, drops
 from labhelp import LabGuest
 from test_attach import LEDGER, devices, forwards, kinds, picture
 
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.ledger import read_pending
 
 NEIGHBOURS = int(os.environ.get("LAB_NEIGHBOURS") or 16)
 SHARED = ("edge-in", "edge-out")

@@ -6,13 +6,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import clone_group as clones
 import pytest
 from attach_host import BOOT, FakeAttachHost
+from switch_faults import before_lines
 from test_transaction import A0, A1, B0, fresh
 
 from vsrtune.attach import signals
@@ -139,17 +139,14 @@ def test_a_second_signal_is_not_held() -> None:
     assert got == [signal.SIGTERM]
 
 
-class Full(AttachLedger):
-    """Its disk takes none of the lines with these numbers, counted from 1."""
+def full(lines: range) -> Callable[[int], None]:
+    """The disk takes none of the lines with these numbers."""
 
-    line = 0
-    full = range(0)
+    def refuse(number: int) -> None:
+        if number in lines:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _append(self, record: Mapping[str, Any]) -> None:
-        self.line += 1
-        if self.line in self.full:
-            raise self._broken(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        super()._append(record)
+    return refuse
 
 
 @pytest.mark.parametrize("lines", [1, 2, 10_000])
@@ -159,8 +156,8 @@ def test_a_disk_that_fills_up_in_the_middle(lines: int, tmp_path: Path) -> None:
         first += 1
         path, host = tmp_path / f"{first}", fresh()
         before = host.picture()
-        with Full.open(path) as ledger:
-            ledger.full = range(first, first + lines)
+        lost = full(range(first, first + lines))
+        with AttachLedger.open(path) as ledger, before_lines(lost):
             try:
                 Switcher(host, ledger, BOOT).carry_out(forth(host))
                 break
@@ -186,9 +183,9 @@ def test_clones_stay_whole_when_the_disk_is_full(lines: int, tmp_path: Path) -> 
         path, host = tmp_path / f"{first}", clones.fresh()
         clones.do(host, path, clones.create("vr1", "vr2"))
         before = host.picture()
-        with Full.open(path) as ledger:
+        lost = full(range(first, first + lines))
+        with AttachLedger.open(path) as ledger, before_lines(lost):
             switch = clones.delete(clones.seen(host, ledger))
-            ledger.full = range(first, first + lines)
             try:
                 Switcher(host, ledger, BOOT).carry_out(switch)
                 break
@@ -200,20 +197,6 @@ def test_clones_stay_whole_when_the_disk_is_full(lines: int, tmp_path: Path) -> 
             assert Switcher(host, ledger, BOOT).recover() == []
         assert host.picture() == before, (first, host.log)
     assert first > 4
-
-
-def test_half_a_line_is_taken_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with AttachLedger.open(path) as ledger:
-        first = ledger.add("step", {"a": 1})
-        whole = os.write
-        monkeypatch.setattr(os, "write", lambda file, data: whole(file, data[: len(data) // 2]))
-        with pytest.raises(VsrtuneError, match="No space left"):
-            ledger.add("step", {"b": 2})
-        monkeypatch.undo()
-        ledger.add("step", {"c": 3})
-    with AttachLedger.open(path) as ledger:
-        assert [e.data for e in ledger.pending()] == [{"a": 1}, {"c": 3}]
-        assert ledger.pending()[0].id == first
 
 
 def test_guests_keep_what_they_stand_on_while_libvirt_is_away(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_reads_a_domain() -> None:
     domain = f"<domain><name>a</name><devices>{DIRECT}{BARE}</devices></domain>"
     first, second = nics(domain)
     assert first == DomainNic(
-        "02:76:72:00:01:aa", "direct", "macvtap0", "p0", "virtio", first.xml
+        "02:76:72:00:01:aa", "direct", "macvtap0", "p0", "virtio", "vhost", "net0", first.xml
     )  # fmt: skip
     assert (second.kind, second.device, second.lower) == ("network", "", "")
     assert nic(first.xml) == first

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from vsrtune.core.errors import Lasting, VsrtuneError
-from vsrtune.core.retry import FIRST, LONGEST, PERMANENT, Backoff, SaidOnce
+from vsrtune.core.retry import FIRST, LONGEST, PERMANENT, Backoff, Pause, SaidOnce
 
 SOON = VsrtuneError("busy", lasting=Lasting.TRANSIENT)
 NEVER = VsrtuneError("impossible")
+
+
+def test_a_pause_doubles_within_its_bounds() -> None:
+    pause, now, delays = Pause(), 100.0, []
+    assert pause.left(now) == 0
+    for _ in range(5):
+        pause = pause.longer(now, first=4.0, longest=25.0)
+        assert pause.left(now) == pause.delay
+        delays.append(pause.delay)
+        now = pause.until
+        assert pause.left(now) == 0
+    assert delays == [4.0, 8.0, 16.0, 25.0, 25.0]
 
 
 class TestBackoff:

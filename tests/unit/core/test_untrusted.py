@@ -12,7 +12,7 @@ from vsrtune.core import untrusted
 from vsrtune.core.errors import JournalError, VsrtuneError
 from vsrtune.core.untrusted import MAX_DEPTH, MAX_XML_DEPTH, json_value, xml_element
 from vsrtune.execute.journal import read_entries
-from vsrtune.execute.jsonl_log import read_pending
+from vsrtune.execute.ledger import read_pending
 from vsrtune.host.qemu_cmdline import parse
 from vsrtune.host.state_files import MAX_SIZE
 

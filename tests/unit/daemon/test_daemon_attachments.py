@@ -175,6 +175,25 @@ def test_a_switch_under_way_is_left_to_its_process(
     assert host.log == []
 
 
+@pytest.mark.parametrize("policies", [NAPI, NONE])
+def test_a_ledger_that_cannot_be_read_is_told_once_and_left_alone(
+    host: FakeAttachHost,
+    keeper: AttachKeeper,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    policies: tuple[Policy, ...],
+) -> None:
+    """Another version wrote it, and only that one knows what is to be put back."""
+    path.write_text('{"r":"header","version":2}\n{"later":1}\n')
+    before = path.read_bytes()
+    for _ in range(2):
+        keeper.update(policies)
+    (told,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert "version 2 of the ledger's format" in told.getMessage()
+    assert str(path) in told.getMessage()
+    assert (host.log, path.read_bytes()) == ([], before)
+
+
 def test_a_device_that_is_gone_is_made_again(
     host: FakeAttachHost, keeper: AttachKeeper, path: Path
 ) -> None:

@@ -208,7 +208,7 @@ def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
         second.step_down("vr1", WHY, StepLevel.OTHER)
         second.run()
         assert again.entries() == ()
-        again._replace(again._fold)
+        again._log.rewrite(again._fold)
         assert again.steps["vr1"].level is StepLevel.UNDONE, "a compaction keeps it"
         assert read_fold(again.path, samples.BOOT).steps == again.steps
         assert second.stop()

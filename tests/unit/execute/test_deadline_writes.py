@@ -19,7 +19,7 @@ from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.deadline import lag_seconds
 from vsrtune.model.guest import Sched, SchedClass
-from vsrtune.model.journal_records import Fold, compacted
+from vsrtune.model.journal_records import Fold
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
     HOST_REF,
@@ -412,7 +412,7 @@ def test_a_compacted_journal_still_tells_how_long_to_wait(tmp_path: Path) -> Non
     leave = ThreadSched("libvirt:vr1", key(host, 1010), "vcpu 0")
     fold.intent(Action(leave, BUDGET, Sched(), "undo"))
     again = Fold()
-    for record in compacted(fold):
+    for record in fold.compacted():
         again.record(record)
     assert again.lag == fold.lag == lag_seconds(BUDGET)
     assert again.live == fold.live

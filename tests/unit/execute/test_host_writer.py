@@ -369,7 +369,7 @@ def test_a_pin_does_not_wait_for_a_libvirt_that_says_nothing(
     end = threading.Event()
     monkeypatch.setattr(libvirt.virConnect, "getLibVersion", lambda _connection: end.wait())
     pins = LibvirtPins("test:///default")
-    monkeypatch.setattr(pins, "_patience", Patience(0.1))
+    monkeypatch.setattr(pins._kept, "_patience", Patience(0.1))
     with pytest.raises(WriteError, match="libvirt does not answer: no answer in") as caught:
         pins.pin_vcpu(UUID, 0, ONE)
     assert caught.value.lasting is Lasting.TRANSIENT

@@ -12,7 +12,7 @@ from fake_kernel import BOOT, KERNELS, make_host, make_plan
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError
-from vsrtune.execute import journal as journal_module
+from vsrtune.execute import jsonl_log
 from vsrtune.execute.executor import apply, undo
 from vsrtune.execute.journal import Journal
 from vsrtune.host import state_files
@@ -45,7 +45,7 @@ def fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], No
         real(fd, data)
 
     def fill() -> None:
-        for module in (journal_module, state_files):
+        for module in (jsonl_log, state_files):
             monkeypatch.setattr(module, "write_all", within)
             monkeypatch.setattr(module, "claim", refuse)
 
@@ -125,7 +125,7 @@ def test_a_disk_that_fills_up_after_a_compaction_leaves_room_to_undo_all(
         size = path.stat().st_size
         actions = a_guest(21)
         journal.reserve(actions)
-        monkeypatch.setattr(journal_module, "MAX_SIZE", 1)
+        monkeypatch.setattr(jsonl_log, "MAX_SIZE", 1)
         while path.stat().st_size >= size:
             write(journal, Action(QUEUE, 500, 100, "policy"))
         monkeypatch.undo()

@@ -87,7 +87,8 @@ def test_another_version_of_another_boot_is_set_aside(path: Path, version: str) 
         journal.reserve(())
     with Journal.open(path, OTHER_BOOT) as journal:
         assert journal.set_aside is None
-    assert json.loads(path.read_text())["boot_id"] == OTHER_BOOT
+        journal.intent(make_plan(make_host("6.12")).actions[0])
+    assert json.loads(path.read_text().splitlines()[0])["boot_id"] == OTHER_BOOT
 
 
 class TestOfThisBoot:
@@ -150,11 +151,14 @@ class TestOfThisBoot:
 
 def test_a_torn_header_is_a_new_journal(path: Path) -> None:
     """Records come after a whole header, and the host is written after its record."""
-    with Journal.open(path, BOOT):
-        whole = path.read_bytes()
-    for cut in range(len(whole)):
+    action = make_plan(make_host("6.12")).actions[0]
+    with Journal.open(path, BOOT) as journal:
+        journal.intent(action)
+    whole = path.read_bytes()
+    for cut in range(whole.index(b"\n") + 1):
         path.write_bytes(whole[:cut])
         assert read_entries(path, BOOT) == (), cut
         with Journal.open(path, BOOT) as journal:
             assert (journal.entries(), journal.discarded, journal.foreign) == ((), 0, None), cut
+            journal.intent(action)
         assert path.read_bytes() == whole, cut

@@ -25,6 +25,7 @@ from clone_group import (
 )
 from clone_samples import DISK, MACS, UUID, definition, nic
 from golden import matches
+from switch_faults import before_lines
 
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
@@ -118,18 +119,6 @@ def test_kept_clones_are_guests_of_their_own(host: FakeAttachHost, path: Path) -
 ready, changes = SWITCHES.ready, SWITCHES.changes
 
 
-class Torn(AttachLedger):
-    """Killed before the nth line is written."""
-
-    left = 0
-
-    def _append(self, record: object) -> None:
-        type(self).left -= 1
-        if not type(self).left:
-            raise Killed
-        super()._append(record)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("what", CHOICES)
 def test_killed_before_any_line_of_the_ledger(what: str, tmp_path: Path) -> None:
     """Among them those that say whose a clone is, after the last step."""
@@ -139,9 +128,13 @@ def test_killed_before_any_line_of_the_ledger(what: str, tmp_path: Path) -> None
         path = tmp_path / f"{n}"
         host = ready(what, path)
         before = host.picture()
+
+        def killed(number: int, n: int = n) -> None:
+            if number == n:
+                raise Killed
+
         try:
-            with Torn.open(path) as ledger:
-                Torn.left = n
+            with AttachLedger.open(path) as ledger, before_lines(killed):
                 Switcher(host, ledger, BOOT).carry_out(CHOICES[what](seen(host, ledger)))
         except Killed:
             with AttachLedger.open(path) as ledger:

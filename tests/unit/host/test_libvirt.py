@@ -14,9 +14,9 @@ import pytest
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
-from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, VcpuPinText
+from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, VcpuPinText, gone
 from vsrtune.host.recorded import RecordedDomains, RecordedVirt, Recording
-from vsrtune.model.domain_xml import DomainInterface, parse_interfaces
+from vsrtune.model.domain_xml import nics
 
 XML = """\
 <domain type='kvm' id='3'>
@@ -52,18 +52,19 @@ XML = """\
 
 
 def test_interfaces() -> None:
-    assert parse_interfaces(XML) == (
-        DomainInterface("macvtap0", "02:00:00:00:00:0a", "virtio", "net0", True),
-        DomainInterface("vnet1", "52:54:00:00:00:02", "virtio", "net1", False),
-        DomainInterface("vnet2", "", "e1000", "ua-mine", False),
-        DomainInterface("pv0", "", "virtio-non-transitional", "", True),
-    )
-    assert parse_interfaces(XML)[0].netdev == "hostnet0"
+    found = [n for n in nics(XML) if n.on_host]
+    assert [(n.device, n.mac, n.model, n.alias, n.vhost) for n in found] == [
+        ("macvtap0", "02:00:00:00:00:0a", "virtio", "net0", True),
+        ("vnet1", "52:54:00:00:00:02", "virtio", "net1", False),
+        ("vnet2", "", "e1000", "ua-mine", False),
+        ("pv0", "", "virtio-non-transitional", "", True),
+    ]
+    assert found[0].netdev == "hostnet0"
 
 
 def test_xml_that_is_none() -> None:
     with pytest.raises(ObserveError, match="cannot be read"):
-        parse_interfaces("<domain>")
+        nics("<domain>")
 
 
 class FakeError(Exception):
@@ -221,7 +222,7 @@ def test_a_libvirt_that_says_nothing_holds_nobody_up(
     libvirt: FakeLibvirt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = LibvirtSource()
-    monkeypatch.setattr(source, "_patience", Patience(0.1))
+    monkeypatch.setattr(source._kept, "_patience", Patience(0.1))
     assert len(source.domains()) == 1
     libvirt.awake.clear()
     begin = time.monotonic()
@@ -231,9 +232,38 @@ def test_a_libvirt_that_says_nothing_holds_nobody_up(
         assert caught.value.lasting is Lasting.TRANSIENT
     assert time.monotonic() - begin < 1
     libvirt.awake.set()
-    while source._patience.silent:
+    while source._kept._patience.silent:
         time.sleep(0.01)
     assert len(source.domains()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "active", "expected"),
+    [
+        (42, "Domain not found", 42, True),
+        (55, "Requested operation is not valid: domain is not running", 1, True),
+        (55, "Domain läuft nicht", 0, True),
+        (55, "Domain läuft nicht", 42, True),
+        (55, "Domain läuft nicht", None, False),
+        (55, "cannot modify the persistent configuration of it", 1, False),
+        (55, "cannot modify the persistent configuration of it", 38, False),
+        (38, "domain is not running", 0, False),
+    ],
+)
+@pytest.mark.usefixtures("libvirt")
+def test_what_says_that_a_domain_is_gone(
+    code: int, text: str, active: int | None, expected: bool
+) -> None:
+    """``active``: its state, the code of an error, or None for an operation without a domain."""
+
+    class Domain:
+        def isActive(self) -> int:
+            if active not in (0, 1):
+                raise FakeError("", active or 0)
+            return active
+
+    domain = None if active is None else Domain()
+    assert gone(FakeError(text, code), domain) is expected
 
 
 def test_recorded_domains() -> None:

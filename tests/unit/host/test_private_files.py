@@ -15,7 +15,7 @@ import pytest
 from vsrtune.bench.cleanup import ledger as bench
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import DEFAULT_PATH, Journal
-from vsrtune.execute.jsonl_log import Ledger
+from vsrtune.execute.ledger import Ledger
 from vsrtune.host import state_files
 
 OTHER = 64123

@@ -22,7 +22,7 @@ from vsrtune.execute import executor
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.libvirt_pins import LibvirtPins
-from vsrtune.host.libvirt import DomainText
+from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import NAMESPACE, Note, behind, notes_xml, parse_cputune
 from vsrtune.model.guest import CarriedPin, Guest, Role
 from vsrtune.model.journal_records import Entry
@@ -385,6 +385,6 @@ class TestBrought:
 
 def test_notes_that_make_no_sense_are_a_problem_of_their_guest() -> None:
     text = xml("<vcpupin vcpu='0' cpuset='1'/>", "<vsrtune:later/>")
-    pins, problem = _carried(DomainText("vr1", "uuid", text))
+    pins, problem = _carried(domain_xml.parse(text))
     assert pins == ()
     assert "<later>" in problem

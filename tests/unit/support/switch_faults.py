@@ -3,7 +3,9 @@ once it is killed after every change."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute import jsonl_log
 
 Choose = Callable[[AttachHostState], Switch]
 # Of the host's log: what the kernel refuses with an errno. The rest is libvirt's.
@@ -55,6 +58,20 @@ def refused(
     with AttachLedger.open(path) as ledger:
         assert not Switcher(host, ledger, BOOT).unfinished()
     return str(caught.value)
+
+
+@contextmanager
+def before_lines(fault: Callable[[int], None]) -> Iterator[None]:
+    """Call ``fault`` before every line that a log takes, with its number from 1 on."""
+    numbers, write = itertools.count(1), jsonl_log.write_all
+
+    def faulty(fd: int, data: bytes) -> None:
+        fault(next(numbers))
+        write(fd, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl_log, "write_all", faulty)
+        yield
 
 
 @dataclass(frozen=True)

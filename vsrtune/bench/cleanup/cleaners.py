@@ -24,7 +24,7 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.jsonl_log import Cleaner
+from vsrtune.execute.ledger import Cleaner
 from vsrtune.host.filesystem import boot_id
 
 TUNING = "tuning"

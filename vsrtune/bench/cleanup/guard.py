@@ -24,7 +24,7 @@ from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.execute.jsonl_log import Failure
+from vsrtune.execute.ledger import Failure
 
 # Loading libvirt on a busy host takes its time.
 _START_SECONDS = 60.0

@@ -9,24 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from vsrtune.execute import jsonl_log
-from vsrtune.execute.jsonl_log import LOCK_SECONDS
+from vsrtune.execute.jsonl_log import LogNames
+from vsrtune.execute.ledger import LOCK_SECONDS, Ledger
 
 DEFAULT_PATH = Path("/run/vsrtune/bench/ledger.jsonl")
 
 
-class BenchLedger(jsonl_log.Ledger):
+class BenchLedger(Ledger):
     """The open ledger of the bench."""
 
-    busy = ("another bench is running, or is being cleaned up after", "wait for its end")
-    unusable = (
-        "the ledger of the bench cannot be used",
-        "a bench needs root, and writes down here what it must put back",
+    names = LogNames(
+        "the ledger of the bench",
+        "another bench is running, or is being cleaned up after: {process}",
+        "wait for its end",
     )
 
     @classmethod
     def open(
         cls, path: Path = DEFAULT_PATH, *, lock: int | None = None, wait: float = LOCK_SECONDS
     ) -> Self:
-        """As ``jsonl_log.Ledger.open``."""
+        """As ``Ledger.open``."""
         return super().open(path, lock=lock, wait=wait)

@@ -25,13 +25,10 @@ from vsrtune.bench.setup.switches import opened
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.domain_xml import DomainNic, nic
+from vsrtune.model.domain_xml import DomainNic, nic, parse, without_back_end
 from vsrtune.model.guest import Attachment
 
 _BRIDGED = (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH)
-# The elements that say on which part of the host an interface stands; rewritten for each
-# attachment.
-_BACK_END = ("source", "target", "virtualport")
 _UNTOUCHED = Configuration("as it was")
 
 
@@ -57,11 +54,9 @@ def switchable(found: DomainNic, wanted: Configuration) -> str:
 
 def rewritten(original: DomainNic, wanted: Configuration, bridge: str) -> str:
     """The XML that attaches ``original`` as ``wanted``, on ``bridge`` for kinds that have one."""
-    element = ET.fromstring(original.xml)
-    if wanted.attachment in _BRIDGED:
-        for name in _BACK_END:
-            for old in element.findall(name):
-                element.remove(old)
+    bridged = wanted.attachment in _BRIDGED
+    element = without_back_end(original) if bridged else parse(original.xml)
+    if bridged:
         element.set("type", "bridge")
         ET.SubElement(element, "source", {"bridge": bridge})
         if wanted.attachment is BenchAttachment.OPENVSWITCH:

@@ -1,0 +1,80 @@
+"""The calls to libvirt that a switch makes, on libvirt's own test driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vsrtune.attach.libvirt_hotplug import AwayError, LiveDomains, RefusedError
+from vsrtune.core.errors import VanishedError
+
+URI = "test:///default"
+NOBODY = "00000000-0000-4000-8000-000000000001"
+MAC = "52:54:00:00:00:01"
+DOMAIN = f"""<domain type='test'><name>vr1</name><uuid>00000000-0000-4000-8000-000000000002</uuid>
+<memory>1024</memory><os><type>hvm</type></os><devices><interface type='network'>
+<mac address='{MAC}'/><source network='default'/></interface></devices></domain>"""
+
+
+@pytest.fixture
+def domain() -> Iterator[Any]:
+    libvirt = pytest.importorskip("libvirt")
+    # The driver keeps its domains as long as one connection is open.
+    connection = libvirt.open(URI)
+    yield connection.defineXML(DOMAIN)
+    connection.close()
+
+
+@pytest.fixture
+def domains(domain: Any) -> Iterator[LiveDomains]:
+    live = LiveDomains(URI)
+    yield live
+    live.close()
+
+
+def test_a_guest_starts_and_ends_any_number_of_times(domains: LiveDomains, domain: Any) -> None:
+    uuid = domain.UUIDString()
+    with pytest.raises(VanishedError, match="does not run"):
+        domains.nics(uuid)
+    for _ in range(2):
+        domains.start(uuid)
+    assert [nic.mac for nic in domains.nics(uuid)] == [MAC]
+    assert {d.name: bool(d.live) for d in domains.all()}["vr1"]
+    for _ in range(2):
+        domains.stop(uuid)
+    assert not domain.isActive()
+    assert MAC in domains.definition(uuid)
+
+
+def test_a_definition_is_replaced_and_one_that_is_gone_is_told(
+    domains: LiveDomains, domain: Any
+) -> None:
+    uuid = domain.UUIDString()
+    domains.define(DOMAIN.replace("1024", "2048"), "vr1")
+    assert "2048" in domains.definition(uuid)
+    with pytest.raises(RefusedError, match="vr1: libvirt refused"):
+        domains.define("<domain/>", "vr1")
+    domain.undefine()  # the driver does not know all flags of ours
+    for end in (domains.undefine, domains.stop):
+        end(uuid)
+    for ask in (domains.definition, domains.nics, domains.start, domains.start_ended):
+        with pytest.raises(VanishedError, match=uuid):
+            ask(uuid)
+    assert uuid not in {d.uuid for d in domains.all()}
+
+
+def test_a_guest_that_does_not_run_has_no_interface_to_plug(
+    domains: LiveDomains, domain: Any
+) -> None:
+    nic = f"<interface type='user'><mac address='{MAC}'/></interface>"
+    with pytest.raises(VanishedError, match="does not run"):
+        domains.attach(domain.UUIDString(), nic, MAC)
+
+
+def test_a_libvirt_that_is_not_there_is_away() -> None:
+    pytest.importorskip("libvirt")
+    away = LiveDomains("qemu+unix:///system?socket=/nonexistent")
+    with pytest.raises(AwayError, match="does not answer"):
+        away.nics(NOBODY)

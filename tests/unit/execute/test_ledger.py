@@ -1,0 +1,95 @@
+"""The ledger in its own right: several entries at once, formats, and not growing for ever.
+
+``ledgers/headerless.jsonl`` was written by a vsrtune whose ledgers had no header.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vsrtune.core.errors import JournalError
+from vsrtune.execute.jsonl_log import TINY, LockedError
+from vsrtune.execute.ledger import Ledger, read_pending
+
+HEADERLESS = Path(__file__).with_name("ledgers") / "headerless.jsonl"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def test_several_are_done_by_one_line_or_none(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ids = [ledger.add("a", {"n": n}) for n in range(4)]
+        ledger.done(*ids[:3], 99)
+    whole = path.read_bytes()
+    assert whole.count(b"\n") == 6
+    assert [e.data["n"] for e in read_pending(path)] == [3]
+    path.write_bytes(whole[:-2])
+    assert [e.data["n"] for e in read_pending(path)] == [0, 1, 2, 3]
+
+
+def test_a_grown_file_is_written_anew(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        kept = ledger.add("kept", {"text": "x" * 100})
+        for _ in range(300):
+            ledger.done(ledger.add("gone", {"text": "y" * 300}))
+            assert path.stat().st_size < 3 * TINY
+        new = ledger.add("new", {})
+        assert new > kept
+    assert [e.kind for e in read_pending(path)] == ["kept", "new"]
+
+
+def test_a_ledger_without_a_header_is_continued(path: Path) -> None:
+    whole = HEADERLESS.read_bytes()
+    path.write_bytes(whole)
+    before = read_pending(path)
+    assert [(e.id, e.kind) for e in before] == [(1, "origin"), (4, "group")]
+    with Ledger.open(path) as ledger:
+        assert ledger.pending() == before
+        assert path.read_bytes() == whole
+        assert ledger.add("step", {}) == 5
+        ledger.done(1, 4, 5)
+        assert path.read_bytes() == b"", "a unit asks whether there is anything"
+        ledger.add("step", {})
+    assert path.read_text().splitlines()[0] == '{"r":"header","version":1}'
+
+
+def test_every_torn_ledger_without_a_header_is_read(path: Path) -> None:
+    whole = HEADERLESS.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        lines = whole[:size].count(b"\n")
+        with Ledger.open(path) as ledger:
+            assert len(ledger.pending()) == [0, 1, 2, 3, 1, 2][lines], size
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"junk", "line 1 is corrupt"),
+        (b'{"r":"header","version":1}\n[]\n', "line 2 is corrupt"),
+        (b'{"add": 1, "kind": "a", "data": {}}\n{"done"\n', "line 2 is corrupt"),
+        (b'{"r":"header","version":2}\n{"later":1}\n', "version 2 of the ledger's format"),
+    ],
+)
+def test_what_cannot_be_read_stays_as_it_is(path: Path, data: bytes, message: str) -> None:
+    path.write_bytes(data)
+    for attempt in (lambda: Ledger.open(path), lambda: read_pending(path)):
+        with pytest.raises(JournalError, match=message) as caught:
+            attempt()
+        assert not isinstance(caught.value, LockedError)
+    assert path.read_bytes() == data
+
+
+def test_looking_needs_no_lock_and_no_file(path: Path) -> None:
+    assert read_pending(path) == []
+    with Ledger.open(path) as ledger:
+        ledger.add("a", {})
+        assert [e.kind for e in read_pending(path)] == ["a"]
+        with pytest.raises(LockedError, match=f"process {os.getpid()} .* is using the ledger"):
+            Ledger.open(path, wait=0)
