@@ -219,6 +219,9 @@ class FakeKernel:
             if path.startswith("/sys/class/net/"):
                 self._set_device(*path.split("/")[4:6], int(text))
                 return
+            if path.startswith("/sys/devices/system/cpu/cpu"):
+                self._set_online(int(path.split("/")[5].removeprefix("cpu")), text == "1")
+                return
             directory, _, name = path.removeprefix("/sys/fs/cgroup/").rpartition("/")
             cgroup = self.state["cgroups"].get(directory)
             if cgroup is None:
@@ -289,10 +292,14 @@ class FakeKernel:
     # -- the kernel
 
     def _set_affinity(self, tid: int, cpus: CpuSet) -> None:
+        """A DEADLINE thread keeps all CPUs of its root domain (dl_task_check_affinity)."""
         thread = self._thread(tid)
         mask = cpus & self.effective(thread["cgroup"])
         if not mask:
             raise OSError(errno.EINVAL, "invalid argument")
+        budget = decode(Sched, thread["sched"]).cls is SchedClass.DEADLINE
+        if budget and not self.root_domain(thread["cgroup"]) <= mask:
+            raise OSError(errno.EBUSY, "device or resource busy")
         thread["mask"], thread["user"] = str(mask), str(cpus)
 
     def _cut(self, tid: str) -> None:
@@ -313,6 +320,16 @@ class FakeKernel:
         self.state["cgroups"][path]["cpus"] = str(cpus)
         for tid, thread in self.state["threads"].items():
             if (thread["cgroup"] + "/").startswith(path + "/"):
+                self._cut(tid)
+
+    def _set_online(self, cpu: int, online: bool) -> None:
+        """Threads whose cpuset loses or gets the CPU have their masks set anew."""
+        before = {tid: self.effective(t["cgroup"]) for tid, t in self.state["threads"].items()}
+        now = CpuSet.parse(self.state["online"])
+        one = CpuSet.single(cpu)
+        self.state["online"] = str(now | one if online else now - one)
+        for tid, allowed in before.items():
+            if self.effective(self.state["threads"][tid]["cgroup"]) != allowed:
                 self._cut(tid)
 
     def _attach(self, tid: int, path: str) -> None:
