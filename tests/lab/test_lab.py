@@ -117,12 +117,16 @@ def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]
     assert counts["passed"] > 0, "no test ran"
 
 
-STALE = """\
-[ 1360.861297] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI
+OURS = "[    9.0] lab: vsrtune's code runs\n"
+STALE = f"""\
+{OURS}[ 1360.861297] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI
 [ 1360.869051] RIP: 0010:__schedule+0x343/0xbe0
 [ 1360.870265] Code: e9 f4 02 00 00 0f <1f> 44 00 00 48 8b
 [ 1360.880000] Kernel panic - not syncing: Fatal exception in interrupt
 """
+
+
+NULL = "[   12.5] BUG: kernel NULL pointer dereference, address: 0000\n"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +135,10 @@ STALE = """\
         (STALE, [Trouble.EMULATOR]),
         (STALE.replace("0f <1f>", "cc <1f>"), [Trouble.CRASH]),
         (STALE.split("[ 1360.870265]")[0], [Trouble.CRASH]),
-        ("[   12.5] BUG: kernel NULL pointer dereference, address: 0000\n", [Trouble.CRASH]),
-        ("[   12.5][  T812] BUG: KASAN: slab-use-after-free in a+0x1\n", [Trouble.CRASH]),
+        (NULL, [Trouble.EARLY]),
+        (NULL + OURS, [Trouble.EARLY]),
+        (OURS + NULL, [Trouble.CRASH]),
+        (OURS + "[   12.5][  T812] BUG: KASAN: slab-use-after-free in a+0x1\n", [Trouble.CRASH]),
         ("[   12.5] WARNING: CPU: 1 PID: 8 at net/core/dev.c:6620 a+0x3\n", [Trouble.WARNING]),
         ("[   12.5] WARNING: possible circular locking dependency\n", [Trouble.WARNING]),
         ("[   99.5] watchdog: BUG: soft lockup - CPU#1 stuck for 26s!\n", [Trouble.STALL]),
@@ -166,17 +172,18 @@ def test_a_lab_whose_emulator_died_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_lab_whose_kernel_crashed_has_failed(tmp_path: Path) -> None:
     """With a shell in the lab's place."""
-    oops = "[   12.5] Oops: 0002 [#1] PREEMPT SMP"
+    log = OURS + "[   12.5] Oops: 0002 [#1] PREEMPT SMP\n"
 
     def command(share: Path) -> list[str]:
-        return ["sh", "-c", f"echo '{oops}' >>{share / SERIAL}; exit {KERNEL_CRASHED}"]
+        written = f"printf '%s' {shlex.quote(log)} >>{share / SERIAL}"
+        return ["sh", "-c", f"{written}; exit {KERNEL_CRASHED}"]
 
     runs = LabRuns({"boot": command}, tmp_path)
     run = runs.follow("boot")
     runs.close()
     assert run.end == "its kernel crashed"
     serial = run.share / SERIAL
-    assert serial.read_text().splitlines() == [oops]
+    assert serial.read_text() == log
     assert run.troubles == [f"boot: kernel crash: Oops: 0002 [#1] PREEMPT SMP; see {serial}"]
 
 

@@ -12,8 +12,8 @@ class LabError(Exception):
 
 
 class BootFailure(LabError):
-    """The lab did not come up. ``kernel`` tells that its kernel crashed; otherwise another boot may
-    well succeed."""
+    """The lab did not come up. ``kernel`` tells that its kernel crashed, perhaps by vsrtune;
+    otherwise another boot may well succeed."""
 
     def __init__(self, message: str, *, kernel: bool = False) -> None:
         super().__init__(message)

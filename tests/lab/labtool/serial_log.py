@@ -16,6 +16,7 @@ class Trouble(StrEnum):
     # second case the lab does not end by itself either.
     STALL = "stalled CPU"
     EMULATOR = "emulator death"
+    EARLY = "kernel crash before vsrtune ran"
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,25 @@ _PATTERNS = {
 # die() of arch/x86/kernel/dumpstack.c: the bytes around the instruction that trapped.
 _INT3 = re.compile(r"\bint3: 0000 \[#1\].*?\bCode: ([0-9a-f ]*)<[0-9a-f]{2}>", re.DOTALL)
 _BREAKPOINT = "cc"
+# As ../inlab/agent writes it before the package is configured and before the command.
+_OURS = "lab: vsrtune's code runs"
 
 
 def complaints(log: str) -> list[Complaint]:
     """The first complaint of each kind, the kernel's crash first. A crash that the kernel's own dump
-    proves to be the emulator's is that, and its other lines do not count."""
+    proves to be the emulator's is that, and its other lines do not count. Neither do those of
+    a crash of the distribution's kernel while nothing of vsrtune was there."""
     found = {}
     for trouble, pattern in _PATTERNS.items():
         if match := pattern.search(log):
             found[trouble] = Complaint(trouble, match[1].strip())
     crash = found.get(Trouble.CRASH)
-    if crash is not None and stale_breakpoint(log):
+    if crash is None:
+        return list(found.values())
+    if stale_breakpoint(log):
         return [Complaint(Trouble.EMULATOR, f"it ran a breakpoint that is gone ({crash.line})")]
+    if _OURS not in log[: log.index(crash.line)]:
+        return [Complaint(Trouble.EARLY, crash.line)]
     return list(found.values())
 
 

@@ -53,7 +53,7 @@ class Brought:
 
 def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
     """Boot, run the command, return its status. A boot that fails is tried once more, unless the
-    lab's kernel crashed."""
+    lab's kernel crashed when vsrtune was there."""
     try:
         return _attempt(options, emulator, image, brought)
     except BootFailure as failure:
@@ -254,7 +254,7 @@ class _Conversation:
             self._boot_failure("its CPUs are stuck")
         troubles = {c.trouble for c in complaints}
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
-        broken = troubles & {Trouble.CRASH, Trouble.EMULATOR}
+        broken = troubles & {Trouble.CRASH, Trouble.EMULATOR, Trouble.EARLY}
         if self._machine.alive() and not late and not broken:
             return
         if not self._machine.alive() and selector.select(timeout=0):
@@ -264,8 +264,9 @@ class _Conversation:
             broken = {c.trouble for c in self._machine.complaints()} - {Trouble.STALL}
         if not self._ready:
             what = f"not ready after {self._patience} s" if late else "QEMU ended"
-            kernel = Trouble.CRASH in broken
-            self._boot_failure("its kernel crashed" if kernel else what, kernel=kernel)
+            if broken:
+                what = ", ".join(sorted(broken))
+            self._boot_failure(what, kernel=Trouble.CRASH in broken)
         if self._options.mode == "shell":
             self._status = 0
         elif Trouble.EMULATOR in broken or (self._machine.killed() and not broken):
