@@ -79,8 +79,9 @@ GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 # Two CPUs, of which the router's threads share one.
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
 STILL = ("test_guard.py", "test_standstill.py")
+REBOOT = ("test_reboot.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, "test_show.py", "test_irq.py")
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -91,6 +92,8 @@ MATRIX = [
     Boot("trixie", "bench", BENCH, WITH_ATTACH),
     Boot("bookworm", "shared-cpu", SHARED_CPU, STILL),
     Boot("trixie", "shared-cpu", SHARED_CPU, STILL, core=True),
+    Boot("bookworm", "reboot", ("--cpus", "3", "--reboots"), REBOOT),
+    Boot("trixie", "reboot", ("--cpus", "3", "--reboots"), REBOOT),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
     Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),

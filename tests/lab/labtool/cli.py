@@ -124,6 +124,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         nic=arguments.nic,
         plain_qemu=arguments.plain_qemu,
         install=not arguments.no_install,
+        reboots=arguments.reboots,
         kmod=not arguments.no_kmod,
         share=None if share is None else share.resolve(),
         timeout=getattr(arguments, "timeout", 0),
@@ -157,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--nic", choices=("veth", "e1000e"), default="veth", help="lower devices p0 and p1")
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
+    add("--reboots", action="store_true", help="CMD may have the lab rebooted, and runs again")
     add("--no-install", action="store_true", help="do not install the working tree")
     add("--no-kmod", action="store_true", help="leave the tree's kernel module out")
 

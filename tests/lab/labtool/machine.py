@@ -136,7 +136,9 @@ def _command(
     command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
     command += ["-machine", "pc,vmport=off,hpet=off", "-smp", str(options.cpus)]
     command += ["-m", str(2560 + guests * (MEMORY_MIB + 160))]
-    command += ["-display", "none", "-no-reboot", "-serial", f"file:{run / 'serial.log'}"]
+    command += ["-display", "none", "-serial", f"file:{run / 'serial.log'}"]
+    if not options.reboots:
+        command += ["-no-reboot"]
     command += ["-kernel", str(image.vmlinux), "-initrd", str(run / "boot.cpio")]
     command += ["-append", _KERNEL_ARGUMENTS]
     snapshot = "off" if options.mode == "bake" else "on"

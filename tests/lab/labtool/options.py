@@ -20,6 +20,8 @@ class Options:
     nic: str = "veth"
     plain_qemu: bool = False
     install: bool = True
+    # The command may ask for one reboot of the lab; it runs again after it.
+    reboots: bool = False
     kmod: bool = True
     share: Path | None = None
     timeout: int = 900

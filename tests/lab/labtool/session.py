@@ -182,7 +182,9 @@ class _Conversation:
     def __init__(self, machine: Machine, options: Options) -> None:
         self._machine = machine
         self._options = options
+        self._up = False
         self._ready = False
+        self._rebooting = False
         self._status: int | None = None
         self._journal: list[str] = []
         self._partial = b""
@@ -228,6 +230,13 @@ class _Conversation:
         match verb:
             case "step" | "note":
                 progress.step(text)
+                if text == "system up":
+                    self._came_up()
+            case "reboot":
+                progress.step("rebooting")
+                self._ready = False
+                self._rebooting = True
+                self._deadline = time.monotonic() + self._patience
             case "ready":
                 self._ready = True
                 self._deadline = time.monotonic() + self._options.timeout + _GRACE
@@ -239,6 +248,14 @@ class _Conversation:
                 self._journal.append(text)
             case "exit":
                 self._status = int(text)
+
+    def _came_up(self) -> None:
+        """The lab's first boot, or a reboot that the command has asked for. Any other is a reset."""
+        if self._up and not self._rebooting:
+            progress.error("the lab was reset before the command ended")
+            self._status = KERNEL_CRASHED
+        self._up = True
+        self._rebooting = False
 
     def _with_complaints(self, status: int) -> int:
         """The status, with what the kernel complained of while the command ran."""
