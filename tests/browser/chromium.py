@@ -1,64 +1,53 @@
-"""Chromium without a window, driven by its DevTools protocol on two pipes: no driver, no
-library, no port."""
+"""Debian's Chromium without a window, driven by Selenium and Debian's chromium-driver."""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import select
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+PROGRAMS = ("chromium", "chromedriver")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-extensions", "--hide-scrollbars", "--remote-debugging-pipe",
+    "--disable-extensions", "--hide-scrollbars",
 )  # fmt: skip
-PATIENCE = 60.0
+PATIENCE = 60
 
 
-def program() -> str | None:
-    """Where Chromium is; None when it is not installed."""
-    return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+def missing() -> str:
+    """What `make browser` would install; "" when all is there."""
+    wanted = [name for name in PROGRAMS if shutil.which(name) is None]
+    try:
+        import selenium  # noqa: F401  Debian's, perhaps not installed
+    except ImportError:
+        wanted.append("selenium")
+    return ", ".join(wanted)
 
 
-@dataclass
 class Tab:
-    """One page. ``requests`` are all URLs it has asked for, ``complaints`` what stood in its
-    console: messages, exceptions, refused resources."""
+    """One page."""
 
-    browser: _Browser
-    session: str
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    def __init__(self, driver: Chrome) -> None:
+        self._driver = driver
 
     def go(self, url: str) -> None:
         """Load a page and all that belongs to it."""
-        self.call("Page.navigate", url=url)
-        self.browser.until("Page.loadEventFired")
-
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol."""
-        return self.browser.call(method, params, self.session)
+        self._driver.get(url)
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        if "exceptionDetails" in answer:
-            raise RuntimeError(answer["exceptionDetails"]["text"])
-        return answer["result"].get("value")
+        return self._driver.execute_script(f"return {expression}")
 
     def size(self, width: int, height: int) -> None:
         """Show it as on a screen of this size, in CSS pixels."""
-        self.call(
+        self._tell(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
@@ -66,113 +55,49 @@ class Tab:
     def scheme(self, name: str) -> None:
         """``light`` or ``dark``."""
         feature = {"name": "prefers-color-scheme", "value": name}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
+        self._tell("Emulation.setEmulatedMedia", features=[feature])
 
     def picture(self, file: Path) -> None:
         """What is seen, as PNG."""
-        answer = self.call("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(answer["data"]))
+        self._driver.get_screenshot_as_file(str(file))
 
-    def heard(self, event: dict[str, Any]) -> None:
-        """Take note of an event of the protocol."""
-        method, params = event["method"], event["params"]
-        if method == "Network.requestWillBeSent":
-            self.requests.append(params["request"]["url"])
-        elif method == "Log.entryAdded":
-            entry = params["entry"]
-            self.complaints.append(f"{entry['level']}: {entry['text']}")
-        elif method == "Runtime.consoleAPICalled":
-            self.complaints.append(f"console.{params['type']}")
-        elif method == "Runtime.exceptionThrown":
-            self.complaints.append(params["exceptionDetails"]["text"])
-        elif method == "Page.javascriptDialogOpening":
-            self.complaints.append(f"dialog: {params['message']}")
+    def requests(self) -> list[str]:
+        """All URLs that it has asked for since the last call."""
+        events = [json.loads(e["message"])["message"] for e in self._driver.get_log("performance")]
+        sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return [params["request"]["url"] for params in sent]
 
+    def complaints(self) -> list[str]:
+        """Its console since the last call: messages, exceptions, refused resources."""
+        return [f"{e['level']}: {e['message']}" for e in self._driver.get_log("browser")]
 
-class _Browser:
-    def __init__(self, to: int, back: int) -> None:
-        self._to, self._back = to, back
-        self._number = 0
-        self._rest = b""
-        self._events: list[str] = []
-        self.tab: Tab | None = None
-
-    def call(self, method: str, params: dict[str, Any], session: str = "") -> dict[str, Any]:
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
-        if session:
-            message["sessionId"] = session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
-        while True:
-            heard = self._next()
-            if heard.get("id") == self._number:
-                if "error" in heard:
-                    raise RuntimeError(f"{method}: {heard['error']}")
-                result: dict[str, Any] = heard["result"]
-                return result
-
-    def until(self, event: str) -> None:
-        while event not in self._events:
-            self._next()
-        self._events.clear()
-
-    def _next(self) -> dict[str, Any]:
-        end = time.monotonic() + PATIENCE
-        while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._back], [], [], max(0.0, end - time.monotonic()))
-            part = os.read(self._back, 1 << 16) if ready else b""
-            if not part:
-                raise RuntimeError("Chromium has ended" if ready else "Chromium does not answer")
-            self._rest += part
-        text, _, self._rest = self._rest.partition(b"\0")
-        message: dict[str, Any] = json.loads(text)
-        if "method" in message:
-            self._events.append(message["method"])
-            if self.tab is not None and message.get("sessionId") == self.tab.session:
-                self.tab.heard(message)
-        return message
+    def _tell(self, command: str, **parameters: Any) -> None:
+        self._driver.execute_cdp_cmd(command, parameters)
 
 
 @contextmanager
 def tab(place: Path) -> Iterator[Tab]:
     """A page in a browser of its own, which keeps its files in ``place``."""
-    found = program()
-    if found is None:
-        raise RuntimeError("Chromium is not installed; `make browser` installs it")
-    ours, theirs = os.pipe(), os.pipe()
+    if wanted := missing():
+        raise RuntimeError(f"not installed: {wanted}; `make browser` installs it")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
 
-    def three_and_four() -> None:
-        # Copies far above first: either pipe may have 3 or 4 for itself.
-        read, write = os.dup(ours[0]), os.dup(theirs[1])
-        read, write = os.dup2(read, 60), os.dup2(write, 61)
-        os.dup2(read, 3)
-        os.dup2(write, 4)
-
-    child = subprocess.Popen(
-        [found, *FLAGS, f"--user-data-dir={place / 'profile'}", "about:blank"],
-        env={**os.environ, "HOME": str(place), "XDG_CONFIG_HOME": str(place)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(place / "chromium.log").open("wb"),
-        preexec_fn=three_and_four,
-        close_fds=False,
-        start_new_session=True,
-    )
-    os.close(ours[0])
-    os.close(theirs[1])
+    browser, driver_program = (shutil.which(name) for name in PROGRAMS)
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(browser)
+    for flag in (*FLAGS, f"--user-data-dir={place / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    service = Service(str(driver_program), env={"HOME": str(place), "PATH": "/usr/bin:/bin"})
+    driver = webdriver.Chrome(service=service, options=options)
     try:
-        browser = _Browser(ours[1], theirs[0])
-        target = browser.call("Target.createTarget", {"url": "about:blank"})["targetId"]
-        attached = browser.call("Target.attachToTarget", {"targetId": target, "flatten": True})
-        browser.tab = Tab(browser, attached["sessionId"])
-        for domain in ("Page", "Network", "Log", "Runtime"):
-            browser.tab.call(f"{domain}.enable")
-        yield browser.tab
+        driver.set_page_load_timeout(PATIENCE)
+        page = Tab(driver)
+        # It has opened a page of its own, which asks for much.
+        page.go("about:blank")
+        page.requests()
+        page.complaints()
+        yield page
     finally:
-        os.close(ours[1])
-        os.close(theirs[0])
-        try:
-            child.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)
-            child.wait()
+        driver.quit()

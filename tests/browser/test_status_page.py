@@ -23,8 +23,8 @@ import served  # noqa: E402
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """What visit.py has found."""
-    if chromium.program() is None:
-        pytest.skip("chromium is not installed: `make browser` installs it")
+    if wanted := chromium.missing():
+        pytest.skip(f"not installed: {wanted}; `make browser` installs it")
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a network namespace needs root and unshare(1)")
     tried = subprocess.run(["unshare", "-n", "true"], capture_output=True, text=True, check=False)

@@ -45,8 +45,8 @@ def main() -> None:
         tab.size(380, 800)
         tab.go(url)
         found["overflow"] = tab.ask("document.documentElement.scrollWidth - innerWidth")
-        found["requests"] = tab.requests
-        found["complaints"] = tab.complaints
+        found["requests"] = tab.requests()
+        found["complaints"] = tab.complaints()
     json.dump(found, sys.stdout)
 
 
