@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import labhelp
+from pyroute2.netlink import nla
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from vsrtune.host import netlink
@@ -36,9 +37,10 @@ _IFF_VNET_HDR = 0x4000
 def _register_queue_length() -> None:
     """Tell pyroute2 of the one attribute that vsrtune itself never sets."""
     netlink.links()
-    info = ifinfmsg.ifinfo
 
-    class WithQueueLength(info.list_link_kind()[MODULE]):
+    # Not of the registered class: that has compiled its own map by now, which would be inherited.
+    class WithQueueLength(nla):
+        prefix = "IFLA_"
         nla_map = (
             ("IFLA_MACVLAN_UNSPEC", "none"),
             ("IFLA_MACVLAN_MODE", "uint32"),
@@ -47,7 +49,7 @@ def _register_queue_length() -> None:
         )
 
     kinds = (MODULE, "napi_macvtap", "macvlan", "macvtap")
-    info.register_link_kind(module=dict.fromkeys(kinds, WithQueueLength))
+    ifinfmsg.ifinfo.register_link_kind(module=dict.fromkeys(kinds, WithQueueLength))
 
 
 def link(
