@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -40,6 +41,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    # Python would end at once, and the labs would run on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     commands = {boot.id: boot.command for boot in boots}
     place = Path(tempfile.mkdtemp(prefix="vsrtune-labs-"))
     session.config.stash[RUNS] = LabRuns(commands, place)
