@@ -143,6 +143,10 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
         _NEVER, "the kernel takes no such CPU list here: it names a CPU that does not exist, "
         "or overlaps an exclusive cpuset",
         "compare it with /sys/devices/system/cpu/possible and the cpuset partitions"),
+    # bitmap_parselist
+    (Operation.CPUSET, errno.ERANGE): ErrnoVerdict(
+        _NEVER, "it names a CPU beyond the last one of this host",
+        "compare it with /sys/devices/system/cpu/possible"),
     (Operation.CPUSET, errno.EBUSY): ErrnoVerdict(
         _NEVER, "DEADLINE threads in the cpuset would lose their CPUs",
         "give them another class first"),

@@ -311,8 +311,10 @@ class FakeKernel:
         thread["mask"] = str(allowed & CpuSet.parse(thread["user"]) or allowed)
 
     def _set_cpuset(self, path: str, text: str) -> None:
-        cpus = CpuSet.parse(text)
-        if not cpus <= CpuSet.parse(self.state["possible"]):
+        cpus, possible = CpuSet.parse(text), CpuSet.parse(self.state["possible"])
+        if max(cpus, default=0) > max(possible):
+            raise OSError(errno.ERANGE, "numerical result out of range")
+        if not cpus <= possible:
             raise OSError(errno.EINVAL, "invalid argument")
         inside = any(v["cgroup"] == path for v in self.state["threads"].values())
         if inside and self.state["cgroups"][path]["cpus"] and not cpus:
