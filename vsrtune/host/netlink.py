@@ -1,8 +1,8 @@
 """Network links of this host's kernel over route netlink, through pyroute2 0.7.
 
 pyroute2 takes 130 ms and 12 MiB to import, and its import runs uname(1) and file(1). The functions
-import it themselves, so that a command that reads no link runs without it. Its errors leave this
-module as OSError.
+import it themselves, so that a command that reads no link runs without it; ``_load`` comes before
+every other import of it. Its errors leave this module as OSError.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -27,6 +28,7 @@ _IFF_UP = 1
 _LONGEST_NAME = 15
 _ATTEMPTS = 8
 _SECONDS = 10.0
+_LOADING = threading.Lock()
 
 
 def links() -> tuple[Link, ...]:
@@ -72,6 +74,13 @@ def request(command: str, **attributes: Any) -> tuple[Link, ...]:
     return tuple(found)
 
 
+def _load() -> None:
+    """Import pyroute2, one thread at a time. Its modules import each other, so two threads that
+    begin with different ones end in a deadlock, which Python solves with an ImportError."""
+    with _LOADING:
+        import pyroute2.iproute  # noqa: F401
+
+
 @cache
 def _route() -> Any:
     """The class of the sockets for requests; the kinds of ``_MACVLAN_KINDS`` are registered."""
@@ -100,6 +109,7 @@ class LinkMonitor(Closing):
     Raises OSError."""
 
     def __init__(self, buffer: int) -> None:
+        _load()
         from pyroute2.netlink.rtnl import RTMGRP_LINK
 
         self._sock = _route()(rcvbuf=buffer)
@@ -163,6 +173,7 @@ def _text(value: str | bytes | None) -> str:
 @contextmanager
 def _os_errors() -> Iterator[None]:
     """Raise errors of pyroute2 as OSError with an errno."""
+    _load()
     from pyroute2.netlink.exceptions import (
         NetlinkDecodeError,
         NetlinkDumpInterrupted,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import struct
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -218,6 +220,33 @@ def test_one_link_by_its_name(kernel: type[Kernel]) -> None:
     assert len(kernel.requests) == 4
     assert netlink.link("") is netlink.link("sixteen-bytes-xx") is None
     assert len(kernel.requests) == 4
+
+
+FIRST = """
+import threading
+from vsrtune.host import netlink
+both = threading.Barrier(2)
+failed = []
+def at_once(work):
+    both.wait()
+    try:
+        work()
+    except Exception as error:
+        failed.append(error)
+begun = [threading.Thread(target=at_once, args=(work,))
+         for work in (lambda: netlink.link("lo"), lambda: netlink.LinkMonitor(1 << 16).close())]
+for thread in begun:
+    thread.start()
+for thread in begun:
+    thread.join()
+raise SystemExit(repr(failed) if failed else 0)
+"""
+
+
+def test_two_threads_use_pyroute2_first_at_the_same_time() -> None:
+    """One of them had an ImportError: each had begun with another module of pyroute2."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_bridge_ports_are_no_news(kernel: type[Kernel]) -> None:
