@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,26 @@ def forwarded(guest: LabGuest, rate: int) -> int:
     return int(json.loads(done.stdout)["forwarded"])
 
 
+def forwards_at_all(guest: LabGuest, boot: str) -> None:
+    """Wait until its kernel is up: the least load tells when. A failure tells whether its vcpus
+    run, where they are, and whether it forwards once it is untuned."""
+    try:
+        labhelp.wait_for(lambda: forwarded(guest, 100), "it forwards")
+    except AssertionError as error:
+        told = []
+        for tid in guest.data_plane():
+            before = labhelp.run_ns(tid)
+            time.sleep(1)
+            ran = (labhelp.run_ns(tid) - before) / 1e9
+            told.append(f"{hoststate.comm(tid)} ran {ran:.2f} s of one")
+        ask = ("qemu-monitor-command", guest.name, "--hmp", "info registers")
+        told += [line for line in hoststate.virsh(*ask).splitlines() if "IP=" in line]
+        labhelp.stop()
+        after = labhelp.sh("lab-wait-forward", guest.name, "60", check=False)
+        told.append(f"untuned: {after.stderr or 'it forwards'}")
+        raise AssertionError("\n".join([boot, *told, str(error)])) from error
+
+
 CORE = (2, "guest", False)
 CASES = [
     pytest.param(n, first, busy, marks=[labhelp.core()] if (n, first, busy) == CORE else [])
@@ -99,8 +120,7 @@ def test_tuned_before_its_first_frame(
             ),
             "every thread of the router is tuned",
         )
-        # It answers nobody before its kernel is up: the least load tells when.
-        labhelp.wait_for(lambda: forwarded(libvirt_guest, 100), "it forwards at all")
+        forwards_at_all(libvirt_guest, f"boot {boot + 1}")
         counts = {rate: forwarded(libvirt_guest, rate) for rate in LOADS}
         assert min(counts.values()) >= ALIVE, f"boot {boot + 1}: {counts}"
 
