@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vsrtune.model.plan import DriftRule
+from vsrtune.model.targets import DEVICE_SETTINGS
 
 DriftRules = tuple[tuple[str, DriftRule], ...]
 
@@ -21,8 +22,7 @@ SETTINGS = {
     "scheduler.softirq": "class and priority of ksoftirqd threads",
     "scheduler.slice": "time slice of class rr",
     "irq.set": "interrupts, RPS, XPS and NAPI threads of lower devices",
-    "napi.threaded": "threaded NAPI of the guest's devices",
-    "queue.macvtap": "length of the macvtap queues",
+    **{row.key: row.means for row in sorted(DEVICE_SETTINGS, key=lambda row: row.key)},
 }
 SECTIONS = tuple(dict.fromkeys(name.partition(".")[0] for name in SETTINGS))
 _RULES = [rule.value for rule in DriftRule]

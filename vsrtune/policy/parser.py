@@ -21,6 +21,7 @@ from vsrtune.model.deadline import (
     parse_percent,
 )
 from vsrtune.model.guest import Attachment, SchedClass
+from vsrtune.model.targets import DEVICE_SETTINGS
 from vsrtune.policy.drift_rules import read_rules
 from vsrtune.policy.model import (
     AUTO,
@@ -121,8 +122,11 @@ class _Reader:
             vhost_sched=self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
             napi_sched=self.sched(data, "napi"),
-            napi_threaded=self.get(data, "napi", "threaded"),
-            macvtap_queue=self.get(data, "queue", "macvtap"),
+            devices=tuple(
+                (row.key, value)
+                for row in DEVICE_SETTINGS
+                if (value := self.get(data, *row.key.split("."))) is not None
+            ),
             attachment=self.attachment(data),
             drift=() if broken_below(self.broken, "drift") else read_rules(self.get(data, "drift")),
             placement=None if self.get(data, "placement") is None else AUTO,
