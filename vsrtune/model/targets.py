@@ -158,10 +158,9 @@ class DeviceNumber(Setting[int]):
     universal: ClassVar[bool] = False
     # Whether the kernel announces a change (RTM_NEWLINK). Otherwise the daemon polls the file.
     announced: ClassVar[bool] = False
-    # The key of policies, the name in reports, and what docs/policy.md calls it.
+    # The key of policies, and the name in reports.
     key: ClassVar[str]
     name: ClassVar[str]
-    means: ClassVar[str]
 
     guest: str
     device: str
@@ -194,7 +193,6 @@ class TxQueueLen(DeviceNumber):
     announced = True
     key = "queue.macvtap"
     name = "txqueuelen"
-    means = "length of the macvtap queues"
 
 
 class NapiThreaded(DeviceNumber):
@@ -208,7 +206,6 @@ class NapiThreaded(DeviceNumber):
     kinds = (NicKind.NAPI_MACVTAP,)
     key = "napi.threaded"
     name = "threaded NAPI"
-    means = "threaded NAPI of the guest's devices"
 
 
 DeviceSetting = TxQueueLen | NapiThreaded

@@ -34,7 +34,6 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan.phases import on_lower_device
-from vsrtune.policy.drift_rules import DriftRules, rule_of
 from vsrtune.policy.model import Policy, host_keys
 
 Pairs = Iterable[tuple[Guest, Policy]]
@@ -121,12 +120,11 @@ def drifts(
     for guest, policy in pairs:
         policies.append(policy)
         for change in _changes(present, by_guest.get(guest.ref, ())):
-            rule = rule_of(policy.drift, change.setting)
+            rule = policy.drift_rule(change.setting)
             found[change.target] = _judge(snapshot.host, change, rule, memory)
     of_host = _changes(present, by_guest.get(HOST_REF, ()))
     for change in sorted(of_host, key=lambda change: change.setting):
-        asking = (p.drift for p in policies if change.setting in host_keys(p))
-        rule = _strictest(asking, change.setting)
+        rule = _strictest(policies, change.setting)
         found[change.target] = _judge(snapshot.host, change, rule, memory)
     return found
 
@@ -186,10 +184,10 @@ def _by(host: Host, change: _Change) -> str:
     return next((name for name in running if section in _HABITS.get(name, ())), "")
 
 
-def _strictest(asking: Iterable[DriftRules], setting: str) -> DriftRule | None:
+def _strictest(policies: Iterable[Policy], setting: str) -> DriftRule | None:
     """The strictest rule of the policies that ask for a setting of the host. None when one of
     them has no rule, or when no policy asks."""
-    rules = [rule_of(rules, setting) for rules in asking]
+    rules = [p.drift_rule(setting) for p in policies if setting in host_keys(p)]
     if not rules or None in rules:
         return None
     return next(rule for rule in _STRICTEST if rule in rules)

@@ -11,8 +11,9 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, SchedClass
 from vsrtune.model.host import Nic
+from vsrtune.model.plan import DriftRule
 from vsrtune.model.targets import DEVICE_SETTINGS, DeviceNumber
-from vsrtune.policy.drift_rules import DriftRules
+from vsrtune.policy.schema import DEFAULT
 from vsrtune.policy.validation import line_of
 from vsrtune.policy.yaml_reader import KeyPath
 
@@ -29,6 +30,7 @@ IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
+DriftRules = tuple[tuple[str, DriftRule], ...]
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
 DeviceMap = tuple[tuple[str, CpuSet], ...]
@@ -121,6 +123,13 @@ class Policy:
     def asked(self, setting: type[DeviceNumber]) -> int | None:
         """The value that the policy requires for a setting of devices: a number, True or False."""
         return dict(self.devices).get(setting.key)
+
+    def drift_rule(self, setting: str) -> DriftRule | None:
+        """What vsrtune does when somebody changes a setting: the rule of the setting, of its
+        section, or the default; None when unset."""
+        found = dict(self.drift)
+        keys = (setting, setting.partition(".")[0], DEFAULT)
+        return next((found[key] for key in keys if key in found), None)
 
     @property
     def moves_irqs(self) -> CpuSet | None:
