@@ -27,7 +27,7 @@ from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.present import Present
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
@@ -469,7 +469,7 @@ def forget(observed: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
     A guest missing from the snapshot is no proof, because its reader may have
     failed: the target itself is read.
     """
-    present = Present(observed.alone())
+    present = PresentValues(observed.alone())
     for entry in journal.entries(observed.names):
         target = entry.target
         if present.shows(target):

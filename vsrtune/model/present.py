@@ -86,7 +86,7 @@ def _of_host(host: Host) -> Iterator[tuple[Target, Value]]:
         yield RrTimeslice(HOST_REF), TimeSlice(host.rr_timeslice_ms)
 
 
-class Present:
+class PresentValues:
     """The present values of a snapshot's settings."""
 
     def __init__(self, snapshot: Snapshot) -> None:

@@ -199,11 +199,10 @@ def _queues(
     if not any(i.kind.rings for i in requirements.guest.interfaces):
         draft.skip(ref, "macvtap queue", "the guest has no macvtap interface")
     for interface in requirements.guest.interfaces:
-        subject = f"{interface.target} queue"
         if not interface.kind.rings:
             draft.skip(
                 ref,
-                subject,
+                f"{interface.target} queue",
                 "no macvtap: in front of a tap's ring stands a qdisc that txqueuelen changes too",
             )
             continue

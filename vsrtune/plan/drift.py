@@ -17,7 +17,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
-from vsrtune.model.present import Present
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -111,7 +111,7 @@ def drifts(
     """Every setting that differs from ``applied`` (the journal) or from ``memory``, with the
     drift rule of its policy. Includes settings whose policy asks for the value found; the
     planner leaves those out."""
-    present = Present(snapshot)
+    present = PresentValues(snapshot)
     by_guest: dict[str, list[tuple[Target, Value]]] = {}
     for target, value in {**applied, **memory.for_verify}.items():
         by_guest.setdefault(target.guest, []).append((target, value))
@@ -140,7 +140,10 @@ class _Change:
     thread: Thread | None
 
 
-def _changes(present: Present, for_verify: Iterable[tuple[Target, Value]]) -> Iterator[_Change]:
+def _changes(
+    present: PresentValues, for_verify: Iterable[tuple[Target, Value]]
+) -> Iterator[_Change]:
+    """The settings that differ from what they should be."""
     for target, value in for_verify:
         thread = present.thread(target)
         setting = _setting(target, thread)

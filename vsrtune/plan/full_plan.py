@@ -15,7 +15,7 @@ from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.present import Present
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
@@ -72,7 +72,7 @@ def plan_with_releases(
     released = _released(inputs, judged) | came
     if not released:
         return checked(inputs, judged)
-    present = Present(snapshot)
+    present = PresentValues(snapshot)
     back: list[Action] = []
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
@@ -149,7 +149,7 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
     return group is not None and not group.populated
 
 
-def _is_gone(present: Present, target: Target) -> bool:
+def _is_gone(present: PresentValues, target: Target) -> bool:
     """Whether a guest no longer has the thread or the device. Those of the host may belong to
     lower devices that are observed only for a guest."""
     of_guest = target.guest != HOST_REF and not isinstance(target, CgroupTarget)

@@ -17,7 +17,7 @@ from vsrtune.host.netdev import NetReader
 from vsrtune.model.guest import Interface
 from vsrtune.model.host import Nic
 from vsrtune.model.plan import Action, DriftRule
-from vsrtune.model.present import Present
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
@@ -98,11 +98,11 @@ def test_settings_of_one_device_differ() -> None:
 def test_its_present_value_follows_a_change(row: Row, snapshot: Snapshot) -> None:
     target, gone = target_of(row), target_of(row, past=50)
     changed = after(snapshot, Action(target, 0, 7, "why"))
-    assert Present(changed).value(target) == 7
-    assert Present(snapshot).value(target) != 7
-    assert Present(snapshot).shows(target)
-    assert not Present(snapshot).shows(gone)
-    assert Present(snapshot).value(gone) is None
+    assert PresentValues(changed).value(target) == 7
+    assert PresentValues(snapshot).value(target) != 7
+    assert PresentValues(snapshot).shows(target)
+    assert not PresentValues(snapshot).shows(gone)
+    assert PresentValues(snapshot).value(gone) is None
     assert after(snapshot, Action(gone, 0, 7, "why")) == snapshot
 
 

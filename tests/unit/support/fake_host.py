@@ -10,7 +10,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.model.guest import Guest
 from vsrtune.model.plan import Action
-from vsrtune.model.present import Present
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, Value, VcpuPin
 from vsrtune.plan.safety.projection import after
@@ -55,7 +55,7 @@ class FakeHost:
     def read(self, target: Target) -> Value:
         if isinstance(target, CgroupDir):
             return target.path in self.dirs
-        present = Present(self.snapshot)
+        present = PresentValues(self.snapshot)
         now, thread = present.value(target), present.thread(target)
         if isinstance(target, VcpuPin | EmulatorPin) and thread is not None:
             return Pin(thread.affinity, thread.cpuset_cpus)
