@@ -37,7 +37,7 @@ def test_macvtap_over_vlan_over_bond() -> None:
     assert device is not None
     assert net.kind(device) is NicKind.MACVTAP
     assert net.ring_drops(device) == 7
-    assert net.numbers(device, Interface) == {"txqueuelen": 500}
+    assert net.numbers(device, Interface)["txqueuelen"] == 500
     assert net.by_ifindex(3) == "eth1"
     assert net.by_ifindex(99) is None
     assert net.hardware_names() == ["eth0", "eth1"]
