@@ -93,6 +93,8 @@ class PresentValues:
         self._host = snapshot.host
         self._of_host = dict(_of_host(snapshot.host))
         self._threads = {t.key: t for g in snapshot.guests for t in g.threads}
+        # Guests that share a device may have been observed at different times.
+        self._own = {(g.ref, i.ifindex): i for g in snapshot.guests for i in g.interfaces}
         self._interfaces = {i.ifindex: i for g in snapshot.guests for i in g.interfaces}
         self._nics = {nic.ifindex: nic for nic in snapshot.host.nics}
 
@@ -122,7 +124,10 @@ class PresentValues:
         return None if isinstance(target, ThreadlessTarget) else self._threads.get(target.thread)
 
     def _device(self, target: DeviceNumber) -> Interface | Nic | None:
-        return (self._nics if target.of is Nic else self._interfaces).get(target.ifindex)
+        if target.of is Nic:
+            return self._nics.get(target.ifindex)
+        own = self._own.get((target.guest, target.ifindex))
+        return own or self._interfaces.get(target.ifindex)
 
     def _of_cgroup(self, target: CgroupTarget) -> Value | None:
         group = self._host.cpuset(target.path)

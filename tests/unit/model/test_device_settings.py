@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -104,6 +104,19 @@ def test_its_present_value_follows_a_change(row: Row, snapshot: Snapshot) -> Non
     assert not PresentValues(snapshot).shows(gone)
     assert PresentValues(snapshot).value(gone) is None
     assert after(snapshot, Action(gone, 0, 7, "why")) == snapshot
+
+
+def test_a_shared_device_is_as_its_own_guest_shows_it() -> None:
+    """A pass over one guest observes it alone: the other still shows the older value."""
+    first, second = samples.guest("vr1", 100), samples.guest("vr2", 200)
+    device = replace(first.interfaces[0], txqueuelen=300)
+    shared = replace(second, interfaces=(replace(device, txqueuelen=500),))
+    alone = replace(first, interfaces=(device,))
+    for guests in ((alone, shared), (shared, alone)):
+        present = PresentValues(samples.snapshot(*guests))
+        assert present.value(TxQueueLen("vr1", device.target, device.ifindex)) == 300
+        assert present.value(TxQueueLen("vr2", device.target, device.ifindex)) == 500
+        assert present.shows(TxQueueLen("vr3", device.target, device.ifindex))
 
 
 @any_row
