@@ -26,20 +26,11 @@ from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import SysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
-from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Plan
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
-from vsrtune.model.targets import (
-    HOST_REF,
-    CgroupTarget,
-    DeviceTarget,
-    NicTarget,
-    RrTimeslice,
-    Target,
-    ThreadSched,
-    Value,
-)
+from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 from vsrtune.observe import one_pass
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import plan_with_releases
@@ -478,22 +469,10 @@ def forget(observed: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
     A guest missing from the snapshot is no proof, because its reader may have
     failed: the target itself is read.
     """
-    guests = observed.guests
-    alive = {t.key for g in guests for t in g.threads}
-    alive |= {t.key for n in observed.snapshot.host.nics for t in n.napi}
-    below = nic_settings(observed.snapshot.host)
-    devices = {i.ifindex for g in guests for i in g.interfaces}
+    present = PresentValues(observed.alone())
     for entry in journal.entries(observed.names):
         target = entry.target
-        if isinstance(target, NicTarget):
-            if target in below:
-                continue
-        elif isinstance(target, DeviceTarget):
-            if target.ifindex in devices:
-                continue
-        elif isinstance(target, RrTimeslice):
-            continue  # it exists as long as the kernel runs
-        elif not isinstance(target, CgroupTarget) and target.thread in alive:
+        if present.shows(target):
             continue
         try:
             vanished = ops.read(target) is False

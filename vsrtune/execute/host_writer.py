@@ -31,12 +31,13 @@ from vsrtune.host.procfs import parse_stat
 from vsrtune.model.deadline import LEAVING, lag_seconds, parse_overrun
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.targets import (
+    DEVICE_SETTINGS,
     CgroupDir,
     CpusetFile,
+    DeviceNumber,
     DeviceTarget,
     EmulatorPin,
     IrqAffinity,
-    NapiThreaded,
     Partition,
     Pin,
     QueueCpus,
@@ -49,12 +50,10 @@ from vsrtune.model.targets import (
     ThreadMask,
     ThreadSched,
     TimeSlice,
-    TxQueueLen,
     Value,
     VcpuPin,
 )
 
-_NET = "/sys/class/net"
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
 
 
@@ -107,9 +106,7 @@ class LiveSysOps:
             CgroupDir: self._cgroups.write_dir,
             CpusetFile: self._cgroups.write_list,
             Partition: self._cgroups.write_partition,
-            TxQueueLen: self._write_queue_length,
-            NapiThreaded: self._write_threaded,
-            QueueCpus: self._write_queue_cpus,
+            **dict.fromkeys((*DEVICE_SETTINGS, QueueCpus), self._nics.write),
             IrqAffinity: self._nics.write_irq,
             RrTimeslice: self._write_timeslice,
         }
@@ -138,12 +135,8 @@ class LiveSysOps:
                 return self._read_pin(target)
             case CgroupDir() | CpusetFile() | Partition():
                 return self._cgroups.read(target)
-            case TxQueueLen():
-                return int(self._root.read(f"{_NET}/{self._device(target)}/tx_queue_len"))
-            case NapiThreaded():
-                return int(self._root.read(f"{_NET}/{self._device(target)}/threaded"))
-            case QueueCpus():
-                return self._nics.read_queue(target, self._device(target))
+            case DeviceNumber() | QueueCpus():
+                return self._nics.read(target)
             case IrqAffinity():
                 return self._nics.read_irq(target)
             case RrTimeslice():
@@ -356,37 +349,7 @@ class LiveSysOps:
                 break
         return found
 
-    # -- devices
-
-    def _device(self, target: DeviceTarget) -> str:
-        """The present name of the device, which may have been renamed."""
-        names = [target.device]
-        names += [n for n in self._root.listdir(_NET) if n != target.device]
-        for name in names:
-            try:
-                if int(self._root.read(f"{_NET}/{name}/ifindex")) == target.ifindex:
-                    return name
-            except OSError:
-                continue
-        raise VanishedError(f"no device has ifindex {target.ifindex} now", where=str(target))
-
-    def _write_queue_length(self, target: TxQueueLen, length: int) -> None:
-        self._write_device(target, "tx_queue_len", Operation.TXQUEUELEN, str(length))
-
-    def _write_threaded(self, target: NapiThreaded, threaded: int) -> None:
-        self._write_device(target, "threaded", Operation.THREADED, str(threaded))
-
-    def _write_queue_cpus(self, target: QueueCpus, cpus: CpuSet) -> None:
-        self._nics.write_queue(target, self._device(target), cpus)
-
-    def _write_device(
-        self, target: DeviceTarget, attribute: str, operation: Operation, text: str
-    ) -> None:
-        name = self._device(target)
-        try:
-            self._calls.write(f"{_NET}/{name}/{attribute}", text)
-        except OSError as error:
-            raise write_error(operation, error, str(target), text) from error
+    # -- the host
 
     def _write_timeslice(self, target: RrTimeslice, value: TimeSlice) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Writes the CPUs of a NIC's work: of its interrupts, and of RPS and XPS of its queues.
+"""Reads and writes the settings of network devices: files in sysfs, and CPUs of interrupts.
 
 An interrupt is the right one if its number is still its driver's: /sys/kernel/irq/N/actions names
 who has requested it. While a device is down nobody has requested it, and the kernel keeps the
@@ -16,15 +16,17 @@ from vsrtune.execute.syscalls import HostCalls
 from vsrtune.execute.threads import CPUS
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import joined
-from vsrtune.model.targets import IrqAffinity, NicTarget, QueueCpus
+from vsrtune.model.targets import DeviceNumber, DeviceTarget, IrqAffinity
 
 _NET = "/sys/class/net"
 # The errnos for interrupts that the kernel manages itself.
 _MANAGED = (errno.EIO, errno.EPERM)
+# Operations by the file that they write.
+_OPERATIONS = {operation.value.removeprefix("write to "): operation for operation in Operation}
 
 
 class NicWrites:
-    """Interrupts and queues of NICs. Methods raise OSError unless they state otherwise."""
+    """Interrupts and files of devices. Methods raise OSError unless they state otherwise."""
 
     def __init__(self, root: HostRoot, calls: HostCalls) -> None:
         self._root = root
@@ -39,7 +41,7 @@ class NicWrites:
         VanishedError, FixedError for an interrupt that the kernel manages itself, and
         WriteError."""
         path = self._irq(target)
-        self._check(target, cpus, empty=False)
+        self._check(str(target), cpus, empty=False)
         try:
             self._calls.write(path, str(cpus))
         except OSError as error:
@@ -48,21 +50,40 @@ class NicWrites:
                 told = FixedError(told.what, where=told.where, hint=told.hint)
             raise told from error
 
-    def read_queue(self, target: QueueCpus, device: str) -> CpuSet:
-        """The CPUs of a queue; ``device`` is the device's present name. Raises VanishedError."""
+    def read(self, target: DeviceTarget) -> int | CpuSet:
+        """The value in a file of a device. Raises VanishedError."""
+        path = self._file(target)
+        if isinstance(target, DeviceNumber):
+            return int(self._root.read(path))
         try:
-            return CpuSet.from_mask(self._root.read(_queue(target, device)))
+            return CpuSet.from_mask(self._root.read(path))
         except FileNotFoundError:
             raise VanishedError("the device has no such queue now", where=str(target)) from None
 
-    def write_queue(self, target: QueueCpus, device: str, cpus: CpuSet) -> None:
-        """Set the CPUs of a queue; no CPUs switch it off. Raises VanishedError, WriteError."""
-        self._check(target, cpus, empty=True)
-        operation = Operation.RPS if target.file == "rps_cpus" else Operation.XPS
+    def write(self, target: DeviceTarget, value: int | CpuSet) -> None:
+        """Write the value to a file of a device; no CPUs switch RPS or XPS off. Raises
+        VanishedError, WriteError."""
+        path = self._file(target)
+        if isinstance(value, CpuSet):
+            self._check(str(target), value, empty=True)
+        text = value.to_mask() if isinstance(value, CpuSet) else str(value)
         try:
-            self._calls.write(_queue(target, device), cpus.to_mask())
+            self._calls.write(path, text)
         except OSError as error:
-            raise write_error(operation, error, str(target), str(cpus)) from error
+            operation = _OPERATIONS.get(path.rpartition("/")[2], Operation.DEVICE)
+            raise write_error(operation, error, str(target), str(value)) from error
+
+    def _file(self, target: DeviceTarget) -> str:
+        """The path of the file; the device may have been renamed."""
+        names = [target.device]
+        names += [n for n in self._root.listdir(_NET) if n != target.device]
+        for name in names:
+            try:
+                if int(self._root.read(f"{_NET}/{name}/ifindex")) == target.ifindex:
+                    return f"{_NET}/{name}/{target.path}"
+            except OSError:
+                continue
+        raise VanishedError(f"no device has ifindex {target.ifindex} now", where=str(target))
 
     def _irq(self, target: IrqAffinity) -> str:
         try:
@@ -73,7 +94,7 @@ class NicWrites:
             raise VanishedError(f"the number is that of {actions} now", where=str(target))
         return f"/proc/irq/{target.irq}/smp_affinity_list"
 
-    def _check(self, target: NicTarget, cpus: CpuSet, *, empty: bool) -> None:
+    def _check(self, where: str, cpus: CpuSet, *, empty: bool) -> None:
         possible = CpuSet.parse(self._root.read(f"{CPUS}/possible"))
         wrong = ""
         if not cpus <= possible:
@@ -82,8 +103,4 @@ class NicWrites:
             wrong = f"none of CPUs {cpus or 'none'} is online"
         if wrong:
             hint = f"choose from CPUs {possible} that are online"
-            raise WriteError(f"not written: {wrong}", where=str(target), hint=hint)
-
-
-def _queue(target: QueueCpus, device: str) -> str:
-    return f"{_NET}/{device}/queues/{target.queue}/{target.file}"
+            raise WriteError(f"not written: {wrong}", where=where, hint=hint)

@@ -6,15 +6,16 @@ import contextlib
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import read_irqs
-from vsrtune.model.guest import NicKind
+from vsrtune.model.guest import Interface, NicKind
 from vsrtune.model.host import Nic, NicQueue, rps_cpus
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.module_counters import parse as parse_counters
-from vsrtune.model.targets import queue_file
+from vsrtune.model.targets import DEVICE_SETTINGS, queue_file
 
 CLASS = "/sys/class/net"
 
@@ -120,9 +121,16 @@ class NetReader:
         if device is not None:
             self._by_ifindex[device.ifindex] = name
 
-    def txqueuelen(self, device: Device) -> int:
-        """``tx_queue_len``: for taps the length of each ring. Raises OSError."""
-        return int(self._root.read(f"{device.path}/tx_queue_len"))
+    def numbers(self, device: Device, of: type[Interface | Nic]) -> dict[str, Any]:
+        """The fields of ``of`` that DEVICE_SETTINGS names, without those that devices of this
+        kind do not have. Raises OSError."""
+        kind = self.kind(device)
+        rows = (r for r in DEVICE_SETTINGS if r.of is of and (r.universal or kind in r.kinds))
+        paths = ((row, f"{device.path}/{row.path}") for row in rows)
+        return {
+            row.field: int(self._root.read(path)) if row.universal else self._number(path)
+            for row, path in paths
+        }
 
     def ring_drops(self, device: Device) -> int:
         """Frames to the guest that found the ring full.
@@ -142,11 +150,6 @@ class NetReader:
             return parse_counters(self._root.ethtool_statistics(device.name))
         except OSError:
             return None
-
-    def threaded(self, device: Device) -> int | None:
-        """``threaded`` of a device of our module, 0 when its NAPI is not threaded; None for other
-        devices."""
-        return self._number(f"{device.path}/threaded") if device.napi_macvtap else None
 
     def kind(self, device: Device) -> NicKind:
         """How a guest's host device is attached."""
@@ -254,13 +257,14 @@ class NetReader:
                 ifindex=device.ifindex,
                 driver=self._driver(device, hardware),
                 node=self._node(hardware),
-                txqueuelen=self.txqueuelen(device),
+                txqueuelen=int(self._root.read(f"{device.path}/tx_queue_len")),
                 threaded_napi=self._number(f"{device.path}/threaded") not in (None, 0),
                 rps_cpus=rps_cpus(queues),
                 irqs=read_irqs(self._root, numbers, irq_names()) if numbers else (),
                 rx_cpus=rx_cpus(name, device.ifindex),
                 queues=queues,
                 inner=self._inner(device),
+                **self.numbers(device, Nic),
             )
         except FileNotFoundError:
             return None

@@ -7,14 +7,16 @@ and not part of its identity, because it changes when a worker's interface becom
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 
 from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Sched, ThreadKey
+from vsrtune.model.guest import Interface, NicKind, Sched, ThreadKey
+from vsrtune.model.host import Nic
 
 V = TypeVar("V")
+D = TypeVar("D", Interface, Nic)
 
 
 class Setting(Generic[V]):
@@ -24,8 +26,9 @@ class Setting(Generic[V]):
     values: ClassVar[type]
 
     def __init_subclass__(cls) -> None:
-        (base,) = (b for b in cls.__dict__["__orig_bases__"] if get_origin(b) is Setting)
-        (cls.values,) = get_args(base)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if get_origin(base) is Setting:
+                (cls.values,) = get_args(base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,31 +138,83 @@ class EmulatorPin(Setting[Pin]):
 
 
 @dataclass(frozen=True, slots=True)
-class TxQueueLen(Setting[int]):
-    """``txqueuelen`` of a macvtap or tap device: the length of each of its rings.
-    Value: int, 1..32767. ``ifindex`` guards against a new device of the same name."""
+class DeviceNumber(Setting[int]):
+    """A number in a file of a network device in sysfs. ``ifindex`` guards against a new device of
+    the same name. Value: int.
 
-    kind: ClassVar[str] = "txqueuelen"
+    Each subclass is a row of ``DEVICE_SETTINGS``. Observation, drift, undo, the order of writes,
+    the writer and reports read the class variables and know no setting by its name.
+    """
+
+    kind: ClassVar[str]
+    # The file in the device's directory.
+    path: ClassVar[str]
+    # What the snapshot observes it of: a guest's interface, or a lower device, whose settings are
+    # the host's (HOST_REF). ``field`` holds the value there, None for a device without the file.
+    of: ClassVar[type[Interface | Nic]] = Interface
+    field: ClassVar[str]
+    # The devices on which it can be set, and whether it is observed of all others too.
+    kinds: ClassVar[tuple[NicKind, ...]] = tuple(NicKind)
+    universal: ClassVar[bool] = False
+    # Whether the kernel announces a change (RTM_NEWLINK). Otherwise the daemon polls the file.
+    announced: ClassVar[bool] = False
+    # The key of policies, and the name in reports.
+    key: ClassVar[str]
+    name: ClassVar[str]
+
     guest: str
     device: str
     ifindex: int
 
     def __str__(self) -> str:
-        return f"{self.guest}: {self.device} txqueuelen"
+        return f"{self.guest}: {self.device} {self.name}"
+
+    @classmethod
+    def observed(cls, device: Interface | Nic) -> int | None:
+        """The present value."""
+        return cast(int | None, getattr(device, cls.field))
+
+    @classmethod
+    def changed(cls, device: D, value: int) -> D:
+        """The device with another value."""
+        field: Any = {cls.field: value}
+        return replace(device, **field)
 
 
-@dataclass(frozen=True, slots=True)
-class NapiThreaded(Setting[int]):
-    """``threaded`` of a device: whether its NAPI runs in kernel threads. Value: int as in sysfs, 0
-    or 1. Setting it makes these threads, so vsrtune can tune them one pass later."""
+class TxQueueLen(DeviceNumber):
+    """The length of each ring of a macvtap or tap device, 1..32767."""
 
-    kind: ClassVar[str] = "napi-threaded"
-    guest: str
-    device: str
-    ifindex: int
+    __slots__ = ()
+    kind = "txqueuelen"
+    path = "tx_queue_len"
+    field = "txqueuelen"
+    kinds = tuple(kind for kind in NicKind if kind.rings)
+    universal = True
+    announced = True
+    key = "queue.macvtap"
+    name = "txqueuelen"
 
-    def __str__(self) -> str:
-        return f"{self.guest}: {self.device} threaded NAPI"
+
+class NapiThreaded(DeviceNumber):
+    """Whether the device's NAPI runs in kernel threads, 0 or 1. Setting it makes these threads,
+    so vsrtune can tune them one pass later."""
+
+    __slots__ = ()
+    kind = "napi-threaded"
+    path = "threaded"
+    field = "threaded"
+    kinds = (NicKind.NAPI_MACVTAP,)
+    key = "napi.threaded"
+    name = "threaded NAPI"
+
+
+DeviceSetting = TxQueueLen | NapiThreaded
+DEVICE_SETTINGS: tuple[type[DeviceNumber], ...] = get_args(DeviceSetting)
+
+
+def device_numbers(device: Interface | Nic) -> tuple[int | None, ...]:
+    """The values of ``DEVICE_SETTINGS`` of a device."""
+    return tuple(row.observed(device) for row in DEVICE_SETTINGS if isinstance(device, row.of))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +229,12 @@ class QueueCpus(Setting[CpuSet]):
     queue: str
 
     @property
-    def file(self) -> str:
-        """The attribute in the queue's directory."""
-        return queue_file(self.queue)
+    def path(self) -> str:
+        """The file in the device's directory."""
+        return f"queues/{self.queue}/{queue_file(self.queue)}"
 
     def __str__(self) -> str:
-        return f"{self.guest}: {self.device} {self.queue} {self.file}"
+        return f"{self.guest}: {self.device} {self.queue} {queue_file(self.queue)}"
 
 
 def queue_file(queue: str) -> str:
@@ -289,9 +344,8 @@ class Partition(Setting[PartitionState]):
 HOST_REF = "host/"
 
 CgroupTarget = CgroupDir | CpusetFile | Partition
-DeviceTarget = TxQueueLen | NapiThreaded | QueueCpus
-# Targets of the host, below the guests' devices, without a thread.
-NicTarget = IrqAffinity | QueueCpus
+# Targets that are a file of a network device.
+DeviceTarget = DeviceNumber | QueueCpus
 Target = (
     ThreadAffinity
     | ThreadSched
@@ -301,8 +355,7 @@ Target = (
     | Partition
     | VcpuPin
     | EmulatorPin
-    | TxQueueLen
-    | NapiThreaded
+    | DeviceSetting
     | QueueCpus
     | IrqAffinity
     | RrTimeslice

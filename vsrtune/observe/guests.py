@@ -255,12 +255,11 @@ class GuestReader:
                     model=backend.model,
                     vhost=backend.vhost,
                     queues=backend.queues,
-                    txqueuelen=self.net.txqueuelen(device),
                     ring_drops=self.net.ring_drops(device) if drops is None else drops,
                     lower=self.net.lower_chain(backend.target),
                     alias=backend.alias,
-                    threaded=self.net.threaded(device),
                     counters=counters,
+                    **self.net.numbers(device, Interface),
                 )
             except FileNotFoundError:
                 continue

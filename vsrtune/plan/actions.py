@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Role, SchedClass, Thread, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     CgroupDir,
+    DeviceNumber,
     EmulatorPin,
     Pin,
     Target,
@@ -191,27 +193,50 @@ def _queues(
     context: Context, requirements: Requirements, claimed: dict[int, str], draft: Draft
 ) -> None:
     ref = requirements.guest.ref
-    length = requirements.policy.macvtap_queue
-    if length is None:
+    if requirements.policy.asked(TxQueueLen) is None:
         draft.skip(ref, "macvtap queue", "not asked by the policy")
         return
     if not any(i.kind.rings for i in requirements.guest.interfaces):
         draft.skip(ref, "macvtap queue", "the guest has no macvtap interface")
     for interface in requirements.guest.interfaces:
-        subject = f"{interface.target} queue"
-        target = TxQueueLen(ref, interface.target, interface.ifindex)
         if not interface.kind.rings:
             draft.skip(
                 ref,
-                subject,
+                f"{interface.target} queue",
                 "no macvtap: in front of a tap's ring stands a qdisc that txqueuelen changes too",
             )
             continue
-        other = claimed.setdefault(interface.ifindex, ref)
-        if other != ref:
-            draft.desired.add(target)
-            draft.skip(ref, subject, f"the device is shared, its queue goes with {other}")
-            continue
-        reason = f"queue.macvtap ({requirements.policy.at('queue', 'macvtap')})"
-        action = Action.of(target, interface.txqueuelen, length, reason)
-        draft.want(Phase.QUEUES, action, context.left_alone(target), subject)
+        want_number(context, requirements, interface, TxQueueLen, claimed, draft, "queue")
+
+
+def want_number(
+    context: Context,
+    requirements: Requirements,
+    interface: Interface,
+    setting: type[DeviceNumber],
+    claimed: dict[int, str],
+    draft: Draft,
+    name: str = "",
+) -> None:
+    """Plan the setting of an interface's device as the policy asks for it. ``claimed`` maps the
+    ifindex of a device to the first of its guests, with which the setting goes."""
+    ref, policy = requirements.guest.ref, requirements.policy
+    subject = f"{interface.target} {name or setting.name}"
+    owner = claimed.setdefault(interface.ifindex, ref)
+    asked, now = policy.asked(setting), setting.observed(interface)
+    if asked is None:
+        draft.skip(ref, subject, "not asked by the policy")
+        return
+    target = cast(Target, setting(ref, interface.target, interface.ifindex))
+    draft.desired.add(target)
+    if now is None:
+        draft.skip(ref, subject, "the device has no such attribute")
+    elif owner != ref:
+        what = f"its {name}" if name else "the setting"
+        draft.skip(ref, subject, f"the device is shared, {what} goes with {owner}")
+    else:
+        # Every number but 0 is the true of a policy.
+        value = now if isinstance(asked, bool) and bool(now) == asked else int(asked)
+        reason = f"{setting.key} ({policy.at(*setting.key.split('.'))})"
+        action = Action(target, now, value, reason)
+        draft.want(Phase.DEVICES, action, context.left_alone(target), subject)

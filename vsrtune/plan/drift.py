@@ -16,26 +16,25 @@ from dataclasses import dataclass, field, replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Thread
 from vsrtune.model.host import Host
-from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
+    DeviceNumber,
     EmulatorPin,
     IrqAffinity,
-    NapiThreaded,
     Pin,
     RrTimeslice,
     Target,
-    ThreadAffinity,
+    ThreadCgroup,
     ThreadSched,
     TimeSlice,
-    TxQueueLen,
     Value,
     VcpuPin,
 )
-from vsrtune.policy.drift_rules import DriftRules, rule_of
-from vsrtune.policy.model import Policy, slice_of
+from vsrtune.plan.phases import on_lower_device
+from vsrtune.policy.model import Policy, host_keys
 
 Pairs = Iterable[tuple[Guest, Policy]]
 
@@ -46,8 +45,7 @@ _HABITS = {
     "stalld": ("scheduler",),
     "tuned": ("cpus", "scheduler"),
 }
-_IRQ = "irq.set"
-_SLICE = "scheduler.slice"
+_RELOAD = "a reload takes it back"
 # If policies have several rules for a setting of the host, the first of these applies.
 _STRICTEST = (DriftRule.ENFORCE, DriftRule.REPORT, DriftRule.ADOPT)
 
@@ -113,138 +111,104 @@ def drifts(
     """Every setting that differs from ``applied`` (the journal) or from ``memory``, with the
     drift rule of its policy. Includes settings whose policy asks for the value found; the
     planner leaves those out."""
-    for_verify = {**applied, **memory.for_verify}
+    present = PresentValues(snapshot)
     by_guest: dict[str, list[tuple[Target, Value]]] = {}
-    for target, value in for_verify.items():
+    for target, value in {**applied, **memory.for_verify}.items():
         by_guest.setdefault(target.guest, []).append((target, value))
     found: dict[Target, Drift] = {}
     policies: list[Policy] = []
     for guest, policy in pairs:
         policies.append(policy)
-        for target, desired, now, thread in _changed(guest, by_guest.get(guest.ref, ())):
-            setting = _setting(target, thread)
-            rule = rule_of(policy.drift, setting)
-            by = _by(snapshot.host, setting, desired, thread)
-            found[target] = _judge(target, setting, rule, desired, now, by, memory)
-    rule = _strictest((p.drift for p in policies if p.moves_irqs is not None), _IRQ)
-    settings = nic_settings(snapshot.host)
-    for target, desired in by_guest.get(HOST_REF, ()):
-        now_cpus = settings.get(target)
-        if now_cpus is not None and now_cpus != desired:
-            interrupt = isinstance(target, IrqAffinity)
-            by = _by(snapshot.host, _IRQ, desired, None) if interrupt else ""
-            found[target] = _judge(target, _IRQ, rule, desired, now_cpus, by, memory)
-    rule = _strictest((p.drift for p in policies if slice_of(p)), _SLICE)
-    slice_target = RrTimeslice(HOST_REF)
-    desired_slice, now_ms = for_verify.get(slice_target), snapshot.host.rr_timeslice_ms
-    if isinstance(desired_slice, TimeSlice) and now_ms is not None:
-        now_slice = TimeSlice(now_ms)
-        if not desired_slice.reached_by(now_slice):
-            found[slice_target] = _judge(
-                slice_target, _SLICE, rule, desired_slice, now_slice, "", memory
-            )
-    softirq = (p.drift for p in policies if p.softirq_sched is not None)
-    rule = _strictest(softirq, "scheduler.softirq")
-    threads = {t.key: t.sched for t in snapshot.host.softirq}
-    for target, desired in by_guest.get(HOST_REF, ()):
-        if isinstance(target, ThreadSched):
-            now_sched = threads.get(target.thread)
-            if now_sched is not None and now_sched != desired:
-                setting = "scheduler.softirq"
-                by = _by(snapshot.host, setting, desired, None)
-                found[target] = _judge(target, setting, rule, desired, now_sched, by, memory)
+        for change in _changes(present, by_guest.get(guest.ref, ())):
+            rule = policy.drift_rule(change.setting)
+            found[change.target] = _judge(snapshot.host, change, rule, memory)
+    of_host = _changes(present, by_guest.get(HOST_REF, ()))
+    for change in sorted(of_host, key=lambda change: change.setting):
+        rule = _strictest(policies, change.setting)
+        found[change.target] = _judge(snapshot.host, change, rule, memory)
     return found
 
 
-def _changed(
-    guest: Guest, for_verify: Iterable[tuple[Target, Value]]
-) -> Iterator[tuple[Target, Value, Value, Thread | None]]:
-    """Target, desired value, found value and thread of every setting that differs."""
-    threads = {t.key: t for t in guest.threads}
-    interfaces = {i.ifindex: i for i in guest.interfaces}
-    for target, desired in for_verify:
-        match target:
-            case VcpuPin() | EmulatorPin() | ThreadAffinity():
-                thread = threads.get(target.thread)
-                cpus = desired.cpus if isinstance(desired, Pin) else desired
-                if thread is not None and thread.affinity != cpus:
-                    yield target, cpus, thread.affinity, thread
-            case ThreadSched():
-                thread = threads.get(target.thread)
-                if thread is not None and thread.sched != desired:
-                    yield target, desired, thread.sched, thread
-            case TxQueueLen():
-                interface = interfaces.get(target.ifindex)
-                if interface is not None and interface.txqueuelen != desired:
-                    yield target, desired, interface.txqueuelen, None
-            case NapiThreaded():
-                interface = interfaces.get(target.ifindex)
-                now = None if interface is None else interface.threaded
-                if now is not None and now != desired:
-                    yield target, desired, now, None
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A setting that differs; ``thread`` is that of the guest."""
+
+    target: Target
+    setting: str
+    desired: Value
+    now: Value
+    thread: Thread | None
+
+
+def _changes(
+    present: PresentValues, for_verify: Iterable[tuple[Target, Value]]
+) -> Iterator[_Change]:
+    """The settings that differ from what they should be."""
+    for target, value in for_verify:
+        thread = present.thread(target)
+        setting = _setting(target, thread)
+        now = present.value(target) if setting else None
+        desired = value.cpus if isinstance(value, Pin) else value
+        if isinstance(now, TimeSlice) and isinstance(desired, TimeSlice):
+            same = desired.reached_by(now)
+        else:
+            same = now == desired
+        if now is not None and not same:
+            yield _Change(target, setting, desired, now, thread)
 
 
 def _setting(target: Target, thread: Thread | None) -> str:
-    role = "" if thread is None else thread.role.value
-    match target:
-        case ThreadSched():
-            return f"scheduler.{role}"
-        case TxQueueLen():
-            return "queue.macvtap"
-        case NapiThreaded():
-            return "napi.threaded"
-    return f"cpus.{role}"
+    """The key of policies that governs the setting; "" for one that nobody else changes."""
+    if isinstance(target, DeviceNumber):
+        return target.key
+    if on_lower_device(target):
+        return "irq.set"
+    if isinstance(target, RrTimeslice):
+        return "scheduler.slice"
+    if isinstance(target, ThreadSched) and target.guest == HOST_REF:
+        return "scheduler.softirq"
+    if thread is None or isinstance(target, ThreadCgroup):
+        return ""
+    section = "scheduler" if isinstance(target, ThreadSched) else "cpus"
+    return f"{section}.{thread.role.value}"
 
 
-def _by(host: Host, setting: str, desired: Value, thread: Thread | None) -> str:
-    section = setting.partition(".")[0]
+def _by(host: Host, change: _Change) -> str:
+    if change.target.guest == HOST_REF and not isinstance(change.target, IrqAffinity | ThreadSched):
+        return ""
+    section, thread = change.setting.partition(".")[0], change.thread
     if thread is not None and section == "cpus":
         if thread.pin is not None and thread.pin == thread.affinity:
             return "libvirt"
-        effective = thread.cpuset_effective
+        effective, desired = thread.cpuset_effective, change.desired
         if effective is not None and isinstance(desired, CpuSet) and not desired <= effective:
             return "a writer of its cgroup"
     running = [n.name for n in host.neighbours if n.pid is not None and n.detail != "no profile"]
     return next((name for name in running if section in _HABITS.get(name, ())), "")
 
 
-def _strictest(asking: Iterable[DriftRules], setting: str) -> DriftRule | None:
+def _strictest(policies: Iterable[Policy], setting: str) -> DriftRule | None:
     """The strictest rule of the policies that ask for a setting of the host. None when one of
     them has no rule, or when no policy asks."""
-    rules = [rule_of(rules, setting) for rules in asking]
+    rules = [p.drift_rule(setting) for p in policies if setting in host_keys(p)]
     if not rules or None in rules:
         return None
     return next(rule for rule in _STRICTEST if rule in rules)
 
 
-def _judge(
-    target: Target,
-    setting: str,
-    rule: DriftRule | None,
-    desired: Value,
-    now: Value,
-    by: str,
-    memory: Memory,
-) -> Drift:
-    if rule is None:
-        held = by == "libvirt"
-        rule = DriftRule.REPORT if held else DriftRule.ENFORCE
+def _judge(host: Host, change: _Change, rule: DriftRule | None, memory: Memory) -> Drift:
+    by, was, found = _by(host, change), _text(change.desired), _text(change.now)
+    held = rule is None and by == "libvirt"
+    rule = rule or (DriftRule.REPORT if held else DriftRule.ENFORCE)
+    if rule is DriftRule.ENFORCE:
+        left = memory.wait(change.target, found, by)
+    elif rule is DriftRule.ADOPT:
+        left = f"adopted as found: {found}, we had set {was}; {_RELOAD}"
+    elif held:
+        left = f"held by the operator on {found}, we had set {change.desired}; {_RELOAD}"
     else:
-        held = False
-    left = ""
-    if rule is DriftRule.ADOPT:
-        left = (
-            f"adopted as found: {_text(now)}, we had set {_text(desired)}; a reload takes it back"
-        )
-    elif rule is DriftRule.REPORT and held:
-        left = f"held by the operator on CPUs {now}, we had set {desired}; a reload takes it back"
-    elif rule is DriftRule.REPORT:
-        who = by or "something"
-        left = f"reported: {who} changed it to {_text(now)}, we had set {_text(desired)}"
-        left += "; a reload takes it back"
-    else:
-        left = memory.wait(target, _text(now), by)
-    return Drift(target, setting, rule, _text(desired), _text(now), by, left)
+        left = f"reported: {by or 'something'} changed it to {found}, we had set {was}; {_RELOAD}"
+    return Drift(change.target, change.setting, rule, was, found, by, left)
 
 
 def _text(value: Value) -> str:

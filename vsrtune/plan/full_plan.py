@@ -12,31 +12,22 @@ from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
-from vsrtune.model.nic_settings import nic_settings
 from vsrtune.model.plan import Action, Plan
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
-    CpusetFile,
-    CpusetList,
-    EmulatorPin,
-    NapiThreaded,
     Partition,
     PartitionState,
     Pin,
-    RrTimeslice,
     Target,
-    ThreadAffinity,
     ThreadCgroup,
-    ThreadlessTarget,
-    ThreadSched,
     TimeSlice,
-    TxQueueLen,
     Value,
-    VcpuPin,
 )
 from vsrtune.plan import brought_pins
 from vsrtune.plan.drift import NO_MEMORY, Memory
@@ -81,14 +72,14 @@ def plan_with_releases(
     released = _released(inputs, judged) | came
     if not released:
         return checked(inputs, judged)
-    present = _Present(snapshot)
+    present = PresentValues(snapshot)
     back: list[Action] = []
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
         target, ours = entry.target, written[entry.target]
-        if present.is_gone(target):
+        if _is_gone(present, target):
             continue
-        if target in came or present.is_ours(target, ours):
+        if target in came or _is_ours(snapshot.host, present.value(target), ours):
             reason = brought_pins.REASON if target in came else REASON
             back.append(Action(target, ours, entry.original, reason, release=True))
         else:
@@ -158,73 +149,22 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
     return group is not None and not group.populated
 
 
-class _Present:
-    """The values of a snapshot's settings."""
+def _is_gone(present: PresentValues, target: Target) -> bool:
+    """Whether a guest no longer has the thread or the device. Those of the host may belong to
+    lower devices that are observed only for a guest."""
+    of_guest = target.guest != HOST_REF and not isinstance(target, CgroupTarget)
+    return of_guest and not present.shows(target)
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._host = snapshot.host
-        self._threads = {t.key: t for g in snapshot.guests for t in g.threads}
-        self._softirq = {t.key: t.sched for t in snapshot.host.softirq}
-        self._interfaces = {i.ifindex: i for g in snapshot.guests for i in g.interfaces}
-        self._nics = nic_settings(snapshot.host)
 
-    def is_gone(self, target: Target) -> bool:
-        """Whether a guest no longer has the thread or the device. Those of the host may belong to
-        lower devices that are observed only for a guest."""
-        if target.guest == HOST_REF or isinstance(target, CgroupTarget):
-            return False
-        if isinstance(target, TxQueueLen | NapiThreaded):
-            return target.ifindex not in self._interfaces
-        return not isinstance(target, ThreadlessTarget) and target.thread not in self._threads
-
-    def is_ours(self, target: Target, written: Value) -> bool:
-        """Whether the host has the value that vsrtune wrote. True where the snapshot does not
-        tell: the executor reads the value again before it writes."""
-        now = self._value(target)
-        match written:
-            case Pin():
-                return now is None or self._online(now) == self._online(written.cpus)
-            case CpuSet():
-                return now is None or self._online(now) == self._online(written)
-            case PartitionState() if isinstance(now, PartitionState):
-                # A partition that became invalid is still ours.
-                return now.wanted == written.wanted
-            case TimeSlice() if isinstance(now, TimeSlice):
-                return written.reached_by(now)
-        return now is None or now == written
-
-    def _online(self, cpus: Value) -> Value:
-        return cpus & self._host.online if isinstance(cpus, CpuSet) else cpus
-
-    def _value(self, target: Target) -> Value | None:
-        """The present value; the CPUs for a pin. None: the snapshot does not tell."""
-        match target:
-            case VcpuPin() | EmulatorPin() | ThreadAffinity() | ThreadSched() | ThreadCgroup():
-                return self._of_thread(target)
-            case TxQueueLen() | NapiThreaded():
-                interface = self._interfaces.get(target.ifindex)
-                if interface is None:
-                    return None
-                return interface.txqueuelen if target.kind == "txqueuelen" else interface.threaded
-            case CpusetFile() | Partition():
-                group = self._host.cpuset(target.path)
-                if group is None:
-                    return None
-                if isinstance(target, Partition):
-                    return PartitionState(group.partition)
-                own = group.cpus if target.file == "cpuset.cpus" else group.exclusive
-                return None if own is None else CpusetList(own)
-            case RrTimeslice():
-                slice_ms = self._host.rr_timeslice_ms
-                return None if slice_ms is None else TimeSlice(slice_ms)
-        return self._nics.get(target)
-
-    def _of_thread(
-        self, target: VcpuPin | EmulatorPin | ThreadAffinity | ThreadSched | ThreadCgroup
-    ) -> Value | None:
-        thread = self._threads.get(target.thread)
-        if thread is None:
-            return self._nics.get(target) or self._softirq.get(target.thread)
-        if isinstance(target, ThreadSched):
-            return thread.sched
-        return thread.cgroup if isinstance(target, ThreadCgroup) else thread.affinity
+def _is_ours(host: Host, now: Value | None, written: Value) -> bool:
+    """Whether the host has the value that vsrtune wrote. True where the snapshot does not tell:
+    the executor reads the value again before it writes."""
+    match now, written.cpus if isinstance(written, Pin) else written:
+        case (CpuSet() as cpus, CpuSet() as our_cpus):
+            return cpus & host.online == our_cpus & host.online
+        case (PartitionState() as state, PartitionState() as our_state):
+            # A partition that became invalid is still ours.
+            return state.wanted == our_state.wanted
+        case (TimeSlice() as turn, TimeSlice() as our_turn):
+            return our_turn.reached_by(turn)
+    return now is None or now == written

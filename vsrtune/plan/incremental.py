@@ -33,7 +33,7 @@ from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
 from vsrtune.policy.matching import assign
-from vsrtune.policy.model import Policy
+from vsrtune.policy.model import Policy, host_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ def _shape(host: Host, requirements: Requirements) -> Hashable:
 
 
 def _moved(requirements: Requirements) -> frozenset[str]:
-    """The lower devices whose interrupts are moved for the guest; only a whole plan moves them."""
-    if requirements.policy.moves_irqs is None:
+    """The lower devices that are changed for the guest; only a whole plan changes them."""
+    if all(key.startswith("scheduler.") for key in host_keys(requirements.policy)):
         return frozenset()
     return frozenset(name for i in requirements.guest.interfaces for name in i.lower)
 

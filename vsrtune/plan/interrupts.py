@@ -20,8 +20,8 @@ from dataclasses import replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest
 from vsrtune.model.host import IRQBALANCE, Host, Irq, Nic, NicQueue
-from vsrtune.model.nic_settings import changed, irq_target, queue_target, thread_target
 from vsrtune.model.plan import Action, Refusal
+from vsrtune.model.present import changed, irq_target, queue_target, thread_target
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,

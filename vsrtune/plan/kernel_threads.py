@@ -24,24 +24,19 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.host import SoftirqThread
 from vsrtune.model.plan import Action
+from vsrtune.model.present import softirq_target
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     NapiThreaded,
     RrTimeslice,
-    ThreadSched,
     TimeSlice,
 )
+from vsrtune.plan.actions import want_number
 from vsrtune.plan.phases import Draft, Phase, level
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
-from vsrtune.policy.yaml_reader import dotted
-
-
-def target(thread: SoftirqThread) -> ThreadSched:
-    """The scheduling of one ksoftirqd thread."""
-    return ThreadSched(HOST_REF, thread.key, f"ksoftirqd/{thread.cpu}")
 
 
 def build(
@@ -97,10 +92,10 @@ def _one(
     requirements: Requirements,
     draft: Draft,
 ) -> None:
-    name = f"ksoftirqd/{thread.cpu} scheduling"
-    drift = context.left_alone(target(thread))
+    name, target = f"ksoftirqd/{thread.cpu} scheduling", softirq_target(thread)
+    drift = context.left_alone(target)
     if drift is None and thread.sched.cls is SchedClass.DEADLINE:
-        draft.desired.add(target(thread))
+        draft.desired.add(target)
         draft.skip(HOST_REF, name, "someone else gave the thread class deadline; it is left alone")
         return
     reason = (
@@ -109,7 +104,7 @@ def _one(
     )
     lower = level(rule.sched) < level(thread.sched)
     phase = Phase.LOWER_SOFTIRQ if lower else Phase.RAISE_SOFTIRQ
-    draft.want(phase, Action.of(target(thread), thread.sched, rule.sched, reason), drift, name)
+    draft.want(phase, Action.of(target, thread.sched, rule.sched, reason), drift, name)
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
@@ -133,58 +128,23 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     ]
 
 
-_KEYS = ("napi", "threaded")
-
-
 def build_napi(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
     """Add the ``threaded`` settings that policies ask for, and report missing threads."""
     claimed: dict[int, str] = {}
     for requirements in per_guest:
         devices = [i for i in requirements.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
-        settings = _settings(requirements)
-        if settings and not devices:
-            what = ", ".join(map(dotted, settings))
+        policy = requirements.policy
+        asked = {
+            "cpus.napi": policy.napi,
+            "scheduler.napi": policy.napi_sched,
+            "napi.threaded": policy.asked(NapiThreaded),
+        }
+        what = ", ".join(key for key, value in asked.items() if value is not None)
+        if what and not devices:
             draft.skip(requirements.guest.ref, what, "the guest has no napi_macvtap interface")
         for device in devices:
-            _threaded(context, requirements, device, claimed, draft)
+            want_number(context, requirements, device, NapiThreaded, claimed, draft)
             _missing(requirements, device, claimed, draft)
-
-
-def _settings(requirements: Requirements) -> list[tuple[str, ...]]:
-    policy = requirements.policy
-    keys_of = (
-        (("cpus", "napi"), policy.napi),
-        (("scheduler", "napi"), policy.napi_sched),
-        (_KEYS, policy.napi_threaded),
-    )
-    return [keys for keys, value in keys_of if value is not None]
-
-
-def _threaded(
-    context: Context,
-    requirements: Requirements,
-    device: Interface,
-    claimed: dict[int, str],
-    draft: Draft,
-) -> None:
-    ref, wanted = requirements.guest.ref, requirements.policy.napi_threaded
-    target = NapiThreaded(ref, device.target, device.ifindex)
-    subject = f"{device.target} threaded NAPI"
-    other = claimed.setdefault(device.ifindex, ref)
-    if wanted is None:
-        draft.skip(ref, subject, "not asked by the policy")
-        return
-    draft.desired.add(target)
-    if device.threaded is None:
-        draft.skip(ref, subject, "the device has no such attribute")
-    elif other != ref:
-        draft.skip(ref, subject, f"the device is shared, the setting goes with {other}")
-    else:
-        # Every value but 0 means on.
-        value = device.threaded if bool(device.threaded) == wanted else int(wanted)
-        reason = f"{dotted(_KEYS)} ({requirements.policy.at(*_KEYS)})"
-        action = Action.of(target, device.threaded, value, reason)
-        draft.want(Phase.THREADED_NAPI, action, context.left_alone(target), subject)
 
 
 def _missing(
@@ -201,12 +161,12 @@ def _missing(
     pending = False
     if claimed[device.ifindex] != ref:
         reason = f"the device is shared, its thread goes with {claimed[device.ifindex]}"
-    elif policy.napi_threaded is False:
+    elif policy.asked(NapiThreaded) is False:
         reason = "there is no thread with napi.threaded: false"
     elif device.threaded:
         found = "; ".join(p for p in requirements.guest.problems if p.startswith(device.target))
         reason = f"its thread was not found ({found or 'no reason was reported'})"
-    elif policy.napi_threaded:
+    elif policy.asked(NapiThreaded):
         pending = device.threaded is not None
         reason = "the thread is made by threaded NAPI, and can be tuned once it is there"
     else:
@@ -233,11 +193,6 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
         draft.skip(HOST_REF, _SUBJECT, "the host's was not read")
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
-    if wanted.reached_by(now):
-        draft.skip(HOST_REF, _SUBJECT, f"already as asked: {now}")
-        draft.for_verify[target] = wanted
-    elif (drift := context.left_alone(target)) is not None:
-        draft.leave(HOST_REF, _SUBJECT, drift)
-    else:
-        reason = f"scheduler ({shortest.policy.at('scheduler')}): equals take turns of {wanted}"
-        draft.add(Phase.TIME_SLICE, Action.of(target, now, wanted, reason))
+    reason = f"scheduler ({shortest.policy.at('scheduler')}): equals take turns of {wanted}"
+    action = Action.of(target, wanted if wanted.reached_by(now) else now, wanted, reason)
+    draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT, str(now))

@@ -21,16 +21,16 @@ from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
     CpusetFile,
+    DeviceNumber,
     EmulatorPin,
-    NapiThreaded,
-    NicTarget,
+    IrqAffinity,
     Partition,
+    QueueCpus,
     RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
-    TxQueueLen,
     Value,
     VcpuPin,
 )
@@ -73,9 +73,8 @@ class Phase(IntEnum):
     RAISE_SOFTIRQ = auto()
     RAISE_VCPUS = auto()
     RAISE_WORKERS = auto()
-    QUEUES = auto()
-    # The next pass tunes the threads that this makes.
-    THREADED_NAPI = auto()
+    # The next pass tunes the threads that threaded NAPI makes.
+    DEVICES = auto()
 
 
 @dataclass(slots=True)
@@ -134,11 +133,10 @@ def level(sched: Sched) -> int:
     return sched.priority if sched.cls in REALTIME else 0
 
 
-def on_lower_device(action: Action) -> bool:
-    """Whether the action is on an interrupt, a queue or a NAPI thread of a lower device."""
-    target = action.target
+def on_lower_device(target: Target) -> bool:
+    """Whether it is an interrupt, a queue or a NAPI thread of a lower device."""
     of_host = isinstance(target, ThreadAffinity) and target.guest == HOST_REF
-    return of_host or isinstance(target, NicTarget)
+    return of_host or isinstance(target, IrqAffinity | QueueCpus)
 
 
 def out_of_order(actions: Sequence[Action]) -> Action | None:
@@ -178,7 +176,8 @@ def _raised(action: Action) -> bool:
 
 
 def _pinned(action: Action) -> bool:
-    return isinstance(action.target, ThreadAffinity | VcpuPin) and not on_lower_device(action)
+    target = action.target
+    return isinstance(target, ThreadAffinity | VcpuPin) and not on_lower_device(target)
 
 
 def _to_own(action: Action) -> bool:
@@ -199,7 +198,7 @@ def _list(action: Action) -> bool:
 
 
 _TAKES: dict[Phase, Callable[[Action], bool]] = {
-    Phase.INTERRUPTS: on_lower_device,
+    Phase.INTERRUPTS: lambda a: on_lower_device(a.target),
     Phase.PARTITION_CGROUPS: _partition_cgroup,
     Phase.WORKER_CGROUPS: lambda a: isinstance(a.target, CgroupDir),
     Phase.WORKER_MOVES: _to_own,
@@ -220,6 +219,5 @@ _TAKES: dict[Phase, Callable[[Action], bool]] = {
     Phase.RAISE_SOFTIRQ: _raised,
     Phase.RAISE_VCPUS: _raised,
     Phase.RAISE_WORKERS: _raised,
-    Phase.QUEUES: lambda a: isinstance(a.target, TxQueueLen),
-    Phase.THREADED_NAPI: lambda a: isinstance(a.target, NapiThreaded),
+    Phase.DEVICES: lambda a: isinstance(a.target, DeviceNumber),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import bandwidth
@@ -26,8 +27,11 @@ from vsrtune.model.guest import (
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
 from vsrtune.model.targets import (
+    DEVICE_SETTINGS,
     CpusetFile,
+    DeviceNumber,
     EmulatorPin,
+    NapiThreaded,
     Partition,
     Pin,
     Target,
@@ -118,7 +122,7 @@ class Requirements:
 
 def threads(guest: Guest, policy: Policy, role: Role) -> tuple[Thread, ...]:
     """The guest's threads of a role, without NAPI threads that are about to go."""
-    if role is Role.NAPI and policy.napi_threaded is False:
+    if role is Role.NAPI and policy.asked(NapiThreaded) is False:
         return ()
     return guest.by_role(role)
 
@@ -541,29 +545,21 @@ def _check_deadline(out: _Judgement) -> None:
 def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
     """Refusals of guests that ask for another value of a shared device than an earlier guest:
     two guests may share one macvtap."""
-    first: dict[tuple[KeyPath, int], Requirements] = {}
+    first: dict[tuple[type[DeviceNumber], int], Requirements] = {}
     out: list[Refusal] = []
     for requirements in per_guest:
-        for interface in requirements.guest.interfaces:
-            for keys, value in _of_device(requirements.policy, interface):
-                other = first.setdefault((keys, interface.ifindex), requirements)
-                theirs = dict(_of_device(other.policy, interface))[keys]
-                if theirs != value:
-                    reason = (
-                        f"{interface.target} is shared with {other.guest.ref}, for which "
-                        f"{other.policy.at(*keys)} asks {shown(theirs)}"
-                    )
-                    out.append(requirements.refusal(keys, reason, "ask the same for both guests"))
-    return out
-
-
-def _of_device(policy: Policy, interface: Interface) -> list[tuple[KeyPath, int]]:
-    """The settings that a policy asks for on an interface's device, not on threads."""
-    out: list[tuple[KeyPath, int]] = []
-    if policy.macvtap_queue is not None and interface.kind.rings:
-        out.append((("queue", "macvtap"), policy.macvtap_queue))
-    if policy.napi_threaded is not None and interface.kind is NicKind.NAPI_MACVTAP:
-        out.append((("napi", "threaded"), policy.napi_threaded))
+        for interface, row in product(requirements.guest.interfaces, DEVICE_SETTINGS):
+            value = requirements.policy.asked(row) if row.of is Interface else None
+            if value is None or interface.kind not in row.kinds:
+                continue
+            other = first.setdefault((row, interface.ifindex), requirements)
+            theirs, keys = other.policy.asked(row), tuple(row.key.split("."))
+            if theirs != value:
+                reason = (
+                    f"{interface.target} is shared with {other.guest.ref}, for which "
+                    f"{other.policy.at(*keys)} asks {shown(theirs)}"
+                )
+                out.append(requirements.refusal(keys, reason, "ask the same for both guests"))
     return out
 
 

@@ -10,7 +10,10 @@ from functools import cached_property
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, SchedClass
-from vsrtune.policy.drift_rules import DriftRules
+from vsrtune.model.host import Nic
+from vsrtune.model.plan import DriftRule
+from vsrtune.model.targets import DEVICE_SETTINGS, DeviceNumber
+from vsrtune.policy.schema import DEFAULT
 from vsrtune.policy.validation import line_of
 from vsrtune.policy.yaml_reader import KeyPath
 
@@ -27,6 +30,7 @@ IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
+DriftRules = tuple[tuple[str, DriftRule], ...]
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
 DeviceMap = tuple[tuple[str, CpuSet], ...]
@@ -87,7 +91,7 @@ class Policy:
     """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
     up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
-    there."""
+    there. ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
     guest: str
@@ -103,8 +107,7 @@ class Policy:
     softirq_sched: SchedRule | None = None
     napi: CpuChoice | DeviceMap | None = None
     napi_sched: SchedRule | None = None
-    napi_threaded: bool | None = None
-    macvtap_queue: int | None = None
+    devices: tuple[tuple[str, int], ...] = ()
     attachment: Attachment | None = None
     drift: DriftRules = ()
     placement: Auto | None = None
@@ -116,6 +119,17 @@ class Policy:
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written."""
         return f"{self.path}:{line_of(dict(self.lines), keys)}"
+
+    def asked(self, setting: type[DeviceNumber]) -> int | None:
+        """The value that the policy requires for a setting of devices: a number, True or False."""
+        return dict(self.devices).get(setting.key)
+
+    def drift_rule(self, setting: str) -> DriftRule | None:
+        """What vsrtune does when somebody changes a setting: the rule of the setting, of its
+        section, or the default; None when unset."""
+        found = dict(self.drift)
+        keys = (setting, setting.partition(".")[0], DEFAULT)
+        return next((found[key] for key in keys if key in found), None)
 
     @property
     def moves_irqs(self) -> CpuSet | None:
@@ -172,12 +186,21 @@ def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | No
 
 
 def asks_of_host(policy: Policy) -> bool:
-    """Whether a guest with this policy needs settings of the host itself: interrupts, ksoftirqd,
-    the time slice of class rr, or the root domains of class deadline."""
+    """Whether a guest with this policy needs settings of the host itself: those of ``host_keys``,
+    or the root domains of class deadline."""
     rules = [rule_for(policy, role) for role in DATA_PLANE]
-    budgets = any(rule is not None and rule.deadline for rule in rules)
-    realtime = policy.softirq_sched is not None or slice_of(policy) > 0
-    return budgets or realtime or policy.moves_irqs is not None
+    return bool(host_keys(policy)) or any(rule is not None and rule.deadline for rule in rules)
+
+
+def host_keys(policy: Policy) -> frozenset[str]:
+    """The keys under which the policy asks for settings of the host itself."""
+    asked = {
+        "irq.set": policy.moves_irqs is not None,
+        "scheduler.softirq": policy.softirq_sched is not None,
+        "scheduler.slice": slice_of(policy) > 0,
+        **{row.key: policy.asked(row) is not None for row in DEVICE_SETTINGS if row.of is Nic},
+    }
+    return frozenset(key for key, is_asked in asked.items() if is_asked)
 
 
 def slice_of(policy: Policy) -> int:

@@ -21,13 +21,15 @@ from vsrtune.model.deadline import (
     parse_percent,
 )
 from vsrtune.model.guest import Attachment, SchedClass
-from vsrtune.policy.drift_rules import read_rules
+from vsrtune.model.plan import DriftRule
+from vsrtune.model.targets import DEVICE_SETTINGS
 from vsrtune.policy.model import (
     AUTO,
     IRQ_KEYS,
     MAX_SLICE_MS,
     CpuChoice,
     DeviceMap,
+    DriftRules,
     Policy,
     PolicyErrors,
     SchedRule,
@@ -35,6 +37,7 @@ from vsrtune.policy.model import (
     by_hand,
     user_number,
 )
+from vsrtune.policy.schema import DEFAULT
 from vsrtune.policy.validation import line_of, structural
 from vsrtune.policy.yaml_reader import KeyPath, dotted, read, shown
 
@@ -121,10 +124,13 @@ class _Reader:
             vhost_sched=self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
             napi_sched=self.sched(data, "napi"),
-            napi_threaded=self.get(data, "napi", "threaded"),
-            macvtap_queue=self.get(data, "queue", "macvtap"),
+            devices=tuple(
+                (row.key, value)
+                for row in DEVICE_SETTINGS
+                if (value := self.get(data, *row.key.split("."))) is not None
+            ),
             attachment=self.attachment(data),
-            drift=() if broken_below(self.broken, "drift") else read_rules(self.get(data, "drift")),
+            drift=self.drift(data),
             placement=None if self.get(data, "placement") is None else AUTO,
             accept_standstill=self.get(data, "standstill") is not None,
             lines=tuple(self.lines.items()),
@@ -176,6 +182,13 @@ class _Reader:
                 "remove it, and start QEMU on the device it shall have",
             )
         return Attachment(name)
+
+    def drift(self, data: Any) -> DriftRules:
+        value = self.get(data, "drift")
+        if value is None or broken_below(self.broken, "drift"):
+            return ()
+        rules = {DEFAULT: value} if isinstance(value, str) else value
+        return tuple((str(key), DriftRule(rule)) for key, rule in rules.items())
 
     def cpus(self, data: Any, *keys: str) -> CpuChoice | None:
         value = self.get(data, *keys)

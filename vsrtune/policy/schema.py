@@ -14,7 +14,7 @@ from typing import Any
 from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.core.text import TIME_PATTERN
 from vsrtune.model.deadline import PERCENT_PATTERN
-from vsrtune.policy.drift_rules import drift_schema
+from vsrtune.model.plan import DriftRule
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
@@ -26,6 +26,27 @@ CPU_RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
 _CPU_LIST = rf"{CPU_RANGE}(\s*,\s*{CPU_RANGE})*"
 MAC_PATTERN = r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"
 DEVICE_PATTERN = r"^[^/:\s]{1,15}$"
+
+# The key of ``drift`` for settings that are not named.
+DEFAULT = "default"
+# The settings that ``drift`` knows, named like the sections of docs/policy.md.
+SETTINGS = {
+    "cpus.vcpu": "CPUs of vcpu threads",
+    "cpus.vhost": "CPUs of vhost workers",
+    "cpus.napi": "CPUs of NAPI threads",
+    "cpus.emulator": "CPUs of the emulator",
+    "scheduler.vcpu": "class and priority of vcpu threads",
+    "scheduler.vhost": "class and priority of vhost workers",
+    "scheduler.napi": "class and priority of NAPI threads",
+    "scheduler.softirq": "class and priority of ksoftirqd threads",
+    "scheduler.slice": "time slice of class rr",
+    "irq.set": "interrupts, RPS, XPS and NAPI threads of lower devices",
+    "napi.threaded": "threaded NAPI of the guest's devices",
+    "queue.macvtap": "length of the macvtap queues",
+}
+SECTIONS = tuple(dict.fromkeys(name.partition(".")[0] for name in SETTINGS))
+_RULES = [rule.value for rule in DriftRule]
+_EXPECTS = "enforce, adopt or report"
 
 
 def _cpus(description: str, *, auto: bool, **more: Any) -> dict[str, Any]:
@@ -126,6 +147,31 @@ def _scheduler(whose: str) -> dict[str, Any]:
     }
 
 
+def _rule(description: str) -> dict[str, Any]:
+    return {"description": description, "enum": _RULES, "x-expects": _EXPECTS}
+
+
+def _drift() -> dict[str, Any]:
+    """The subschema of the key ``drift``."""
+    return {
+        "description": "What the daemon does when somebody changes a setting: enforce puts it "
+        "back, adopt accepts the new value until a reload, report leaves it alone, warns and "
+        "counts it. One word for all settings, or a mapping. Unset: report for pins that an "
+        "operator sets through libvirt, enforce for everything else.",
+        "type": ["string", "object"],
+        "pattern": f"^({'|'.join(_RULES)})$",
+        "x-pattern": "a drift rule",
+        "minProperties": 1,
+        "additionalProperties": False,
+        "x-expects": f"{_EXPECTS}, or a mapping such as {{default: enforce, queue: adopt}}",
+        "properties": {
+            DEFAULT: _rule("The rule of settings that are not named."),
+            **{name: _rule(f"The rule of all settings of {name}.") for name in SECTIONS},
+            **{name: _rule(f"The rule of the {what}.") for name, what in SETTINGS.items()},
+        },
+    }
+
+
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "$id": SCHEMA_ID,
@@ -218,7 +264,7 @@ SCHEMA: dict[str, Any] = {
                 ),
             },
         },
-        "drift": drift_schema(),
+        "drift": _drift(),
         "scheduler": {
             "description": "Scheduling classes of the guest's threads.",
             "type": "object",

@@ -22,7 +22,7 @@ from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.stepdown import Step, StepLevel
-from vsrtune.model.targets import ThreadSched
+from vsrtune.model.targets import ThreadSched, TxQueueLen
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.lowering import lowered, next_level
@@ -105,7 +105,7 @@ def test_priorities_stay_and_everything_else_does() -> None:
     full, less = policy(FIFO), lowered(policy(FIFO), StepLevel.RR)
     assert less.vcpu_sched is not None and less.vhost_sched is not None
     assert (less.vcpu_sched.priority, less.vhost_sched.priority) == (7, 9)
-    assert (less.vcpu, less.vhost, less.macvtap_queue) == (full.vcpu, full.vhost, 300)
+    assert (less.vcpu, less.vhost, less.asked(TxQueueLen)) == (full.vcpu, full.vhost, 300)
     assert lowered(policy(PINS), StepLevel.OTHER) == policy(PINS)
 
 

@@ -6,7 +6,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.netdev import NetReader, parse_uevent
-from vsrtune.model.guest import NicKind
+from vsrtune.model.guest import Interface, NicKind
 
 PCI = "pci0000:00/0000:00:05.0"
 
@@ -37,7 +37,7 @@ def test_macvtap_over_vlan_over_bond() -> None:
     assert device is not None
     assert net.kind(device) is NicKind.MACVTAP
     assert net.ring_drops(device) == 7
-    assert net.txqueuelen(device) == 500
+    assert net.numbers(device, Interface)["txqueuelen"] == 500
     assert net.by_ifindex(3) == "eth1"
     assert net.by_ifindex(99) is None
     assert net.hardware_names() == ["eth0", "eth1"]

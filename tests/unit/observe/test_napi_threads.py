@@ -89,7 +89,10 @@ def test_a_device_of_the_module() -> None:
     net = NetReader(tree.root())
     device = net.device("nvt0")
     assert device is not None
-    assert (net.kind(device), net.threaded(device)) == (NicKind.NAPI_MACVTAP, 1)
+    assert (net.kind(device), net.numbers(device, Interface)["threaded"]) == (
+        NicKind.NAPI_MACVTAP,
+        1,
+    )
     assert net.lower_chain("nvt0") == ("eth0",)
     counters = net.counters(device)
     assert counters is not None
@@ -102,7 +105,7 @@ def test_a_device_that_goes_while_it_is_read() -> None:
     net = NetReader(tree.root())
     device = net.device("nvt0")
     assert device is not None
-    assert (net.counters(device), net.threaded(device)) == (None, None)
+    assert (net.counters(device), net.numbers(device, Interface)["threaded"]) == (None, None)
 
 
 # -- whole guests

@@ -245,8 +245,14 @@ def policies(draw: st.DrawFn, guest: Guest, count: int, by_load: bool = True) ->
         softirq_sched=draw(rules),
         napi=draw(st.one_of(choice, choice, as_tuple[1])),
         napi_sched=draw(rules),
-        napi_threaded=draw(st.sampled_from((None, None, True, False))),
-        macvtap_queue=draw(st.sampled_from((None, 50, 500))),
+        devices=tuple(
+            (key, value)
+            for key, value in (
+                ("queue.macvtap", draw(st.sampled_from((None, 50, 500)))),
+                ("napi.threaded", draw(st.sampled_from((None, None, True, False)))),
+            )
+            if value is not None
+        ),
         placement=draw(st.sampled_from((None, AUTO))) if by_load else None,
     )
 

@@ -15,6 +15,7 @@ from planning_samples import host, nic, router, snapshot
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.targets import TxQueueLen
 from vsrtune.observe.config_files import check, files_in, load, load_dirs, read_policy
 from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
@@ -60,8 +61,7 @@ def test_every_key() -> None:
         vcpu_sched=SchedRule(SchedClass.FIFO, 10),
         vhost_sched=SchedRule(SchedClass.OTHER),
         napi_sched=SchedRule(SchedClass.RR, 3),
-        napi_threaded=False,
-        macvtap_queue=50,
+        devices=(("queue.macvtap", 50), ("napi.threaded", False)),
         lines=policy.lines,
     )
     assert policy.at("cpus", "vcpu", "1") == "full.yaml:4"
@@ -190,7 +190,7 @@ def test_ready_policies_are_good(path: Path, count: int) -> None:
     on = snapshot(router(online=online), on=host(count, [nic("p0", "0"), nic("p1", "0")]))
     assert check([path]) == []
     policy = read_policy(path)
-    assert policy.macvtap_queue is None
+    assert policy.asked(TxQueueLen) is None
     made = plan(on, (policy,))
     assert made.refusals == ()
     assert made.actions
@@ -219,7 +219,7 @@ def test_directories(tmp_path: Path) -> None:
     (own / "a.yaml").write_text("guest: a\nqueue: {macvtap: 20}\n")
     dirs = [vendor, own, tmp_path / "absent"]
     assert files_in(dirs) == [own / "a.yaml", vendor / "b.yml"]
-    assert [p.macvtap_queue for p in load_dirs(dirs)] == [20, None]
+    assert [p.asked(TxQueueLen) for p in load_dirs(dirs)] == [20, None]
     assert check([vendor]) == []
 
 

@@ -8,32 +8,11 @@ import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, VsrtuneError
-from vsrtune.model.guest import Guest, Interface, Thread
-from vsrtune.model.nic_settings import nic_settings
+from vsrtune.model.guest import Guest
 from vsrtune.model.plan import Action
+from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.targets import (
-    HOST_REF,
-    CgroupDir,
-    CpusetFile,
-    CpusetList,
-    EmulatorPin,
-    IrqAffinity,
-    NapiThreaded,
-    Partition,
-    PartitionState,
-    Pin,
-    QueueCpus,
-    RrTimeslice,
-    Target,
-    ThreadAffinity,
-    ThreadCgroup,
-    ThreadSched,
-    TimeSlice,
-    TxQueueLen,
-    Value,
-    VcpuPin,
-)
+from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, Value, VcpuPin
 from vsrtune.plan.safety.projection import after
 
 
@@ -74,33 +53,15 @@ class FakeHost:
         return self.snapshot.host.online
 
     def read(self, target: Target) -> Value:
-        match target:
-            case CgroupDir():
-                return target.path in self.dirs
-            case CpusetFile() | Partition():
-                return self._cpuset(target)
-            case RrTimeslice():
-                return TimeSlice(self.snapshot.host.rr_timeslice_ms or 0)
-            case TxQueueLen():
-                return self._interface(target).txqueuelen
-            case NapiThreaded():
-                return self._interface(target).threaded or 0
-            case IrqAffinity() | QueueCpus():
-                return self._below(target)
-            case ThreadAffinity() if target.guest == HOST_REF:
-                return self._below(target)
-            case ThreadSched() if target.guest == HOST_REF:
-                return next(t.sched for t in self.snapshot.host.softirq if t.key == target.thread)
-        thread = self._thread(target)
-        match target:
-            case ThreadAffinity():
-                return thread.affinity
-            case ThreadSched():
-                return thread.sched
-            case ThreadCgroup():
-                return thread.cgroup
-            case VcpuPin() | EmulatorPin():
-                return Pin(thread.affinity, thread.cpuset_cpus)
+        if isinstance(target, CgroupDir):
+            return target.path in self.dirs
+        present = PresentValues(self.snapshot)
+        now, thread = present.value(target), present.thread(target)
+        if isinstance(target, VcpuPin | EmulatorPin) and thread is not None:
+            return Pin(thread.affinity, thread.cpuset_cpus)
+        if now is None and not present.shows(target):
+            raise VanishedError("no such thing", where=str(target))
+        return 0 if now is None else now
 
     def write(self, target: Target, value: Value) -> None:
         self.read(target)
@@ -145,33 +106,3 @@ class FakeHost:
                 for g in self.snapshot.guests
             ),
         )
-
-    def _below(self, target: IrqAffinity | QueueCpus | ThreadAffinity) -> CpuSet:
-        found = nic_settings(self.snapshot.host).get(target)
-        if found is None:
-            raise VanishedError("no such interrupt, queue or thread", where=str(target))
-        return found
-
-    def _cpuset(self, target: CpusetFile | Partition) -> Value:
-        group = self.snapshot.host.cpuset(target.path)
-        if group is None:
-            raise VanishedError("no such cgroup", where=str(target))
-        if isinstance(target, Partition):
-            return PartitionState(group.partition)
-        return CpusetList((group.cpus if target.file == "cpuset.cpus" else group.exclusive) or "")
-
-    def _interface(self, target: TxQueueLen | NapiThreaded) -> Interface:
-        for guest in self.snapshot.guests:
-            for interface in guest.interfaces:
-                if interface.ifindex == target.ifindex:
-                    return interface
-        raise VanishedError("no such device", where=str(target))
-
-    def _thread(
-        self, target: ThreadAffinity | ThreadSched | ThreadCgroup | VcpuPin | EmulatorPin
-    ) -> Thread:
-        for guest in self.snapshot.guests:
-            for thread in guest.threads:
-                if thread.key == target.thread:
-                    return thread
-        raise VanishedError("no such thread", where=str(target))

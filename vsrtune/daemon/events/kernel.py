@@ -21,9 +21,10 @@ from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.host import netlink
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netlink import LinkMonitor
-from vsrtune.model.guest import Guest, NicKind
-from vsrtune.model.host import Link
+from vsrtune.model.guest import Guest
+from vsrtune.model.host import Link, Nic
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import DEVICE_SETTINGS
 
 # Seconds within which a snapshot should show a new device as a guest's.
 GRACE = 3.0
@@ -200,8 +201,11 @@ def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
                 # The first is the requested affinity; the second follows when it fires.
                 files.append(f"/proc/irq/{irq.number}/smp_affinity_list")
                 files.append(f"/proc/irq/{irq.number}/effective_affinity_list")
-    napi = sorted({i.target for i in interfaces if i.kind is NicKind.NAPI_MACVTAP})
-    files += [f"/sys/class/net/{name}/threaded" for name in napi]
+    for row in DEVICE_SETTINGS:
+        if not row.announced:
+            own = {i.target for i in interfaces if i.kind in row.kinds}
+            names = below if row.of is Nic else own
+            files += [f"/sys/class/net/{name}/{row.path}" for name in sorted(names)]
     return tuple(files)
 
 

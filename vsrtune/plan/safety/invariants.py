@@ -30,15 +30,12 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
-    CpusetFile,
-    DeviceTarget,
     EmulatorPin,
-    NicTarget,
     Partition,
-    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
+    ThreadlessTarget,
     ThreadSched,
     Value,
     VcpuPin,
@@ -70,7 +67,7 @@ def check(
     state = Projection(snapshot)
     for action in plan.actions:
         # These come first: the rest is judged by where interrupts are served after them.
-        if on_lower_device(action):
+        if on_lower_device(action.target):
             state.apply(action)
     irq = interrupts(state.host, snapshot.guests, plan.heeded)
     _threads_off_interrupts(snapshot, irq, pinned)
@@ -209,15 +206,14 @@ def _order(plan: Plan) -> None:
 
 def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
     target = action.target
-    if isinstance(target, NicTarget) or on_lower_device(action):
+    if on_lower_device(action.target):
         cpus = action.after
         if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
             raise _broken(action, f"a lower device would be served on CPUs {cpus or 'none'}")
         return
-    if isinstance(target, CgroupDir | CpusetFile | DeviceTarget | RrTimeslice):
-        return
     if isinstance(target, Partition):
         _partition_step(state, target.path, irq)
+    if isinstance(target, ThreadlessTarget):
         return
     if target.guest == HOST_REF:
         _softirq_step(state, action, irq)

@@ -15,17 +15,17 @@ from vsrtune.model import cpuset_tree
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, Interface, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
-from vsrtune.model.nic_settings import changed
 from vsrtune.model.plan import Action, Plan
+from vsrtune.model.present import changed
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
     CpusetFile,
     CpusetList,
+    DeviceNumber,
     EmulatorPin,
     IrqAffinity,
-    NapiThreaded,
     Partition,
     PartitionState,
     Pin,
@@ -36,7 +36,6 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     ThreadSched,
     TimeSlice,
-    TxQueueLen,
     VcpuPin,
 )
 
@@ -133,10 +132,11 @@ class Projection:
             case (EmulatorPin(thread=key), Pin() as pin):
                 self._listed(key, "emulator", pin)
                 self._neighbours(key, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
-            case (TxQueueLen(ifindex=ifindex), int() as length):
-                self._interfaces(ifindex, lambda i: replace(i, txqueuelen=length))
-            case (NapiThreaded(ifindex=ifindex), int() as threaded):
-                self._interfaces(ifindex, lambda i: replace(i, threaded=threaded))
+            case (DeviceNumber() as target, int() as number):
+                if target.of is Interface:
+                    self._interfaces(target.ifindex, lambda i: target.changed(i, number))
+                else:
+                    self._below(action.target, number)
             case (CgroupDir(path=path), bool() as exists):
                 self._made(path) if exists else self._removed(path)
             case (CpusetFile(path=path, file=file), CpusetList(text=text)):
@@ -148,9 +148,9 @@ class Projection:
 
     # -- threads and devices
 
-    def _below(self, target: Target, cpus: CpuSet) -> None:
+    def _below(self, target: Target, value: CpuSet | int) -> None:
         """Change a setting of a lower device."""
-        nics = tuple(changed(nic, target, cpus) for nic in self._before.host.nics)
+        nics = tuple(changed(nic, target, value) for nic in self._before.host.nics)
         self._before = replace(self._before, host=replace(self._before.host, nics=nics))
         self._host = None
 
