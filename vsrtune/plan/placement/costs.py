@@ -22,7 +22,8 @@ the source of each number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
@@ -105,6 +106,17 @@ class _Present:
     bound: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """The threads of a thread's own guest, and of guests linked to it, by CPU: their shares, each
+    weighed by what it costs more than a thread of others, and how many of them clash with it.
+    ``fed``: CPU and share of those to which it hands frames, or which hand it theirs."""
+
+    weighed: dict[int, float]
+    clashes: dict[int, int]
+    fed: list[tuple[int, float]]
+
+
 class Board:
     """Threads on CPUs, and the price of one more. Seats have the positions of ``seats``.
 
@@ -124,6 +136,7 @@ class Board:
         self._host = host
         self._seats = seats
         self._info = {c.id: c for c in host.cpus}
+        self._caches = len({c.cache for c in host.cpus}) > 1
         self._siblings = {
             c.id: [s for s in c.siblings if s != c.id and s in self._info] for c in host.cpus
         }
@@ -183,40 +196,54 @@ class Board:
 
     def price(self, seat: int, cpu: int) -> float:
         """The cost that a seat which is not on the board would add on a CPU."""
-        return next(self._prices(seat, (cpu,)))[0]
+        return self._price(seat, cpu, self._company(self._parties[seat], (cpu,)))
 
-    def cheapest(self, seat: int, among: Iterable[int]) -> tuple[float, int]:
+    def cheapest(self, seat: int, among: Collection[int]) -> tuple[float, int]:
         """The lowest price of a seat that is not on the board, and the CPU that has it: of equal
         ones the CPU that it had, then the lowest."""
-        had = self._seats[seat].previous
-        found = min((round(price, 9), cpu != had, cpu) for price, cpu in self._prices(seat, among))
-        return found[0], found[2]
-
-    def _prices(self, seat: int, among: Iterable[int]) -> Iterator[tuple[float, int]]:
-        one, nodes = self._parties[seat], self._seats[seat].nodes
-        company: dict[int, float] = {}
-        clashes: dict[int, int] = {}
-        fed: list[tuple[int, float]] = []
-        for other in self._linked(one):
-            weight = one.weight(other.party) - OTHERS
-            forbidden = one.clashes(other.party)
-            for cpu, share in other.shares.items():
-                company[cpu] = company.get(cpu, 0.0) + weight * share
-                clashes[cpu] = clashes.get(cpu, 0) + forbidden
-            if one.fed_by(other.party):
-                fed += other.shares.items()
+        one, had = self._parties[seat], self._seats[seat].previous
+        company = self._company(one, among)
+        beside = company.weighed
+        best = (math.inf, True, 0)
+        for cpu in beside:
+            price = round(self._price(seat, cpu, company), 9)
+            best = min(best, (price, cpu != had, cpu))
+        # Without company no price is below the base, so most CPUs need no closer look.
+        over = _over(min(map(self._load.__getitem__, among)), one.demand)
         for cpu in among:
-            info = self._info[cpu]
-            cost = self._base[cpu] + company.get(cpu, 0.0)
-            cost += REMOTE * (bool(nodes) and info.node not in nodes)
-            if info.cache:
-                cost += FAR * sum(share for at, share in fed if at not in info.cache)
-            cost = cost * one.demand + _over(self._load[cpu], one.demand)
-            count = clashes.get(cpu, 0)
-            if self._budgets:
-                count = sum(one.clashes(other.party) for other in self._here[cpu].values())
-                cost += REFUSED * self._refused(one, cpu)
-            yield cost + CLASH * count, cpu
+            if cpu in beside:
+                continue
+            least = round(one.demand * self._base[cpu] + over, 9)
+            if (least, cpu != had, cpu) < best:
+                price = round(self._price(seat, cpu, company), 9)
+                best = min(best, (price, cpu != had, cpu))
+        return best[0], best[2]
+
+    def _company(self, one: Party, among: Collection[int]) -> _Company:
+        company = _Company({}, {}, [])
+        weighed, clashes = company.weighed, company.clashes
+        for other in self._linked(one):
+            if self._caches and one.fed_by(other.party):
+                company.fed.extend(other.shares.items())
+            for cpu, share in other.shares.items():
+                if cpu in among:
+                    weight = one.weight(other.party) - OTHERS
+                    weighed[cpu] = weighed.get(cpu, 0.0) + weight * share
+                    clashes[cpu] = clashes.get(cpu, 0) + one.clashes(other.party)
+        return company
+
+    def _price(self, seat: int, cpu: int, company: _Company) -> float:
+        one, nodes, info = self._parties[seat], self._seats[seat].nodes, self._info[cpu]
+        cost = self._base[cpu] + company.weighed.get(cpu, 0.0)
+        cost += REMOTE * (bool(nodes) and info.node not in nodes)
+        if info.cache:
+            cost += FAR * sum(share for at, share in company.fed if at not in info.cache)
+        cost = cost * one.demand + _over(self._load[cpu], one.demand)
+        clashes = company.clashes.get(cpu, 0)
+        if self._budgets:
+            clashes = sum(one.clashes(other.party) for other in self._here[cpu].values())
+            cost += REFUSED * self._refused(one, cpu)
+        return cost + CLASH * clashes
 
     def least(self, seat: int) -> float:
         """A price below which a seat that is not on the board has no CPU, quickly."""
