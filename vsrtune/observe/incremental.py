@@ -90,9 +90,9 @@ def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, 
         if one.guest is None:
             continue
         guest = _recounted(root, one.guest, online, frames)
-        if guest is None:
+        if guest is None and one.guest.source != "foreign":  # which no policy reaches
             due.add(pid)
-        elif guest is not one.guest:
+        elif guest is not None and guest is not one.guest:
             held[pid] = replace(one, guest=guest)
     snapshot = replace(known.snapshot, guests=listed(held))
     return replace(known, held=held, snapshot=snapshot), frozenset(due)

@@ -150,6 +150,7 @@ class Board:
         self._booked = dict.fromkeys(self._info, 0)
         self._here: dict[int, dict[int, _Present]] = {c: {} for c in self._info}
         self._members: dict[str, dict[int, _Present]] = {}
+        self._of_guest: dict[str, float] = {}
         self._parties = [
             Party(s.guest, s.role, _demand(s.load or (), s.booked, window), s.booked, s.links)
             for s in seats
@@ -177,12 +178,16 @@ class Board:
         party = self._parties[seat]
         del self._members[party.guest][seat]
         del self._here[cpu][seat]
+        self._of_guest[party.guest] -= party.demand
         self._ask(cpu, -party.demand)
         self._booked[cpu] -= party.booked
         return cpu
 
     def _add(self, number: int, present: _Present) -> None:
-        self._members.setdefault(present.party.guest, {})[number] = present
+        guest = present.party.guest
+        self._members.setdefault(guest, {})[number] = present
+        asked = sum(present.shares.values())
+        self._of_guest[guest] = self._of_guest.get(guest, 0.0) + asked
         for cpu, share in present.shares.items():
             self._ask(cpu, share)
             self._booked[cpu] += present.party.booked
@@ -248,7 +253,7 @@ class Board:
     def least(self, seat: int) -> float:
         """A price below which a seat that is not on the board has no CPU, quickly."""
         one, allowed = self._parties[seat], self._seats[seat].allowed
-        company = sum(sum(other.shares.values()) for other in self._linked(one))
+        company = sum(self._of_guest.get(guest, 0.0) for guest in self._near[one.guest])
         base = min(map(self._base.__getitem__, allowed)) - (OTHERS - WORKERS) * company
         return one.demand * base + _over(min(map(self._load.__getitem__, allowed)), one.demand)
 
