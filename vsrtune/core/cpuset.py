@@ -106,7 +106,7 @@ class CpuSet:
         return f"CpuSet({str(self)!r})"
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._cpus))
+        return iter(sorted(self._cpus) if len(self._cpus) > 1 else self._cpus)
 
     def __bool__(self) -> bool:
         return bool(self._cpus)

@@ -151,6 +151,8 @@ class Board:
         self._here: dict[int, dict[int, _Present]] = {c: {} for c in self._info}
         self._members: dict[str, dict[int, _Present]] = {}
         self._of_guest: dict[str, float] = {}
+        # The least base and load among these CPUs, until a thread comes or goes.
+        self._least: dict[CpuSet, tuple[float, float]] = {}
         self._parties = [
             Party(s.guest, s.role, _demand(s.load or (), s.booked, window), s.booked, s.links)
             for s in seats
@@ -194,6 +196,7 @@ class Board:
             self._here[cpu][number] = present
 
     def _ask(self, cpu: int, share: float) -> None:
+        self._least.clear()
         self._load[cpu] += share
         self._base[cpu] += OTHERS * share
         for sibling in self._siblings[cpu]:
@@ -224,10 +227,13 @@ class Board:
                 best = min(best, (price, cpu != had, cpu))
         return best[0], best[2]
 
-    def _company(self, one: Party, among: Collection[int]) -> _Company:
+    def _company(self, one: Party, among: Collection[int], seated: int | None = None) -> _Company:
+        """``seated`` is the seat of ``one`` itself if it is on the board."""
         company = _Company({}, {}, [])
         weighed, clashes = company.weighed, company.clashes
-        for other in self._linked(one):
+        for number, other in self._linked(one):
+            if number == seated:
+                continue
             if self._caches and one.fed_by(other.party):
                 company.fed.extend(other.shares.items())
             for cpu, share in other.shares.items():
@@ -237,37 +243,49 @@ class Board:
                     clashes[cpu] = clashes.get(cpu, 0) + one.clashes(other.party)
         return company
 
-    def _price(self, seat: int, cpu: int, company: _Company) -> float:
+    def _price(self, seat: int, cpu: int, company: _Company, *, seated: bool = False) -> float:
+        """``seated``: the seat is on the board, on this CPU."""
         one, nodes, info = self._parties[seat], self._seats[seat].nodes, self._info[cpu]
-        cost = self._base[cpu] + company.weighed.get(cpu, 0.0)
+        own = one.demand if seated else 0.0
+        cost = self._base[cpu] - OTHERS * own + company.weighed.get(cpu, 0.0)
         cost += REMOTE * (bool(nodes) and info.node not in nodes)
         if info.cache:
             cost += FAR * sum(share for at, share in company.fed if at not in info.cache)
-        cost = cost * one.demand + _over(self._load[cpu], one.demand)
+        cost = cost * one.demand + _over(self._load[cpu] - own, one.demand)
         clashes = company.clashes.get(cpu, 0)
         if self._budgets:
-            clashes = sum(one.clashes(other.party) for other in self._here[cpu].values())
-            cost += REFUSED * self._refused(one, cpu)
+            others = (other for number, other in self._here[cpu].items() if number != seat)
+            clashes = sum(one.clashes(other.party) for other in others)
+            cost += REFUSED * self._refused(one, cpu, one.booked if seated else 0)
         return cost + CLASH * clashes
 
-    def least(self, seat: int) -> float:
-        """A price below which a seat that is not on the board has no CPU, quickly."""
-        one, allowed = self._parties[seat], self._seats[seat].allowed
+    def quote(self, seat: int) -> tuple[float, float]:
+        """Of a seat on the board: the price of its CPU without it, and a price below which it has
+        no CPU."""
+        one, allowed, at = self._parties[seat], self._seats[seat].allowed, self.cpu_of[seat]
+        here = self._price(seat, at, self._company(one, (at,), seat), seated=True)
+        if allowed not in self._least:
+            base = min(map(self._base.__getitem__, allowed))
+            self._least[allowed] = base, min(map(self._load.__getitem__, allowed))
+        base, load = self._least[allowed]
+        base = min(base, self._base[at] - OTHERS * one.demand)
+        for sibling in self._siblings[at]:
+            base = min(base, self._base[sibling] - SMT * one.demand)
         company = sum(self._of_guest.get(guest, 0.0) for guest in self._near[one.guest])
-        base = min(map(self._base.__getitem__, allowed)) - (OTHERS - WORKERS) * company
-        return one.demand * base + _over(min(map(self._load.__getitem__, allowed)), one.demand)
+        base -= (OTHERS - WORKERS) * (company - one.demand)
+        return here, one.demand * base + _over(min(load, self._load[at] - one.demand), one.demand)
 
     def alone(self, seat: int) -> bool:
         """Whether no other thread is bound to a seat's CPU."""
         return sum(present.bound for present in self._here[self.cpu_of[seat]].values()) == 1
 
-    def _linked(self, one: Party) -> Iterator[_Present]:
+    def _linked(self, one: Party) -> Iterator[tuple[int, _Present]]:
         for guest in self._near[one.guest]:
-            yield from self._members.get(guest, {}).values()
+            yield from self._members.get(guest, {}).items()
 
-    def _refused(self, one: Party, cpu: int) -> bool:
+    def _refused(self, one: Party, cpu: int, own: int) -> bool:
         most = limit(self._host, CpuSet.single(cpu)) if one.booked else None
-        return most is not None and self._booked[cpu] + one.booked > most
+        return most is not None and self._booked[cpu] - own + one.booked > most
 
 
 def _over(load: float, more: float) -> float:

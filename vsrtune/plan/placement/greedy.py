@@ -95,26 +95,18 @@ class _Placing:
 
     def _round(self) -> bool:
         """Let every seat move once; True when one did."""
-        quotes = {n: self._quote(n) for n in range(len(self.seats))}
+        quotes = {n: self.board.quote(n) for n in range(len(self.seats))}
         moved = False
         for n in sorted(quotes, key=lambda n: (-round(quotes[n][0], 9), -n)):
             # The quotes hold until a seat moves.
-            here, most = self._quote(n) if moved else quotes[n]
-            cpu = self._better(n, here) if self._hopes(n, here, most) else None
+            here, least = self.board.quote(n) if moved else quotes[n]
+            cpu = self._better(n, here) if self._hopes(n, here, here - least) else None
             if cpu is not None:
                 for board in (self.board, *self._windows):
                     board.take(n)
                 self._put(n, cpu)
                 moved = True
         return moved
-
-    def _quote(self, n: int) -> tuple[float, float]:
-        """The price of a seat where it is, and a bound on what it saves anywhere else."""
-        cpu = self.board.take(n)
-        here = self.board.price(n, cpu)
-        least = self.board.least(n)
-        self.board.put(n, cpu)
-        return here, here - least
 
     def _hopes(self, n: int, here: float, saved: float) -> bool:
         """Whether a seat may move where it saves this. Most seats stay, and the bound tells it
