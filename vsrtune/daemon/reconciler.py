@@ -19,7 +19,7 @@ from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
 from vsrtune.daemon.pass_log import ResultLog, log_plan
 from vsrtune.daemon.pass_result import guest_states, merged, unmade
-from vsrtune.daemon.scope import FULL, UNANNOUNCED, Scope
+from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
@@ -240,6 +240,8 @@ class Reconciler:
         return self._by_name(names | self._pending)
 
     def _by_name(self, names: frozenset[str]) -> Scope:
+        if not names:
+            return NOTHING
         # Only libvirt's guests can be re-read by name.
         plain = any(n in (HOST_REF, _PASS) or n.startswith(PLAIN_QEMU) for n in names)
         return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)

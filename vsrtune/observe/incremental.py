@@ -23,6 +23,7 @@ from vsrtune.model.guest import (
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.qemu_processes import Processes, QemuProcess
+from vsrtune.observe.trust import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, 
 
     Returns the cache with the new counters, and the pids of the QEMUs that have to be re-read: a
     thread is gone, has another class, other CPUs or another cgroup, or is a vhost worker that has
-    run and whose interface a trace could tell.
+    run and whose interface a trace could tell; or no vcpu is known. No policy reaches those of
+    other libvirts.
     """
     try:
         frames = parse_net_dev(root.read("/proc/net/dev"))
@@ -87,13 +89,14 @@ def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, 
     online = known.snapshot.host.online
     held, due = dict(known.held), set()
     for pid, one in known.held.items():
-        if one.guest is None:
-            continue
-        guest = _recounted(root, one.guest, online, frames)
-        if guest is None and one.guest.source != "foreign":  # which no policy reaches
-            due.add(pid)
-        elif guest is not None and guest is not one.guest:
+        guest = None
+        # A guest that could not be read, or whose monitor has not told its vcpus, may be by now.
+        if one.guest is not None and any(t.role is Role.VCPU for t in one.guest.threads):
+            guest = _recounted(root, one.guest, online, frames)
+        if guest is not None and guest is not one.guest:
             held[pid] = replace(one, guest=guest)
+        elif guest is None and one.process.decision.standing is not Standing.FOREIGN:
+            due.add(pid)
     snapshot = replace(known.snapshot, guests=listed(held))
     return replace(known, held=held, snapshot=snapshot), frozenset(due)
 

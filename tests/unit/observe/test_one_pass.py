@@ -10,6 +10,7 @@ import errno
 import os
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import recorded_hosts
@@ -20,7 +21,9 @@ from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
 from vsrtune.model.guest import Confidence, Role, Sched, ThreadKey
 from vsrtune.model.snapshot import Problem, Snapshot
+from vsrtune.observe.incremental import recheck
 from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
+from vsrtune.observe.trust import Standing
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
 
@@ -152,6 +155,24 @@ def test_a_patrol_reads_counters_and_does_not_re_read_their_guests(host: MovingH
     path = f"/proc/{worker.key.pid}/task/{worker.key.tid}/schedstat"
     write(host, path, r"^\d+", str(worker.cpu_ns + 1))
     assert observer.observe_unannounced().names == {guest.ref}
+
+
+@pytest.mark.parametrize("host", ["trixie-veth-multiqueue"], indirect=True)
+@pytest.mark.parametrize("known", ["everything", "no vcpu", "nothing"])
+@pytest.mark.parametrize("standing", [Standing.OURS, Standing.FOREIGN])
+def test_a_guest_of_which_something_is_not_known_is_re_read(
+    host: MovingHost, known: str, standing: Standing
+) -> None:
+    """A monitor that was busy may answer now; a guest that could not be read may be."""
+    observer = Observer(host.root, host)
+    guest = next(g for g in observer.observe().guests if g.source == "libvirt")
+    others = tuple(t for t in guest.threads if t.role is not Role.VCPU)
+    cache = observer._pass().whole()
+    held = cache.held[guest.pid]
+    shown = {"everything": guest, "no vcpu": replace(guest, threads=others), "nothing": None}
+    held = replace(held, process=held.process.stands(standing), guest=shown[known])
+    _, due = recheck(replace(cache, held={guest.pid: held}), host.root)
+    assert bool(due) is (known != "everything" and standing is not Standing.FOREIGN)
 
 
 @pytest.mark.parametrize("pid", [40, 4000])
