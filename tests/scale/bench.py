@@ -35,7 +35,8 @@ from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, UNANNOUNCED, Scope
 from vsrtune.execute.journal import Journal
-from vsrtune.observe.observer import Observer
+from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
+from vsrtune.observe.one_pass import FEW
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
 
@@ -176,7 +177,7 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     )
     idle.run(FULL)
     counting.files.clear()
-    turns = [timed(lambda: idle.run(UNANNOUNCED)) for _ in range(6)]
+    turns = [timed(lambda: idle.run(idle.again().merge(UNANNOUNCED))) for _ in range(LONG_ROUND)]
     scrape = timed(lambda: exposition(passes.state))
     size = len(exposition(passes.state))
     gc.collect()
@@ -252,9 +253,10 @@ def page(rows: list[Row]) -> str:
     return f"""# Many guests on one host
 
 `make bench-scale` measured this on synthetic hosts, made after a recorded one (tests/scale), on
-tmpfs. Guests have 8 vcpus and 4 vhost workers, {last.threads // last.guests} threads in all, under
-one policy that chooses CPUs (`auto`), asks for rr and sets the queues. They are tuned by the
-daemon's own passes first, so everything is as it is on a host that runs.
+tmpfs. Guests have {last.threads // last.guests} threads: 8 that are named as vcpus, of which the domain
+has 2, and 4 vhost workers. They are under one policy that chooses CPUs (`auto`), asks for rr and sets
+the queues. They are tuned by the daemon's own passes first, so everything is as it is on a host that
+runs.
 
 Machine: {model}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; load
 averages at the end {load}. Times are CPU time of this process.
@@ -269,10 +271,11 @@ averages at the end {load}. Times are CPU time of this process.
   had grown by after its second pass, journal and snapshot included.
 - **one changed guest**: the median of nine passes, each for one guest whose queue length
   something had changed: looked at alone, planned alone, put back through the journal.
-- **turn**: what the daemon does every {INTERVAL:.0f} s without an event. Hosts of up to 16 guests are
-  looked at as a whole. Others are at every sixth turn; the five before it list /proc and count the
-  threads of every guest. **files in a turn** is the mean of six turns,
-  **idle hour** the CPU time of six turns extrapolated to an hour.
+- **turn**: what the daemon does every {INTERVAL:.0f} s without an event; the median. Each turn lists /proc and
+  counts the threads of every guest. With up to {FEW} guests each, otherwise every {ROUND}th, reads the threads of
+  all guests that a policy can name; every {ROUND}th compares the host; every {LONG_ROUND}th looks at everything.
+  **files in a turn** is the mean of {LONG_ROUND} turns, **idle hour** their CPU time extrapolated to an hour. The
+  guard, which samples four times a second beside, is not in it.
 - **scrape**: the text of /metrics for all threads, which is made from what the last pass has seen.
 
 A guest that comes, one whose CPUs are chosen anew, and one whose lists have changed are planned

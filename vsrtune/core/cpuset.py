@@ -48,6 +48,10 @@ class CpuSet:
         """The set of one CPU."""
         return _single(cpu)
 
+    def _without(self, other: CpuSet) -> CpuSet:
+        left = self._cpus - other._cpus
+        return self if len(left) == len(self._cpus) else CpuSet._of(left)
+
     @classmethod
     def _parse(cls, text: str) -> CpuSet:
         cpus: set[int] = set()
@@ -102,7 +106,7 @@ class CpuSet:
         return f"CpuSet({str(self)!r})"
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._cpus))
+        return iter(sorted(self._cpus) if len(self._cpus) > 1 else self._cpus)
 
     def __bool__(self) -> bool:
         return bool(self._cpus)
@@ -114,7 +118,7 @@ class CpuSet:
         return cpu in self._cpus
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CpuSet) and self._cpus == other._cpus
+        return self is other or (isinstance(other, CpuSet) and self._cpus == other._cpus)
 
     def __hash__(self) -> int:
         return hash(self._cpus)
@@ -128,8 +132,7 @@ class CpuSet:
         return CpuSet._of(self._cpus & other._cpus)
 
     def __sub__(self, other: CpuSet) -> CpuSet:
-        left = self._cpus - other._cpus
-        return self if len(left) == len(self._cpus) else CpuSet._of(left)
+        return _difference(self, other)
 
     def __le__(self, other: CpuSet) -> bool:
         return self._cpus <= other._cpus
@@ -145,6 +148,7 @@ class CpuSet:
 
 # A host has few distinct lists, and thousands of threads that share them.
 _parsed = lru_cache(maxsize=1024)(CpuSet._parse)
+_difference = lru_cache(maxsize=1024)(CpuSet._without)
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.load import moves
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.one_pass import FEW
 from vsrtune.policy.model import Policy
 
 
@@ -28,7 +29,7 @@ class Measuring(Protocol):
     def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None: ...
 
 
-# Minimum time between two placements of all guests by load, where passes read only some, seconds.
+# Minimum time between two placements of all guests by load on a host with many, seconds.
 WHOLE = 30.0
 
 
@@ -51,7 +52,8 @@ class LoadKeeper:
             return snapshot
         snapshot = self._meter.update(snapshot)
         self._fresh = self._fresh or self._meter.fresh
-        self.due = self._fresh and now - self._planned >= WHOLE
+        wait = WHOLE if len(snapshot.guests) > FEW else 0.0
+        self.due = self._fresh and now - self._planned >= wait
         if self.due:
             self._fresh, self._planned = False, now
         return snapshot

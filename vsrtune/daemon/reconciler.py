@@ -19,7 +19,7 @@ from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
 from vsrtune.daemon.pass_log import ResultLog, log_plan
 from vsrtune.daemon.pass_result import guest_states, merged, unmade
-from vsrtune.daemon.scope import FULL, Scope
+from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
@@ -231,6 +231,8 @@ class Reconciler:
         return self._by_name(names | self._pending)
 
     def _by_name(self, names: frozenset[str]) -> Scope:
+        if not names:
+            return NOTHING
         # Only libvirt's guests can be re-read by name.
         plain = any(n in (HOST_REF, _PASS) or n.startswith(PLAIN_QEMU) for n in names)
         return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)
@@ -338,8 +340,9 @@ class Reconciler:
     def _observe(self, scope: Scope) -> SnapshotSlice:
         """Observe the host within ``scope``, and trace when a trace is worth it."""
         known = self._snapshot
-        # With few guests, observing everything costs little and leaves no doubt.
-        if known is None or scope.host or len(known.guests) <= one_pass.FEW:
+        # After an event on a host with few guests, observing everything leaves no doubt.
+        few = known is not None and len(known.guests) <= one_pass.FEW
+        if known is None or scope.host or (few and scope != UNANNOUNCED):
             observed = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
         elif scope.unannounced:
             observed = self._observer.observe_unannounced(scope.guests)

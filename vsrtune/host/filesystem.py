@@ -14,7 +14,7 @@ from vsrtune.host import ethtool
 from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import Sched
 
-_CHUNK = 16384
+_SMALL, _CHUNK = 4096, 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,11 @@ class LiveRoot:
         return True
 
     def read(self, path: str) -> str:
-        # Few system calls, because a pass reads thousands of small files.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Few system calls, because a pass reads thousands of small files. Python opens them
+        # close-on-exec.
+        fd = os.open(path, os.O_RDONLY)
         try:
-            data = os.read(fd, _CHUNK)
+            data = os.read(fd, _SMALL)
             while more := data and os.read(fd, _CHUNK):
                 data += more
         except OSError as error:
@@ -108,7 +109,8 @@ class LiveRoot:
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         if most is None:
-            return sorted(map(_escaped, os.listdir(path)))
+            names = os.listdir(path)
+            return sorted(names if "".join(names).isascii() else map(_escaped, names))
         with os.scandir(path) as found:
             names = [entry.name for entry in islice(found, most + 1)]
         return sorted(map(_escaped, capped(names, path, most)))

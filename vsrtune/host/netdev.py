@@ -6,7 +6,7 @@ import contextlib
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
@@ -366,3 +366,23 @@ def parse_softnet(text: str) -> tuple[tuple[int, int], ...]:
             cpu = int(columns[12], 16) if len(columns) > 12 else number
             found.append((cpu, int(columns[1], 16)))
     return tuple(found)
+
+
+class DeviceFrames(NamedTuple):
+    """Frames of one device since it was made, as the kernel counts them."""
+
+    received: int
+    rx_dropped: int
+    sent: int
+    tx_dropped: int
+
+
+def parse_net_dev(text: str) -> dict[str, DeviceFrames]:
+    """/proc/net/dev: the frames of every device of this network namespace. Raises ValueError or
+    IndexError for anything else."""
+    found = {}
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.rpartition(":")
+        columns = rest.split()
+        found[name.strip()] = DeviceFrames(*(int(columns[n]) for n in (1, 3, 9, 11)))
+    return found

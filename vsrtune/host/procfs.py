@@ -64,8 +64,7 @@ class Stat(NamedTuple):
         return self.kthread or self.flags & (PF_USER_WORKER | PF_IO_WORKER) == PF_USER_WORKER
 
 
-@dataclass(frozen=True, slots=True)
-class RawThread:
+class RawThread(NamedTuple):
     """One thread as /proc shows it. ``cgroup`` is the path below /sys/fs/cgroup
     without a leading slash, None where cpusets are not under cgroup v2."""
 

@@ -38,9 +38,9 @@ Domain = str | ET.Element
 
 @dataclass(frozen=True, slots=True)
 class DomainNic:
-    """One ``<interface>`` of a domain; ``xml`` is its text. ``kind`` is its type attribute
-    (direct, bridge, ...), ``device`` its host device, ``lower`` the device below a direct
-    interface, ``driver`` the back end that it requests; "" when there is none."""
+    """One ``<interface>`` of a domain; ``xml`` is its text, "" where nobody needs it. ``kind`` is
+    its type attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device
+    below a direct interface, ``driver`` the back end that it requests; "" when there is none."""
 
     mac: str
     kind: str
@@ -79,9 +79,11 @@ def parse(xml: Domain) -> ET.Element:
         raise ObserveError(f"domain XML cannot be read: {error}") from error
 
 
-def nics(domain: Domain) -> tuple[DomainNic, ...]:
-    """The interfaces of a domain, in its order. Raises ObserveError when it is not XML."""
-    return tuple(_nic(element) for element in parse(domain).iterfind("./devices/interface"))
+def nics(domain: Domain, *, texts: bool = True) -> tuple[DomainNic, ...]:
+    """The interfaces of a domain, in its order, with their ``texts`` or without. Raises
+    ObserveError when it is not XML."""
+    found = parse(domain).iterfind("./devices/interface")
+    return tuple(_nic(element, text=texts) for element in found)
 
 
 def nic(xml: str) -> DomainNic:
@@ -228,7 +230,7 @@ def differences(before: str, after: str) -> tuple[str, ...]:
     )
 
 
-def _nic(element: ET.Element) -> DomainNic:
+def _nic(element: ET.Element, *, text: bool = True) -> DomainNic:
     return DomainNic(
         mac=_attribute(element, "mac", "address").lower(),
         kind=element.get("type", ""),
@@ -237,7 +239,7 @@ def _nic(element: ET.Element) -> DomainNic:
         model=_attribute(element, "model", "type"),
         driver=_attribute(element, "driver", "name"),
         alias=_attribute(element, "alias", "name"),
-        xml=ET.tostring(element, encoding="unicode").strip(),
+        xml=ET.tostring(element, encoding="unicode").strip() if text else "",
     )
 
 

@@ -144,7 +144,7 @@ class GuestReader:
         try:
             raw = read_threads(self.root, process.pid)
             tree = domain_xml.parse(domain.live_xml) if domain is not None else None
-            nics = domain_xml.nics(tree) if tree is not None else ()
+            nics = domain_xml.nics(tree, texts=False) if tree is not None else ()
             declared = [nic for nic in nics if nic.on_host]
             for nic in declared:
                 self.net.expect(nic.device)

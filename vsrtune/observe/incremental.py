@@ -1,15 +1,29 @@
-"""The results of a pass over the host that the next pass needs."""
+"""The results of a pass over the host that the next pass needs, and a check whether they hold."""
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vsrtune.host.netdev import Device
-from vsrtune.model.guest import Guest, Role, ThreadKey
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import Device, DeviceFrames, parse_net_dev
+from vsrtune.host.procfs import read_thread
+from vsrtune.model.guest import (
+    Confidence,
+    Guest,
+    Interface,
+    NicKind,
+    Role,
+    Thread,
+    ThreadKey,
+)
+from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.qemu_processes import Processes, QemuProcess
+from vsrtune.observe.trust import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,95 @@ class ObservationCache:
     devices: dict[str, Device]
     partitioned: bool
     refreshed: SnapshotSlice
+
+    @property
+    def delicate(self) -> bool:
+        """Whether the host has to be observed again soon: partitions become invalid and the books
+        of class deadline change without an event, and a libvirt that did not answer may do so."""
+        booked = any(d.booked is not None for d in self.snapshot.host.deadline)
+        return self.partitioned or booked or any(p.reader == "libvirt" for p in self.before)
+
+
+def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, frozenset[int]]:
+    """Read what changes without an event and concerns one guest: its threads, except QEMU's
+    workers, which no policy names, and the counters of its devices.
+
+    Returns the cache with the new counters, and the pids of the QEMUs that have to be re-read: a
+    thread is gone, has another class, other CPUs or another cgroup, or is a vhost worker that has
+    run and whose interface a trace could tell; or no vcpu is known. No policy reaches those of
+    other libvirts.
+    """
+    try:
+        frames = parse_net_dev(root.read("/proc/net/dev"))
+    except (OSError, ValueError, IndexError):
+        frames = {}
+    online = known.snapshot.host.online
+    held, due = dict(known.held), set()
+    for pid, one in known.held.items():
+        guest = None
+        # A guest that could not be read, or whose monitor has not told its vcpus, may be by now.
+        if one.guest is not None and any(t.role is Role.VCPU for t in one.guest.threads):
+            guest = _recounted(root, one.guest, online, frames)
+        if guest is not None and guest is not one.guest:
+            held[pid] = replace(one, guest=guest)
+        elif guest is None and one.process.decision.standing is not Standing.FOREIGN:
+            due.add(pid)
+    snapshot = replace(known.snapshot, guests=listed(held))
+    return replace(known, held=held, snapshot=snapshot), frozenset(due)
+
+
+def _recounted(
+    root: HostRoot, guest: Guest, online: CpuSet, frames: Mapping[str, DeviceFrames]
+) -> Guest | None:
+    """The guest with its counters as they are now; None when it has to be re-read."""
+    threads: list[Thread] = []
+    for thread in guest.threads:
+        now = thread if thread.role is Role.WORKER else _thread(root, thread, online)
+        if now is None:
+            return None
+        threads.append(now)
+    interfaces = [_interface(root, i, frames) for i in guest.interfaces]
+    if all(map(operator.is_, (*threads, *interfaces), (*guest.threads, *guest.interfaces))):
+        return guest
+    return replace(guest, threads=tuple(threads), interfaces=tuple(interfaces))
+
+
+def _thread(root: HostRoot, thread: Thread, online: CpuSet) -> Thread | None:
+    try:
+        now = read_thread(root, thread.key.pid, thread.key.tid)
+    except (OSError, ValueError, LookupError):
+        return None
+    if now is None or (now.key, now.sched, now.affinity & online, now.cgroup or "") != (
+        thread.key, thread.sched, thread.affinity, thread.cgroup,
+    ):  # fmt: skip
+        return None
+    if now.cpu_ns == thread.cpu_ns:
+        return thread
+    if thread.confidence not in (None, Confidence.EXACT):
+        return None
+    return replace(thread, cpu_ns=now.cpu_ns, last_cpu=now.last_cpu)
+
+
+def _interface(
+    root: HostRoot, interface: Interface, frames: Mapping[str, DeviceFrames]
+) -> Interface:
+    """The interface with the counters that NetReader reads. Of a device that is neither tun nor
+    macvtap, nobody knows which counter says that its ring was full."""
+    now = frames.get(interface.target)
+    if now is None or interface.kind is NicKind.OTHER:
+        return interface
+    drops = now.tx_dropped if interface.kind is NicKind.BRIDGE else now.rx_dropped
+    counters = None
+    if interface.counters is not None:
+        try:
+            counters = parse_counters(root.ethtool_statistics(interface.target))
+        except OSError:
+            return interface
+        if counters is not None and counters.rx_dropped_ring_full is not None:
+            drops = counters.rx_dropped_ring_full
+    if (drops, counters) == (interface.ring_drops, interface.counters):
+        return interface
+    return replace(interface, ring_drops=drops, counters=counters)
 
 
 def listed(held: dict[int, CachedQemu]) -> tuple[Guest, ...]:

@@ -14,7 +14,7 @@ from vsrtune.model.guest import Guest, Role
 from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.guests import VcpuFinder
-from vsrtune.observe.incremental import ObservationCache
+from vsrtune.observe.incremental import ObservationCache, recheck
 from vsrtune.observe.one_pass import FEW, LookPass, NotAlone, unannounced
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
@@ -30,8 +30,11 @@ from vsrtune.observe.tracing import (
 from vsrtune.observe.trust import Judge
 from vsrtune.policy.matching import QemuFilter
 
-# One in so many observations for changes without events is of the whole host.
+# Of so many observations for changes without events, one is of the settings of all guests and of
+# the host. (On a host with few guests, each is of the guests' settings.)
 ROUND = 6
+# Of so many, one is of everything.
+LONG_ROUND = 60
 
 
 class Observer:
@@ -65,8 +68,8 @@ class Observer:
         self._believed: frozenset[Identity] = frozenset()
         self._table = ProcessTable()
         self._known: ObservationCache | None = None
-        # Calls of observe_unannounced until one observes the whole host.
-        self._left = ROUND
+        # Calls of observe_unannounced since the last observation of everything.
+        self._calls = 0
 
     def observe(self, trace_seconds: float = 0.0) -> Snapshot:
         """The host now. With ``trace_seconds``, the kernel first counts for that long who
@@ -86,16 +89,27 @@ class Observer:
         return self._some(names, frozenset())
 
     def observe_unannounced(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
-        """``observe_some`` for guests that came, went or have other threads without an event, and
-        for those of these names. One call in ROUND observes the whole host. Returns the slice that
-        was read."""
-        self._left -= 1
-        if self._known is None or len(self._known.held) <= FEW or self._left <= 0:
+        """``observe_some`` for guests that came, went, or have other threads or settings without an
+        event, and for those of these names; of everything if the host has changed. The counters of
+        the others are read with their settings. Returns the slice that was re-read."""
+        self._calls += 1
+        known, due = self._known, self._calls % ROUND == 0
+        if known is None or self._calls >= LONG_ROUND or (due and known.delicate):
             return SnapshotSlice(self._whole())
         try:
-            found = unannounced(self._known, self._root, self._table, self._judge())
+            if due:
+                # A process may have become a QEMU.
+                self._table.forget()
+                if self._pass(known).host_differs():
+                    return SnapshotSlice(self._whole())
+            found = unannounced(known, self._root, self._table, self._judge())
+            if due or len(known.held) <= FEW:
+                known, changed = recheck(known, self._root)
+                self._known, found = known, found | changed
         except (NotAlone, OSError):
             return SnapshotSlice(self._whole())
+        if not names and not found:
+            return SnapshotSlice.of(known.snapshot, names)
         return self._some(names, found)
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
@@ -108,7 +122,7 @@ class Observer:
         self._known = self._pass().whole()
         held = self._known.held.values()
         self._believed = frozenset((h.process.pid, h.process.start_time) for h in held)
-        self._left = ROUND
+        self._calls = 0
         return self._known.snapshot
 
     def _some(self, names: frozenset[str], pids: frozenset[int]) -> SnapshotSlice:

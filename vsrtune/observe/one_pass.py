@@ -117,6 +117,17 @@ class LookPass:
             SnapshotSlice(snapshot),
         )
 
+    def host_differs(self) -> bool:
+        """Whether the host is another than is known, apart from its guests and their cgroups."""
+        known = self._last
+        if known is None:
+            return True
+        last, guests = known.snapshot.host, known.snapshot.guests
+        self._memory.load(last.boot_id)
+        reader = HostReader(self._root, self._net, self._memory, ProblemLog())
+        now = reader.host(last.boot_id, reader.cpus(), self._scan(), guests, last.cpusets)
+        return now != last
+
     def _domains(self, problem_log: ProblemLog) -> tuple[DomainText, ...] | None:
         """The domains that run; None when libvirt does not answer, or there is none."""
         virt = self._virt
@@ -428,7 +439,7 @@ def _strangers(processes: Processes) -> tuple[Stranger, ...]:
     )
 
 
-# On hosts with no more guests than this, a pass re-reads everything.
+# On hosts with no more guests than this, a pass because of an event re-reads everything.
 FEW = 16
 
 
@@ -448,8 +459,9 @@ def unannounced(
             raise NotAlone
         if thread_links(root, pid) != held.threads:
             found.add(pid)
-    if processes.napi != known.processes.napi:
-        raise NotAlone
+    for kind in ("napi", "daemons", "strangers"):
+        if getattr(processes, kind) != getattr(known.processes, kind):
+            raise NotAlone
     if processes.workers != known.processes.workers:
         found |= _owners(known, processes.workers)
     return frozenset(found)

@@ -9,6 +9,7 @@ everything.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,10 +57,10 @@ class QemuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The result of one pass over /proc. ``qemus`` are the believed QEMUs, ``strangers`` other
-    processes with an executable of such a name. ``workers`` holds the vhost kernel threads:
-    owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid; ``napi`` the NAPI
-    kernel threads: device, as they name it, to tids."""
+    """The result of one pass over /proc. ``qemus`` are the believed QEMUs, in pid order,
+    ``strangers`` other processes with an executable of such a name. ``workers`` holds the vhost
+    kernel threads: owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid;
+    ``napi`` the NAPI kernel threads: device, as they name it, to tids."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
@@ -67,6 +68,11 @@ class Processes:
     softirq: tuple[tuple[int, int], ...] = ()
     napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
     strangers: tuple[Decision, ...] = ()
+
+    def qemu(self, pid: int) -> QemuProcess | None:
+        """The believed QEMU of a pid; None when there is none."""
+        found = bisect_left(self.qemus, pid, key=lambda p: p.pid)
+        return next((p for p in self.qemus[found : found + 1] if p.pid == pid), None)
 
 
 @dataclass(slots=True)
@@ -275,11 +281,11 @@ class Joiner:
             pid = self._oldest(processes.qemus, domain)
         if pid is None:
             return None, why
-        for process in processes.qemus:
-            if process.pid == pid:
-                if process.decision.standing is not Standing.PLAIN:
-                    return process.stands(Standing.OURS), ""
-                return None, f"its process {pid} runs in no cgroup of libvirt's"
+        process = processes.qemu(pid)
+        if process is not None:
+            if process.decision.standing is not Standing.PLAIN:
+                return process.stands(Standing.OURS), ""
+            return None, f"its process {pid} runs in no cgroup of libvirt's"
         for stranger in processes.strangers:
             if stranger.pid == pid:
                 return None, f"its process {pid} is not believed: {stranger.why}"

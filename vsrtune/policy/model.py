@@ -170,19 +170,28 @@ def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
     """The scheduling that the policy requires for a role."""
-    rules = {
-        Role.VCPU: policy.vcpu_sched,
-        Role.VHOST: policy.vhost_sched,
-        Role.NAPI: policy.napi_sched,
-    }
-    return rules.get(role)
+    match role:
+        case Role.VCPU:
+            return policy.vcpu_sched
+        case Role.VHOST:
+            return policy.vhost_sched
+        case Role.NAPI:
+            return policy.napi_sched
+    return None
 
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
     """The CPUs that the policy requires for a role."""
-    choices = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}
-    choice = choices.get(role)
-    return policy.placement if choice is None and role in choices else choice
+    match role:
+        case Role.VCPU:
+            choice: CpuChoice | VcpuMap | DeviceMap | None = policy.vcpu
+        case Role.VHOST:
+            choice = policy.vhost
+        case Role.NAPI:
+            choice = policy.napi
+        case _:
+            return None
+    return policy.placement if choice is None else choice
 
 
 def asks_of_host(policy: Policy) -> bool:

@@ -19,7 +19,7 @@ from vsrtune.core.errors import Lasting, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.scope import FULL, Scope
+from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.execute import executor
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
@@ -74,6 +74,14 @@ def passes(host: FakeHost, journal: Journal, clock: Clock) -> Reconciler:
 
 
 class TestPass:
+    def test_an_idle_turn_asks_for_nothing_more(self, passes: Reconciler) -> None:
+        """Otherwise a turn on a host with few guests would observe everything."""
+        assert passes.run()
+        assert passes.again() == FULL
+        assert not passes.run(passes.again())
+        assert passes.again() == NOTHING
+        assert not passes.run(passes.again().merge(UNANNOUNCED))
+
     def test_tunes_as_the_policy_says_and_then_has_nothing_to_do(
         self, host: FakeHost, passes: Reconciler
     ) -> None:

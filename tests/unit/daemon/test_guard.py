@@ -102,7 +102,8 @@ class Scene:
             self.clock,
         )  # fmt: skip
         self.ran = 0
-        self.idle = 0
+        # Ticks for which the CPUs were idle, and for how many more at each sample.
+        self.idle, self.step = 0, 10
         self.full = False
         for guest in self.guests:
             for thread in guest.threads:
@@ -132,7 +133,7 @@ class Scene:
 
     def update(self) -> None:
         self.clock.now += 0.25
-        self.idle += 0 if self.full else 10
+        self.idle += 0 if self.full else self.step
         zeroes = "0 0 0 0 0 0"
         cpus = "".join(f"cpu{n} 0 0 0 {self.idle + 7 * (1 - n)} {zeroes}\n" for n in (0, 1))
         self.root.files["/proc/stat"] = f"cpu 0 0 0 9 {zeroes}\n{cpus}intr 1\n"
@@ -167,6 +168,20 @@ def test_a_step_that_nobody_makes_is_asked_for_again() -> None:
     scene = Scene("vr1")
     scene.spin(seconds=9)
     assert len(scene.steps) == 2
+
+
+def test_threads_are_read_while_a_cpu_of_theirs_is_busy() -> None:
+    scene = Scene("vr1")
+    scene.step = 25
+    for _ in range(8):
+        scene.update()
+    scene.root.reads.clear()
+    for _ in range(8):
+        scene.update()
+    assert not any("task" in path for path in scene.root.reads), "its CPUs are idle"
+    scene.step = 0
+    scene.spin(seconds=1.5)
+    assert [guest for guest, _, _ in scene.steps] == ["vr1"]
 
 
 def test_who_spins_is_stepped_down_and_not_its_victim() -> None:

@@ -111,8 +111,12 @@ def test_a_load_that_cannot_be_remembered_stops_nothing(
     assert len([r for r in caplog.records if "measured loads" in r.message]) == 1
 
 
-def test_all_are_planned_for_when_loads_are_new_but_seldom(machine: Machine) -> None:
-    """With many guests a pass plans for some alone; where threads go by load, all concern all."""
+@pytest.mark.parametrize("few", [0, 16])
+def test_all_are_planned_for_when_loads_are_new_but_seldom_with_many_guests(
+    machine: Machine, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass plans for some guests alone; where threads go by load, all concern all."""
+    monkeypatch.setattr("vsrtune.daemon.load_tracker.FEW", few)
     meter = LoadMeter(machine.tree.root(), machine.path, lambda: machine.now)
     keeper, placed = LoadKeeper(meter), policies(PLACED)
 
@@ -125,5 +129,6 @@ def test_all_are_planned_for_when_loads_are_new_but_seldom(machine: Machine) -> 
     assert not due(1010.0, policies(LISTED)), "no policy places by load"
     assert due(1010.0)
     machine.work(10, 0.5)
-    assert not due(1020.0), "all were planned for a moment ago"
+    assert due(1020.0) is bool(few), "all were planned for a moment ago"
+    machine.work(10, 0.7)
     assert due(1010.0 + WHOLE)

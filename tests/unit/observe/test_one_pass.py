@@ -9,15 +9,21 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
+from dataclasses import replace
 
 import pytest
 import recorded_hosts
 from moving_host import MovingHost
 
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
-from vsrtune.model.snapshot import Problem
-from vsrtune.observe.observer import ROUND, Observer
+from vsrtune.model.guest import Confidence, Role, Sched, ThreadKey
+from vsrtune.model.snapshot import Problem, Snapshot
+from vsrtune.observe.incremental import recheck
+from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
+from vsrtune.observe.trust import Standing
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
 
@@ -75,12 +81,20 @@ def test_processes_that_cannot_be_listed_are_a_problem_only(
     assert Problem("proc", "/proc: Too many open files") in part.snapshot.problems
 
 
+def settings(snapshot: Snapshot) -> set[tuple[ThreadKey, Sched, CpuSet]]:
+    """Classes and CPUs of the threads that a policy can name."""
+    threads = (t for g in snapshot.guests for t in g.threads if t.role is not Role.WORKER)
+    return {(t.key, t.sched, t.affinity) for t in threads}
+
+
+@pytest.mark.parametrize("few", [0, 16])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_patrol_finds_what_nobody_told(
-    host: MovingHost, seed: int, monkeypatch: pytest.MonkeyPatch
+    host: MovingHost, seed: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads and guests that come and go at the next patrol, all else within a round."""
-    monkeypatch.setattr("vsrtune.observe.observer.FEW", 0)
+    """Threads and guests that come and go at the next patrol, and with few guests also their
+    settings; settings of many guests within a round, all else within a long one."""
+    monkeypatch.setattr("vsrtune.observe.observer.FEW", few)
     rng = random.Random(seed)
     observer = Observer(host.root, host)
     observer.observe()
@@ -90,9 +104,75 @@ def test_a_patrol_finds_what_nobody_told(
         now = Observer(host.root, host).observe()
         if host.done[-1][0] in ("start", "stop", "hotplug", "unplug"):
             assert snapshot.guests == now.guests, (done, host.done[-1])
-        for _ in range(ROUND):
+        for _ in range(0 if few else ROUND):
             snapshot = observer.observe_unannounced().snapshot
-        assert snapshot == Observer(host.root, host).observe()
+        assert settings(snapshot) == settings(now)
+        for _ in range(LONG_ROUND):
+            snapshot = observer.observe_unannounced().snapshot
+        assert snapshot == now
+
+
+def write(host: MovingHost, path: str, old: str, new: str) -> None:
+    host.texts[path] = re.sub(old, new, host.texts[path])
+
+
+@pytest.mark.parametrize("host", ["trixie-e1000e"], indirect=True)
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("/proc/sys/kernel/sched_rt_runtime_us", r"\d+", "900000"),
+        ("/sys/devices/system/cpu/online", r"0-\d", "0-1"),
+    ],
+)
+def test_a_patrol_finds_a_change_of_the_host(
+    host: MovingHost, path: str, old: str, new: str
+) -> None:
+    observer = Observer(host.root, host)
+    observer.observe()
+    write(host, path, old, new)
+    for _ in range(ROUND):
+        part = observer.observe_unannounced()
+    assert part.snapshot == Observer(host.root, host).observe()
+
+
+@pytest.mark.parametrize("host", ["trixie-veth-multiqueue"], indirect=True)
+def test_a_patrol_reads_counters_and_does_not_re_read_their_guests(host: MovingHost) -> None:
+    """What threads ran and what rings dropped; but a worker of which a trace could tell more is
+    re-read once it has run."""
+    observer = Observer(host.root, host)
+    before = observer.observe()
+    guest = next(g for g in before.guests if g.source == "libvirt")
+    (vcpu, *_), (worker, *_) = guest.by_role(Role.VCPU), guest.by_role(Role.VHOST)
+    name, ran = guest.interfaces[0].target, vcpu.cpu_ns + 5_000_000
+    write(host, f"/proc/{vcpu.key.pid}/task/{vcpu.key.tid}/schedstat", r"^\d+", str(ran))
+    host.texts["/proc/net/dev"] = f"head\nhead\n{name}: 1 2 0 41 0 0 0 0 3 4 0 0 0 0 0 0\n"
+    part = observer.observe_unannounced()
+    assert (part.names, part.guests) == (frozenset(), ())
+    now = next(g for g in part.snapshot.guests if g.ref == guest.ref)
+    assert {t.key: t.cpu_ns for t in now.threads}[vcpu.key] == ran
+    assert now.interfaces[0].ring_drops == 41
+    assert worker.confidence is not Confidence.EXACT
+    path = f"/proc/{worker.key.pid}/task/{worker.key.tid}/schedstat"
+    write(host, path, r"^\d+", str(worker.cpu_ns + 1))
+    assert observer.observe_unannounced().names == {guest.ref}
+
+
+@pytest.mark.parametrize("host", ["trixie-veth-multiqueue"], indirect=True)
+@pytest.mark.parametrize("known", ["everything", "no vcpu", "nothing"])
+@pytest.mark.parametrize("standing", [Standing.OURS, Standing.FOREIGN])
+def test_a_guest_of_which_something_is_not_known_is_re_read(
+    host: MovingHost, known: str, standing: Standing
+) -> None:
+    """A monitor that was busy may answer now; a guest that could not be read may be."""
+    observer = Observer(host.root, host)
+    guest = next(g for g in observer.observe().guests if g.source == "libvirt")
+    others = tuple(t for t in guest.threads if t.role is not Role.VCPU)
+    cache = observer._pass().whole()
+    held = cache.held[guest.pid]
+    shown = {"everything": guest, "no vcpu": replace(guest, threads=others), "nothing": None}
+    held = replace(held, process=held.process.stands(standing), guest=shown[known])
+    _, due = recheck(replace(cache, held={guest.pid: held}), host.root)
+    assert bool(due) is (known != "everything" and standing is not Standing.FOREIGN)
 
 
 @pytest.mark.parametrize("pid", [40, 4000])

@@ -186,14 +186,15 @@ def unclaimed(known: LinkInterest, link: Link) -> bool:
 
 
 def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
-    """Files of settings for which the kernel has no events: of the scheduler, the guests'
-    devices and their lower devices."""
+    """Files of settings for which the kernel has no events: of the CPUs, the scheduler, the
+    guests' devices and their lower devices."""
     if snapshot is None or not snapshot.guests:
         return ()
     interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
     below = {name for i in interfaces for name in i.lower}
     kernel = ("sched_rt_runtime_us", "sched_rr_timeslice_ms")
-    files = [f"/proc/sys/kernel/{name}" for name in kernel] if below else []
+    files = ["/sys/devices/system/cpu/online"]
+    files += [f"/proc/sys/kernel/{name}" for name in kernel] if below else []
     for nic in snapshot.host.nics:
         if nic.name in below:
             files.append(f"/sys/class/net/{nic.name}/threaded")

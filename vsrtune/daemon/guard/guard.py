@@ -5,6 +5,11 @@ starvation.py, and asks the loop to step a guest down. It starts anew once the p
 the guest down, so that the next level follows only when the sign persists there. With more
 than MANY threads it samples less often: sampling takes a few per cent of a CPU at most.
 
+No thread waits for a CPU that is idle. So the guard first asks how long each CPU was idle, which
+is one file, and reads the threads of those guests only that may run on one that was not QUIET.
+The rule asks that a thread waits for a quarter of the time at least, so nothing is missed but for
+the first interval in which a CPU is busy.
+
 On CPUs where guests have real-time threads it also samples threads of others, but only while
 such a CPU has not been idle since the last check: a thread that waits for a CPU that has been
 idle does not starve.
@@ -21,6 +26,7 @@ from vsrtune.daemon.guard.aside import real_time_cpus
 from vsrtune.daemon.guard.samples import GuardSampler
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.procfs import CLOCK_TICKS
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.snapshot import Snapshot
@@ -32,6 +38,10 @@ EVERY = 0.25
 MANY = 500
 # Seconds between checks whether CPUs have been idle.
 OTHERS = 2.0
+# A CPU was quiet if it was idle for more than this share of the time since the last sample: in
+# EVERY, 22 of 25 ticks. Both readings are rounded down, so it was busy for five ticks at most, and
+# a thread that waited for a quarter of the time (starvation.py) needs more than six.
+QUIET = 0.85
 # How long to wait for a step before asking for it again, seconds.
 UNANSWERED = 5.0
 # Threads of others that are sampled at a time, at most.
@@ -58,6 +68,8 @@ class StandstillGuard(Background):
         self._clock = clock
         self._rule = Rule()
         self._others = _Others(self._sampler, self._rule, starving)
+        # When the CPUs were looked at last, and for how many ticks each was idle by then.
+        self._idle: tuple[float, dict[int, int]] = (0.0, {})
         self._seen: DaemonState | None = None
         self._subjects: tuple[Subject, ...] = ()
         self._known: dict[str, tuple[Guest, set[int], Subject]] = {}
@@ -85,10 +97,23 @@ class StandstillGuard(Background):
             self._choose(state)
             self._seen = state
         self._asked = {ref: until for ref, until in self._asked.items() if now < until}
-        for sign in self._rule.update(now, self._sampler.sights(self._subjects)):
+        busy = self._busy(now) if self._subjects else frozenset()
+        for sign in self._rule.update(now, self._sampler.sights(self._subjects, busy)):
             self._ask(sign.guest, sign.why, now)
         for starved in self._others.update(now, state.snapshot, self._subjects):
             self._ask(starved.guest, str(starved), now)
+
+    def _busy(self, now: float) -> frozenset[int] | None:
+        """The CPUs that were not quiet since the last call; None when that is not known."""
+        at, before = self._idle
+        try:
+            idle = self._sampler.idle()
+        except (OSError, ValueError, IndexError):
+            idle = {}
+        self._idle = now, idle
+        most = QUIET * (now - at) * CLOCK_TICKS
+        found = frozenset(c for c, n in idle.items() if n - before.get(c, n) <= most)
+        return found if before and idle else None
 
     def _ask(self, guest: str, why: str, now: float) -> None:
         if guest not in self._asked:

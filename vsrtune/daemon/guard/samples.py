@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import DeviceFrames, parse_net_dev
 from vsrtune.host.procfs import Stat, parse_stat
 from vsrtune.model.guest import NicKind, Role, ThreadKey
 from vsrtune.plan.safety.starvation import Counters, Sight, Subject, ThreadSample, vital
@@ -21,10 +22,20 @@ class GuardSampler:
     def __init__(self, root: HostRoot) -> None:
         self._root = root
 
-    def sights(self, subjects: Collection[Subject]) -> list[Sight]:
-        """All subjects as they are now."""
+    def sights(
+        self, subjects: Collection[Subject], busy: frozenset[int] | None = None
+    ) -> list[Sight]:
+        """All subjects as they are now. With ``busy``, the threads of those only that may run on
+        one of these CPUs."""
         devices = self._devices() if any(s.devices for s in subjects) else {}
-        return [Sight(s, self._threads(s), _counters(s, devices)) for s in subjects]
+        return [
+            Sight(
+                s,
+                {} if busy is not None and s.cpus and s.cpus.isdisjoint(busy) else self._threads(s),
+                _counters(s, devices),
+            )
+            for s in subjects
+        ]
 
     def thread(self, key: ThreadKey, always: bool = True) -> ThreadSample | None:
         """One thread; None when it is gone. With ``always`` false the run time is read only
@@ -57,18 +68,11 @@ class GuardSampler:
                 found[thread.key] = sample
         return found
 
-    def _devices(self) -> dict[str, tuple[int, int, int, int]]:
-        """Received, dropped, sent, dropped, by device."""
+    def _devices(self) -> dict[str, DeviceFrames]:
         try:
-            lines = self._root.read("/proc/net/dev").splitlines()[2:]
-        except OSError:
+            return parse_net_dev(self._root.read("/proc/net/dev"))
+        except (OSError, ValueError, IndexError):
             return {}
-        found = {}
-        for line in lines:
-            name, _, rest = line.rpartition(":")
-            fields = rest.split()
-            found[name.strip()] = int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])
-        return found
 
     # -- threads of others
 
@@ -110,7 +114,7 @@ class GuardSampler:
                 yield ThreadKey(pid, int(tid), stat.start_time), stat.comm, important
 
 
-def _counters(subject: Subject, devices: dict[str, tuple[int, int, int, int]]) -> Counters | None:
+def _counters(subject: Subject, devices: dict[str, DeviceFrames]) -> Counters | None:
     if not subject.devices or any(name not in devices for name, _ in subject.devices):
         return None
     arrived = dropped = sent = 0

@@ -22,7 +22,8 @@ the source of each number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
@@ -105,6 +106,17 @@ class _Present:
     bound: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """The threads of a thread's own guest, and of guests linked to it, by CPU: their shares, each
+    weighed by what it costs more than a thread of others, and how many of them clash with it.
+    ``fed``: CPU and share of those to which it hands frames, or which hand it theirs."""
+
+    weighed: dict[int, float]
+    clashes: dict[int, int]
+    fed: list[tuple[int, float]]
+
+
 class Board:
     """Threads on CPUs, and the price of one more. Seats have the positions of ``seats``.
 
@@ -124,6 +136,7 @@ class Board:
         self._host = host
         self._seats = seats
         self._info = {c.id: c for c in host.cpus}
+        self._caches = len({c.cache for c in host.cpus}) > 1
         self._siblings = {
             c.id: [s for s in c.siblings if s != c.id and s in self._info] for c in host.cpus
         }
@@ -137,6 +150,9 @@ class Board:
         self._booked = dict.fromkeys(self._info, 0)
         self._here: dict[int, dict[int, _Present]] = {c: {} for c in self._info}
         self._members: dict[str, dict[int, _Present]] = {}
+        self._of_guest: dict[str, float] = {}
+        # The least base and load among these CPUs, until a thread comes or goes.
+        self._least: dict[CpuSet, tuple[float, float]] = {}
         self._parties = [
             Party(s.guest, s.role, _demand(s.load or (), s.booked, window), s.booked, s.links)
             for s in seats
@@ -164,18 +180,23 @@ class Board:
         party = self._parties[seat]
         del self._members[party.guest][seat]
         del self._here[cpu][seat]
+        self._of_guest[party.guest] -= party.demand
         self._ask(cpu, -party.demand)
         self._booked[cpu] -= party.booked
         return cpu
 
     def _add(self, number: int, present: _Present) -> None:
-        self._members.setdefault(present.party.guest, {})[number] = present
+        guest = present.party.guest
+        self._members.setdefault(guest, {})[number] = present
+        asked = sum(present.shares.values())
+        self._of_guest[guest] = self._of_guest.get(guest, 0.0) + asked
         for cpu, share in present.shares.items():
             self._ask(cpu, share)
             self._booked[cpu] += present.party.booked
             self._here[cpu][number] = present
 
     def _ask(self, cpu: int, share: float) -> None:
+        self._least.clear()
         self._load[cpu] += share
         self._base[cpu] += OTHERS * share
         for sibling in self._siblings[cpu]:
@@ -183,59 +204,88 @@ class Board:
 
     def price(self, seat: int, cpu: int) -> float:
         """The cost that a seat which is not on the board would add on a CPU."""
-        return next(self._prices(seat, (cpu,)))[0]
+        return self._price(seat, cpu, self._company(self._parties[seat], (cpu,)))
 
-    def cheapest(self, seat: int, among: Iterable[int]) -> tuple[float, int]:
+    def cheapest(self, seat: int, among: Collection[int]) -> tuple[float, int]:
         """The lowest price of a seat that is not on the board, and the CPU that has it: of equal
         ones the CPU that it had, then the lowest."""
-        had = self._seats[seat].previous
-        found = min((round(price, 9), cpu != had, cpu) for price, cpu in self._prices(seat, among))
-        return found[0], found[2]
-
-    def _prices(self, seat: int, among: Iterable[int]) -> Iterator[tuple[float, int]]:
-        one, nodes = self._parties[seat], self._seats[seat].nodes
-        company: dict[int, float] = {}
-        clashes: dict[int, int] = {}
-        fed: list[tuple[int, float]] = []
-        for other in self._linked(one):
-            weight = one.weight(other.party) - OTHERS
-            forbidden = one.clashes(other.party)
-            for cpu, share in other.shares.items():
-                company[cpu] = company.get(cpu, 0.0) + weight * share
-                clashes[cpu] = clashes.get(cpu, 0) + forbidden
-            if one.fed_by(other.party):
-                fed += other.shares.items()
+        one, had = self._parties[seat], self._seats[seat].previous
+        company = self._company(one, among)
+        beside = company.weighed
+        best = (math.inf, True, 0)
+        for cpu in beside:
+            price = round(self._price(seat, cpu, company), 9)
+            best = min(best, (price, cpu != had, cpu))
+        # Without company no price is below the base, so most CPUs need no closer look.
+        over = _over(min(map(self._load.__getitem__, among)), one.demand)
         for cpu in among:
-            info = self._info[cpu]
-            cost = self._base[cpu] + company.get(cpu, 0.0)
-            cost += REMOTE * (bool(nodes) and info.node not in nodes)
-            if info.cache:
-                cost += FAR * sum(share for at, share in fed if at not in info.cache)
-            cost = cost * one.demand + _over(self._load[cpu], one.demand)
-            count = clashes.get(cpu, 0)
-            if self._budgets:
-                count = sum(one.clashes(other.party) for other in self._here[cpu].values())
-                cost += REFUSED * self._refused(one, cpu)
-            yield cost + CLASH * count, cpu
+            if cpu in beside:
+                continue
+            least = round(one.demand * self._base[cpu] + over, 9)
+            if (least, cpu != had, cpu) < best:
+                price = round(self._price(seat, cpu, company), 9)
+                best = min(best, (price, cpu != had, cpu))
+        return best[0], best[2]
 
-    def least(self, seat: int) -> float:
-        """A price below which a seat that is not on the board has no CPU, quickly."""
-        one, allowed = self._parties[seat], self._seats[seat].allowed
-        company = sum(sum(other.shares.values()) for other in self._linked(one))
-        base = min(map(self._base.__getitem__, allowed)) - (OTHERS - WORKERS) * company
-        return one.demand * base + _over(min(map(self._load.__getitem__, allowed)), one.demand)
+    def _company(self, one: Party, among: Collection[int], seated: int | None = None) -> _Company:
+        """``seated`` is the seat of ``one`` itself if it is on the board."""
+        company = _Company({}, {}, [])
+        weighed, clashes = company.weighed, company.clashes
+        for number, other in self._linked(one):
+            if number == seated:
+                continue
+            if self._caches and one.fed_by(other.party):
+                company.fed.extend(other.shares.items())
+            for cpu, share in other.shares.items():
+                if cpu in among:
+                    weight = one.weight(other.party) - OTHERS
+                    weighed[cpu] = weighed.get(cpu, 0.0) + weight * share
+                    clashes[cpu] = clashes.get(cpu, 0) + one.clashes(other.party)
+        return company
+
+    def _price(self, seat: int, cpu: int, company: _Company, *, seated: bool = False) -> float:
+        """``seated``: the seat is on the board, on this CPU."""
+        one, nodes, info = self._parties[seat], self._seats[seat].nodes, self._info[cpu]
+        own = one.demand if seated else 0.0
+        cost = self._base[cpu] - OTHERS * own + company.weighed.get(cpu, 0.0)
+        cost += REMOTE * (bool(nodes) and info.node not in nodes)
+        if info.cache:
+            cost += FAR * sum(share for at, share in company.fed if at not in info.cache)
+        cost = cost * one.demand + _over(self._load[cpu] - own, one.demand)
+        clashes = company.clashes.get(cpu, 0)
+        if self._budgets:
+            others = (other for number, other in self._here[cpu].items() if number != seat)
+            clashes = sum(one.clashes(other.party) for other in others)
+            cost += REFUSED * self._refused(one, cpu, one.booked if seated else 0)
+        return cost + CLASH * clashes
+
+    def quote(self, seat: int) -> tuple[float, float]:
+        """Of a seat on the board: the price of its CPU without it, and a price below which it has
+        no CPU."""
+        one, allowed, at = self._parties[seat], self._seats[seat].allowed, self.cpu_of[seat]
+        here = self._price(seat, at, self._company(one, (at,), seat), seated=True)
+        if allowed not in self._least:
+            base = min(map(self._base.__getitem__, allowed))
+            self._least[allowed] = base, min(map(self._load.__getitem__, allowed))
+        base, load = self._least[allowed]
+        base = min(base, self._base[at] - OTHERS * one.demand)
+        for sibling in self._siblings[at]:
+            base = min(base, self._base[sibling] - SMT * one.demand)
+        company = sum(self._of_guest.get(guest, 0.0) for guest in self._near[one.guest])
+        base -= (OTHERS - WORKERS) * (company - one.demand)
+        return here, one.demand * base + _over(min(load, self._load[at] - one.demand), one.demand)
 
     def alone(self, seat: int) -> bool:
         """Whether no other thread is bound to a seat's CPU."""
         return sum(present.bound for present in self._here[self.cpu_of[seat]].values()) == 1
 
-    def _linked(self, one: Party) -> Iterator[_Present]:
+    def _linked(self, one: Party) -> Iterator[tuple[int, _Present]]:
         for guest in self._near[one.guest]:
-            yield from self._members.get(guest, {}).values()
+            yield from self._members.get(guest, {}).items()
 
-    def _refused(self, one: Party, cpu: int) -> bool:
+    def _refused(self, one: Party, cpu: int, own: int) -> bool:
         most = limit(self._host, CpuSet.single(cpu)) if one.booked else None
-        return most is not None and self._booked[cpu] + one.booked > most
+        return most is not None and self._booked[cpu] - own + one.booked > most
 
 
 def _over(load: float, more: float) -> float:

@@ -66,11 +66,9 @@ class _Placing:
         self.seats = seats
         self.board = Board(host, irq, seats, occupants)
         self.saved: dict[int, float] = {}
-        measured = any(len(s.load or ()) >= WINDOWS for s in seats)
-        self._windows = [
-            Board(host, irq, seats, occupants, window)
-            for window in range(WINDOWS if measured else 0)
-        ]
+        self._inputs = (host, irq, seats, occupants)
+        # One board for each window, made when a measured thread is about to move.
+        self._windows: list[Board] = []
         self._kept = {n for n, s in enumerate(seats) if s.previous in s.allowed}
         self._moves = MOVES
         self._fine = True
@@ -97,10 +95,12 @@ class _Placing:
 
     def _round(self) -> bool:
         """Let every seat move once; True when one did."""
-        prices = {n: self._price(n) for n in range(len(self.seats))}
+        quotes = {n: self.board.quote(n) for n in range(len(self.seats))}
         moved = False
-        for n in sorted(prices, key=lambda n: (-prices[n], -n)):
-            cpu = self._better(n)
+        for n in sorted(quotes, key=lambda n: (-round(quotes[n][0], 9), -n)):
+            # The quotes hold until a seat moves.
+            here, least = self.board.quote(n) if moved else quotes[n]
+            cpu = self._better(n, here) if self._hopes(n, here, here - least) else None
             if cpu is not None:
                 for board in (self.board, *self._windows):
                     board.take(n)
@@ -108,26 +108,21 @@ class _Placing:
                 moved = True
         return moved
 
-    def _price(self, n: int) -> float:
-        cpu = self.board.take(n)
-        price = self.board.price(n, cpu)
-        self.board.put(n, cpu)
-        return round(price, 9)
+    def _hopes(self, n: int, here: float, saved: float) -> bool:
+        """Whether a seat may move where it saves this. Most seats stay, and the bound tells it
+        without a look at every CPU."""
+        return saved >= _EPSILON if n not in self._kept and self._fine else _pays(here, saved)
 
-    def _better(self, n: int) -> int | None:
-        """The CPU to which a seat moves, None when it stays."""
+    def _better(self, n: int, here: float) -> int | None:
+        """The CPU to which a seat moves, None when it stays where it costs ``here``."""
         board, seat = self.board, self.seats[n]
         at = board.take(n)
-        here = board.price(n, at)
-        # Most threads stay, and this tells it without a look at every CPU.
-        most = here - board.least(n)
-        free = n not in self._kept
-        hopeless = most < _EPSILON if free and self._fine else not _pays(here, most)
-        price, cpu = (here, at) if hopeless else board.cheapest(n, seat.allowed)
+        price, cpu = board.cheapest(n, seat.allowed)
         board.put(n, at)
         saved = here - price
         if cpu == at or saved < _EPSILON:
             return None
+        free = n not in self._kept
         if saved > CLASH / 2 or (free and self._fine):
             return cpu
         if not _pays(here, saved):
@@ -138,7 +133,7 @@ class _Placing:
             return None if board.alone(n) else cpu
         if seat.booked or len(seat.load) < WINDOWS or not self._moves:
             return None
-        for window in self._windows:
+        for window in self._by_window():
             window.take(n)
             here, there = window.price(n, at), window.price(n, cpu)
             window.put(n, at)
@@ -148,6 +143,14 @@ class _Placing:
         self._moves -= 1
         self.saved[n] = saved
         return cpu
+
+    def _by_window(self) -> list[Board]:
+        if not self._windows:
+            self._windows = [Board(*self._inputs, window) for window in range(WINDOWS)]
+            for window in self._windows:
+                for n, cpu in self.board.cpu_of.items():
+                    window.put(n, cpu)
+        return self._windows
 
 
 def _pays(here: float, saved: float) -> bool:

@@ -41,18 +41,26 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
     ``managed`` are the refs of guests on which the plan acts. A pair in which neither guest is
     managed is not judged. If both are managed, the later guest is the one to refuse.
     """
-    order = {guest.ref: number for number, guest in enumerate(result.guests)}
     online = result.host.online
+    threads = list(_threads(result.guests))
     by_cpu: dict[int, list[tuple[Guest, Thread]]] = {}
-    for guest, thread in _threads(result.guests):
+    for guest, thread in threads:
         if _spins(thread):
             for cpu in thread.affinity & online:
                 by_cpu.setdefault(cpu, []).append((guest, thread))
     if not by_cpu:
         return
-    for guest, thread in _threads(result.guests):
+    order = {guest.ref: number for number, guest in enumerate(result.guests)}
+    # One vcpu of each class and priority: with many guests a CPU has hundreds of a kind.
+    kinds = {
+        cpu: {(vcpu.sched.cls, vcpu.sched.priority): vcpu for _, vcpu in here}.values()
+        for cpu, here in by_cpu.items()
+    }
+    for guest, thread in threads:
         mask = thread.affinity & online
         if not all(cpu in by_cpu for cpu in mask):
+            continue
+        if not any(_starves(vcpu, thread) for cpu in mask for vcpu in kinds[cpu]):
             continue
         beside = {
             vcpu.key: (owner, vcpu)

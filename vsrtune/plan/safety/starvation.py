@@ -99,16 +99,19 @@ class GuardedThread:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A tuned guest, with the threads and devices to sample. ``devices``: names and kinds."""
+    """A tuned guest, with the threads and devices to sample. ``devices``: names and kinds.
+    ``cpus``: where the threads may run, empty when that is not known."""
 
     ref: str
     threads: tuple[GuardedThread, ...]
     devices: tuple[tuple[str, NicKind], ...] = ()
+    cpus: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The sample of a subject at one moment, without threads that are gone."""
+    """The sample of a subject at one moment, without threads that are gone. There are none when
+    no thread can have waited for a CPU."""
 
     subject: Subject
     threads: Mapping[ThreadKey, ThreadSample]
@@ -140,7 +143,8 @@ def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
     )
     devices = tuple((i.target, i.kind) for i in guest.interfaces)
     told = all(i.kind is not NicKind.OTHER and i.ifindex not in shared for i in guest.interfaces)
-    return Subject(guest.ref, threads, devices if told else ())
+    cpus = frozenset(cpu for role in roles for t in guest.by_role(role) for cpu in t.affinity)
+    return Subject(guest.ref, threads, devices if told else (), cpus)
 
 
 @dataclass(frozen=True, slots=True)
