@@ -15,7 +15,7 @@ from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.guests import VcpuFinder
 from vsrtune.observe.incremental import ObservationCache, recheck
-from vsrtune.observe.one_pass import FEW, LookPass, NotAlone, unannounced
+from vsrtune.observe.one_pass import FEW, NotAlone, ObservationPass, unannounced
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
     RESULTS_PATH,
@@ -135,9 +135,9 @@ class Observer:
             return SnapshotSlice(self._whole())
         return self._known.refreshed
 
-    def _pass(self, known: ObservationCache | None = None) -> LookPass:
+    def _pass(self, known: ObservationCache | None = None) -> ObservationPass:
         self._vcpus.update(self._qemu_filter())
-        return LookPass(
+        return ObservationPass(
             self._root,
             self._virt,
             self._memory,

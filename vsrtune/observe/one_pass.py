@@ -45,7 +45,7 @@ class NotAlone(Exception):
     """The guests cannot be read without the rest of the host."""
 
 
-class LookPass:
+class ObservationPass:
     """One pass over a host, with readers that read each device and cgroup once. ``texts`` is
     libvirt's last description of each domain that it confirmed; a pass updates it. The pass calls
     ``pulse`` again and again, to show that it moves on."""
