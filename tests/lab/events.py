@@ -19,7 +19,7 @@ LAB = Path(__file__).parent / "lab"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 RAW = DOCS / "raw" / "events"
 RELEASES = ("bookworm", "trixie")
-TESTS = ("migration", "travel", "churn", "events", "drift", "queue")
+TESTS = ("migration", "travel", "churn", "events", "drift")
 VETH = ("--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--nic", "e1000e")
 

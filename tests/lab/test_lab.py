@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import events
 import pytest
 from labreport import TROUBLES, read_report
 from labruns import GO, PASSED, LabRuns, nearly_done
@@ -118,6 +119,15 @@ def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]
     assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
     assert run.status == 0, f"lab {boot.id}: {run.end}"
     assert counts["passed"] > 0, "no test ran"
+
+
+def test_every_test_that_a_lab_names_exists() -> None:
+    inside = LAB.parent / "inside"
+    names = {name for boot in MATRIX for name in boot.tests}
+    names |= {*ELSEWHERE, *(f"test_{name}.py" for name in events.TESTS)}
+    for name in names:
+        file, _, function = name.partition("::")
+        assert f"def {function}" in (inside / file).read_text(), name
 
 
 OURS = "[    9.0] lab: vsrtune's code runs\n"
