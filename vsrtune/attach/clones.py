@@ -5,7 +5,7 @@ Every method first checks what exists, so all of them may be repeated.
 
 from __future__ import annotations
 
-from vsrtune.attach.host import AttachHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.clone_model import (
     Clone,
@@ -22,7 +22,7 @@ from vsrtune.model import domain_xml
 class Clones:
     """The clones of a host."""
 
-    def __init__(self, host: AttachHost) -> None:
+    def __init__(self, host: LiveHost) -> None:
         self._host = host
 
     def do(self, step: CloneStep) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from vsrtune.attach import overlays
-from vsrtune.attach.host import AttachHost, LiveHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ORIGIN
 from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
 from vsrtune.attach.plan.model import AttachHostState
@@ -21,7 +21,7 @@ from vsrtune.model.targets import TxQueueLen
 
 
 def survey(
-    host: AttachHost,
+    host: LiveHost,
     origins: Collection[Origin],
     journal: Path,
     clones: Iterable[Clone] = (),
@@ -43,7 +43,7 @@ def known_origins(ledger: Path) -> tuple[Origin, ...]:
     return tuple(origin_from(e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
 
 
-def _definition(host: AttachHost, clone: Clone) -> str:
+def _definition(host: LiveHost, clone: Clone) -> str:
     try:
         return host.definition(clone.uuid)
     except VanishedError:

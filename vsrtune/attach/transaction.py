@@ -17,9 +17,9 @@ from typing import TypeVar
 from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import SwitchError, translated
-from vsrtune.attach.host import AttachHost, LiveHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
-from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError, Requests, unplug
+from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError
 from vsrtune.attach.overlays import OutOfReachError
 from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone, CloneFiles, CloneRun
@@ -35,6 +35,9 @@ from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, r
 # systemd starts libvirtd again, which then reads all its guests.
 _AWAY_SECONDS = 40.0
 _TRIES, _TRY_PAUSE = 3, 2.0
+_UNPLUG_PAUSE = 0.05
+# The request is lost if the guest's kernel does not listen yet.
+_ASK_AGAIN = 10.0
 
 T = TypeVar("T")
 
@@ -55,7 +58,7 @@ class Switcher:
 
     def __init__(
         self,
-        host: AttachHost,
+        host: LiveHost,
         ledger: AttachLedger,
         boot: str,
         before: Callable[[Step], None] = lambda _step: None,
@@ -237,7 +240,7 @@ class Switcher:
                 for device in step.devices:
                     self._devices.set_down(device)
             case steps.Unplug():
-                requests: Requests = {}
+                requests: dict[Card, float] = {}
                 self._patiently(lambda: self._unplug(step.cards, requests))
             case steps.Plug():
                 for card in step.cards:
@@ -326,9 +329,46 @@ class Switcher:
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 
-    def _unplug(self, cards: tuple[Card, ...], requests: Requests | None = None) -> None:
-        wanted = [(card.uuid, card.mac) for card in cards]
-        unplug(self._host, wanted, requests, clock=self._host.clock, sleep=self._sleep)
+    def _unplug(self, cards: tuple[Card, ...], requests: dict[Card, float] | None = None) -> None:
+        """Unplug the interfaces that are there, all at the same time, and return when the guests
+        have released them. ``requests`` are the times of the last requests of an earlier call that
+        found libvirt away; this call keeps it up to date.
+
+        Raises RefusedError when libvirt refused before any request was made, otherwise WriteError.
+        """
+        requests = {} if requests is None else requests
+        try:
+            self._release(cards, requests)
+        except RefusedError as error:
+            if requests:
+                raise WriteError(error.what, where=error.where, hint=error.hint) from error
+            raise
+
+    def _release(self, cards: tuple[Card, ...], requests: dict[Card, float]) -> None:
+        end = self._host.clock() + RELEASE_SECONDS
+        requests.update(dict.fromkeys(requests, float("-inf")))
+        while True:
+            uuids = {card.uuid for card in cards}
+            present = {(uuid, n.mac): n for uuid in uuids for n in self._host.nics(uuid)}
+            left = [card for card in cards if (card.uuid, card.mac) in present]
+            if not left:
+                return
+            now = self._host.clock()
+            if now > end:
+                raise WriteError(
+                    f"the guest did not release the interface in {RELEASE_SECONDS:g} s",
+                    where=left[0].where,
+                    hint="its kernel must support PCI hotplug",
+                )
+            for card in left:
+                if now - requests.get(card, float("-inf")) >= _ASK_AGAIN:
+                    try:
+                        self._host.request_unplug(card.uuid, present[card.uuid, card.mac])
+                    except AwayError:
+                        requests[card] = now  # libvirt may have passed it on
+                        raise
+                    requests[card] = now
+            self._sleep(_UNPLUG_PAUSE)
 
     def _nic(self, card: Card) -> DomainNic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
@@ -355,7 +395,7 @@ def _nothing() -> None:
     """The check outside a switch: no signal is held."""
 
 
-def define(host: AttachHost, step: Define) -> None:
+def define(host: LiveHost, step: Define) -> None:
     """Change, add or remove the interface, unless that is done already."""
     where = f"{step.guest}: interface {step.mac} of the definition"
     text = host.definition(step.uuid)
@@ -381,7 +421,7 @@ def define(host: AttachHost, step: Define) -> None:
         raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
 
 
-def undefine(host: AttachHost, inverse: Define) -> None:
+def undefine(host: LiveHost, inverse: Define) -> None:
     """Take a Define back, unless somebody else has changed or removed the interface since."""
     present = nics(host.definition(inverse.uuid))
     if not inverse.before:
