@@ -11,7 +11,7 @@ import click
 
 from vsrtune.cli.options import attach_ledger_option, json_option, options, root_option, uri_option
 from vsrtune.doctor import guest_checks, host_checks, module_checks
-from vsrtune.doctor.model import Case, Check, Finding, run
+from vsrtune.doctor.model import checks_in, name_of, run, trap_of
 
 if TYPE_CHECKING:
     from vsrtune.doctor.model import Case, Finding
@@ -85,14 +85,13 @@ def _print(findings: tuple[Finding, ...]) -> None:
     render.show([Table(title, ("", "check", "found", "what to do", "seen in"), rows)])
 
 
-OF_HOST: tuple[Check[Case], ...] = (*host_checks.CHECKS, *guest_checks.CHECKS)
-OF_MODULE = module_checks.CHECKS
+OF_HOST = checks_in(host_checks) + checks_in(guest_checks)
+OF_MODULE = checks_in(module_checks)
 
 
 def traps() -> list[tuple[str, str]]:
     """Name and trap of each check, for the reference."""
-    host = [(check.name, check.trap) for check in OF_HOST]
-    return host + [(check.name, check.trap) for check in OF_MODULE]
+    return [(name_of(check), trap_of(check)) for check in OF_HOST + OF_MODULE]
 
 
 def check_all(case: Case, facts: module_checks.ModuleFacts | None) -> tuple[Finding, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Check, Finding, Severity
+from vsrtune.doctor.model import Case, Finding, Severity
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
@@ -46,7 +46,7 @@ def vhost(case: Case) -> Iterable[Finding]:
             )
 
 
-def mapping(case: Case) -> Iterable[Finding]:
+def worker_mapping(case: Case) -> Iterable[Finding]:
     """Every worker of a guest has the same name, so which one serves which interface is
     known by order, and after hotplug by traffic only."""
     for guest in case.snapshot.guests:
@@ -66,7 +66,7 @@ def mapping(case: Case) -> Iterable[Finding]:
             )
 
 
-def emulator_group(case: Case) -> Iterable[Finding]:
+def emulator_cgroup(case: Case) -> Iterable[Finding]:
     """Workers that are threads of QEMU stand in libvirt's emulator cgroup: emulatorpin
     confines them, whatever their own affinity."""
     for guest in case.snapshot.guests:
@@ -84,7 +84,7 @@ def emulator_group(case: Case) -> Iterable[Finding]:
             )
 
 
-def queues(case: Case) -> Iterable[Finding]:
+def queue_length(case: Case) -> Iterable[Finding]:
     """A queue of length 0 drops every frame, a very long one lets frames wait for long, one
     shorter than a worker's batch loses bursts."""
     for guest in case.snapshot.guests:
@@ -118,41 +118,40 @@ def queues(case: Case) -> Iterable[Finding]:
 def devices(case: Case) -> Iterable[Finding]:
     """A device that libvirt does not manage can be down, or have another MAC than the guest:
     then the guest receives nothing."""
-    known = {d.name: d for d in case.facts.devices}
     for guest in case.snapshot.guests:
         for interface in guest.interfaces:
-            device = known.get(interface.target)
-            if device is None or not interface.kind.rings:
+            name = interface.target
+            if name not in case.facts.devices or not interface.kind.rings:
                 continue
-            if not device.up:
+            mac, up = case.facts.devices[name]
+            if not up:
                 yield Finding(
                     Severity.ERROR,
-                    f"{guest.ref}: {device.name} is down, so the guest gets no frames",
-                    f"ip link set {device.name} up",
-                    f"{_NET}/{device.name}/flags",
+                    f"{guest.ref}: {name} is down, so the guest gets no frames",
+                    f"ip link set {name} up",
+                    f"{_NET}/{name}/flags",
                 )
-            if interface.mac and device.mac.lower() != interface.mac.lower():
+            if interface.mac and mac.lower() != interface.mac.lower():
                 yield Finding(
                     Severity.ERROR,
-                    f"{guest.ref}: {device.name} receives for {device.mac}, the guest's NIC has "
+                    f"{guest.ref}: {name} receives for {mac}, the guest's NIC has "
                     f"{interface.mac}: it gets broadcast only",
-                    f"ip link set {device.name} address {interface.mac}",
-                    f"{_NET}/{device.name}/address: {device.mac}",
+                    f"ip link set {name} address {interface.mac}",
+                    f"{_NET}/{name}/address: {mac}",
                 )
 
 
-def openers(case: Case) -> Iterable[Finding]:
+def stray_opens(case: Case) -> Iterable[Finding]:
     """Whoever else has a guest's tap open is one more queue of it: flows that hash there are
     lost to the guest."""
     if case.facts.openers is None:
         return
-    for one in case.facts.openers:
+    for device, pid, name in case.facts.openers:
         yield Finding(
             Severity.WARNING,
-            f"process {one.pid} ({one.name}) has {one.device} open: it takes a share of the "
-            "guest's flows",
+            f"process {pid} ({name}) has {device} open: it takes a share of the guest's flows",
             "close it, if it is not another guest that shares the device on purpose",
-            f"/proc/{one.pid}/fd: /dev/tap of {one.device}",
+            f"/proc/{pid}/fd: /dev/tap of {device}",
         )
     if not case.facts.openers:
         yield Finding(
@@ -191,7 +190,7 @@ def shared_devices(case: Case) -> Iterable[Finding]:
             )
 
 
-def between_guests(case: Case) -> Iterable[Finding]:
+def guest_to_guest(case: Case) -> Iterable[Finding]:
     """Frames from guest to guest on one lower device pass the CPU's backlog, which all
     share; frames from the NIC do not."""
     on: dict[str, set[str]] = {}
@@ -240,7 +239,7 @@ def realtime(case: Case) -> Iterable[Finding]:
                 )
 
 
-def order(case: Case) -> Iterable[Finding]:
+def priorities(case: Case) -> Iterable[Finding]:
     """Priorities that starve: vhost above vcpu, unequal guests on a CPU, a busy vcpu
     beside threads it never gives way to, ksoftirqd below realtime threads."""
     snapshot = case.snapshot
@@ -258,7 +257,7 @@ def order(case: Case) -> Iterable[Finding]:
         yield Finding(level, text, hint, f"kernel {kernel}; `vsrtune show`")
 
 
-def pins(case: Case) -> Iterable[Finding]:
+def libvirt_pins(case: Case) -> Iterable[Finding]:
     """libvirt's pin and the kernel's affinity can differ: vcpupin of a DEADLINE vcpu fails
     after it has narrowed the cgroup, and other tools write affinities beneath libvirt."""
     for guest in case.snapshot.guests:
@@ -314,20 +313,3 @@ def untuned(case: Case) -> Iterable[Finding]:
                 f"vsrtune policy init {shlex.quote(guest.ref)}",
                 f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",
             )
-
-
-CHECKS: tuple[Check[Case], ...] = (
-    Check("vhost", vhost),
-    Check("worker mapping", mapping),
-    Check("emulator cgroup", emulator_group),
-    Check("queue length", queues),
-    Check("devices", devices),
-    Check("stray opens", openers),
-    Check("shared devices", shared_devices),
-    Check("guest to guest", between_guests),
-    Check("realtime", realtime),
-    Check("priorities", order),
-    Check("libvirt pins", pins),
-    Check("pending", pending),
-    Check("untuned", untuned),
-)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Check, Finding, Severity
+from vsrtune.doctor.model import Case, Finding, Severity
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass
@@ -97,7 +97,7 @@ def cpus(case: Case) -> Iterable[Finding]:
         yield Finding(Severity.OK, f"{len(online)} CPUs", evidence=evidence)
 
 
-def isolated(case: Case) -> Iterable[Finding]:
+def isolated_cpus(case: Case) -> Iterable[Finding]:
     """Several CPUs isolated at boot are one root domain, so none of them can have class
     deadline of its own."""
     boot = case.facts.isolated
@@ -158,7 +158,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
         )  # fmt: skip
 
 
-def managed(case: Case) -> Iterable[Finding]:
+def managed_interrupts(case: Case) -> Iterable[Finding]:
     """Managed interrupts refuse to be moved (EIO): their CPUs are fixed by the driver."""
     irqs = case.facts.managed_irqs
     if irqs is None:
@@ -269,7 +269,7 @@ def throttling(case: Case) -> Iterable[Finding]:
         yield Finding(Severity.OK, "realtime threads leave something to others", evidence=evidence)
 
 
-def rt_groups(case: Case) -> Iterable[Finding]:
+def realtime_groups(case: Case) -> Iterable[Finding]:
     """A kernel with RT_GROUP_SCHED refuses fifo and rr (EPERM) to threads of a cpu cgroup
     without a realtime budget."""
     where = case.facts.rt_group_sched
@@ -327,7 +327,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
         )
 
 
-def bandwidth(case: Case) -> Iterable[Finding]:
+def deadline_bandwidth(case: Case) -> Iterable[Finding]:
     """DEADLINE bandwidth that stays booked after its thread is gone (it left the class while
     it slept) and takes room from new budgets."""
     if all(c.booked is None for c in case.facts.books):
@@ -376,7 +376,7 @@ def qdisc(case: Case) -> Iterable[Finding]:
         yield Finding(Severity.OK, "queue.macvtap governs the rings alone", evidence=evidence)
 
 
-def workers(case: Case) -> Iterable[Finding]:
+def vhost_workers(case: Case) -> Iterable[Finding]:
     """How the kernel runs vhost workers changed in 6.4 and can be changed back: tools that
     tell by the kernel's version are wrong."""
     kinds = {
@@ -408,22 +408,3 @@ def _has_guest(case: Case, path: str) -> bool:
         return any(t.cgroup == path or t.cgroup.startswith(f"{path}/") for t in guest.threads)
 
     return any(inside(guest) for guest in case.snapshot.guests)
-
-
-CHECKS: tuple[Check[Case], ...] = (
-    Check("observation", observation),
-    Check("kernel", kernel),
-    Check("cpus", cpus),
-    Check("isolated cpus", isolated),
-    Check("interrupts", interrupts),
-    Check("managed interrupts", managed),
-    Check("steering", steering),
-    Check("backlog", backlog),
-    Check("neighbours", neighbours),
-    Check("throttling", throttling),
-    Check("realtime groups", rt_groups),
-    Check("cpusets", cpusets),
-    Check("deadline bandwidth", bandwidth),
-    Check("qdisc", qdisc),
-    Check("vhost workers", workers),
-)

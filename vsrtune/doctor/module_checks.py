@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import OURS, STACKED
-from vsrtune.doctor.model import Check, Finding, Severity
+from vsrtune.doctor.model import Finding, Severity
 from vsrtune.model.host import Link
 
 MODULE = "napi_macvlan"
@@ -24,15 +24,9 @@ class ModuleFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModule:
-    """The loaded module; ``srcversion`` is "" when it has none."""
-
-    srcversion: str
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """Facts as read. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
+    """Facts as read. ``loaded`` is the srcversion of the loaded module, "" when it has none, None
+    when no module is loaded. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
     ``sig_enforce`` are None where this kernel or firmware does not tell. ``devices`` are the
     devices that vsrtune made for guests. ``unfinished`` tells whether a switch was interrupted
     or is under way, ``boot_unit`` whether vsrtune-devices.service is enabled, None without
@@ -40,7 +34,7 @@ class ModuleFacts:
 
     kernel: str
     file: ModuleFile | None
-    loaded: LoadedModule | None
+    loaded: str | None
     secure_boot: bool | None = None
     lockdown: str | None = None
     sig_enforce: bool | None = None
@@ -68,7 +62,7 @@ def module(facts: ModuleFacts) -> Iterable[Finding]:
         )
 
 
-def matches(facts: ModuleFacts) -> Iterable[Finding]:
+def version(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether the installed module fits the running kernel, and is the loaded one."""
     if facts.file is None:
         return
@@ -81,13 +75,13 @@ def matches(facts: ModuleFacts) -> Iterable[Finding]:
             "build it for this kernel: dkms autoinstall",
             f"modinfo {MODULE}, vermagic: {facts.file.vermagic}",
         )
-    elif facts.loaded is not None and "" not in (facts.loaded.srcversion, facts.file.srcversion):
-        if facts.loaded.srcversion == facts.file.srcversion:
+    elif facts.loaded is not None and "" not in (facts.loaded, facts.file.srcversion):
+        if facts.loaded == facts.file.srcversion:
             yield Finding(Severity.OK, f"the installed one is loaded, for {built_for}")
         else:
             yield Finding(
                 Severity.ERROR,
-                f"the loaded module (srcversion {facts.loaded.srcversion}) is not the installed "
+                f"the loaded module (srcversion {facts.loaded}) is not the installed "
                 f"one ({facts.file.srcversion})",
                 f"move its guests to macvtap, then rmmod {MODULE} and go back; or reboot",
                 f"/sys/module/{MODULE}/srcversion",
@@ -137,7 +131,7 @@ def signature(facts: ModuleFacts) -> Iterable[Finding]:
         )
 
 
-def lowers(facts: ModuleFacts) -> Iterable[Finding]:
+def lower_devices(facts: ModuleFacts) -> Iterable[Finding]:
     """Which devices are held by what, so that napi devices can or cannot come up there."""
     on: dict[int, list[Link]] = {}
     for link in facts.links:
@@ -191,12 +185,3 @@ def switches(facts: ModuleFacts) -> Iterable[Finding]:
     elif not facts.unfinished:
         count = len(facts.devices)
         yield Finding(Severity.OK, f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")
-
-
-CHECKS: tuple[Check[ModuleFacts], ...] = (
-    Check("module", module),
-    Check("version", matches),
-    Check("signature", signature),
-    Check("lower devices", lowers),
-    Check("switches", switches),
-)

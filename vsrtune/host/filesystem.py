@@ -159,6 +159,14 @@ def boot_id(root: HostRoot | None = None) -> str:
     return (LiveRoot() if root is None else root).read("/proc/sys/kernel/random/boot_id").strip()
 
 
+def text_of(root: HostRoot, path: str) -> str | None:
+    """The text of a file, without the white space around it; None when it cannot be read."""
+    try:
+        return root.read(path).strip()
+    except OSError:
+        return None
+
+
 def capped(names: Collection[str], path: str, most: int | None) -> Collection[str]:
     """The names. Raises OSError, E2BIG, for more than ``most``."""
     if most is not None and len(names) > most:

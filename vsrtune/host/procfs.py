@@ -214,12 +214,12 @@ def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
         return stat.cpu_ticks * (1_000_000_000 // CLOCK_TICKS)
 
 
-def read_links(root: HostRoot, pid: int) -> dict[int, str]:
+def read_links(root: HostRoot, pid: int, most: int | None = MOST_DESCRIPTORS) -> dict[int, str]:
     """Open descriptors of a process and where they point, in number order. Raises OSError when the
-    process is gone, has more than MOST_DESCRIPTORS, or access is denied."""
+    process is gone, has more than ``most``, or access is denied."""
     base = f"/proc/{pid}/fd"
     links: dict[int, str] = {}
-    for number in sorted(int(n) for n in root.listdir(base, MOST_DESCRIPTORS)):
+    for number in sorted(int(n) for n in root.listdir(base, most)):
         try:
             links[number] = root.readlink(f"{base}/{number}")
         except OSError:

@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.cpus import read_books, read_cpus
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import CLOCK_TICKS, CompetingDaemon, read_thread
@@ -144,7 +144,7 @@ def read_neighbours(
     """Competitors, sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us: TuneD's
     realtime profiles and stalld set it to -1."""
     found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
-    nohz = _read(root, _NOHZ_FULL)
+    nohz = text_of(root, _NOHZ_FULL)
     if nohz and nohz != "(null)":
         found.append(Competitor("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
     return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
@@ -154,7 +154,9 @@ def _daemon(root: HostRoot, daemon: CompetingDaemon, rt_runtime_us: int) -> Comp
     detail = _detail(root, daemon.name, rt_runtime_us)
     if daemon.name != IRQBALANCE:
         return Competitor(daemon.name, daemon.pid, detail)
-    banned, script = irqbalance_bans(_read(root, f"/proc/{daemon.pid}/cmdline").split("\0"))
+    banned, script = irqbalance_bans(
+        (text_of(root, f"/proc/{daemon.pid}/cmdline") or "").split("\0")
+    )
     if banned:
         detail += f", but not of interrupts {', '.join(map(str, banned))}"
     if script:
@@ -197,17 +199,10 @@ def _detail(root: HostRoot, name: str, rt_runtime_us: int) -> str:
         case "stalld":
             return "boosts starved threads" + unthrottled
         case "tuned":
-            profile = _read(root, _TUNED_PROFILE)
+            profile = text_of(root, _TUNED_PROFILE)
             return (f"profile {profile}" if profile else "no profile") + unthrottled
         case _:
             return ""
-
-
-def _read(root: HostRoot, path: str) -> str:
-    try:
-        return root.read(path).strip()
-    except OSError:
-        return ""
 
 
 T = TypeVar("T")
