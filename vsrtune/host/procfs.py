@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
@@ -77,14 +76,6 @@ class RawThread(NamedTuple):
     last_cpu: int
     cpu_ns: int
     cgroup: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CompetingDaemon:
-    """A running daemon, one of DAEMONS."""
-
-    name: str
-    pid: int
 
 
 def parse_stat(text: str) -> Stat:

@@ -22,7 +22,6 @@ from vsrtune.observe.qemu_processes import QemuProcess
 from vsrtune.observe.tap_backends import (
     Backend,
     Descriptors,
-    NapiThread,
     backends,
     read_descriptors,
     read_napi_threads,
@@ -171,7 +170,7 @@ class GuestReader:
         if tree is not None:
             carried, problem = _carried(tree)
             problems += [problem] if problem else []
-        mapped = assign(
+        mapped, problem = assign(
             workers,
             slots,
             first_vcpu=min(
@@ -182,8 +181,7 @@ class GuestReader:
             others=descriptors.vhost_other,
             known=self._seen(raw) | known,
         )
-        if mapped.problem:
-            problems.append(mapped.problem)
+        problems += [problem] if problem else []
         return Guest(
             name=_name(process, domain),
             uuid=domain.uuid if domain is not None else process.args.uuid,
@@ -191,8 +189,15 @@ class GuestReader:
             pid=process.pid,
             start_time=process.start_time,
             threads=(
-                *(self._thread(t, *roles[t.key], mapped.workers.get(t.key), domain) for t in raw),
-                *map(self._napi_thread, napi),
+                *(self._thread(t, *roles[t.key], mapped.get(t.key, UNMAPPED), domain) for t in raw),
+                *(
+                    replace(
+                        self._thread(t, Role.NAPI, None, UNMAPPED, None),
+                        interface=device,
+                        confidence=sure,
+                    )
+                    for t, device, sure in napi
+                ),
             ),
             interfaces=interfaces,
             problems=tuple(problems),
@@ -279,21 +284,16 @@ class GuestReader:
                 found[thread.key] = KnownQueue(*device)
         return found
 
-    def _napi_thread(self, napi: NapiThread) -> Thread:
-        thread = self._thread(napi.thread, Role.NAPI, None, None, None)
-        return replace(thread, interface=napi.device, confidence=napi.confidence)
-
     def _thread(
         self,
         raw: RawThread,
         role: Role,
         index: int | None,
-        assignment: WorkerMapping | None,
+        mapping: WorkerMapping,
         domain: DomainText | None,
     ) -> Thread:
         vhost = role is Role.VHOST
-        known = (assignment or UNMAPPED) if vhost else None
-        slot = known.slot if known is not None else None
+        slot, confidence = mapping
         cgroup = raw.cgroup
         return Thread(
             key=raw.key,
@@ -312,7 +312,7 @@ class GuestReader:
             worker=(WorkerKind.KTHREAD if raw.kthread else WorkerKind.TASK) if vhost else None,
             interface=slot.interface if slot is not None else None,
             queue=slot.queue if slot is not None else None,
-            confidence=known.confidence if known is not None else None,
+            confidence=confidence if vhost else None,
             pin=_pin(domain, role, index),
         )
 

@@ -14,7 +14,7 @@ from vsrtune.host.cpus import read_books, read_cpus
 from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
-from vsrtune.host.procfs import CLOCK_TICKS, CompetingDaemon, read_thread
+from vsrtune.host.procfs import CLOCK_TICKS, read_thread
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.host import IRQBALANCE, Competitor, Cpu, DeadlineCpu, Host, Nic, SoftirqThread
@@ -139,29 +139,27 @@ _TUNED_PROFILE = "/etc/tuned/active_profile"
 
 
 def read_neighbours(
-    root: HostRoot, daemons: Iterable[CompetingDaemon], rt_runtime_us: int
+    root: HostRoot, daemons: Iterable[tuple[str, int]], rt_runtime_us: int
 ) -> tuple[Competitor, ...]:
-    """Competitors, sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us: TuneD's
-    realtime profiles and stalld set it to -1."""
-    found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
+    """Competitors, sorted by name and pid. ``daemons`` are names and pids, ``rt_runtime_us`` is
+    sched_rt_runtime_us: TuneD's realtime profiles and stalld set it to -1."""
+    found = [_daemon(root, name, pid, rt_runtime_us) for name, pid in daemons]
     nohz = text_of(root, _NOHZ_FULL)
     if nohz and nohz != "(null)":
         found.append(Competitor("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
     return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
 
 
-def _daemon(root: HostRoot, daemon: CompetingDaemon, rt_runtime_us: int) -> Competitor:
-    detail = _detail(root, daemon.name, rt_runtime_us)
-    if daemon.name != IRQBALANCE:
-        return Competitor(daemon.name, daemon.pid, detail)
-    banned, script = irqbalance_bans(
-        (text_of(root, f"/proc/{daemon.pid}/cmdline") or "").split("\0")
-    )
+def _daemon(root: HostRoot, name: str, pid: int, rt_runtime_us: int) -> Competitor:
+    detail = _detail(root, name, rt_runtime_us)
+    if name != IRQBALANCE:
+        return Competitor(name, pid, detail)
+    banned, script = irqbalance_bans((text_of(root, f"/proc/{pid}/cmdline") or "").split("\0"))
     if banned:
         detail += f", but not of interrupts {', '.join(map(str, banned))}"
     if script:
         detail += f", of those that {script} does not ban"
-    return Competitor(daemon.name, daemon.pid, detail, banned, script)
+    return Competitor(name, pid, detail, banned, script)
 
 
 def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:

@@ -17,7 +17,6 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import (
     DAEMONS,
-    CompetingDaemon,
     Stat,
     is_qemu,
     napi_device,
@@ -58,13 +57,14 @@ class QemuProcess:
 @dataclass(frozen=True, slots=True)
 class Processes:
     """The result of one pass over /proc. ``qemus`` are the believed QEMUs, in pid order,
-    ``strangers`` other processes with an executable of such a name. ``workers`` holds the vhost
+    ``strangers`` other processes with an executable of such a name. ``daemons`` are the name and
+    pid of those of DAEMONS that run, ``workers`` holds the vhost
     kernel threads: owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid;
     ``napi`` the NAPI kernel threads: device, as they name it, to tids."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
-    daemons: tuple[CompetingDaemon, ...]
+    daemons: tuple[tuple[str, int], ...]
     softirq: tuple[tuple[int, int], ...] = ()
     napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
     strangers: tuple[Decision, ...] = ()
@@ -137,7 +137,7 @@ class ProcessTable:
 
 def _sorted(entries: list[_Entry]) -> Processes:
     workers: dict[int, list[int]] = {}
-    daemons: list[CompetingDaemon] = []
+    daemons: list[tuple[str, int]] = []
     softirq: list[tuple[int, int]] = []
     napi: dict[str, list[int]] = {}
     qemus: dict[int, tuple[_Entry, Decision]] = {}
@@ -155,7 +155,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
             if device is not None:
                 napi.setdefault(device, []).append(stat.tid)
         elif stat.comm in DAEMONS:
-            daemons.append(CompetingDaemon(stat.comm, stat.tid))
+            daemons.append((stat.comm, stat.tid))
         elif entry.decision is not None and not entry.decision.believed:
             strangers.append(entry.decision)
         elif entry.decision is not None and entry.argv:
@@ -170,7 +170,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
     return Processes(
         tuple(found),
         {owner: tuple(sorted(tids)) for owner, tids in workers.items()},
-        tuple(sorted(daemons, key=lambda d: (d.name, d.pid))),
+        tuple(sorted(daemons)),
         tuple(sorted(softirq)),
         {device: tuple(sorted(tids)) for device, tids in napi.items()},
         tuple(sorted(strangers, key=lambda s: s.pid)),

@@ -8,7 +8,6 @@ from hosttree import HostTree, stat_line
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.procfs import (
     PF_KTHREAD,
-    CompetingDaemon,
     is_qemu,
     parse_cgroup,
     parse_fdinfo_iff,
@@ -102,7 +101,7 @@ def test_scan_finds_guests_workers_and_daemons() -> None:
     found = scan(tree.root())
     assert [(q.pid, q.start_time, q.args.name) for q in found.qemus] == [(100, 55, "pq1")]
     assert found.workers == {100: (200, 201)}
-    assert found.daemons == (CompetingDaemon("irqbalance", 300),)
+    assert found.daemons == (("irqbalance", 300),)
 
 
 def test_scan_leaves_out_what_is_no_guest() -> None:

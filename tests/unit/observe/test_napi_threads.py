@@ -32,7 +32,7 @@ def found(tree: HostTree, *interfaces: Interface) -> list[tuple[int, str, Confid
     root = tree.root()
     threads, problems = read_napi_threads(root, interfaces, scan(root).napi)
     assert problems == []
-    return [(t.thread.key.tid, t.device, t.confidence) for t in threads]
+    return [(thread.key.tid, device, confidence) for thread, device, confidence in threads]
 
 
 def problem(tree: HostTree, interface: Interface) -> str:

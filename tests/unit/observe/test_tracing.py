@@ -11,7 +11,6 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.observe.tracing import (
     PREFIX,
-    TracedDevices,
     Tracer,
     count_by,
     parse_hist,
@@ -79,7 +78,7 @@ def test_sender_is_where_most_frames_went_out() -> None:
 
 def test_without_tracefs_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(ObserveError, match="tracing is unavailable"):
-        Tracer(str(tmp_path / "none")).trace(TracedDevices(("macvtap0",)), 0.1)
+        Tracer(str(tmp_path / "none")).trace((["macvtap0"], [], []), 0.1)
 
 
 class FakeKernel:
@@ -123,10 +122,10 @@ def test_a_trace_counts_and_leaves_nothing(tmp_path: Path, kernel: FakeKernel) -
     kernel.mkdir(f"{kernel.instances}/{PREFIX}{2**22}")  # left by a process that is gone
     kernel.mkdir(f"{kernel.instances}/somebody")
     tracer = Tracer(str(tmp_path), waited.append)
-    traced = tracer.trace(TracedDevices(("macvtap0",), (), ("p0",)), 0.5)
+    sent, received = tracer.trace((["macvtap0"], [], ["p0"]), 0.5)
     assert waited == [0.5]
-    assert traced.sent[("macvtap0", 1234)] == 12
-    assert traced.received[("p0", 1)] == 700
+    assert sent[("macvtap0", 1234)] == 12
+    assert received[("p0", 1)] == 700
     assert os.listdir(kernel.instances) == ["somebody"]
 
 
@@ -135,7 +134,7 @@ def test_a_trace_that_is_interrupted_leaves_nothing(tmp_path: Path, kernel: Fake
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Tracer(str(tmp_path), interrupt).trace(TracedDevices(("macvtap0",)), 1)
+        Tracer(str(tmp_path), interrupt).trace((["macvtap0"], [], []), 1)
     assert os.listdir(kernel.instances) == []
 
 
@@ -147,5 +146,5 @@ def test_a_kernel_that_refuses_is_reported_and_left_clean(
             file.unlink()
 
     with pytest.raises(ObserveError, match="tracing failed"):
-        Tracer(str(tmp_path), lose_files).trace(TracedDevices(("macvtap0",)), 1)
+        Tracer(str(tmp_path), lose_files).trace((["macvtap0"], [], []), 1)
     assert os.listdir(kernel.instances) == []
