@@ -10,7 +10,8 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ORIGIN
 from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.attach.plan.steps import Origin, origin_from
+from vsrtune.attach.plan.steps import Origin
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.execute.journal import read_entries
 from vsrtune.execute.jsonl_log import in_use
@@ -40,7 +41,7 @@ def survey(
 
 def known_origins(ledger: Path) -> tuple[Origin, ...]:
     """The Origins of our devices in the ledger, read without its lock. Raises VsrtuneError."""
-    return tuple(origin_from(e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
+    return tuple(decode(Origin, e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
 
 
 def _definition(host: LiveHost, clone: Clone) -> str:

@@ -27,6 +27,7 @@ from vsrtune.attach.plan.model import Switch
 from vsrtune.attach.plan.steps import Card, Define, Origin, Step
 from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.ledger import LedgerEntry
 from vsrtune.host.filesystem import boot_id
@@ -115,11 +116,11 @@ class Switcher:
 
     def _all(self, switch: Switch) -> None:
         for origin in switch.origins:
-            self._ledger.add(ORIGIN, steps.to_data(origin))
+            self._ledger.add(ORIGIN, encode(origin))
         for step in switch.steps:
             self._check()
             self._before(step)
-            entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
+            entry = self._ledger.add(STEP, {"boot": self._boot, "step": encode(step)})
             try:
                 with translated():
                     self._do(step)
@@ -131,7 +132,7 @@ class Switcher:
         # from then on.
         for kind, clones in ((CLONE, switch.clones), (ENDED, switch.ended)):
             for clone in clones:
-                self._ledger.add(kind, steps.to_data(clone))
+                self._ledger.add(kind, encode(clone))
         for group in dict.fromkeys(o.group for o in switch.origins if o.group):
             self._ledger.add(GROUP, {"name": group})
         kept = [entry for entry, clone in self._ledger.clones() if clone in switch.kept]
@@ -252,7 +253,7 @@ class Switcher:
 
     def _take_back(self, entry: LedgerEntry) -> None:
         """Carry out the inverse of a step that began and may be done in part."""
-        step = steps.step_from(entry.data["step"])
+        step: Step = decode(Step, entry.data["step"])  # type: ignore[arg-type]
         this_boot = entry.data["boot"] == self._boot
         inverse = step.inverse()
         match inverse:

@@ -57,14 +57,13 @@ def _case(root: Path | None, uri: str) -> Case:
 
 
 def _module(ledger: Path) -> ModuleFacts:
-    from vsrtune.attach.ledger import ORIGIN, STEP
-    from vsrtune.attach.plan.steps import origin_from
+    from vsrtune.attach.ledger import STEP
+    from vsrtune.attach.survey import known_origins
     from vsrtune.doctor.facts.module import read
     from vsrtune.execute.ledger import read_pending
 
-    entries = read_pending(ledger)
-    devices = tuple(origin_from(e.data).device.name for e in entries if e.kind == ORIGIN)
-    return read(devices, any(e.kind == STEP for e in entries))
+    devices = tuple(origin.device.name for origin in known_origins(ledger))
+    return read(devices, any(e.kind == STEP for e in read_pending(ledger)))
 
 
 def _print(findings: tuple[Finding, ...]) -> None:

@@ -21,10 +21,8 @@ from vsrtune.attach.plan.steps import (
     RemoveDevice,
     Step,
     Unplug,
-    origin_from,
-    step_from,
-    to_data,
 )
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
@@ -69,13 +67,13 @@ def names(switch: Switch) -> list[str]:
 def test_a_step_and_its_inverse(step: Step) -> None:
     assert step.inverse().inverse() == step
     assert step.inverse() != step
-    assert step_from(to_data(step)) == step
+    assert decode(Step, encode(step)) == step
     assert str(step)
 
 
 def test_an_origin_survives_the_ledger() -> None:
     origin = Origin(DEVICE, "a", "u", "<x/>", "", True)
-    assert origin_from(to_data(origin)) == origin
+    assert decode(Origin, encode(origin)) == origin
 
 
 def test_the_order_of_the_steps() -> None:

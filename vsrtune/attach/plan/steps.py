@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from vsrtune.attach.plan.clone_model import Clone, CloneStep
-from vsrtune.core.codec import decode, encode
+from vsrtune.attach.plan.clone_model import CloneStep
 
 NAPI_KIND = "napi_macvtap"
 # Its private flags.
@@ -222,28 +221,6 @@ class Origin:
     def outside(self) -> str:
         """The device that the interface stood on."""
         return self.stage.outside if self.stage is not None else self.device.lower
-
-
-def to_data(value: Step | Origin | Clone) -> dict[str, Any]:
-    """The value as data for the ledger."""
-    data: dict[str, Any] = encode(value)
-    return data
-
-
-def step_from(data: Any) -> Step:
-    """The step from ``to_data`` output. Raises VsrtuneError."""
-    step: Step = decode(Step, data)  # type: ignore[arg-type]
-    return step
-
-
-def origin_from(data: Any) -> Origin:
-    """The Origin from ``to_data`` output. Raises VsrtuneError."""
-    return decode(Origin, data)
-
-
-def clone_from(data: Any) -> Clone:
-    """The Clone from ``to_data`` output. Raises VsrtuneError."""
-    return decode(Clone, data)
 
 
 def _cards(cards: tuple[Card, ...]) -> str:
