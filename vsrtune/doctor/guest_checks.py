@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Finding, Severity
+from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
@@ -37,8 +37,7 @@ def vhost(case: Case) -> Iterable[Finding]:
     for guest in case.snapshot.guests:
         slow = [i.target for i in guest.interfaces if not i.vhost]
         if slow:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{guest.ref}: {', '.join(slow)} without vhost-net: QEMU's own thread moves the "
                 "frames",
                 "model virtio, <driver name='vhost'/>, and modprobe vhost_net",
@@ -56,8 +55,7 @@ def worker_mapping(case: Case) -> Iterable[Finding]:
             if t.confidence in (Confidence.UNCERTAIN, Confidence.NONE)
         ]
         if unsure:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{guest.ref}: it is not certain which interface "
                 f"{', '.join(label(t) for t in unsure)} serve"
                 f"{'s' * (len(unsure) == 1)}; a mapping in cpus.vhost leaves them alone",
@@ -76,8 +74,7 @@ def emulator_cgroup(case: Case) -> Iterable[Finding]:
         inside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == main.cgroup]
         narrow = main.cpuset_effective
         if inside and narrow is not None and not case.snapshot.host.online <= narrow:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{guest.ref}: emulatorpin holds its {len(inside)} vhost workers on CPU {narrow}",
                 "ask for cpus.vhost in its policy: they get a cgroup of their own",
                 f"/sys/fs/cgroup/{main.cgroup}/cpuset.cpus: {main.cpuset_cpus}",
@@ -96,18 +93,16 @@ def queue_length(case: Case) -> Iterable[Finding]:
             name = f"{guest.ref}: the ring of {interface.target}"
             default = f"ip link set {interface.target} txqueuelen 500"
             if length == 0:
-                yield Finding(Severity.ERROR, f"{name} drops every frame", default, evidence)
+                yield error(f"{name} drops every frame", default, evidence)
             elif length > _LONG:
-                yield Finding(
-                    Severity.WARNING,
+                yield warning(
                     f"{name} holds up to {length} frames: in overload they wait for a tenth of "
                     "a second and more, and little more arrives",
                     default,
                     evidence,
                 )
             elif length < _BATCH:
-                yield Finding(
-                    Severity.INFO,
+                yield info(
                     f"{name} is shorter than the {_BATCH} frames a worker takes at once: "
                     "measured, such queues forward less",
                     default,
@@ -125,15 +120,13 @@ def devices(case: Case) -> Iterable[Finding]:
                 continue
             mac, up = case.facts.devices[name]
             if not up:
-                yield Finding(
-                    Severity.ERROR,
+                yield error(
                     f"{guest.ref}: {name} is down, so the guest gets no frames",
                     f"ip link set {name} up",
                     f"{_NET}/{name}/flags",
                 )
             if interface.mac and mac.lower() != interface.mac.lower():
-                yield Finding(
-                    Severity.ERROR,
+                yield error(
                     f"{guest.ref}: {name} receives for {mac}, the guest's NIC has "
                     f"{interface.mac}: it gets broadcast only",
                     f"ip link set {name} address {interface.mac}",
@@ -147,16 +140,13 @@ def stray_opens(case: Case) -> Iterable[Finding]:
     if case.facts.openers is None:
         return
     for device, pid, name in case.facts.openers:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"process {pid} ({name}) has {device} open: it takes a share of the guest's flows",
             "close it, if it is not another guest that shares the device on purpose",
             f"/proc/{pid}/fd: /dev/tap of {device}",
         )
     if not case.facts.openers:
-        yield Finding(
-            Severity.OK, "guests' taps are open in their own QEMU only", evidence="/proc/*/fd"
-        )
+        yield ok("guests' taps are open in their own QEMU only", evidence="/proc/*/fd")
 
 
 def shared_devices(case: Case) -> Iterable[Finding]:
@@ -174,15 +164,13 @@ def shared_devices(case: Case) -> Iterable[Finding]:
         interface = here[0][1]
         told = f"{', '.join(names)} share {interface.target}"
         if interface.kind is NicKind.NAPI_MACVTAP:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{told}: they find all their neighbours only with its flag every-queue",
                 f"ethtool --show-priv-flags {interface.target}; `vsrtune group` keeps it on",
                 f"interface index {ifindex}",
             )
         else:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{told}: a neighbour that one has resolved the other may not know",
                 "make them a group (`vsrtune group`), or give them static neighbours, or a "
                 "device each",
@@ -200,8 +188,7 @@ def guest_to_guest(case: Case) -> Iterable[Finding]:
                 on.setdefault(interface.lower[0], set()).add(guest.ref)
     for lower, names in sorted(on.items()):
         if len(names) > 1:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{', '.join(sorted(names))} stand on {lower}: what they send to each other "
                 "passes the backlog of a CPU",
                 "for chains of routers: attachment: napi-macvlan (docs/kmod.md). It gains "
@@ -222,16 +209,14 @@ def realtime(case: Case) -> Iterable[Finding]:
                 f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
             )
             if thread.affinity & irq:
-                yield Finding(
-                    Severity.ERROR,
+                yield error(
                     f"{guest.ref}: {label(thread)} is realtime and may run on interrupt CPU "
                     f"{thread.affinity & irq}, where it starves packet reception",
                     "ask for its CPUs in the policy (cpus: auto)",
                     evidence,
                 )
             elif len(thread.affinity) > 1 and online - irq <= thread.affinity:
-                yield Finding(
-                    Severity.WARNING,
+                yield warning(
                     f"{guest.ref}: {label(thread)} is realtime on every CPU that serves no "
                     "interrupts: the kernel's own threads find no quiet CPU",
                     "pin it to one CPU",
@@ -249,12 +234,12 @@ def priorities(case: Case) -> Iterable[Finding]:
     told = [*plan_warnings.warnings(quiet, refs, CpuSet())]
     kernel = snapshot.host.kernel
     for text in told:
-        yield Finding(Severity.WARNING, text, "equal classes and priorities", "`vsrtune show`")
+        yield warning(text, "equal classes and priorities", "`vsrtune show`")
     for text in kernel_threads.warnings(snapshot, refs):
         # Since 6.5 deferred work is not left to that thread alone.
-        level = Severity.WARNING if case.release < (6, 5) else Severity.INFO
+        tell = warning if case.release < (6, 5) else info
         hint = "scheduler.softirq in the policy"
-        yield Finding(level, text, hint, f"kernel {kernel}; `vsrtune show`")
+        yield tell(text, hint, f"kernel {kernel}; `vsrtune show`")
 
 
 def libvirt_pins(case: Case) -> Iterable[Finding]:
@@ -265,8 +250,7 @@ def libvirt_pins(case: Case) -> Iterable[Finding]:
             if thread.pin is None or thread.affinity <= thread.pin:
                 continue
             deadline = thread.sched.cls is SchedClass.DEADLINE
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{guest.ref}: libvirt pins {label(thread)} to CPU {thread.pin}, it runs on "
                 f"{thread.affinity}" + (" (class deadline refuses vcpupin)" if deadline else ""),
                 "change the policy, not the pin, and reload"
@@ -283,8 +267,7 @@ def pending(case: Case) -> Iterable[Finding]:
     for guest in case.snapshot.guests:
         waiting = [t for t in guest.threads if waits_for_domain(case.snapshot.host, t)]
         if waiting:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{guest.ref}: {', '.join(label(t) for t in waiting)} cannot be given class "
                 "deadline before running",
                 "send traffic through it; the daemon tries every second",
@@ -307,8 +290,7 @@ def untuned(case: Case) -> Iterable[Finding]:
         if loose:
             kinds = {t.worker for t in loose} - {None}
             also = " (kernel threads, outside the guest)" if kinds == {WorkerKind.KTHREAD} else ""
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{guest.ref}: {len(loose)} of its threads may run on interrupt CPU {irq}{also}",
                 f"vsrtune policy init {shlex.quote(guest.ref)}",
                 f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",

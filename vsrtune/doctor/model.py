@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -42,6 +43,10 @@ class Finding:
     hint: str = ""
     evidence: str = ""
     check: str = ""
+
+
+# A finding of each level.
+ok, info, warning, error = (partial(Finding, level) for level in Severity)
 
 
 @dataclass(frozen=True, slots=True)
