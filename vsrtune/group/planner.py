@@ -28,7 +28,6 @@ from vsrtune.attach.plan.steps import (
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_plan, msr, pvr
-from vsrtune.group.clone_plan import Made
 from vsrtune.group.members import back, cards, free_again, of_group
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import MSR
@@ -47,11 +46,7 @@ def create(group: Group, host: AttachHostState) -> Switch:
             hint=f"`vsrtune group status {group.name}` shows it, `vsrtune group delete "
             f"{group.name}` ends it",
         )
-    made = Made()
-    if group.kind == MSR:
-        layout = msr.layout(group, host)
-    else:
-        layout, made = pvr.layout(group, host)
+    layout = (msr if group.kind == MSR else pvr).layout(group, host)
     devices = tuple(dict.fromkeys(origin.device for origin in layout.origins))
     for device in devices:
         _free(device.name, host)
@@ -60,14 +55,14 @@ def create(group: Group, host: AttachHostState) -> Switch:
     replaced = [move for move in layout.moves if move.live[0]]
     steps = [
         *(MakeDevice(device) for device in devices),
-        *made.files,
+        *layout.files,
         # Interfaces that are added come first: while a guest cannot take one, the others go on.
         *_if_any(Raise, beside),
         *_if_any(Plug, cards(added, 1)),
         *_if_any(Unplug, cards(replaced, 0)),
         *_if_any(Raise, shared),
         *_if_any(Plug, cards(replaced, 1)),
-        *made.guests,
+        *layout.guests,
         *_defines(layout.moves),
     ]
     return Switch(
@@ -75,8 +70,8 @@ def create(group: Group, host: AttachHostState) -> Switch:
         tuple(layout.moves),
         tuple(steps),
         tuple(layout.origins),
-        notes=(*layout.notes, *made.notes),
-        clones=made.clones,
+        notes=tuple(layout.notes),
+        clones=tuple(layout.clones),
     )
 
 
