@@ -89,7 +89,7 @@ class VcpuFinder:
         known = self._known.get(identity)
         if known is not None and known[0] == tids:
             return known[1], ""
-        if not self.qemu_filter.asks(process.decision.uid, process.args.name, process.args.uuid):
+        if not self.qemu_filter.asks(process.uid, process.args.name, process.args.uuid):
             return {}, NOT_ASKED
         pause, problem = self._failed.get(identity, (Pause(), ""))
         begin = self._clock()
@@ -139,7 +139,7 @@ class GuestReader:
     def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
         """The guest; None when its process ended meanwhile. Raises OSError when the process cannot
         be read, ObserveError for unreadable domain XML."""
-        standing = process.decision.standing
+        standing = process.standing
         try:
             raw = read_threads(self.root, process.pid)
             tree = domain_xml.parse(domain.live_xml) if domain is not None else None
@@ -203,7 +203,7 @@ class GuestReader:
             problems=tuple(problems),
             busy=domain is not None and domain.busy,
             carried=carried,
-            uid=process.decision.uid if standing is Standing.PLAIN else 0,
+            uid=process.uid if standing is Standing.PLAIN else 0,
             unconfirmed=standing is Standing.UNKNOWN,
         )
 
@@ -212,7 +212,7 @@ class GuestReader:
         if domain is not None:
             return domain_xml.parse_vcpus(domain)
         # Old recordings hold no -smp.
-        plain = process.decision.standing is Standing.PLAIN and self.root.owners_told
+        plain = process.standing is Standing.PLAIN and self.root.owners_told
         return process.args.vcpus if plain else None
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:

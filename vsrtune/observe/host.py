@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.cpus import read_books, read_cpus
-from vsrtune.host.filesystem import HostRoot, text_of
+from vsrtune.host.filesystem import HostRoot, boot_id, text_of
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import CLOCK_TICKS, read_thread
@@ -40,7 +40,7 @@ class HostReader:
 
     def boot_id(self) -> str:
         """The kernel's id of this boot."""
-        return self._try("host", lambda: self._text(f"{_KERNEL}/random/boot_id"), "")
+        return self._try("host", partial(boot_id, self._root), "")
 
     def cpus(self) -> tuple[Cpu, ...]:
         """The CPUs."""
@@ -55,29 +55,25 @@ class HostReader:
         cpusets: tuple[CpusetGroup, ...],
     ) -> Host:
         """The host, from the given values and everything else, which is read now."""
-        runtime = self._try("sched", lambda: self._number("sched_rt_runtime_us"), 0)
+        runtime = self._try("sched", partial(self._number, "sched_rt_runtime_us"), 0)
+        # No problem without it: old recordings do not have it.
+        timeslice = ProblemLog().attempt("", partial(self._number, "sched_rr_timeslice_ms"), None)
         guests = tuple(guests)
         online = CpuSet(c.id for c in cpus if c.online)
         return Host(
             boot_id=boot_id,
-            kernel=self._try("host", lambda: self._text(f"{_KERNEL}/osrelease"), ""),
+            kernel=self._try("host", lambda: self._root.read(f"{_KERNEL}/osrelease").strip(), ""),
             clock_ticks=CLOCK_TICKS,
             cpus=cpus,
             nics=self.nics(lower_devices(guests), processes),
             sched_rt_runtime_us=runtime,
-            sched_rt_period_us=self._try("sched", lambda: self._number("sched_rt_period_us"), 0),
+            sched_rt_period_us=self._try("sched", partial(self._number, "sched_rt_period_us"), 0),
             neighbours=read_neighbours(self._root, processes.daemons, runtime),
             softirq=self._softirq(processes),
             cpusets=cpusets,
             deadline=self.books(online, guests, cpusets),
-            rr_timeslice_ms=self._rr_timeslice(),
+            rr_timeslice_ms=timeslice,
         )
-
-    def _rr_timeslice(self) -> int | None:
-        try:
-            return self._number("sched_rr_timeslice_ms")
-        except (OSError, ValueError):
-            return None  # old recordings do not have it
 
     def books(
         self, online: CpuSet, guests: Iterable[Guest], cpusets: Iterable[CpusetGroup]
@@ -121,9 +117,6 @@ class HostReader:
             if thread is not None:
                 found.append(SoftirqThread(thread.key, cpu, thread.sched))
         return tuple(found)
-
-    def _text(self, path: str) -> str:
-        return self._root.read(path).strip()
 
     def _number(self, name: str) -> int:
         return int(self._root.read(f"{_KERNEL}/{name}"))
