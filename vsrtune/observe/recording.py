@@ -80,7 +80,8 @@ class RecordingRoot:
         def ask(path: str) -> tuple[str, ...]:
             return tuple(self._root.listdir(path, most))
 
-        return list(self._keep(path, ask, self.answers.listings))
+        names: tuple[str, ...] = self._keep(path, ask, self.answers.listings)
+        return list(names)
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
         return self._keep(path, partial(self._root.stat, follow=follow), self.answers.stats)
