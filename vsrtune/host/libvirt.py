@@ -46,12 +46,10 @@ class VirtSource(Protocol):
 
     def domains(self) -> tuple[DomainText, ...]:
         """All running domains. Raises ObserveError when libvirt does not answer."""
-        ...
 
     def domain(self, name: str) -> DomainText | None:
         """The running domain of that name; None when none runs. Raises ObserveError when
         libvirt does not answer."""
-        ...
 
 
 class LibvirtSource:

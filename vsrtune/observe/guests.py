@@ -156,8 +156,12 @@ class GuestReader:
         raw += self._kernel_workers(raw)
         libvirt = domain is not None or standing is not Standing.PLAIN
         foreign = standing is Standing.FOREIGN
+        # The most vcpus that the guest can have; None when that is not known.
+        most = process.args.vcpus if standing is Standing.PLAIN else None
+        if tree is not None:
+            most = domain_xml.parse_vcpus(tree)
         roles, problems = self._roles(process, raw, libvirt)
-        problems += _beyond(raw, roles, self._most_vcpus(process, tree), descriptors)
+        problems += _beyond(raw, roles, most, descriptors)
         if libvirt and domain is None:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
@@ -206,14 +210,6 @@ class GuestReader:
             uid=process.uid if standing is Standing.PLAIN else 0,
             unconfirmed=standing is Standing.UNKNOWN,
         )
-
-    def _most_vcpus(self, process: QemuProcess, domain: Element | None) -> int | None:
-        """The most vcpus that the guest can have; None when that is not known."""
-        if domain is not None:
-            return domain_xml.parse_vcpus(domain)
-        # Old recordings hold no -smp.
-        plain = process.standing is Standing.PLAIN and self.root.owners_told
-        return process.args.vcpus if plain else None
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
         found = []

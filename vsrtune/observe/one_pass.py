@@ -63,7 +63,7 @@ class ObservationPass:
     pulse: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self._joiner = Joiner(self.root, self.judge, self.texts)
+        self._joiner = Joiner(self.judge, self.texts)
         # Threads left for guests of other libvirts, which nobody confirms.
         self._foreign_threads = FOREIGN_THREADS
         self._net = NetReader(self.root, self.last.devices if self.last is not None else {})

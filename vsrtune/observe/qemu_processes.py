@@ -215,8 +215,7 @@ class Joiner:
     """Joins the processes of one pass with libvirt's domains. ``texts`` is libvirt's last
     description of the domain of each process that it confirmed."""
 
-    def __init__(self, root: HostRoot, judge: Judge, texts: Mapping[Identity, DomainText]) -> None:
-        self._root = root
+    def __init__(self, judge: Judge, texts: Mapping[Identity, DomainText]) -> None:
         self._judge = judge
         self._texts = texts
 
@@ -252,8 +251,6 @@ class Joiner:
         self, processes: Processes, domain: DomainText
     ) -> tuple[QemuProcess | None, str]:
         """The process of a domain that libvirt lists; otherwise None and the reason."""
-        if not self._root.owners_told:
-            return _by_uuid(processes.qemus, domain)
         pid, why = self._judge.process_of(domain.name)
         if not self._judge.pid_files:
             pid = self._oldest(processes.qemus, domain)
@@ -272,8 +269,6 @@ class Joiner:
     def runs(self, process: QemuProcess, domain: DomainText) -> bool:
         """Whether a process still belongs to its domain, according to libvirt's pid file or
         scope."""
-        if not self._root.owners_told:
-            return process.args.uuid == domain.uuid
         if not self._judge.pid_files:
             return self._in_scope(process, domain)
         return self._judge.process_of(domain.name)[0] == process.pid
@@ -316,7 +311,7 @@ class Joiner:
         if process.standing is Standing.PLAIN:
             # Root, or a user who may have plain guests, runs another libvirt.
             return Standing.FOREIGN if process.args.libvirt else Standing.PLAIN
-        if silent and (not self._root.owners_told or self._written_down(process)):
+        if silent and self._written_down(process):
             return Standing.UNKNOWN
         return Standing.FOREIGN
 
@@ -328,10 +323,3 @@ class Joiner:
         if not self._judge.pid_files:
             return self._judge.in_scope(process.pid)
         return self._judge.process_of(process.args.name)[0] == process.pid
-
-
-def _by_uuid(qemus: Iterable[QemuProcess], domain: DomainText) -> tuple[QemuProcess | None, str]:
-    for process in qemus:
-        if process.args.uuid == domain.uuid and process.standing is not Standing.PLAIN:
-            return replace(process, standing=Standing.OURS), ""
-    return None, NO_PROCESS

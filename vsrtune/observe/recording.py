@@ -67,14 +67,10 @@ class RecordingRoot:
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self.answers = Answers(owners_told=root.owners_told)
+        self.answers = Answers()
 
     def read(self, path: str) -> str:
         return self._keep(path, self._root.read, self.answers.texts)
-
-    @property
-    def owners_told(self) -> bool:
-        return self._root.owners_told
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         def ask(path: str) -> tuple[str, ...]:
