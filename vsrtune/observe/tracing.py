@@ -38,8 +38,6 @@ MIN_FRAMES = 50
 MIN_SHARE = 0.10
 
 _ENTRY = re.compile(r"\{\s*(.*?)\s*\}\s*hitcount:\s*(\d{1,20})")
-# 5.14 renamed the CPU key; older kernels know only "cpu".
-_CPU_KEYS = ("common_cpu", "cpu")
 
 
 # Guests' macvtaps, guests' taps, and the lower devices.
@@ -61,13 +59,11 @@ def parse_hist(text: str) -> list[tuple[dict[str, str], int]]:
 
 
 def count_by(text: str, field: str) -> dict[tuple[str, int], int]:
-    """Hit counts by (device, ``field``), of the entries that have that key. The CPU key may have
-    either of its names."""
-    fields = _CPU_KEYS if field in _CPU_KEYS else (field,)
+    """Hit counts by (device, ``field``), of the entries that have that key."""
     counts: dict[tuple[str, int], int] = {}
     for keys, hits in parse_hist(text):
-        number = next((keys[f] for f in fields if f in keys), None)
-        if "name" in keys and number is not None and number.isdecimal() and len(number) < 20:
+        number = keys.get(field, "")
+        if "name" in keys and number.isdecimal() and len(number) < 20:
             key = (keys["name"], int(number))
             counts[key] = counts.get(key, 0) + hits
     return counts
@@ -154,7 +150,7 @@ class Tracer:
         if taps:
             _trigger(receive, "common_pid", taps)
         if lowers:
-            _cpu_trigger(receive, lowers)
+            _trigger(receive, "common_cpu", lowers)
         self._sleep(seconds)
         sent: dict[tuple[str, int], int] = {}
         received: dict[tuple[str, int], int] = {}
@@ -171,16 +167,6 @@ def _trigger(event: str, field: str, names: Iterable[str]) -> None:
     condition = " || ".join(f'name == "{name}"' for name in sorted(names))
     suffix = f" if {condition}" if len(condition) <= _MAX_FILTER else ""
     _write(f"{event}/trigger", f"hist:keys=name,{field}:size={_ENTRIES}{suffix}")
-
-
-def _cpu_trigger(event: str, names: Iterable[str]) -> None:
-    for last, field in zip((False, True), _CPU_KEYS, strict=True):
-        try:
-            _trigger(event, field, names)
-            return
-        except OSError:
-            if last:
-                raise
 
 
 def _remove(instance: str) -> None:

@@ -58,8 +58,6 @@ def test_hist_text() -> None:
 def test_counts_of_one_key() -> None:
     assert count_by(HIST, "common_pid") == {("macvtap0", 1234): 12, ("p0", 1235): 2}
     assert count_by(HIST, "common_cpu") == {("p0", 1): 700, ("p,{0", 2): 3}
-    old = "{ name: p0, cpu: 3 } hitcount: 9\n"
-    assert count_by(old, "common_cpu") == {("p0", 3): 9}
 
 
 def test_rx_cpus_need_a_tenth_of_fifty() -> None:
