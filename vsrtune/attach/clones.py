@@ -28,16 +28,16 @@ class Clones:
     def do(self, step: CloneStep) -> None:
         """Carry out one step. Raises RefusedError if it has done nothing, otherwise WriteError."""
         match step:
-            case CloneFiles(made=True):
+            case CloneFiles(on=True):
                 self._make(step.files)
             case CloneFiles():
                 for file in step.files:
                     self._host.remove_file(file)
-            case CloneDefinition(made=True):
+            case CloneDefinition(on=True):
                 self._host.define(step.xml, step.guest)
             case CloneDefinition():
                 self._host.undefine_guest(step.uuid)
-            case CloneRun(started=True):
+            case CloneRun(on=True):
                 self._host.start_guest(step.uuid)
             case CloneRun():
                 self._host.stop_guest(step.uuid)

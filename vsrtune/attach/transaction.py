@@ -21,10 +21,18 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError
 from vsrtune.attach.overlays import OutOfReachError
-from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import Switch
-from vsrtune.attach.plan.steps import Card, Define, Origin, Step
+from vsrtune.attach.plan.steps import (
+    Card,
+    Define,
+    MakeDevice,
+    Origin,
+    Plug,
+    Raise,
+    Step,
+    inverse,
+)
 from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.codec import decode, encode
@@ -125,7 +133,8 @@ class Switcher:
                 with translated():
                     self._do(step)
             except RefusedError:
-                if isinstance(step, (steps.Unplug, CloneFiles)):
+                unplugs = isinstance(step, Plug) and not step.on
+                if unplugs or isinstance(step, CloneFiles):
                     self._ledger.done(entry)  # nothing was done, and a file there is not ours
                 raise
         # The entries for clones and groups are written before the steps are retired, and count
@@ -230,23 +239,18 @@ class Switcher:
 
     def _do(self, step: Step) -> None:
         match step:
-            case steps.MakeDevice():
-                self._devices.make(step.device)
-            case steps.RemoveDevice():
-                self._devices.remove(step.device)
-            case steps.Raise():
-                for device in step.devices:
-                    self._devices.set_up(device)
-            case steps.Lower():
-                for device in step.devices:
-                    self._devices.set_down(device)
-            case steps.Unplug():
+            case MakeDevice(device, on):
+                (self._devices.make if on else self._devices.remove)(device)
+            case Raise(devices, on):
+                for device in devices:
+                    (self._devices.set_up if on else self._devices.set_down)(device)
+            case Plug(on=False):
                 requests: dict[Card, float] = {}
                 self._patiently(lambda: self._unplug(step.cards, requests))
-            case steps.Plug():
+            case Plug():
                 for card in step.cards:
                     self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
-            case steps.Define():
+            case Define():
                 self._patiently(lambda: define(self._host, step))
             case _:
                 self._patiently(lambda: self._clones.do(step))
@@ -255,25 +259,25 @@ class Switcher:
         """Carry out the inverse of a step that began and may be done in part."""
         step: Step = decode(Step, entry.data["step"])  # type: ignore[arg-type]
         this_boot = entry.data["boot"] == self._boot
-        inverse = step.inverse()
-        match inverse:
-            case steps.Plug():
-                self._each(inverse.cards, lambda card: self._replug(card, this_boot))
-            case steps.Unplug():
+        back = inverse(step)
+        match back:
+            case Plug(on=True):
+                self._each(back.cards, lambda card: self._replug(card, this_boot))
+            case Plug():
                 if this_boot:
-                    self._each(inverse.cards, lambda card: self._unplug((card,)))
-            case steps.Define():
-                self._unless_gone(lambda: undefine(self._host, inverse))
-            case CloneRun(started=True):
+                    self._each(back.cards, lambda card: self._unplug((card,)))
+            case Define():
+                self._unless_gone(lambda: undefine(self._host, back))
+            case CloneRun(on=True):
                 if this_boot:
-                    self._unless_gone(lambda: self._clones.do(inverse))
-            case steps.Raise():
+                    self._unless_gone(lambda: self._clones.do(back))
+            case Raise(on=True):
                 # The lower device may be gone together with the device.
-                for device in inverse.devices:
+                for device in back.devices:
                     if self._devices.find(device) is not None:
                         self._devices.set_up(device)
             case _:
-                self._do(inverse)
+                self._do(back)
 
     def _each(self, cards: tuple[Card, ...], work: Callable[[Card], None]) -> None:
         """Call ``work`` for each card. A guest that does not give way does not stop the others;
@@ -422,17 +426,17 @@ def define(host: LiveHost, step: Define) -> None:
         raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
 
 
-def undefine(host: LiveHost, inverse: Define) -> None:
+def undefine(host: LiveHost, back: Define) -> None:
     """Take a Define back, unless somebody else has changed or removed the interface since."""
-    present = nics(host.definition(inverse.uuid))
-    if not inverse.before:
-        if not any(now.mac == nic(inverse.after).mac for now in present):
-            define(host, inverse)
+    present = nics(host.definition(back.uuid))
+    if not back.before:
+        if not any(now.mac == nic(back.after).mac for now in present):
+            define(host, back)
         return
-    mac = nic(inverse.before).mac
+    mac = nic(back.before).mac
     for now in (n for n in present if n.mac == mac):
-        if not differences(inverse.before, now.xml):
-            define(host, inverse)
+        if not differences(back.before, now.xml):
+            define(host, back)
 
 
 def _first(domain: str, *macs: str) -> DomainNic | None:

@@ -152,9 +152,9 @@ class _Reporter:
 
         now = time.monotonic()
         for watch in self._watches.values():
-            if isinstance(step, steps.Unplug):
+            if isinstance(step, steps.Plug) and not step.on:
                 watch.begun = now
-            elif isinstance(step, (steps.Raise, steps.Lower)):
+            elif isinstance(step, steps.Raise):
                 watch.released = now
             elif isinstance(step, steps.Define):
                 watch.plugged = min(now, watch.plugged)

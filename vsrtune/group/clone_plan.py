@@ -155,5 +155,5 @@ def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], l
                     f"{guest.name} ... --active --pivot",
                 )
         if guest.live is not None:
-            steps.append(CloneRun(guest.name, guest.uuid, started=False))
+            steps.append(CloneRun(guest.name, guest.uuid, on=False))
     return steps, notes
