@@ -98,7 +98,7 @@ class LiveHost(LiveDomains):
     def file_there(self, path: str) -> bool:
         """Whether there is a file of that name."""
         self._reach(path)
-        return overlays.there(path)
+        return os.path.lexists(path)
 
     def make_file(self, file: File) -> None:
         """Make a clone's file."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from vsrtune.attach import overlays
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ORIGIN
 from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
@@ -84,4 +84,4 @@ def cloning(host: LiveHost, name: str) -> Cloning | None:
             where=str(MACHINE_ID),
             hint="systemd-machine-id-setup",
         ) from error
-    return Cloning(template, machine, overlays.there)
+    return Cloning(template, machine, os.path.lexists)

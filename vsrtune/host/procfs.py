@@ -190,18 +190,12 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
         return None
 
 
-def run_ns(root: HostRoot, base: str) -> int:
-    """The run time of the thread with that directory in /proc, in nanoseconds. Raises OSError,
-    ValueError, and IndexError without CONFIG_SCHED_INFO."""
-    return int(root.read(f"{base}/schedstat").split()[0])
-
-
 def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
-    """As ``run_ns``, or from the ticks in ``stat`` where the kernel does not report it."""
+    """The run time of the thread with that directory in /proc, in nanoseconds; from the ticks in
+    ``stat`` where the kernel does not report it (CONFIG_SCHED_INFO). Raises OSError."""
     try:
-        return run_ns(root, base)
+        return int(root.read(f"{base}/schedstat").split()[0])
     except (PermissionError, FileNotFoundError, IndexError, ValueError):
-        # Kernels without CONFIG_SCHED_INFO.
         return stat.cpu_ticks * (1_000_000_000 // CLOCK_TICKS)
 
 

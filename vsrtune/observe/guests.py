@@ -273,12 +273,11 @@ class GuestReader:
         return tuple(interfaces), slots
 
     def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, KnownQueue]:
-        found = {}
-        for thread in threads:
-            device = self.traced(thread.key)
-            if device is not None:
-                found[thread.key] = KnownQueue(*device)
-        return found
+        return {
+            t.key: KnownQueue(*device)
+            for t in threads
+            if (device := self.traced(t.key)) is not None
+        }
 
     def _thread(
         self,

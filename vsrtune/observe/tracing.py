@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vsrtune.core.codec import encode
@@ -197,7 +197,7 @@ def _write(path: str, text: str) -> None:
 
 RESULTS_PATH = Path("/run/vsrtune/trace-results.json")
 
-_VERSION = 1
+_VERSION = 2
 # Characters. A longer file is cut off there and counts as damaged.
 _MOST = 4 << 20
 
@@ -222,22 +222,15 @@ class SeenNic:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedIrq:
-    """An interrupt that the kernel refused to move."""
-
-    number: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class TraceResults:
     """The content of the file. Text that is damaged, of another version or of another boot counts
-    as empty, because it can be traced again."""
+    as empty, because it can be traced again. ``irqs`` are the interrupts that the kernel refused
+    to move, number to name."""
 
     boot_id: str
     workers: tuple[SeenWorker, ...] = ()
     nics: tuple[SeenNic, ...] = ()
-    irqs: tuple[FixedIrq, ...] = ()
+    irqs: Mapping[str, str] = field(default_factory=dict)
     version: int = _VERSION
 
 
@@ -283,15 +276,13 @@ class TraceMemory:
 
     def fixed(self, number: int, name: str) -> bool:
         """Whether the kernel refused to move that interrupt."""
-        return FixedIrq(number, name) in self.results.irqs
+        return self.results.irqs.get(str(number)) == name
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Add interrupts that the kernel refused to move, by number and name. Raises
         ObserveError when the file cannot be replaced; memory is updated anyway."""
-        added = (FixedIrq(number, name) for number, name in irqs)
-        self.results = replace(
-            self.results, irqs=tuple(dict.fromkeys((*self.results.irqs, *added)))
-        )
+        added = {str(number): name for number, name in irqs}
+        self.results = replace(self.results, irqs={**self.results.irqs, **added})
         self._save()
 
     def remember(
