@@ -20,7 +20,7 @@ from vsrtune.bench.spec import parser as spec
 from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError
-from vsrtune.core.untrusted import json_value
+from vsrtune.core.untrusted import json_value, kept
 from vsrtune.execute import journal, ledger
 from vsrtune.host import qemu_cmdline, qmp
 from vsrtune.host.cpus import parse_books
@@ -44,9 +44,8 @@ from vsrtune.model.guest import Sched
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.plan import read_plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import tracing as tracing_module
 from vsrtune.observe.observer import Observer
-from vsrtune.observe.tracing import TraceMemory, count_by, parse_hist
+from vsrtune.observe.tracing import TraceMemory, TraceResults, count_by, parse_hist
 from vsrtune.plan.planner import plan
 from vsrtune.policy.parser import parse as parse_policy
 
@@ -162,7 +161,7 @@ def _json(data: bytes) -> object:
 
 
 def json_files(data: bytes) -> None:
-    tracing_module.parse(text(data), "b")
+    kept(TraceResults("b"), text(data))
     with contextlib.suppress(VsrtuneError):
         read_plan(text(data), "b")
     with contextlib.suppress(VsrtuneError):

@@ -20,7 +20,7 @@ from vsrtune.host.ethtool import statistics
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import NapiThreaded
-from vsrtune.observe.qemu_processes import scan
+from vsrtune.observe.qemu_processes import ProcessTable
 
 NET = Path("/sys/class/net")
 TUNSETIFF = 0x400454CA
@@ -58,7 +58,7 @@ def test_threaded_napi_comes_with_its_thread_and_goes(napi_tap: str, tmp_path: P
     with Journal.open(tmp_path / "journal.jsonl", "this boot") as journal:
         assert apply(Plan((Action(device, 0, 1, "t"),)), ops, journal).failed == ()
         assert (NET / napi_tap / "threaded").read_text() == "1\n"
-        threads = scan(LiveRoot()).napi.get(napi_tap, ())
+        threads = ProcessTable().scan(LiveRoot()).napi.get(napi_tap, ())
         assert threads, "no kernel thread has the device's name"
         assert undo(ops, journal).failed == ()
     assert (NET / napi_tap / "threaded").read_text() == "0\n"

@@ -10,7 +10,8 @@ import textwrap
 SCRIPT = textwrap.dedent(
     """
     import subprocess, time
-    from vsrtune.attach import link_writes
+    from vsrtune.attach.host import LiveHost
+    from vsrtune.attach.plan.steps import MadeDevice
     from vsrtune.host import netlink
     from vsrtune.model.host import MODES
 
@@ -20,27 +21,32 @@ SCRIPT = textwrap.dedent(
     def links():
         return {link.name: link for link in netlink.links()}
 
+    host = LiveHost()
+
+    def make(kind, name, lower, mac, mode, mtu, queue):
+        host.make(MadeDevice(name, "", mac, mode, mtu, queue, kind), lower)
+
     ip("link", "add", "v0", "mtu", "2000", "type", "veth", "peer", "v1")
     lower = links()["v0"]
-    link_writes.make("macvlan", "m0", lower.index, "02:00:00:00:00:05", 2, 1400, 123)
+    make("macvlan", "m0", lower.index, "02:00:00:00:00:05", 2, 1400, 123)
     made = links()["m0"]
     assert (made.kind, made.lower, made.mode, made.mac, made.mtu, made.queue, made.up) == (
         "macvlan", lower.index, 2, "02:00:00:00:00:05", 1400, 123, False), made
     assert netlink.link("m0") == made
-    link_writes.set_up(made.index, True)
-    link_writes.set_queue(made.index, 77)
+    host.set_up(made.index, True)
+    host.set_queue(made.index, 77)
     changed = links()["m0"]
     assert changed.up and changed.queue == 77, changed
-    link_writes.set_up(made.index, False)
+    host.set_up(made.index, False)
     assert not links()["m0"].up
-    link_writes.remove(made.index)
+    host.remove(made.index)
     assert "m0" not in links() and netlink.link("m0") is None
     for name, mode in MODES.items():
-        link_writes.make("macvtap", "t0", lower.index, "02:00:00:00:00:07", mode, 1400, 5)
+        make("macvtap", "t0", lower.index, "02:00:00:00:00:07", mode, 1400, 5)
         made = links()["t0"]
         assert (made.kind, made.mode) == ("macvtap", mode), made
         assert f"macvtap mode {name.replace('rough', 'ru')} " in ip("-d", "link", "show", "t0")
-        link_writes.remove(made.index)
+        host.remove(made.index)
     ip("link", "property", "add", "dev", "v1", "altname", "other")
     assert netlink.link("other") is None and netlink.link("v1") == links()["v1"]
     ip("link", "add", "br0", "type", "bridge")
@@ -49,11 +55,11 @@ SCRIPT = textwrap.dedent(
     assert port.master == links()["br0"].index
     start = time.monotonic()
     for work in (
-        lambda: link_writes.remove(made.index),
-        lambda: link_writes.make("no_such_kind", "x", lower.index, "02:00:00:00:00:09", 0, 1500, 1),
-        lambda: link_writes.make("macvlan", "x", lower.index, "02:00:00:00:00:09", 3, 1500, 1),
-        lambda: link_writes.make("macvlan", "x", lower.index, "02:00:00:00:00:09", 4, 67, 1),
-        lambda: link_writes.make("macvlan", "x", port.index, "02:00:00:00:00:09", 4, 1400, 1),
+        lambda: host.remove(made.index),
+        lambda: make("no_such_kind", "x", lower.index, "02:00:00:00:00:09", 0, 1500, 1),
+        lambda: make("macvlan", "x", lower.index, "02:00:00:00:00:09", 3, 1500, 1),
+        lambda: make("macvlan", "x", lower.index, "02:00:00:00:00:09", 4, 67, 1),
+        lambda: make("macvlan", "x", port.index, "02:00:00:00:00:09", 4, 1400, 1),
     ):
         try:
             work()

@@ -5,7 +5,7 @@ Every method first checks what exists, so all of them may be repeated.
 
 from __future__ import annotations
 
-from vsrtune.attach.host import AttachHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.clone_model import (
     Clone,
@@ -22,22 +22,22 @@ from vsrtune.model import domain_xml
 class Clones:
     """The clones of a host."""
 
-    def __init__(self, host: AttachHost) -> None:
+    def __init__(self, host: LiveHost) -> None:
         self._host = host
 
     def do(self, step: CloneStep) -> None:
         """Carry out one step. Raises RefusedError if it has done nothing, otherwise WriteError."""
         match step:
-            case CloneFiles(made=True):
+            case CloneFiles(on=True):
                 self._make(step.files)
             case CloneFiles():
                 for file in step.files:
                     self._host.remove_file(file)
-            case CloneDefinition(made=True):
+            case CloneDefinition(on=True):
                 self._host.define(step.xml, step.guest)
             case CloneDefinition():
                 self._host.undefine_guest(step.uuid)
-            case CloneRun(started=True):
+            case CloneRun(on=True):
                 self._host.start_guest(step.uuid)
             case CloneRun():
                 self._host.stop_guest(step.uuid)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 
-from vsrtune.attach.host import AttachHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, MadeDevice
 from vsrtune.core.errors import WriteError
 from vsrtune.model.host import Link
@@ -40,7 +40,7 @@ _FLAG_ERRORS = {
 class Devices:
     """Our devices on a host."""
 
-    def __init__(self, host: AttachHost) -> None:
+    def __init__(self, host: LiveHost) -> None:
         self._host = host
 
     def make(self, device: MadeDevice) -> None:

@@ -39,24 +39,22 @@ class SwitchError(VsrtuneError):
         self.exit_code = Interrupted.exit_code if interrupted else error.exit_code
 
 
+_HINTS = {
+    errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
+    errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
+    errno.EPERM: "run as root",
+}
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn the OSError of a link request into an error for people."""
     try:
         yield
     except OSError as error:
-        raise _error(error) from error
-
-
-def _error(error: OSError) -> VsrtuneError:
-    hints = {
-        errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
-        errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
-        errno.EPERM: "run as root",
-    }
-    code = error.errno or 0
-    return WriteError(
-        f"the kernel refused: {error.strerror or os.strerror(code)}",
-        where="network device",
-        hint=hints.get(code, "see: dmesg"),
-    )
+        code = error.errno or 0
+        raise WriteError(
+            f"the kernel refused: {error.strerror or os.strerror(code)}",
+            where="network device",
+            hint=_HINTS.get(code, "see: dmesg"),
+        ) from error

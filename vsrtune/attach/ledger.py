@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.steps import Origin
+from vsrtune.core.codec import decode
 from vsrtune.execute.jsonl_log import LogNames
 from vsrtune.execute.ledger import Ledger, LedgerEntry
 
@@ -36,11 +36,11 @@ class AttachLedger(Ledger):
 
     def origins(self) -> Iterator[tuple[LedgerEntry, Origin]]:
         """The Origin of every device that vsrtune made and has not removed."""
-        return ((entry, steps.origin_from(entry.data)) for entry in self.of(ORIGIN))
+        return ((entry, decode(Origin, entry.data)) for entry in self.of(ORIGIN))
 
     def clones(self, kind: str = CLONE) -> Iterator[tuple[LedgerEntry, Clone]]:
         """Every guest that vsrtune made and has not ended, or (ENDED) has to remove."""
-        return ((entry, steps.clone_from(entry.data)) for entry in self.of(kind))
+        return ((entry, decode(Clone, entry.data)) for entry in self.of(kind))
 
     def groups(self) -> Iterator[tuple[LedgerEntry, str]]:
         """Every group that was created and not deleted, by its name."""

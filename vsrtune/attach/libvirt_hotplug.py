@@ -10,10 +10,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from vsrtune.attach import link_writes
+from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
 from vsrtune.host.libvirt import Connection, gone, library
@@ -24,14 +23,9 @@ T = TypeVar("T")
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
 _PAUSE = 0.05
-# The request is lost if the guest's kernel does not listen yet.
-_ASK_AGAIN = 10.0
 _NET_ALIAS = re.compile(r"net\d+")
 # A back end that libvirt made, in the human monitor's `info network`.
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
-# The time of the last request to unplug an interface (UUID of the domain, MAC), by the caller's
-# clock.
-Requests = dict[tuple[str, str], float]
 
 
 class AwayError(WriteError):
@@ -40,88 +34,6 @@ class AwayError(WriteError):
 
 class RefusedError(WriteError):
     """libvirt refused the request, and has done nothing."""
-
-
-class Unpluggable(Protocol):
-    """The calls of libvirt that ``unplug`` needs."""
-
-    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
-        """The interfaces that the running domain has now."""
-        ...
-
-    def request_unplug(self, uuid: str, found: DomainNic) -> None:
-        """Ask the guest to release the interface; returns at once."""
-        ...
-
-
-def unplug(
-    domains: Unpluggable,
-    wanted: Collection[tuple[str, str]],
-    requests: Requests | None = None,
-    *,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Unplug the interfaces (UUID of the domain, MAC) that are there, all at the same time, and
-    return when the guests have released them. ``requests`` are those of an earlier call that
-    found libvirt away; this call keeps it up to date.
-
-    Raises RefusedError when libvirt refused before any request was made, otherwise WriteError.
-    """
-    requests = {} if requests is None else requests
-    try:
-        _unplug(domains, wanted, requests, clock, sleep)
-    except RefusedError as error:
-        if requests:
-            raise WriteError(error.what, where=error.where, hint=error.hint) from error
-        raise
-
-
-def _unplug(
-    domains: Unpluggable,
-    wanted: Collection[tuple[str, str]],
-    requests: Requests,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    end = clock() + RELEASE_SECONDS
-    requests.update(dict.fromkeys(requests, float("-inf")))
-    while True:
-        present = {
-            (uuid, found.mac): found
-            for uuid in {uuid for uuid, _ in wanted}
-            for found in domains.nics(uuid)
-        }
-        left = [key for key in wanted if key in present]
-        if not left:
-            return
-        now = clock()
-        if now > end:
-            uuid, mac = left[0]
-            raise WriteError(
-                f"the guest did not release the interface in {RELEASE_SECONDS:g} s",
-                where=f"domain {uuid} interface {mac}",
-                hint="its kernel must support PCI hotplug",
-            )
-        for key in left:
-            if now - requests.get(key, float("-inf")) >= _ASK_AGAIN:
-                try:
-                    domains.request_unplug(key[0], present[key])
-                except AwayError:
-                    requests[key] = now  # libvirt may have passed it on
-                    raise
-                requests[key] = now
-        sleep(_PAUSE)
-
-
-@dataclass(frozen=True, slots=True)
-class DomainXml:
-    """A domain: ``live`` is "" when it does not run, ``config`` when it is transient."""
-
-    name: str
-    uuid: str
-    live: str
-    config: str
 
 
 # A definition leaves nothing of itself behind; libvirt does not remove its disks.
@@ -149,18 +61,17 @@ class LiveDomains:
 
         return self._on(uuid, read, runs=True)
 
-    def all(self) -> tuple[DomainXml, ...]:
-        """Every domain."""
+    def guests(self) -> tuple[GuestNics, ...]:
+        """Every libvirt guest."""
         libvirt = library()
         found = []
         try:
             for domain in self._kept.open().listAllDomains(0):
                 try:
-                    live = domain.XMLDesc(0) if domain.isActive() else ""
+                    live = nics(domain.XMLDesc(0)) if domain.isActive() else None
                     kept = libvirt.VIR_DOMAIN_XML_INACTIVE
-                    config = domain.XMLDesc(kept) if domain.isPersistent() else ""
-                    uuid = str(domain.UUIDString())
-                    found.append(DomainXml(str(domain.name()), uuid, str(live), str(config)))
+                    config = nics(domain.XMLDesc(kept)) if domain.isPersistent() else None
+                    found.append(GuestNics(domain.name(), domain.UUIDString(), live, config))
                 except libvirt.libvirtError as error:
                     if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                         raise
@@ -196,7 +107,8 @@ class LiveDomains:
         return self._on(uuid, start)
 
     def define(self, xml: str, where: str) -> None:
-        """Replace the persistent definition of the domain that the XML names."""
+        """Replace the persistent definition of the guest that the XML names, or define a new
+        one."""
         libvirt = library()
         try:
             self._kept.open().defineXML(xml)
@@ -219,17 +131,15 @@ class LiveDomains:
 
         self._on(uuid, detach, f"domain {uuid} interface {found.mac}", runs=True)
 
-    def attach(self, uuid: str, xml: str, mac: str) -> None:
-        """Plug an interface in. If libvirt refuses, clear the remains that a killed libvirtd has
-        forgotten in QEMU or on the host, and try again."""
+    def plug(self, uuid: str, xml: str, mac: str) -> None:
+        """Give a running guest an interface. If libvirt refuses, clear the remains that a killed
+        libvirtd has forgotten in QEMU or on the host, and try again."""
         where = f"domain {uuid} interface {mac}"
         try:
             self._attach(uuid, xml, where)
         except RefusedError as error:
             orphans = self.drop_orphans(uuid)
-            known = {
-                nic.device for domain in self.all() if domain.live for nic in nics(domain.live)
-            }
+            known = {nic.device for guest in self.guests() for nic in guest.live or ()}
             try:
                 macvtaps = drop_macvtaps(mac, known)
             except OSError as failed:
@@ -286,7 +196,7 @@ class LiveDomains:
 
         return self._on(uuid, ask, f"domain {uuid}: {command}", runs=True)
 
-    def start(self, uuid: str) -> None:
+    def start_guest(self, uuid: str) -> None:
         """Start the guest, unless it runs; returns when it runs. Raises WriteError when it ended at
         once."""
 
@@ -301,7 +211,7 @@ class LiveDomains:
 
         self._on(uuid, begin)
 
-    def stop(self, uuid: str) -> None:
+    def stop_guest(self, uuid: str) -> None:
         """End the guest at once, if it is there and runs."""
 
         def end(domain: Any) -> None:
@@ -311,7 +221,7 @@ class LiveDomains:
         with contextlib.suppress(VanishedError):
             self._on(uuid, end)
 
-    def undefine(self, uuid: str) -> None:
+    def undefine_guest(self, uuid: str) -> None:
         """Remove the guest's definition, if there is one; the guest does not run."""
         libvirt = library()
         flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
@@ -367,7 +277,7 @@ def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
         and not _held(f"/dev/tap{link.index}")
     ]
     for index in left_over:
-        link_writes.remove(index)
+        netlink.request("del", index=index)
     return bool(left_over)
 
 

@@ -28,19 +28,20 @@ Counters = Callable[[], Mapping[str, int]]
 
 
 class Outage:
-    """The samples of one switch. ``see`` takes the time in seconds and the frames sent, by
-    device. The caller calls ``begin`` when the first interface is about to go, ``released`` when
-    the guest has none of them any more, ``plugged`` when it has all of them again."""
+    """The samples of one switch. ``begun`` is the time when the first interface was about to go,
+    ``released`` when the guest had none of them any more (it then sends through the new ones),
+    and ``plugged`` when it had all of them again, in seconds."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, int] | None = None
         # (time, frames sent so far), the frames of devices that are gone included.
         self._seen: list[tuple[float, int]] = []
-        self._begun = self._released = self._plugged = float("inf")
+        self.begun = self.released = self.plugged = float("inf")
 
     def see(self, now: float, counts: Mapping[str, int]) -> None:
-        """Add one sample of the counters. If a device was not in the previous sample, it has sent
-        all its frames since then. The first sample of all is the base."""
+        """Add one sample of the frames sent, by device, at a time in seconds. If a device was not
+        in the previous sample, it has sent all its frames since then. The first sample of all is
+        the base."""
         known = self._known
         self._known = dict(counts)
         sent = self._seen[-1][1] if self._seen else 0
@@ -48,22 +49,10 @@ class Outage:
             sent += sum(max(0, n - known.get(name, 0)) for name, n in counts.items())
         self._seen.append((now, sent))
 
-    def begin(self, now: float) -> None:
-        """The first interface is about to go."""
-        self._begun = now
-
-    def released(self, now: float) -> None:
-        """The guest has released all of them: from now on it sends through the new ones."""
-        self._released = now
-
-    def plugged(self, now: float) -> None:
-        """The guest has all of them again; only the first call counts."""
-        self._plugged = min(now, self._plugged)
-
     @property
     def rate(self) -> float:
         """Frames per second before the switch; 0 when it sent none."""
-        before = [sample for sample in self._seen if sample[0] <= self._begun]
+        before = [sample for sample in self._seen if sample[0] <= self.begun]
         if len(before) < 2 or before[-1][0] <= before[0][0]:
             return 0.0
         return (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0])
@@ -80,9 +69,9 @@ class Outage:
             sent, elapsed = moment[-1][1] - moment[0][1], moment[-1][0] - moment[0][0]
             if sent < max(1.0, self.rate * elapsed / 2):
                 continue
-            if moment[-1][0] <= self._released:
+            if moment[-1][0] <= self.released:
                 last = next(t for t, n in reversed(moment) if n < moment[-1][1])
-            elif moment[0][0] >= self._released:
+            elif moment[0][0] >= self.released:
                 first = next(t for t, n in moment if n > moment[0][1])
                 break
         return first - last if first is not None and last is not None else None
@@ -90,7 +79,7 @@ class Outage:
     @property
     def unplugged(self) -> float:
         """From the first unplug to the last plug, which needs no traffic, in seconds."""
-        return self._plugged - self._begun
+        return self.plugged - self.begun
 
     def _moments(self) -> Iterator[tuple[int, int]]:
         """Indices of samples that are a moment apart."""
@@ -102,14 +91,13 @@ class Outage:
                 yield at, number
 
 
-class OutageWatch:
+class OutageWatch(Outage):
     """Samples the counters every PERIOD, in a thread, while the block runs. ``counters`` gives
     the frames sent, by device, of the devices that exist."""
 
     def __init__(self, counters: Counters) -> None:
-        self.outage = Outage()
+        super().__init__()
         self._counters = counters
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outage", daemon=True)
 
@@ -121,52 +109,30 @@ class OutageWatch:
         self._stop.set()
         self._thread.join()
 
-    def settle(self) -> None:
-        """Sample long enough to know whether there is traffic."""
-        time.sleep(SETTLE)
-
-    def begin(self) -> None:
-        """The first interface is about to go."""
-        with self._lock:
-            self.outage.begin(time.monotonic())
-
-    def released(self) -> None:
-        """The guest has none of the interfaces any more."""
-        with self._lock:
-            self.outage.released(time.monotonic())
-
-    def plugged(self) -> None:
-        """The guest has all the interfaces again; only the first call counts."""
-        with self._lock:
-            self.outage.plugged(time.monotonic())
-
     def wait(self, patience: float) -> None:
         """Wait up to ``patience`` seconds for the traffic to come back, if there was some."""
         end = time.monotonic() + patience
         while time.monotonic() < end:
-            with self._lock:
-                if not self.outage.rate or self.outage.seconds is not None:
-                    return
+            if not self.rate or self.seconds is not None:
+                return
             time.sleep(3 * MOMENT)
 
     def lines(self) -> tuple[str, ...]:
         """The measurement, for people."""
-        found = self.outage
-        unplugged = f"unplugged to plugged in: {found.unplugged:.3f} s"
-        if not found.rate:
+        unplugged = f"unplugged to plugged in: {self.unplugged:.3f} s"
+        if not self.rate:
             return (unplugged, "no traffic before the switch, so no outage to see")
-        if found.seconds is None:
+        if self.seconds is None:
             return (unplugged, "it was sending before the switch and is not now: look at it")
         return (
             unplugged,
-            f"outage (below half of {found.rate:.0f} frames/s): {found.seconds:.3f} s",
+            f"outage (below half of {self.rate:.0f} frames/s): {self.seconds:.3f} s",
         )
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD):
             counts = self._counters()
-            with self._lock:
-                self.outage.see(time.monotonic(), counts)
+            self.see(time.monotonic(), counts)
 
 
 def sent_by(macs: Collection[str]) -> Counters:

@@ -50,11 +50,6 @@ class OutOfReachError(WriteError):
     """This process may not see or write the directories of guests' files; another may."""
 
 
-def there(path: str) -> bool:
-    """Whether anything of that name exists."""
-    return os.path.lexists(path)
-
-
 def make(file: File) -> None:
     """Make a file, owned and readable like its base. A copy is left out if its original does not
     exist. Raises WriteError, also when there is a file of that name."""

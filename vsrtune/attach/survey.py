@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from vsrtune.attach import overlays
-from vsrtune.attach.host import AttachHost, LiveHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ORIGIN
 from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.attach.plan.steps import Origin, origin_from
+from vsrtune.attach.plan.steps import Origin
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.execute.journal import read_entries
 from vsrtune.execute.jsonl_log import in_use
@@ -21,7 +22,7 @@ from vsrtune.model.targets import TxQueueLen
 
 
 def survey(
-    host: AttachHost,
+    host: LiveHost,
     origins: Collection[Origin],
     journal: Path,
     clones: Iterable[Clone] = (),
@@ -40,10 +41,10 @@ def survey(
 
 def known_origins(ledger: Path) -> tuple[Origin, ...]:
     """The Origins of our devices in the ledger, read without its lock. Raises VsrtuneError."""
-    return tuple(origin_from(e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
+    return tuple(decode(Origin, e.data) for e in read_pending(ledger) if e.kind == ORIGIN)
 
 
-def _definition(host: AttachHost, clone: Clone) -> str:
+def _definition(host: LiveHost, clone: Clone) -> str:
     try:
         return host.definition(clone.uuid)
     except VanishedError:
@@ -83,4 +84,4 @@ def cloning(host: LiveHost, name: str) -> Cloning | None:
             where=str(MACHINE_ID),
             hint="systemd-machine-id-setup",
         ) from error
-    return Cloning(template, machine, overlays.there)
+    return Cloning(template, machine, os.path.lexists)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import translated
-from vsrtune.attach.host import AttachHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ENDED, AttachLedger
 from vsrtune.attach.libvirt_hotplug import AwayError
 from vsrtune.attach.plan.model import GuestNics
@@ -35,7 +35,7 @@ class Swept:
 class Sweep:
     """Sweeps a host with an open ledger; ``patiently`` repeats a call while libvirt is away."""
 
-    def __init__(self, host: AttachHost, ledger: AttachLedger, patiently: Patiently) -> None:
+    def __init__(self, host: LiveHost, ledger: AttachLedger, patiently: Patiently) -> None:
         self._host = host
         self._ledger = ledger
         self._patiently = patiently

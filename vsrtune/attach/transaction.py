@@ -17,16 +17,25 @@ from typing import TypeVar
 from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import SwitchError, translated
-from vsrtune.attach.host import AttachHost, LiveHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
-from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError, Requests, unplug
+from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError
 from vsrtune.attach.overlays import OutOfReachError
-from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.clone_model import Clone, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import Switch
-from vsrtune.attach.plan.steps import Card, Define, Origin, Step
+from vsrtune.attach.plan.steps import (
+    Card,
+    Define,
+    MakeDevice,
+    Origin,
+    Plug,
+    Raise,
+    Step,
+    inverse,
+)
 from vsrtune.attach.signals import held
 from vsrtune.attach.sweep import Sweep, Swept
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.ledger import LedgerEntry
 from vsrtune.host.filesystem import boot_id
@@ -35,6 +44,9 @@ from vsrtune.model.domain_xml import DomainNic, added, differences, nic, nics, r
 # systemd starts libvirtd again, which then reads all its guests.
 _AWAY_SECONDS = 40.0
 _TRIES, _TRY_PAUSE = 3, 2.0
+_UNPLUG_PAUSE = 0.05
+# The request is lost if the guest's kernel does not listen yet.
+_ASK_AGAIN = 10.0
 
 T = TypeVar("T")
 
@@ -55,7 +67,7 @@ class Switcher:
 
     def __init__(
         self,
-        host: AttachHost,
+        host: LiveHost,
         ledger: AttachLedger,
         boot: str,
         before: Callable[[Step], None] = lambda _step: None,
@@ -112,23 +124,24 @@ class Switcher:
 
     def _all(self, switch: Switch) -> None:
         for origin in switch.origins:
-            self._ledger.add(ORIGIN, steps.to_data(origin))
+            self._ledger.add(ORIGIN, encode(origin))
         for step in switch.steps:
             self._check()
             self._before(step)
-            entry = self._ledger.add(STEP, {"boot": self._boot, "step": steps.to_data(step)})
+            entry = self._ledger.add(STEP, {"boot": self._boot, "step": encode(step)})
             try:
                 with translated():
                     self._do(step)
             except RefusedError:
-                if isinstance(step, (steps.Unplug, CloneFiles)):
+                unplugs = isinstance(step, Plug) and not step.on
+                if unplugs or isinstance(step, CloneFiles):
                     self._ledger.done(entry)  # nothing was done, and a file there is not ours
                 raise
         # The entries for clones and groups are written before the steps are retired, and count
         # from then on.
         for kind, clones in ((CLONE, switch.clones), (ENDED, switch.ended)):
             for clone in clones:
-                self._ledger.add(kind, steps.to_data(clone))
+                self._ledger.add(kind, encode(clone))
         for group in dict.fromkeys(o.group for o in switch.origins if o.group):
             self._ledger.add(GROUP, {"name": group})
         kept = [entry for entry, clone in self._ledger.clones() if clone in switch.kept]
@@ -226,50 +239,45 @@ class Switcher:
 
     def _do(self, step: Step) -> None:
         match step:
-            case steps.MakeDevice():
-                self._devices.make(step.device)
-            case steps.RemoveDevice():
-                self._devices.remove(step.device)
-            case steps.Raise():
-                for device in step.devices:
-                    self._devices.set_up(device)
-            case steps.Lower():
-                for device in step.devices:
-                    self._devices.set_down(device)
-            case steps.Unplug():
-                requests: Requests = {}
+            case MakeDevice(device, on):
+                (self._devices.make if on else self._devices.remove)(device)
+            case Raise(devices, on):
+                for device in devices:
+                    (self._devices.set_up if on else self._devices.set_down)(device)
+            case Plug(on=False):
+                requests: dict[Card, float] = {}
                 self._patiently(lambda: self._unplug(step.cards, requests))
-            case steps.Plug():
+            case Plug():
                 for card in step.cards:
                     self._patiently(lambda card=card: self._plug(card))  # type: ignore[misc]
-            case steps.Define():
+            case Define():
                 self._patiently(lambda: define(self._host, step))
             case _:
                 self._patiently(lambda: self._clones.do(step))
 
     def _take_back(self, entry: LedgerEntry) -> None:
         """Carry out the inverse of a step that began and may be done in part."""
-        step = steps.step_from(entry.data["step"])
+        step: Step = decode(Step, entry.data["step"])  # type: ignore[arg-type]
         this_boot = entry.data["boot"] == self._boot
-        inverse = step.inverse()
-        match inverse:
-            case steps.Plug():
-                self._each(inverse.cards, lambda card: self._replug(card, this_boot))
-            case steps.Unplug():
+        back = inverse(step)
+        match back:
+            case Plug(on=True):
+                self._each(back.cards, lambda card: self._replug(card, this_boot))
+            case Plug():
                 if this_boot:
-                    self._each(inverse.cards, lambda card: self._unplug((card,)))
-            case steps.Define():
-                self._unless_gone(lambda: undefine(self._host, inverse))
-            case CloneRun(started=True):
+                    self._each(back.cards, lambda card: self._unplug((card,)))
+            case Define():
+                self._unless_gone(lambda: undefine(self._host, back))
+            case CloneRun(on=True):
                 if this_boot:
-                    self._unless_gone(lambda: self._clones.do(inverse))
-            case steps.Raise():
+                    self._unless_gone(lambda: self._clones.do(back))
+            case Raise(on=True):
                 # The lower device may be gone together with the device.
-                for device in inverse.devices:
+                for device in back.devices:
                     if self._devices.find(device) is not None:
                         self._devices.set_up(device)
             case _:
-                self._do(inverse)
+                self._do(back)
 
     def _each(self, cards: tuple[Card, ...], work: Callable[[Card], None]) -> None:
         """Call ``work`` for each card. A guest that does not give way does not stop the others;
@@ -326,9 +334,46 @@ class Switcher:
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 
-    def _unplug(self, cards: tuple[Card, ...], requests: Requests | None = None) -> None:
-        wanted = [(card.uuid, card.mac) for card in cards]
-        unplug(self._host, wanted, requests, clock=self._host.clock, sleep=self._sleep)
+    def _unplug(self, cards: tuple[Card, ...], requests: dict[Card, float] | None = None) -> None:
+        """Unplug the interfaces that are there, all at the same time, and return when the guests
+        have released them. ``requests`` are the times of the last requests of an earlier call that
+        found libvirt away; this call keeps it up to date.
+
+        Raises RefusedError when libvirt refused before any request was made, otherwise WriteError.
+        """
+        requests = {} if requests is None else requests
+        try:
+            self._release(cards, requests)
+        except RefusedError as error:
+            if requests:
+                raise WriteError(error.what, where=error.where, hint=error.hint) from error
+            raise
+
+    def _release(self, cards: tuple[Card, ...], requests: dict[Card, float]) -> None:
+        end = self._host.clock() + RELEASE_SECONDS
+        requests.update(dict.fromkeys(requests, float("-inf")))
+        while True:
+            uuids = {card.uuid for card in cards}
+            present = {(uuid, n.mac): n for uuid in uuids for n in self._host.nics(uuid)}
+            left = [card for card in cards if (card.uuid, card.mac) in present]
+            if not left:
+                return
+            now = self._host.clock()
+            if now > end:
+                raise WriteError(
+                    f"the guest did not release the interface in {RELEASE_SECONDS:g} s",
+                    where=left[0].where,
+                    hint="its kernel must support PCI hotplug",
+                )
+            for card in left:
+                if now - requests.get(card, float("-inf")) >= _ASK_AGAIN:
+                    try:
+                        self._host.request_unplug(card.uuid, present[card.uuid, card.mac])
+                    except AwayError:
+                        requests[card] = now  # libvirt may have passed it on
+                        raise
+                    requests[card] = now
+            self._sleep(_UNPLUG_PAUSE)
 
     def _nic(self, card: Card) -> DomainNic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
@@ -355,7 +400,7 @@ def _nothing() -> None:
     """The check outside a switch: no signal is held."""
 
 
-def define(host: AttachHost, step: Define) -> None:
+def define(host: LiveHost, step: Define) -> None:
     """Change, add or remove the interface, unless that is done already."""
     where = f"{step.guest}: interface {step.mac} of the definition"
     text = host.definition(step.uuid)
@@ -381,17 +426,17 @@ def define(host: AttachHost, step: Define) -> None:
         raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
 
 
-def undefine(host: AttachHost, inverse: Define) -> None:
+def undefine(host: LiveHost, back: Define) -> None:
     """Take a Define back, unless somebody else has changed or removed the interface since."""
-    present = nics(host.definition(inverse.uuid))
-    if not inverse.before:
-        if not any(now.mac == nic(inverse.after).mac for now in present):
-            define(host, inverse)
+    present = nics(host.definition(back.uuid))
+    if not back.before:
+        if not any(now.mac == nic(back.after).mac for now in present):
+            define(host, back)
         return
-    mac = nic(inverse.before).mac
+    mac = nic(back.before).mac
     for now in (n for n in present if n.mac == mac):
-        if not differences(inverse.before, now.xml):
-            define(host, inverse)
+        if not differences(back.before, now.xml):
+            define(host, back)
 
 
 def _first(domain: str, *macs: str) -> DomainNic | None:

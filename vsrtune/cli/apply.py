@@ -272,9 +272,9 @@ def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = Fa
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
     """A snapshot of this host; None when no libvirt guest runs on it."""
     from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.observe.qemu_processes import scan
+    from vsrtune.observe.qemu_processes import ProcessTable
 
-    if not any(process.args.libvirt for process in scan(LiveRoot()).qemus):
+    if not any(process.args.libvirt for process in ProcessTable().scan(LiveRoot()).qemus):
         return None
     return observe(None, uri, 0.0)
 

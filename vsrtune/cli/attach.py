@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,7 +136,7 @@ class _Reporter:
         self._watches: dict[str, OutageWatch] = {}
 
     def watch(self, stack: contextlib.ExitStack, switch: Switch) -> None:
-        from vsrtune.attach.outage import OutageWatch, sent_by
+        from vsrtune.attach.outage import SETTLE, OutageWatch, sent_by
 
         macs: dict[str, set[str]] = {}
         for move in switch.moves:
@@ -143,23 +144,24 @@ class _Reporter:
                 macs.setdefault(move.guest, set()).add(move.mac)
         for guest, own in macs.items():
             self._watches[guest] = stack.enter_context(OutageWatch(sent_by(own)))
-        for watch in self._watches.values():
-            watch.settle()
+        if macs:
+            time.sleep(SETTLE)
 
     def before(self, step: Step) -> None:
         from vsrtune.attach.plan import steps
 
+        now = time.monotonic()
         for watch in self._watches.values():
-            if isinstance(step, steps.Unplug):
-                watch.begin()
-            elif isinstance(step, (steps.Raise, steps.Lower)):
-                watch.released()
+            if isinstance(step, steps.Plug) and not step.on:
+                watch.begun = now
+            elif isinstance(step, steps.Raise):
+                watch.released = now
             elif isinstance(step, steps.Define):
-                watch.plugged()
+                watch.plugged = min(now, watch.plugged)
 
     def finish(self) -> None:
         for guest, watch in self._watches.items():
-            watch.plugged()
+            watch.plugged = min(time.monotonic(), watch.plugged)
             watch.wait(PATIENCE)
             for line in watch.lines():
                 say(f"{guest}: {line}")

@@ -11,7 +11,7 @@ import click
 
 from vsrtune.cli.options import attach_ledger_option, json_option, options, root_option, uri_option
 from vsrtune.doctor import guest_checks, host_checks, module_checks
-from vsrtune.doctor.model import Case, Check, Finding, run
+from vsrtune.doctor.model import checks_in, name_of, run, trap_of
 
 if TYPE_CHECKING:
     from vsrtune.doctor.model import Case, Finding
@@ -57,14 +57,13 @@ def _case(root: Path | None, uri: str) -> Case:
 
 
 def _module(ledger: Path) -> ModuleFacts:
-    from vsrtune.attach.ledger import ORIGIN, STEP
-    from vsrtune.attach.plan.steps import origin_from
+    from vsrtune.attach.ledger import STEP
+    from vsrtune.attach.survey import known_origins
     from vsrtune.doctor.facts.module import read
     from vsrtune.execute.ledger import read_pending
 
-    entries = read_pending(ledger)
-    devices = tuple(origin_from(e.data).device.name for e in entries if e.kind == ORIGIN)
-    return read(devices, any(e.kind == STEP for e in entries))
+    devices = tuple(origin.device.name for origin in known_origins(ledger))
+    return read(devices, any(e.kind == STEP for e in read_pending(ledger)))
 
 
 def _print(findings: tuple[Finding, ...]) -> None:
@@ -85,14 +84,13 @@ def _print(findings: tuple[Finding, ...]) -> None:
     render.show([Table(title, ("", "check", "found", "what to do", "seen in"), rows)])
 
 
-OF_HOST: tuple[Check[Case], ...] = (*host_checks.CHECKS, *guest_checks.CHECKS)
-OF_MODULE = module_checks.CHECKS
+OF_HOST = checks_in(host_checks) + checks_in(guest_checks)
+OF_MODULE = checks_in(module_checks)
 
 
 def traps() -> list[tuple[str, str]]:
     """Name and trap of each check, for the reference."""
-    host = [(check.name, check.trap) for check in OF_HOST]
-    return host + [(check.name, check.trap) for check in OF_MODULE]
+    return [(name_of(check), trap_of(check)) for check in OF_HOST + OF_MODULE]
 
 
 def check_all(case: Case, facts: module_checks.ModuleFacts | None) -> tuple[Finding, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vsrtune.attach.host import AttachHost
+from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
@@ -37,7 +37,7 @@ class AttachKeeper:
         self,
         path: Path,
         journal: Path,
-        host: AttachHost,
+        host: LiveHost,
         boot: str,
     ) -> None:
         self._path = path

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Check, Finding, Severity
+from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
@@ -37,8 +37,7 @@ def vhost(case: Case) -> Iterable[Finding]:
     for guest in case.snapshot.guests:
         slow = [i.target for i in guest.interfaces if not i.vhost]
         if slow:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{guest.ref}: {', '.join(slow)} without vhost-net: QEMU's own thread moves the "
                 "frames",
                 "model virtio, <driver name='vhost'/>, and modprobe vhost_net",
@@ -46,7 +45,7 @@ def vhost(case: Case) -> Iterable[Finding]:
             )
 
 
-def mapping(case: Case) -> Iterable[Finding]:
+def worker_mapping(case: Case) -> Iterable[Finding]:
     """Every worker of a guest has the same name, so which one serves which interface is
     known by order, and after hotplug by traffic only."""
     for guest in case.snapshot.guests:
@@ -56,8 +55,7 @@ def mapping(case: Case) -> Iterable[Finding]:
             if t.confidence in (Confidence.UNCERTAIN, Confidence.NONE)
         ]
         if unsure:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{guest.ref}: it is not certain which interface "
                 f"{', '.join(label(t) for t in unsure)} serve"
                 f"{'s' * (len(unsure) == 1)}; a mapping in cpus.vhost leaves them alone",
@@ -66,7 +64,7 @@ def mapping(case: Case) -> Iterable[Finding]:
             )
 
 
-def emulator_group(case: Case) -> Iterable[Finding]:
+def emulator_cgroup(case: Case) -> Iterable[Finding]:
     """Workers that are threads of QEMU stand in libvirt's emulator cgroup: emulatorpin
     confines them, whatever their own affinity."""
     for guest in case.snapshot.guests:
@@ -76,15 +74,14 @@ def emulator_group(case: Case) -> Iterable[Finding]:
         inside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == main.cgroup]
         narrow = main.cpuset_effective
         if inside and narrow is not None and not case.snapshot.host.online <= narrow:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{guest.ref}: emulatorpin holds its {len(inside)} vhost workers on CPU {narrow}",
                 "ask for cpus.vhost in its policy: they get a cgroup of their own",
                 f"/sys/fs/cgroup/{main.cgroup}/cpuset.cpus: {main.cpuset_cpus}",
             )
 
 
-def queues(case: Case) -> Iterable[Finding]:
+def queue_length(case: Case) -> Iterable[Finding]:
     """A queue of length 0 drops every frame, a very long one lets frames wait for long, one
     shorter than a worker's batch loses bursts."""
     for guest in case.snapshot.guests:
@@ -96,18 +93,16 @@ def queues(case: Case) -> Iterable[Finding]:
             name = f"{guest.ref}: the ring of {interface.target}"
             default = f"ip link set {interface.target} txqueuelen 500"
             if length == 0:
-                yield Finding(Severity.ERROR, f"{name} drops every frame", default, evidence)
+                yield error(f"{name} drops every frame", default, evidence)
             elif length > _LONG:
-                yield Finding(
-                    Severity.WARNING,
+                yield warning(
                     f"{name} holds up to {length} frames: in overload they wait for a tenth of "
                     "a second and more, and little more arrives",
                     default,
                     evidence,
                 )
             elif length < _BATCH:
-                yield Finding(
-                    Severity.INFO,
+                yield info(
                     f"{name} is shorter than the {_BATCH} frames a worker takes at once: "
                     "measured, such queues forward less",
                     default,
@@ -118,46 +113,40 @@ def queues(case: Case) -> Iterable[Finding]:
 def devices(case: Case) -> Iterable[Finding]:
     """A device that libvirt does not manage can be down, or have another MAC than the guest:
     then the guest receives nothing."""
-    known = {d.name: d for d in case.facts.devices}
     for guest in case.snapshot.guests:
         for interface in guest.interfaces:
-            device = known.get(interface.target)
-            if device is None or not interface.kind.rings:
+            name = interface.target
+            if name not in case.facts.devices or not interface.kind.rings:
                 continue
-            if not device.up:
-                yield Finding(
-                    Severity.ERROR,
-                    f"{guest.ref}: {device.name} is down, so the guest gets no frames",
-                    f"ip link set {device.name} up",
-                    f"{_NET}/{device.name}/flags",
+            mac, up = case.facts.devices[name]
+            if not up:
+                yield error(
+                    f"{guest.ref}: {name} is down, so the guest gets no frames",
+                    f"ip link set {name} up",
+                    f"{_NET}/{name}/flags",
                 )
-            if interface.mac and device.mac.lower() != interface.mac.lower():
-                yield Finding(
-                    Severity.ERROR,
-                    f"{guest.ref}: {device.name} receives for {device.mac}, the guest's NIC has "
+            if interface.mac and mac.lower() != interface.mac.lower():
+                yield error(
+                    f"{guest.ref}: {name} receives for {mac}, the guest's NIC has "
                     f"{interface.mac}: it gets broadcast only",
-                    f"ip link set {device.name} address {interface.mac}",
-                    f"{_NET}/{device.name}/address: {device.mac}",
+                    f"ip link set {name} address {interface.mac}",
+                    f"{_NET}/{name}/address: {mac}",
                 )
 
 
-def openers(case: Case) -> Iterable[Finding]:
+def stray_opens(case: Case) -> Iterable[Finding]:
     """Whoever else has a guest's tap open is one more queue of it: flows that hash there are
     lost to the guest."""
     if case.facts.openers is None:
         return
-    for one in case.facts.openers:
-        yield Finding(
-            Severity.WARNING,
-            f"process {one.pid} ({one.name}) has {one.device} open: it takes a share of the "
-            "guest's flows",
+    for device, pid, name in case.facts.openers:
+        yield warning(
+            f"process {pid} ({name}) has {device} open: it takes a share of the guest's flows",
             "close it, if it is not another guest that shares the device on purpose",
-            f"/proc/{one.pid}/fd: /dev/tap of {one.device}",
+            f"/proc/{pid}/fd: /dev/tap of {device}",
         )
     if not case.facts.openers:
-        yield Finding(
-            Severity.OK, "guests' taps are open in their own QEMU only", evidence="/proc/*/fd"
-        )
+        yield ok("guests' taps are open in their own QEMU only", evidence="/proc/*/fd")
 
 
 def shared_devices(case: Case) -> Iterable[Finding]:
@@ -175,15 +164,13 @@ def shared_devices(case: Case) -> Iterable[Finding]:
         interface = here[0][1]
         told = f"{', '.join(names)} share {interface.target}"
         if interface.kind is NicKind.NAPI_MACVTAP:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{told}: they find all their neighbours only with its flag every-queue",
                 f"ethtool --show-priv-flags {interface.target}; `vsrtune group` keeps it on",
                 f"interface index {ifindex}",
             )
         else:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{told}: a neighbour that one has resolved the other may not know",
                 "make them a group (`vsrtune group`), or give them static neighbours, or a "
                 "device each",
@@ -191,7 +178,7 @@ def shared_devices(case: Case) -> Iterable[Finding]:
             )
 
 
-def between_guests(case: Case) -> Iterable[Finding]:
+def guest_to_guest(case: Case) -> Iterable[Finding]:
     """Frames from guest to guest on one lower device pass the CPU's backlog, which all
     share; frames from the NIC do not."""
     on: dict[str, set[str]] = {}
@@ -201,8 +188,7 @@ def between_guests(case: Case) -> Iterable[Finding]:
                 on.setdefault(interface.lower[0], set()).add(guest.ref)
     for lower, names in sorted(on.items()):
         if len(names) > 1:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{', '.join(sorted(names))} stand on {lower}: what they send to each other "
                 "passes the backlog of a CPU",
                 "for chains of routers: attachment: napi-macvlan (docs/kmod.md). It gains "
@@ -223,16 +209,14 @@ def realtime(case: Case) -> Iterable[Finding]:
                 f"thread {thread.key.tid}: {thread.sched}, Cpus_allowed_list {thread.affinity}"
             )
             if thread.affinity & irq:
-                yield Finding(
-                    Severity.ERROR,
+                yield error(
                     f"{guest.ref}: {label(thread)} is realtime and may run on interrupt CPU "
                     f"{thread.affinity & irq}, where it starves packet reception",
                     "ask for its CPUs in the policy (cpus: auto)",
                     evidence,
                 )
             elif len(thread.affinity) > 1 and online - irq <= thread.affinity:
-                yield Finding(
-                    Severity.WARNING,
+                yield warning(
                     f"{guest.ref}: {label(thread)} is realtime on every CPU that serves no "
                     "interrupts: the kernel's own threads find no quiet CPU",
                     "pin it to one CPU",
@@ -240,7 +224,7 @@ def realtime(case: Case) -> Iterable[Finding]:
                 )
 
 
-def order(case: Case) -> Iterable[Finding]:
+def priorities(case: Case) -> Iterable[Finding]:
     """Priorities that starve: vhost above vcpu, unequal guests on a CPU, a busy vcpu
     beside threads it never gives way to, ksoftirqd below realtime threads."""
     snapshot = case.snapshot
@@ -250,15 +234,15 @@ def order(case: Case) -> Iterable[Finding]:
     told = [*plan_warnings.warnings(quiet, refs, CpuSet())]
     kernel = snapshot.host.kernel
     for text in told:
-        yield Finding(Severity.WARNING, text, "equal classes and priorities", "`vsrtune show`")
+        yield warning(text, "equal classes and priorities", "`vsrtune show`")
     for text in kernel_threads.warnings(snapshot, refs):
         # Since 6.5 deferred work is not left to that thread alone.
-        level = Severity.WARNING if case.release < (6, 5) else Severity.INFO
+        tell = warning if case.release < (6, 5) else info
         hint = "scheduler.softirq in the policy"
-        yield Finding(level, text, hint, f"kernel {kernel}; `vsrtune show`")
+        yield tell(text, hint, f"kernel {kernel}; `vsrtune show`")
 
 
-def pins(case: Case) -> Iterable[Finding]:
+def libvirt_pins(case: Case) -> Iterable[Finding]:
     """libvirt's pin and the kernel's affinity can differ: vcpupin of a DEADLINE vcpu fails
     after it has narrowed the cgroup, and other tools write affinities beneath libvirt."""
     for guest in case.snapshot.guests:
@@ -266,8 +250,7 @@ def pins(case: Case) -> Iterable[Finding]:
             if thread.pin is None or thread.affinity <= thread.pin:
                 continue
             deadline = thread.sched.cls is SchedClass.DEADLINE
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{guest.ref}: libvirt pins {label(thread)} to CPU {thread.pin}, it runs on "
                 f"{thread.affinity}" + (" (class deadline refuses vcpupin)" if deadline else ""),
                 "change the policy, not the pin, and reload"
@@ -284,8 +267,7 @@ def pending(case: Case) -> Iterable[Finding]:
     for guest in case.snapshot.guests:
         waiting = [t for t in guest.threads if waits_for_domain(case.snapshot.host, t)]
         if waiting:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{guest.ref}: {', '.join(label(t) for t in waiting)} cannot be given class "
                 "deadline before running",
                 "send traffic through it; the daemon tries every second",
@@ -308,26 +290,8 @@ def untuned(case: Case) -> Iterable[Finding]:
         if loose:
             kinds = {t.worker for t in loose} - {None}
             also = " (kernel threads, outside the guest)" if kinds == {WorkerKind.KTHREAD} else ""
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{guest.ref}: {len(loose)} of its threads may run on interrupt CPU {irq}{also}",
                 f"vsrtune policy init {shlex.quote(guest.ref)}",
                 f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",
             )
-
-
-CHECKS: tuple[Check[Case], ...] = (
-    Check("vhost", vhost),
-    Check("worker mapping", mapping),
-    Check("emulator cgroup", emulator_group),
-    Check("queue length", queues),
-    Check("devices", devices),
-    Check("stray opens", openers),
-    Check("shared devices", shared_devices),
-    Check("guest to guest", between_guests),
-    Check("realtime", realtime),
-    Check("priorities", order),
-    Check("libvirt pins", pins),
-    Check("pending", pending),
-    Check("untuned", untuned),
-)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.doctor.model import Case, Check, Finding, Severity
+from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass
@@ -29,23 +29,20 @@ def observation(case: Case) -> Iterable[Finding]:
     for problem in case.snapshot.problems:
         libvirt = problem.reader == "libvirt"
         # A host that runs plain QEMU alone needs no libvirt.
-        level = Severity.INFO if libvirt and sources == {"qemu"} else Severity.WARNING
+        tell = info if libvirt and sources == {"qemu"} else warning
         hint = "start libvirtd or virtqemud, or see --connect" if libvirt else "run as root"
-        yield Finding(level, problem.what, hint, f"reader {problem.reader}")
+        yield tell(problem.what, hint, f"reader {problem.reader}")
     for guest in case.snapshot.guests:
         for text in guest.problems:
-            yield Finding(Severity.WARNING, f"{guest.ref}: {text}", "see `vsrtune show`")
+            yield warning(f"{guest.ref}: {text}", "see `vsrtune show`")
     for stranger in case.snapshot.strangers:
-        yield Finding(
-            Severity.INFO,
+        yield info(
             f"process {stranger.pid} is named like a QEMU and not believed: {stranger.why}",
             "if it is a guest, see docs/hardening.md: who is a guest",
         )
     if not case.snapshot.problems:
         count = len(case.snapshot.guests)
-        yield Finding(
-            Severity.OK, f"all of the host can be read; {count} guest{'s' * (count != 1)}"
-        )
+        yield ok(f"all of the host can be read; {count} guest{'s' * (count != 1)}")
 
 
 def kernel(case: Case) -> Iterable[Finding]:
@@ -54,29 +51,27 @@ def kernel(case: Case) -> Iterable[Finding]:
     release = case.release
     evidence = f"{_SCHED}/osrelease: {case.snapshot.host.kernel}"
     if release < OLDEST:
-        yield Finding(
-            Severity.WARNING, "this kernel is older than any that vsrtune is tested on",
+        yield warning(
+            "this kernel is older than any that vsrtune is tested on",
             "use 6.1 or later", evidence,
         )  # fmt: skip
         return
     if release < (6, 2):
-        yield Finding(
-            Severity.INFO,
+        yield info(
             "pins are lost when something writes the cgroup's CPUs (before 6.2); the daemon "
             "sets them again",
             "keep the daemon running, `vsrtune apply` alone does not last",
             evidence,
         )
     if release < (6, 7):
-        yield Finding(
-            Severity.INFO,
+        yield info(
             "no exclusive CPUs for a cgroup below others (before 6.7): class deadline of vcpus "
             "makes all of machine.slice one partition",
             "docs/scheduling.md, budgets, mode loose",
             evidence,
         )
     else:
-        yield Finding(Severity.OK, "every setting of a policy is possible on it", evidence=evidence)
+        yield ok("every setting of a policy is possible on it", evidence=evidence)
 
 
 def cpus(case: Case) -> Iterable[Finding]:
@@ -84,20 +79,20 @@ def cpus(case: Case) -> Iterable[Finding]:
     online = case.snapshot.host.online
     evidence = f"{_CPUS}/online: {online}"
     if len(online) < 2:
-        yield Finding(
-            Severity.ERROR, "one CPU: no thread can be kept off the interrupts' CPU",
+        yield error(
+            "one CPU: no thread can be kept off the interrupts' CPU",
             "give the host a second CPU", evidence,
         )  # fmt: skip
     elif len(online) == 2:
-        yield Finding(
-            Severity.INFO, "two CPUs: every thread of a router shares the one without interrupts",
+        yield info(
+            "two CPUs: every thread of a router shares the one without interrupts",
             "write one: vsrtune policy init GUEST", evidence,
         )  # fmt: skip
     else:
-        yield Finding(Severity.OK, f"{len(online)} CPUs", evidence=evidence)
+        yield ok(f"{len(online)} CPUs", evidence=evidence)
 
 
-def isolated(case: Case) -> Iterable[Finding]:
+def isolated_cpus(case: Case) -> Iterable[Finding]:
     """Several CPUs isolated at boot are one root domain, so none of them can have class
     deadline of its own."""
     boot = case.facts.isolated
@@ -105,15 +100,14 @@ def isolated(case: Case) -> Iterable[Finding]:
         return
     evidence = f"{_CPUS}/isolated: {boot or 'none'}"
     if len(boot) > 1:
-        yield Finding(
-            Severity.INFO,
+        yield info(
             f"CPUs {boot} are isolated at boot: good for pins, but class deadline is refused there",
             "for class deadline isolate one CPU at most (isolcpus=) and leave the rest to "
             "the partitions that vsrtune makes",
             evidence,
         )
     else:
-        yield Finding(Severity.OK, "isolation at boot is in nobody's way", evidence=evidence)
+        yield ok("isolation at boot is in nobody's way", evidence=evidence)
 
 
 def interrupts(case: Case) -> Iterable[Finding]:
@@ -127,8 +121,8 @@ def interrupts(case: Case) -> Iterable[Finding]:
         all_of_them |= served
         if not nic.irqs:
             where = f"where its SoftIRQ was seen: CPU {nic.rx_cpus}" if nic.rx_cpus else ""
-            yield Finding(
-                Severity.OK if where else Severity.INFO,
+            tell = ok if where else info
+            yield tell(
                 f"{nic.name} has no interrupts of its own; "
                 + (where or "the first online CPU is taken for its interrupt CPU"),
                 ""
@@ -143,8 +137,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
             for nic in lower
             for irq in queue_irqs(nic)
         )
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "the NICs' interrupts are served on every online CPU: auto finds no CPU for a "
             "guest's threads and refuses it",
             "move them to few CPUs: cpus: {irq: LIST} and irq: {set: true} in a policy, or "
@@ -152,13 +145,13 @@ def interrupts(case: Case) -> Iterable[Finding]:
             listed,
         )
     elif all_of_them:
-        yield Finding(
-            Severity.OK, f"interrupts are served on CPU {all_of_them}",
+        yield ok(
+            f"interrupts are served on CPU {all_of_them}",
             evidence="/proc/irq/*/effective_affinity_list",
         )  # fmt: skip
 
 
-def managed(case: Case) -> Iterable[Finding]:
+def managed_interrupts(case: Case) -> Iterable[Finding]:
     """Managed interrupts refuse to be moved (EIO): their CPUs are fixed by the driver."""
     irqs = case.facts.managed_irqs
     if irqs is None:
@@ -167,8 +160,7 @@ def managed(case: Case) -> Iterable[Finding]:
     for number in irqs:
         if number in of:
             nic, irq = of[number]
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"interrupt {number} of {nic.name} is managed by the kernel and stays on "
                 f"CPU {irq.effective}",
                 "change the number of queues with ethtool -L, or keep guests off that CPU",
@@ -183,23 +175,21 @@ def steering(case: Case) -> Iterable[Finding]:
     for nic in _lowers(case):
         if nic.rps_cpus:
             found = True
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"RPS of {nic.name} sends frames through the backlogs of CPU {nic.rps_cpus}",
                 f"echo 0 > /sys/class/net/{nic.name}/queues/rx-*/rps_cpus",
                 f"/sys/class/net/{nic.name}/queues/rx-*/rps_cpus: {nic.rps_cpus}",
             )
         if nic.threaded_napi:
             found = True
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{nic.name} receives in kernel threads napi/{nic.name}-*, which may run beside "
                 "its interrupts or elsewhere",
                 "pin these threads to the interrupt CPUs",
                 f"/sys/class/net/{nic.name}/threaded: 1",
             )
     if not found and _lowers(case):
-        yield Finding(Severity.OK, "no RPS and no threaded NAPI below guests")
+        yield ok("no RPS and no threaded NAPI below guests")
 
 
 def backlog(case: Case) -> Iterable[Finding]:
@@ -211,15 +201,14 @@ def backlog(case: Case) -> Iterable[Finding]:
     lost = [(cpu, count) for cpu, count in drops if count]
     if lost:
         text = ", ".join(f"CPU {cpu}: {count}" for cpu, count in lost)
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "frames were dropped at a CPU's backlog since boot",
             "give ksoftirqd the class of the guests' threads (scheduler.softirq), or move guests "
             "that talk to each other to napi-macvlan",
             f"/proc/net/softnet_stat, second column: {text}",
         )
     else:
-        yield Finding(Severity.OK, "no backlog dropped a frame", evidence="/proc/net/softnet_stat")
+        yield ok("no backlog dropped a frame", evidence="/proc/net/softnet_stat")
 
 
 def neighbours(case: Case) -> Iterable[Finding]:
@@ -235,14 +224,14 @@ def neighbours(case: Case) -> Iterable[Finding]:
     for one in found:
         left_alone = one.banned_irqs or one.policy_script
         pid = "" if one.pid is None else f"/proc/{one.pid}/comm"
-        yield Finding(
-            Severity.WARNING if one.name in hints and not left_alone else Severity.INFO,
+        tell = warning if one.name in hints and not left_alone else info
+        yield tell(
             f"{one.name}: {one.detail}" if one.detail else f"{one.name} runs",
             hints.get(one.name, ""),
             f"{pid}: {one.name}" if pid else f"{_CPUS}/nohz_full",
         )
     if not found:
-        yield Finding(Severity.OK, "nothing else writes affinity or scheduling")
+        yield ok("nothing else writes affinity or scheduling")
 
 
 def throttling(case: Case) -> Iterable[Finding]:
@@ -252,8 +241,8 @@ def throttling(case: Case) -> Iterable[Finding]:
     evidence = f"{_SCHED}/sched_rt_runtime_us: {host.sched_rt_runtime_us}"
     classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
     if host.sched_rt_runtime_us == -1:
-        yield Finding(
-            Severity.ERROR if SchedClass.DEADLINE in classes else Severity.WARNING,
+        tell = error if SchedClass.DEADLINE in classes else warning
+        yield tell(
             "no limit: the kernel admits any sum of budgets, so none is guaranteed, and a "
             "realtime thread that never sleeps keeps its CPU for good",
             "sysctl kernel.sched_rt_runtime_us=950000, and keep who set it (TuneD's realtime "
@@ -261,28 +250,27 @@ def throttling(case: Case) -> Iterable[Finding]:
             evidence,
         )
     elif host.sched_rt_runtime_us == 0 and host.sched_rt_period_us:
-        yield Finding(
-            Severity.ERROR, "0: realtime threads get no CPU time at all",
+        yield error(
+            "0: realtime threads get no CPU time at all",
             "sysctl kernel.sched_rt_runtime_us=950000", evidence,
         )  # fmt: skip
     else:
-        yield Finding(Severity.OK, "realtime threads leave something to others", evidence=evidence)
+        yield ok("realtime threads leave something to others", evidence=evidence)
 
 
-def rt_groups(case: Case) -> Iterable[Finding]:
+def realtime_groups(case: Case) -> Iterable[Finding]:
     """A kernel with RT_GROUP_SCHED refuses fifo and rr (EPERM) to threads of a cpu cgroup
     without a realtime budget."""
     where = case.facts.rt_group_sched
     if where:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "fifo and rr may be refused with EPERM: every cpu cgroup needs a realtime budget",
             "use class deadline or pins only, or boot with rt_group_sched=0 where the kernel "
             "has it",
             f"{where}: CONFIG_RT_GROUP_SCHED=y",
         )
     elif where is not None:
-        yield Finding(Severity.OK, "the kernel has no realtime budgets for cgroups")
+        yield ok("the kernel has no realtime budgets for cgroups")
 
 
 def cpusets(case: Case) -> Iterable[Finding]:
@@ -291,8 +279,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
     host = case.snapshot.host
     libvirt = [g for g in case.snapshot.guests if g.source == "libvirt"]
     if libvirt and all(t.cpuset_cpus is None for g in libvirt for t in g.threads):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "guests run without cgroup v2 cpusets: class deadline is refused, pins are "
             "affinities alone",
             "boot with the unified hierarchy (systemd.unified_cgroup_hierarchy=1)",
@@ -302,8 +289,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
     for group in host.cpusets:
         evidence = f"{_CGROUP}/{group.path}/cpuset.cpus.partition: {group.partition}"
         if "invalid" in group.partition:
-            yield Finding(
-                Severity.ERROR,
+            yield error(
                 f"the partition {group.path} is not in force",
                 "start the daemon or run `vsrtune apply`, which makes it anew"
                 if is_partition(group.path) or "libvirt" in group.path
@@ -311,15 +297,13 @@ def cpusets(case: Case) -> Iterable[Finding]:
                 evidence,
             )
         elif group.valid and not _has_guest(case, group.path) and not is_partition(group.path):
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"the partition {group.path} holds CPU {group.effective} for itself",
                 "guests get none of these CPUs while it stands",
                 evidence,
             )
     if len(isolated) > 1:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{len(isolated)} isolated partitions share one root domain: class deadline works "
             "in none of them",
             "make them root instead of isolated",
@@ -327,7 +311,7 @@ def cpusets(case: Case) -> Iterable[Finding]:
         )
 
 
-def bandwidth(case: Case) -> Iterable[Finding]:
+def deadline_bandwidth(case: Case) -> Iterable[Finding]:
     """DEADLINE bandwidth that stays booked after its thread is gone (it left the class while
     it slept) and takes room from new budgets."""
     if all(c.booked is None for c in case.facts.books):
@@ -345,8 +329,7 @@ def bandwidth(case: Case) -> Iterable[Finding]:
         # The books may or may not include what the kernel books for itself.
         if domain.booked - own > domain.kernel + _ROUNDING:
             clean = False
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{percent(domain.booked - own)} of a CPU is booked on CPU {domain.cpus} by no "
                 "guest's thread: another program's, or left behind",
                 "ps -eLo tid,cls,comm | grep DLN names threads that have it; what is left behind "
@@ -354,8 +337,8 @@ def bandwidth(case: Case) -> Iterable[Finding]:
                 f"/sys/kernel/debug/sched/debug, dl_bw->total_bw; {domain.made_by}",
             )
     if clean:
-        yield Finding(
-            Severity.OK, "no bandwidth is booked but by guests' threads",
+        yield ok(
+            "no bandwidth is booked but by guests' threads",
             evidence="/sys/kernel/debug/sched/debug",
         )  # fmt: skip
 
@@ -368,15 +351,15 @@ def qdisc(case: Case) -> Iterable[Finding]:
         return
     evidence = f"/proc/sys/net/core/default_qdisc: {name}"
     if name == "pfifo_fast":
-        yield Finding(
-            Severity.INFO, "queue.macvtap also shortens the queue for frames that guests send",
+        yield info(
+            "queue.macvtap also shortens the queue for frames that guests send",
             "sysctl net.core.default_qdisc=fq_codel, before the devices are made", evidence,
         )  # fmt: skip
     else:
-        yield Finding(Severity.OK, "queue.macvtap governs the rings alone", evidence=evidence)
+        yield ok("queue.macvtap governs the rings alone", evidence=evidence)
 
 
-def workers(case: Case) -> Iterable[Finding]:
+def vhost_workers(case: Case) -> Iterable[Finding]:
     """How the kernel runs vhost workers changed in 6.4 and can be changed back: tools that
     tell by the kernel's version are wrong."""
     kinds = {
@@ -391,8 +374,8 @@ def workers(case: Case) -> Iterable[Finding]:
         return
     what = {"kthread": "kernel threads", "task": "threads of QEMU"}
     text = " and ".join(what[k] for k in sorted(kinds)) or "none runs"
-    yield Finding(
-        Severity.OK, f"vhost workers: {text}",
+    yield ok(
+        f"vhost workers: {text}",
         evidence=parameter and f"/sys/module/vhost/parameters/{parameter}",
     )  # fmt: skip
 
@@ -408,22 +391,3 @@ def _has_guest(case: Case, path: str) -> bool:
         return any(t.cgroup == path or t.cgroup.startswith(f"{path}/") for t in guest.threads)
 
     return any(inside(guest) for guest in case.snapshot.guests)
-
-
-CHECKS: tuple[Check[Case], ...] = (
-    Check("observation", observation),
-    Check("kernel", kernel),
-    Check("cpus", cpus),
-    Check("isolated cpus", isolated),
-    Check("interrupts", interrupts),
-    Check("managed interrupts", managed),
-    Check("steering", steering),
-    Check("backlog", backlog),
-    Check("neighbours", neighbours),
-    Check("throttling", throttling),
-    Check("realtime groups", rt_groups),
-    Check("cpusets", cpusets),
-    Check("deadline bandwidth", bandwidth),
-    Check("qdisc", qdisc),
-    Check("vhost workers", workers),
-)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
@@ -14,7 +16,6 @@ from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 
-T = TypeVar("T")
 _RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
@@ -44,22 +45,8 @@ class Finding:
     check: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Opener:
-    """A process that has a guest's tap open and is not that guest's QEMU."""
-
-    device: str
-    pid: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceState:
-    """A guest's host device: its own MAC and whether it is up."""
-
-    name: str
-    mac: str
-    up: bool
+# A finding of each level.
+ok, info, warning, error = (partial(Finding, level) for level in Severity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,9 @@ class Facts:
     ``rt_group_sched`` is the path of the kernel's configuration when RT_GROUP_SCHED is in
     force ("" when it is not), ``backlog`` the frames that each CPU's backlog dropped since
     boot, ``isolated`` the CPUs isolated at boot, ``managed_irqs`` the interrupts whose CPUs
-    the kernel alone sets, ``books`` the kernel's bookings for class deadline.
+    the kernel alone sets, ``devices`` the MAC of a guest's host device and whether it is up,
+    ``openers`` the processes (device, pid, name) that have a guest's tap open and are not that
+    guest's QEMU, ``books`` the kernel's bookings for class deadline.
     """
 
     rt_group_sched: str | None = None
@@ -78,8 +67,8 @@ class Facts:
     backlog: tuple[tuple[int, int], ...] | None = None
     isolated: CpuSet | None = None
     managed_irqs: tuple[int, ...] | None = None
-    devices: tuple[DeviceState, ...] = ()
-    openers: tuple[Opener, ...] | None = None
+    devices: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    openers: tuple[tuple[str, int, str], ...] | None = None
     books: tuple[DeadlineCpu, ...] = ()
 
 
@@ -104,25 +93,30 @@ class Case:
         return CpuSet(cpu for cpus in found for cpu in cpus)
 
 
-@dataclass(frozen=True, slots=True)
-class Check(Generic[T]):
-    """One check. The first paragraph of ``find``'s docstring says which trap it looks for."""
-
-    name: str
-    find: Callable[[T], Iterable[Finding]]
-
-    @property
-    def trap(self) -> str:
-        """The trap that the check looks for, a sentence."""
-        text = (self.find.__doc__ or "").strip().partition("\n\n")[0]
-        return " ".join(text.split())
+Check = Callable[[Any], Iterable[Finding]]
 
 
-def run(checks: Iterable[Check[T]], facts: T) -> tuple[Finding, ...]:
-    """Every check's findings, in the order of ``checks``."""
+def checks_in(module: ModuleType) -> tuple[Check, ...]:
+    """The checks of a module: its public functions in their order."""
+    written = (f for f in vars(module).values() if isinstance(f, FunctionType))
     return tuple(
-        replace(found, check=check.name) for check in checks for found in check.find(facts)
+        f for f in written if f.__module__ == module.__name__ and not f.__name__.startswith("_")
     )
+
+
+def name_of(check: Check) -> str:
+    """The name of a check in reports."""
+    return check.__name__.replace("_", " ")
+
+
+def trap_of(check: Check) -> str:
+    """The trap that a check looks for, a sentence: the first paragraph of its docstring."""
+    return " ".join((check.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+def run(checks: Iterable[Check], facts: object) -> tuple[Finding, ...]:
+    """Every check's findings, in the order of ``checks``."""
+    return tuple(replace(f, check=name_of(check)) for check in checks for f in check(facts))
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import OURS, STACKED
-from vsrtune.doctor.model import Check, Finding, Severity
+from vsrtune.doctor.model import Finding, error, info, ok
 from vsrtune.model.host import Link
 
 MODULE = "napi_macvlan"
@@ -24,15 +24,9 @@ class ModuleFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModule:
-    """The loaded module; ``srcversion`` is "" when it has none."""
-
-    srcversion: str
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """Facts as read. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
+    """Facts as read. ``loaded`` is the srcversion of the loaded module, "" when it has none, None
+    when no module is loaded. ``secure_boot``, ``lockdown`` (its mode, such as integrity) and
     ``sig_enforce`` are None where this kernel or firmware does not tell. ``devices`` are the
     devices that vsrtune made for guests. ``unfinished`` tells whether a switch was interrupted
     or is under way, ``boot_unit`` whether vsrtune-devices.service is enabled, None without
@@ -40,7 +34,7 @@ class ModuleFacts:
 
     kernel: str
     file: ModuleFile | None
-    loaded: LoadedModule | None
+    loaded: str | None
     secure_boot: bool | None = None
     lockdown: str | None = None
     sig_enforce: bool | None = None
@@ -53,13 +47,13 @@ class ModuleFacts:
 def module(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether the module is loaded, or can be."""
     if facts.loaded is not None:
-        yield Finding(Severity.OK, f"{MODULE} is loaded", evidence=f"/sys/module/{MODULE}")
+        yield ok(f"{MODULE} is loaded", evidence=f"/sys/module/{MODULE}")
     elif facts.file is not None:
-        yield Finding(Severity.OK, f"{MODULE} is not loaded; the first device loads it")
+        yield ok(f"{MODULE} is not loaded; the first device loads it")
     else:
         needed = bool(facts.devices)
-        yield Finding(
-            Severity.ERROR if needed else Severity.INFO,
+        tell = error if needed else info
+        yield tell(
             f"{MODULE} is not installed for kernel {facts.kernel}"
             + (f", and guests' interfaces need it: {', '.join(facts.devices)}" if needed else ""),
             "install the module (kmod/, with DKMS it follows every kernel); it is needed for "
@@ -68,32 +62,30 @@ def module(facts: ModuleFacts) -> Iterable[Finding]:
         )
 
 
-def matches(facts: ModuleFacts) -> Iterable[Finding]:
+def version(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether the installed module fits the running kernel, and is the loaded one."""
     if facts.file is None:
         return
     built_for = facts.file.vermagic.partition(" ")[0]
     if built_for != facts.kernel:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             f"{facts.file.path} is built for kernel {built_for or 'unknown'}, "
             f"this is {facts.kernel}",
             "build it for this kernel: dkms autoinstall",
             f"modinfo {MODULE}, vermagic: {facts.file.vermagic}",
         )
-    elif facts.loaded is not None and "" not in (facts.loaded.srcversion, facts.file.srcversion):
-        if facts.loaded.srcversion == facts.file.srcversion:
-            yield Finding(Severity.OK, f"the installed one is loaded, for {built_for}")
+    elif facts.loaded is not None and "" not in (facts.loaded, facts.file.srcversion):
+        if facts.loaded == facts.file.srcversion:
+            yield ok(f"the installed one is loaded, for {built_for}")
         else:
-            yield Finding(
-                Severity.ERROR,
-                f"the loaded module (srcversion {facts.loaded.srcversion}) is not the installed "
+            yield error(
+                f"the loaded module (srcversion {facts.loaded}) is not the installed "
                 f"one ({facts.file.srcversion})",
                 f"move its guests to macvtap, then rmmod {MODULE} and go back; or reboot",
                 f"/sys/module/{MODULE}/srcversion",
             )
     else:
-        yield Finding(Severity.OK, f"the installed module is for this kernel, {built_for}")
+        yield ok(f"the installed module is for this kernel, {built_for}")
 
 
 def signature(facts: ModuleFacts) -> Iterable[Finding]:
@@ -112,32 +104,29 @@ def signature(facts: ModuleFacts) -> Iterable[Finding]:
     if signer:
         text = f"{facts.file.path} is signed by {signer}"
         if not reasons:
-            yield Finding(Severity.OK, f"{text}; this kernel asks for no signature")
+            yield ok(f"{text}; this kernel asks for no signature")
         elif facts.loaded is not None:
-            yield Finding(Severity.OK, f"{text}, and the kernel took it")
+            yield ok(f"{text}, and the kernel took it")
         else:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{text}; {why}, so its key must be one that the kernel trusts",
                 f"try: modprobe {MODULE}; enroll the key if it is refused: mokutil --import",
             )
     elif not reasons:
-        yield Finding(Severity.OK, "not signed, and this kernel asks for no signature")
+        yield ok("not signed, and this kernel asks for no signature")
     elif facts.sig_enforce or facts.lockdown not in (None, "none"):
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             f"{facts.file.path} is not signed, and {why}: the kernel refuses it",
             "sign it with an enrolled key (DKMS: mok_signing_key in /etc/dkms/framework.conf)",
             "/sys/module/module/parameters/sig_enforce, /sys/kernel/security/lockdown",
         )
     else:
-        yield Finding(
-            Severity.INFO,
+        yield info(
             f"{facts.file.path} is not signed; {why}, but this kernel does not enforce signatures",
         )
 
 
-def lowers(facts: ModuleFacts) -> Iterable[Finding]:
+def lower_devices(facts: ModuleFacts) -> Iterable[Finding]:
     """Which devices are held by what, so that napi devices can or cannot come up there."""
     on: dict[int, list[Link]] = {}
     for link in facts.links:
@@ -151,23 +140,22 @@ def lowers(facts: ModuleFacts) -> Iterable[Finding]:
         where = lower.name if lower is not None else f"device {index}"
         down = [k.name for k in stacked if k.kind in OURS and not k.up]
         if others and own:
-            yield Finding(
-                Severity.INFO,
+            yield info(
                 f"{where} is held by {', '.join(others)}; {', '.join(down or own)} can come up "
                 "when these are gone",
                 "`vsrtune attach --all-of-lower` moves them together",
             )
         elif others:
-            yield Finding(Severity.INFO, f"{where} is held by {', '.join(others)}")
+            yield info(f"{where} is held by {', '.join(others)}")
         elif down:
             text = f"{', '.join(down)} on {where} is down: its guest gets no frames"
-            yield Finding(Severity.ERROR, text, f"ip link set {down[0]} up", "`ip -d link`")
+            yield error(text, f"ip link set {down[0]} up", "`ip -d link`")
         else:
-            yield Finding(Severity.OK, f"{where} carries {', '.join(own)}")
+            yield ok(f"{where} carries {', '.join(own)}")
     for link in facts.links:
         if link.master and (master := by_index.get(link.master)) is not None and not link.kind:
-            yield Finding(
-            Severity.INFO, f"{link.name} is a port of {master.name}, so it carries no "
+            yield info(
+            f"{link.name} is a port of {master.name}, so it carries no "
                 "macvtap and no NAPI-macvlan",
             )  # fmt: skip
 
@@ -175,28 +163,17 @@ def lowers(facts: ModuleFacts) -> Iterable[Finding]:
 def switches(facts: ModuleFacts) -> Iterable[Finding]:
     """Whether a switch was interrupted, and whether the devices survive a reboot."""
     if facts.unfinished:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             "a switch of a guest's attachment was interrupted, or is under way",
             "`vsrtune attach --recover` takes it back, and so does the daemon",
             "the ledger of attachments (--attach-ledger)",
         )
     if facts.devices and facts.boot_unit is False:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             f"after a reboot nothing makes {', '.join(facts.devices)} before guests start",
             "systemctl enable vsrtune-devices",
             "systemctl is-enabled vsrtune-devices.service",
         )
     elif not facts.unfinished:
         count = len(facts.devices)
-        yield Finding(Severity.OK, f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")
-
-
-CHECKS: tuple[Check[ModuleFacts], ...] = (
-    Check("module", module),
-    Check("version", matches),
-    Check("signature", signature),
-    Check("lower devices", lowers),
-    Check("switches", switches),
-)
+        yield ok(f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")

@@ -8,30 +8,18 @@ which the template cannot start.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from vsrtune.attach.plan.clone_model import Clone, CloneDefinition, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import AttachHostState, GuestNics
 from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_xml
-from vsrtune.group.members import macs
+from vsrtune.group.members import Layout, macs
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
 
 # A stand-in, and the XML that replaces its interface of each MAC.
 Member = tuple[GuestNics, Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The steps that make clones and start them: ``files`` before a guest is interrupted,
-    ``guests`` after the group's devices are up."""
-
-    clones: tuple[Clone, ...] = ()
-    files: tuple[Step, ...] = ()
-    guests: tuple[Step, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def missing(group: Group, host: AttachHostState) -> tuple[str, ...]:
@@ -101,14 +89,16 @@ def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState
 
 
 def make(
-    group: Group, template: GuestNics, members: Collection[Member], host: AttachHostState
-) -> Made:
-    """The steps for the members. Raises VsrtuneError."""
+    group: Group,
+    template: GuestNics,
+    members: Collection[Member],
+    host: AttachHostState,
+    layout: Layout,
+) -> None:
+    """Add the clones, the steps that make and start them, and notes to a layout. Raises
+    VsrtuneError."""
     assert host.cloning is not None
-    clones: list[Clone] = []
-    files: list[Step] = []
-    started: list[Step] = []
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     for guest, interfaces in members:
         own = {
             old.mac: new.mac
@@ -125,13 +115,15 @@ def make(
                     where=template.name,
                     hint="remove it if nothing needs it, or name another directory (overlays:)",
                 )
-        clones.append(Clone(group.name, guest.name, guest.uuid, template.name, copy.files))
+        layout.clones.append(Clone(group.name, guest.name, guest.uuid, template.name, copy.files))
         if copy.files:
-            files.append(CloneFiles(guest.name, copy.files))
-        started.append(CloneDefinition(guest.name, guest.uuid, template.name, copy.xml))
-        started.append(CloneRun(guest.name, guest.uuid))
-        notes += copy.notes
-    return Made(tuple(clones), tuple(files), tuple(started), tuple(dict.fromkeys(notes)))
+            layout.files.append(CloneFiles(guest.name, copy.files))
+        layout.guests += [
+            CloneDefinition(guest.name, guest.uuid, template.name, copy.xml),
+            CloneRun(guest.name, guest.uuid),
+        ]
+        notes |= dict.fromkeys(copy.notes)
+    layout.notes += notes
 
 
 def of_group(name: str, host: AttachHostState) -> tuple[Clone, ...]:
@@ -163,5 +155,5 @@ def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], l
                     f"{guest.name} ... --active --pivot",
                 )
         if guest.live is not None:
-            steps.append(CloneRun(guest.name, guest.uuid, started=False))
+            steps.append(CloneRun(guest.name, guest.uuid, on=False))
     return steps, notes

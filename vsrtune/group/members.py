@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
 from vsrtune.attach.plan.planner import no_others
-from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin, Stage
+from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin, Stage, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
@@ -18,7 +19,9 @@ class Layout:
     """The devices of a group that is to be created, and the running guests that move to them.
 
     ``origins`` are in the order in which devices are made and guests are plugged in: each device
-    after the one below it, members in one order on all sides.
+    after the one below it, members in one order on all sides. ``clones`` are members that are
+    made: ``files`` are the steps before a guest is interrupted, ``guests`` those after the
+    group's devices are up.
     """
 
     def __init__(self, group: Group, host: AttachHostState) -> None:
@@ -26,6 +29,9 @@ class Layout:
         self._host = host
         self.origins: list[Origin] = []
         self.moves: list[Move] = []
+        self.clones: list[Clone] = []
+        self.files: list[Step] = []
+        self.guests: list[Step] = []
         self.notes: list[str] = []
 
     def add(
@@ -35,13 +41,13 @@ class Layout:
         stage: Stage | None = None,
         before: tuple[str, str] = ("", ""),
         queue: int | None = None,
-    ) -> Origin:
+    ) -> None:
         """Add a device for a guest, or for other devices to stand on. ``before`` is the interface
         that the device replaces, in the running guest and in its definition."""
         name, uuid = (guest.name, guest.uuid) if guest is not None else ("", "")
-        origin = Origin(device, name, uuid, *before, group=self._group, queue=queue, stage=stage)
-        self.origins.append(origin)
-        return origin
+        self.origins.append(
+            Origin(device, name, uuid, *before, group=self._group, queue=queue, stage=stage)
+        )
 
     def adopt(
         self, guest: GuestNics, nic: DomainNic, device: MadeDevice, stage: Stage | None = None

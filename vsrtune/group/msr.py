@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
 from vsrtune.attach.plan.planner import device_like
@@ -44,15 +44,9 @@ _QUEUE = 1000
 _TAP_QUEUE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class SideLinks:
-    """Devices of one side. ``links`` are those on which others stand, each after the one below
-    it. ``balancer`` are the balancer's with the router to which each leads, 0 for all.
-    ``of_router`` names the lower device of each router's own."""
-
-    links: tuple[MadeDevice, ...]
-    balancer: tuple[tuple[int, MadeDevice], ...]
-    of_router: tuple[str, ...]
+# The devices of one side: those on which others stand, each after the one below it; the balancer's
+# with the router to which each leads, 0 for all; and the lower device of each router's own.
+SideLinks = tuple[tuple[MadeDevice, ...], tuple[tuple[int, MadeDevice], ...], tuple[str, ...]]
 
 
 def layout(group: Group, host: AttachHostState) -> Layout:
@@ -76,10 +70,12 @@ def layout(group: Group, host: AttachHostState) -> Layout:
         outer = on_lower(group.name, balancer, lower, host, one_queue=False)
         nics = [on_lower(group.name, r, lower, host, one_queue=False) for r in routers]
         _differ(routers, nics)
-        links = side_links(group.name, number, group.links, len(routers), below.mtu, taken)
-        for device in links.links:
+        links, to_routers, lowers = side_links(
+            group.name, number, group.links, len(routers), below.mtu, taken
+        )
+        for device in links:
             made.add(device, stage=Stage(MsrRole.LINK, side, lower))
-        for to, device in links.balancer:
+        for to, device in to_routers:
             router = group.members[to - 1] if to else ""
             made.add(device, balancer, Stage(MsrRole.BALANCER, side, lower, router))
             xml = domain_xml.another(outer, device.mac, device.name)
@@ -87,7 +83,7 @@ def layout(group: Group, host: AttachHostState) -> Layout:
             pair = ("", xml)
             made.moves.append(Move(balancer.name, balancer.uuid, device.mac, device, pair, config))
         stage = Stage(MsrRole.ROUTER, side, lower)
-        for n, (nic, on) in enumerate(zip(nics, links.of_router, strict=True), 1):
+        for n, (nic, on) in enumerate(zip(nics, lowers, strict=True), 1):
             own = name(group.name, number, _ROUTER, n)
             device = device_like(host, own, nic, below, host.links.get(nic.device))
             device = replace(device, lower=on, mode=MODES["bridge"])
@@ -134,7 +130,7 @@ def side_links(
     if kind == BRIDGE:
         whole = device(_LINK, 0)
         balancer = device(_BALANCER, 0, whole.name)
-        return SideLinks((whole,), ((0, balancer),), (whole.name,) * routers)
+        return (whole,), ((0, balancer),), (whole.name,) * routers
     if kind == VLAN:
         trunk = [device(_LINK, 0)]
         own = [device(_LINK, n, trunk[0].name, FIRST_VLAN + n) for n in numbers]
@@ -143,7 +139,7 @@ def side_links(
         own = [device(_LINK, n) for n in numbers]
     below = tuple(link.name for link in own)
     ends = tuple((n, device(_BALANCER, n, lower)) for n, lower in enumerate(below, 1))
-    return SideLinks((*trunk, *own), ends, below)
+    return (*trunk, *own), ends, below
 
 
 def _differ(routers: list[GuestNics], nics: list[DomainNic]) -> None:

@@ -11,30 +11,24 @@ Invariants, which hold before and after each of these switches:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from vsrtune.attach.plan.model import AttachHostState, Move, Switch
 from vsrtune.attach.plan.steps import (
     Define,
-    Lower,
     MadeDevice,
     MakeDevice,
     Origin,
     Plug,
     Raise,
     Step,
-    Unplug,
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_plan, msr, pvr
-from vsrtune.group.clone_plan import Made
 from vsrtune.group.members import back, cards, free_again, of_group
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import MSR
 from vsrtune.model.guest import Attachment
-
-T = TypeVar("T")
 
 
 def create(group: Group, host: AttachHostState) -> Switch:
@@ -47,11 +41,7 @@ def create(group: Group, host: AttachHostState) -> Switch:
             hint=f"`vsrtune group status {group.name}` shows it, `vsrtune group delete "
             f"{group.name}` ends it",
         )
-    made = Made()
-    if group.kind == MSR:
-        layout = msr.layout(group, host)
-    else:
-        layout, made = pvr.layout(group, host)
+    layout = (msr if group.kind == MSR else pvr).layout(group, host)
     devices = tuple(dict.fromkeys(origin.device for origin in layout.origins))
     for device in devices:
         _free(device.name, host)
@@ -60,14 +50,14 @@ def create(group: Group, host: AttachHostState) -> Switch:
     replaced = [move for move in layout.moves if move.live[0]]
     steps = [
         *(MakeDevice(device) for device in devices),
-        *made.files,
+        *layout.files,
         # Interfaces that are added come first: while a guest cannot take one, the others go on.
-        *_if_any(Raise, beside),
-        *_if_any(Plug, cards(added, 1)),
-        *_if_any(Unplug, cards(replaced, 0)),
-        *_if_any(Raise, shared),
-        *_if_any(Plug, cards(replaced, 1)),
-        *made.guests,
+        *_raise(beside),
+        *_plug(added, 1),
+        *_plug(replaced, 0, on=False),
+        *_raise(shared),
+        *_plug(replaced, 1),
+        *layout.guests,
         *_defines(layout.moves),
     ]
     return Switch(
@@ -75,8 +65,8 @@ def create(group: Group, host: AttachHostState) -> Switch:
         tuple(layout.moves),
         tuple(steps),
         tuple(layout.origins),
-        notes=(*layout.notes, *made.notes),
-        clones=made.clones,
+        notes=tuple(layout.notes),
+        clones=tuple(layout.clones),
     )
 
 
@@ -97,10 +87,10 @@ def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Sw
     devices = tuple(dict.fromkeys(origin.device for origin in reversed(origins)))
     _, shared = _by_place(devices[::-1], origins)
     steps = [
-        *_if_any(Unplug, cards(moves, 0)),
+        *_plug(moves, 0, on=False),
         *ending,
-        *_if_any(Lower, shared),
-        *_if_any(Plug, cards(moves, 1)),
+        *_raise(shared, on=False),
+        *_plug(moves, 1),
         # Backwards, so that interfaces come to their places again if the steps are taken back.
         *_defines(moves[::-1]),
     ]
@@ -134,8 +124,13 @@ def _by_place(
     return beside, tuple(device for device in devices if device.lower in lowers)
 
 
-def _if_any(step: Callable[[tuple[T, ...]], Step], concerned: tuple[T, ...]) -> list[Step]:
-    return [step(concerned)] if concerned else []
+def _plug(moves: Iterable[Move], which: int, *, on: bool = True) -> list[Step]:
+    found = cards(moves, which)
+    return [Plug(found, on)] if found else []
+
+
+def _raise(devices: tuple[MadeDevice, ...], *, on: bool = True) -> list[Step]:
+    return [Raise(devices, on)] if devices else []
 
 
 def _defines(moves: Sequence[Move]) -> list[Step]:

@@ -12,13 +12,12 @@ from vsrtune.attach.plan.model import AttachHostState, GuestNics
 from vsrtune.attach.plan.planner import device_like, no_others
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_plan
-from vsrtune.group.clone_plan import Made
 from vsrtune.group.members import Layout, moved, on_lower, running
 from vsrtune.group.parser import Group
 from vsrtune.model.domain_xml import DomainNic
 
 
-def layout(group: Group, host: AttachHostState) -> tuple[Layout, Made]:
+def layout(group: Group, host: AttachHostState) -> Layout:
     """The shared devices of a group with running guests on them, and clones in place of missing
     ones. Raises VsrtuneError with the obstacle."""
     absent = clone_plan.missing(group, host)
@@ -61,9 +60,9 @@ def layout(group: Group, host: AttachHostState) -> tuple[Layout, Made]:
                 made.adopt(guest, nic, device)
         if guest.name in absent:
             clones.append((guest, interfaces))
-    if template is None:
-        return made, Made()
-    return made, clone_plan.make(group, template, clones, host)
+    if template is not None:
+        clone_plan.make(group, template, clones, host, made)
+    return made
 
 
 def _alone(group: Group, guests: Collection[GuestNics], host: AttachHostState) -> None:

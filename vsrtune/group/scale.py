@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
-from vsrtune.attach.plan.steps import Origin, Plug, Step, Unplug
+from vsrtune.attach.plan.steps import Origin, Plug, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.members import cards, members_of, moved, of_group, on_device
 from vsrtune.model import domain_xml
@@ -74,7 +74,7 @@ def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str])
     # One guest after the other: the kernel puts the last queue of a device into the place of a
     # closed one, so two guests that go at once could leave another order on each side.
     steps += [
-        Unplug(cards([m for m in go if m.uuid == uuid], 0))
+        Plug(cards([m for m in go if m.uuid == uuid], 0), on=False)
         for uuid in dict.fromkeys(m.uuid for m in go)
     ]
     return Switch(

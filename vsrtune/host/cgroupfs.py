@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.model.cpuset_tree import CpusetGroup
 
 MOUNT = "/sys/fs/cgroup"
@@ -66,11 +66,7 @@ class CpusetReader:
         return self.effective(path.rpartition("/")[0]) if path else None
 
     def _read(self, path: str, name: str) -> str | None:
-        base = f"{MOUNT}/{path}" if path else MOUNT
-        try:
-            return self._root.read(f"{base}/{name}").strip()
-        except OSError:
-            return None
+        return text_of(self._root, f"{MOUNT}/{path}/{name}" if path else f"{MOUNT}/{name}")
 
 
 # Files that controllers put beside child cgroups.
@@ -128,16 +124,9 @@ def _group(root: HostRoot, reader: CpusetReader, path: str) -> CpusetGroup | Non
             cpus=cpus,
             effective=effective,
             partition=root.read(f"{base}/cpuset.cpus.partition").strip(),
-            exclusive=_exclusive(root, base),
+            exclusive=text_of(root, f"{base}/cpuset.cpus.exclusive"),
             populated="populated 1" in root.read(f"{base}/cgroup.events"),
         )
-    except OSError:
-        return None
-
-
-def _exclusive(root: HostRoot, base: str) -> str | None:
-    try:
-        return root.read(f"{base}/cpuset.cpus.exclusive").strip()
     except OSError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.model.deadline import UNIT
 from vsrtune.model.host import Cpu, DeadlineCpu
 from vsrtune.model.load import CpuTimes
@@ -26,7 +26,7 @@ def read_cpus(root: HostRoot) -> tuple[Cpu, ...]:
     )
     nodes = _nodes(root)
     caches = _caches(root, online)
-    smt = _text(root, f"{CPU_DIR}/smt/active") != "0"
+    smt = text_of(root, f"{CPU_DIR}/smt/active") != "0"
     return tuple(
         Cpu(
             id=cpu,
@@ -81,15 +81,8 @@ def _nodes(root: HostRoot) -> dict[int, int]:
 
 
 def _optional(root: HostRoot, path: str) -> CpuSet:
-    text = _text(root, path)
+    text = text_of(root, path) or ""
     return CpuSet() if text == "(null)" else CpuSet.parse(text)
-
-
-def _text(root: HostRoot, path: str) -> str:
-    try:
-        return root.read(path).strip()
-    except OSError:
-        return ""
 
 
 def parse_cpu_times(text: str) -> dict[int, CpuTimes]:

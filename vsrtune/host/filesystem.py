@@ -28,69 +28,50 @@ class FileStat:
 
 
 class HostRoot(Protocol):
-    """The accesses that readers may make to a host. Paths are absolute, as on that host.
-    ``owners_told`` is False for recordings made before owners were recorded: every file is then
-    root's, and libvirt has no pid files."""
-
-    @property
-    def owners_told(self) -> bool: ...
+    """The accesses that readers may make to a host. Paths are absolute, as on that host."""
 
     def read(self, path: str) -> str:
         """The whole text; bytes that are not UTF-8 become ``\\xNN``. Raises OSError as os.open
         does."""
-        ...
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         """Sorted names. Raises OSError as os.listdir does, and E2BIG for more than ``most`` names,
         without reading further."""
-        ...
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
         """stat(2) of a file, or of a symbolic link itself unless ``follow``. Raises OSError as
         os.stat does."""
-        ...
 
     def readlink(self, path: str) -> str:
         """The target of a symbolic link. Raises OSError as os.readlink does."""
-        ...
 
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
-        ...
 
     def processes(self) -> list[tuple[str, int]]:
         """Every process in /proc, with a number that tells it from a later one of the same pid.
         Raises OSError as os.listdir does."""
-        ...
 
     def link_count(self, path: str) -> int:
         """The number of links of a directory: two more than its subdirectories, which for
         /proc/PID/task are threads. Raises OSError as os.stat does."""
-        ...
 
     def sched_attr(self, tid: int) -> Sched:
         """``sched_getattr(2)`` of one thread. Raises OSError: ESRCH when the thread is gone,
         EOPNOTSUPP when its class is not one of the model's (sched_ext)."""
-        ...
 
     def ethtool_statistics(self, device: str) -> dict[str, int]:
         """``ethtool -S``: a driver's statistics by name, empty when it has none. Raises OSError:
         ENODEV when the device is gone."""
-        ...
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. The request goes to process
         ``pid`` only. ``timeout`` limits, in seconds, the connection and the exchange each. Raises
         ObserveError."""
-        ...
 
 
 class LiveRoot:
     """This host."""
-
-    @property
-    def owners_told(self) -> bool:
-        return True
 
     def read(self, path: str) -> str:
         # Few system calls, because a pass reads thousands of small files. Python opens them
@@ -157,6 +138,14 @@ class LiveRoot:
 def boot_id(root: HostRoot | None = None) -> str:
     """The kernel's id of the present boot; of this machine when ``root`` is None."""
     return (LiveRoot() if root is None else root).read("/proc/sys/kernel/random/boot_id").strip()
+
+
+def text_of(root: HostRoot, path: str) -> str | None:
+    """The text of a file, without the white space around it; None when it cannot be read."""
+    try:
+        return root.read(path).strip()
+    except OSError:
+        return None
 
 
 def capped(names: Collection[str], path: str, most: int | None) -> Collection[str]:

@@ -7,7 +7,7 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from vsrtune.core.closing import Closing
 from vsrtune.core.cpuset import CpuSet
@@ -46,12 +46,10 @@ class VirtSource(Protocol):
 
     def domains(self) -> tuple[DomainText, ...]:
         """All running domains. Raises ObserveError when libvirt does not answer."""
-        ...
 
     def domain(self, name: str) -> DomainText | None:
         """The running domain of that name; None when none runs. Raises ObserveError when
         libvirt does not answer."""
-        ...
 
 
 class LibvirtSource:
@@ -148,20 +146,6 @@ def _cpus(row: Sequence[bool]) -> CpuSet:
 LIBVIRT_SECONDS = 15.0
 
 
-class _Question(threading.Thread, Generic[T]):
-    def __init__(self, ask: Callable[[], T]) -> None:
-        super().__init__(name="question", daemon=True)
-        self._ask = ask
-        self.answer: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.answer = self._ask()
-        except BaseException as error:  # ``ask`` raises it
-            self.error = error
-
-
 class Patience:
     """Asks in a thread, and abandons the thread when no answer comes. At most one question is
     pending: until it is answered, all others fail at once."""
@@ -179,16 +163,24 @@ class Patience:
         """The answer. Raises the exception of the question, or TimeoutError without an answer."""
         if self.silent:
             raise TimeoutError("an earlier question was not answered yet")
-        pending: _Question[T] = _Question(question)
-        self._waiting = pending
-        pending.start()
-        pending.join(self._seconds)
-        if pending.is_alive():
+        answers: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                answers.append(question())
+            except BaseException as error:  # raised below
+                errors.append(error)
+
+        self._waiting = threading.Thread(target=run, name="question", daemon=True)
+        self._waiting.start()
+        self._waiting.join(self._seconds)
+        if self.silent:
             raise TimeoutError(f"no answer in {self._seconds:g} s")
         self._waiting = None
-        if pending.error is not None:
-            raise pending.error
-        return pending.answer  # type: ignore[return-value]
+        if errors:
+            raise errors[0]
+        return answers[0]
 
 
 class Connection(Closing):

@@ -357,15 +357,9 @@ class NetReader:
 
 def parse_softnet(text: str) -> tuple[tuple[int, int], ...]:
     """Each CPU and the frames that its backlog dropped, from /proc/net/softnet_stat. Columns are
-    hexadecimal: the second is drops, the thirteenth the CPU (5.10 and later; otherwise there is
-    one line a CPU)."""
-    found = []
-    for number, line in enumerate(text.splitlines()):
-        columns = line.split()
-        if len(columns) > 1:
-            cpu = int(columns[12], 16) if len(columns) > 12 else number
-            found.append((cpu, int(columns[1], 16)))
-    return tuple(found)
+    hexadecimal: the second is drops, the thirteenth the CPU."""
+    columns = (line.split() for line in text.splitlines())
+    return tuple((int(c[12], 16), int(c[1], 16)) for c in columns if len(c) > 12)
 
 
 class DeviceFrames(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
@@ -77,14 +76,6 @@ class RawThread(NamedTuple):
     last_cpu: int
     cpu_ns: int
     cgroup: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CompetingDaemon:
-    """A running daemon, one of DAEMONS."""
-
-    name: str
-    pid: int
 
 
 def parse_stat(text: str) -> Stat:
@@ -199,27 +190,21 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
         return None
 
 
-def run_ns(root: HostRoot, base: str) -> int:
-    """The run time of the thread with that directory in /proc, in nanoseconds. Raises OSError,
-    ValueError, and IndexError without CONFIG_SCHED_INFO."""
-    return int(root.read(f"{base}/schedstat").split()[0])
-
-
 def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
-    """As ``run_ns``, or from the ticks in ``stat`` where the kernel does not report it."""
+    """The run time of the thread with that directory in /proc, in nanoseconds; from the ticks in
+    ``stat`` where the kernel does not report it (CONFIG_SCHED_INFO). Raises OSError."""
     try:
-        return run_ns(root, base)
+        return int(root.read(f"{base}/schedstat").split()[0])
     except (PermissionError, FileNotFoundError, IndexError, ValueError):
-        # Kernels without CONFIG_SCHED_INFO.
         return stat.cpu_ticks * (1_000_000_000 // CLOCK_TICKS)
 
 
-def read_links(root: HostRoot, pid: int) -> dict[int, str]:
+def read_links(root: HostRoot, pid: int, most: int | None = MOST_DESCRIPTORS) -> dict[int, str]:
     """Open descriptors of a process and where they point, in number order. Raises OSError when the
-    process is gone, has more than MOST_DESCRIPTORS, or access is denied."""
+    process is gone, has more than ``most``, or access is denied."""
     base = f"/proc/{pid}/fd"
     links: dict[int, str] = {}
-    for number in sorted(int(n) for n in root.listdir(base, MOST_DESCRIPTORS)):
+    for number in sorted(int(n) for n in root.listdir(base, most)):
         try:
             links[number] = root.readlink(f"{base}/{number}")
         except OSError:

@@ -10,13 +10,12 @@ from typing import Any
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.untrusted import json_value
 
-# Every option read here takes a value.
-_WANTED = frozenset(
-    (
-        "name", "uuid", "smp", "netdev", "nic", "device", "qmp", "chardev", "mon", "machine", "M",
-        "object",
-    )
-)  # fmt: skip
+# Every option that is read here takes a value; the key that its first part may leave out.
+_IMPLIED = {
+    "name": "guest", "uuid": "", "smp": "cpus", "netdev": "type", "nic": "type",
+    "device": "driver", "qmp": "", "chardev": "backend", "mon": "chardev", "machine": "type",
+    "M": "type", "object": "qom-type",
+}  # fmt: skip
 
 # Anybody may run a QEMU with any text on its command line. A descriptor is a C int.
 _FD_DIGITS = 10
@@ -101,98 +100,68 @@ def _flatten(prefix: str, data: Any, options: dict[str, str]) -> None:
         options[prefix] = str(data)
 
 
-def parse(argv: Sequence[str]) -> QemuArgs:  # noqa: C901 (one case an option)
+def parse(argv: Sequence[str]) -> QemuArgs:
     """Read a command line. Unknown options are ignored; only an empty list is an error
     (VsrtuneError)."""
     if not argv:
         raise VsrtuneError("empty QEMU command line")
-    name = uuid = ""
-    debug_threads = libvirt = False
-    guest = True
-    vcpus = 1
-    devices: dict[str, dict[str, str]] = {}
-    netdevs: list[tuple[dict[str, str], str]] = []
-    chardevs: dict[str, dict[str, str]] = {}
-    monitors: list[str] = []
-    qmp: list[str] = []
-    for option, value in _pairs(argv):
-        match option:
-            case "name":
-                parts = split_options(value, "guest")
-                name = parts.get("guest", name)
-                debug_threads = parts.get("debug-threads", "off") == "on"
-            case "uuid":
-                uuid = value.lower()
-            case "machine" | "M":
-                parts = split_options(value, "type")
-                guest = guest and parts.get("type") != "none"
-            case "netdev" | "nic":
-                netdevs.append((split_options(value, "type"), option))
-            case "device":
-                parts = split_options(value, "driver")
-                if "netdev" in parts:
-                    devices.setdefault(parts["netdev"], parts)
-            case "chardev":
-                parts = split_options(value, "backend")
-                chardevs[parts.get("id", "")] = parts
-                libvirt = libvirt or parts.get("id") == "charmonitor"
-            case "mon":
-                parts = split_options(value, "chardev")
-                if parts.get("mode") == "control":
-                    monitors.append(parts.get("chardev", ""))
-            case "smp":
-                vcpus = _most_vcpus(split_options(value, "cpus"))
-            case "qmp":
-                socket = _qmp_socket(value)
-                if socket:
-                    qmp.append(socket)
-            case "object":
-                libvirt = libvirt or split_options(value, "qom-type").get("id") == "masterKey0"
-    for monitor in monitors:
-        socket = _server_path(chardevs.get(monitor, {}))
-        if socket:
-            qmp.append(socket)
-    taps = [
-        _netdev(parts, option, devices)
-        for parts, option in netdevs
-        if parts.get("type") in _TAP_TYPES
+    options = [(name, value, split_options(value, _IMPLIED[name])) for name, value in _pairs(argv)]
+
+    def of(*names: str) -> list[dict[str, str]]:
+        return [parts for name, _, parts in options if name in names]
+
+    names, smp = of("name"), of("smp")
+    uuids = [value for name, value, _ in options if name == "uuid"]
+    # The first device of a back end is its own.
+    devices = {parts["netdev"]: parts for parts in reversed(of("device")) if "netdev" in parts}
+    chardevs = {parts.get("id", ""): parts for parts in of("chardev")}
+    sockets = [_qmp_socket(value) for name, value, _ in options if name == "qmp"]
+    sockets += [
+        _server_path(chardevs.get(parts.get("chardev", ""), {}))
+        for parts in of("mon")
+        if parts.get("mode") == "control"
     ]
-    return QemuArgs(name, uuid, debug_threads, libvirt, guest, tuple(qmp), tuple(taps), vcpus)
+    secrets = {parts.get("id") for parts in of("object")}
+    return QemuArgs(
+        name=next((parts["guest"] for parts in reversed(names) if "guest" in parts), ""),
+        uuid=uuids[-1].lower() if uuids else "",
+        debug_threads=bool(names) and names[-1].get("debug-threads") == "on",
+        libvirt="charmonitor" in chardevs or "masterKey0" in secrets,
+        guest=all(parts.get("type") != "none" for parts in of("machine", "M")),
+        qmp=tuple(filter(None, sockets)),
+        netdevs=tuple(
+            _netdev(parts, name, devices)
+            for name, _, parts in options
+            if name in ("netdev", "nic") and parts.get("type") in _TAP_TYPES
+        ),
+        vcpus=_most_vcpus(smp[-1]) if smp else 1,
+    )
 
 
 def essential(argv: Sequence[str]) -> list[str]:
     """A command line that ``parse`` reads in the same way, without the parts that it does not use:
     disks, secrets, kernel command lines, SMBIOS strings."""
-    kept = [argv[0]] if argv else []
-    monitors = {
-        split_options(value, "chardev").get("chardev")
-        for option, value in _pairs(argv)
-        if option == "mon"
-    }
-    for option, value in _pairs(argv):
+    kept = list(argv[:1])
+    options = [(name, value, split_options(value, _IMPLIED[name])) for name, value in _pairs(argv)]
+    monitors = {parts.get("chardev") for name, _, parts in options if name == "mon"}
+    for option, text, parts in options:
         match option:
             case "name":
-                parts = split_options(value, "guest")
                 value = _join(parts, ("guest", "debug-threads"))
             case "machine" | "M":
-                value = split_options(value, "type").get("type", "")
-            case "netdev" | "nic":
-                if split_options(value, "type").get("type") not in _TAP_TYPES:
-                    continue
-            case "device":
-                parts = split_options(value, "driver")
-                if "netdev" not in parts:
-                    continue
+                value = parts.get("type", "")
+            case "netdev" | "nic" if parts.get("type") in _TAP_TYPES:
+                value = text
+            case "device" if "netdev" in parts:
                 value = _join(parts, ("driver", "netdev", "id", "mac"))
-            case "chardev":
-                parts = split_options(value, "backend")
-                if parts.get("id") not in monitors | {"charmonitor"}:
-                    continue
+            case "chardev" if parts.get("id") in monitors | {"charmonitor"}:
                 value = _join(parts, ("backend", "id", "path", "server"))
-            case "object":
-                if split_options(value, "qom-type").get("id") != "masterKey0":
-                    continue
+            case "object" if parts.get("id") == "masterKey0":
                 value = "secret,id=masterKey0"
+            case "uuid" | "smp" | "qmp" | "mon":
+                value = text
+            case _:
+                continue
         kept += [f"-{option}", value]
     return kept
 
@@ -208,7 +177,7 @@ def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
     while position < len(argv) - 1:
         option = argv[position]
         bare = option.removeprefix("-").removeprefix("-")
-        if option.startswith("-") and bare in _WANTED:
+        if option.startswith("-") and bare in _IMPLIED:
             pairs.append((bare, argv[position + 1]))
             position += 1
         position += 1

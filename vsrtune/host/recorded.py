@@ -43,11 +43,9 @@ class Answers:
     errors, paths that exist and were not read, and stat(2) of files.
 
     ``sched`` is by tid, ``ethtool`` by device, ``qmp`` by pid. A path without ``stats`` is root's,
-    and only root may write it. ``owners_told`` is False for recordings made before owners were
-    recorded.
+    and only root may write it.
     """
 
-    owners_told: bool = True
     texts: dict[str, str] = field(default_factory=dict)
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -132,10 +130,6 @@ class RecordedRoot:
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
-
-    @property
-    def owners_told(self) -> bool:
-        return self.answers.owners_told
 
     def read(self, path: str) -> str:
         self._check(path)

@@ -24,27 +24,22 @@ def read_policy(path: Path) -> Policy:
 
 def read_text(path: Path) -> str:
     """The text of a configuration file. Raises PolicyErrors when it cannot be read."""
+    line = 1
     try:
         # Opening a FIFO or device of that name would wait or worse.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise PolicyErrors([_error(path, "this is no regular file", "name a file of text")])
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        if stat.S_ISREG(path.stat().st_mode):
+            with path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+            # What is cut in the middle of a character is too large, as parse reports.
+            return raw.decode("utf-8", "replace" if len(raw) > MAX_BYTES else "strict")
+        what, hint = "this is no regular file", "name a file of text"
     except OSError as error:
-        reason = error.strerror or "unknown reason"
-        raise PolicyErrors(
-            [_error(path, f"the file cannot be read: {reason}", "check its name and its rights")]
-        ) from None
-    try:
-        return raw.decode("utf-8")
+        what = f"the file cannot be read: {error.strerror or 'unknown reason'}"
+        hint = "check its name and its rights"
     except UnicodeDecodeError as error:
-        if len(raw) <= MAX_BYTES:
-            line = raw.count(b"\n", 0, error.start) + 1
-            raise PolicyErrors(
-                [_error(path, "the text is not UTF-8", "save the file as UTF-8", line)]
-            ) from None
-        # Cut in the middle of a character: parse reports the size.
-        return raw.decode("utf-8", "replace")
+        what, hint = "the text is not UTF-8", "save the file as UTF-8"
+        line += raw.count(b"\n", 0, error.start)
+    raise PolicyErrors([PolicyError(what, where=f"{path}:{line}", hint=hint)])
 
 
 def load(paths: Iterable[Path]) -> tuple[Policy, ...]:
@@ -73,16 +68,9 @@ def files_in(dirs: Sequence[Path]) -> list[Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            reason = error.strerror or "unknown reason"
-            raise PolicyErrors(
-                [
-                    PolicyError(
-                        f"the directory cannot be listed: {reason}",
-                        where=str(directory),
-                        hint="check its rights",
-                    )
-                ]
-            ) from None
+            what = f"the directory cannot be listed: {error.strerror or 'unknown reason'}"
+            wrong = PolicyError(what, where=str(directory), hint="check its rights")
+            raise PolicyErrors([wrong]) from None
         for entry in entries:
             if entry.suffix in SUFFIXES and not entry.name.startswith("."):
                 found[entry.name] = entry
@@ -100,29 +88,20 @@ def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
     found = unsafe(files)
     if found:
         raise PolicyErrors(found)
-    policies = load(files)
     errors: list[PolicyError] = []
-    known = tuple(_with_uid(policy, errors) for policy in policies)
+    known: list[Policy] = []
+    for policy in load(files):
+        try:
+            uid = policy.uid if policy.uid is not None else pwd.getpwnam(str(policy.user)).pw_uid
+        except KeyError:
+            what = f"user: this host has no user {policy.user}"
+            hint = "name the user that its QEMU runs as; see: getent passwd"
+            errors.append(PolicyError(what, where=policy.at("user"), hint=hint))
+        else:
+            known.append(replace(policy, uid=uid))
     if errors:
         raise PolicyErrors(errors)
-    return known
-
-
-def _with_uid(policy: Policy, errors: list[PolicyError]) -> Policy:
-    """The policy with the number of its user on this host."""
-    if policy.uid is not None:
-        return policy
-    try:
-        return replace(policy, uid=pwd.getpwnam(str(policy.user)).pw_uid)
-    except KeyError:
-        errors.append(
-            PolicyError(
-                f"user: this host has no user {policy.user}",
-                where=policy.at("user"),
-                hint="name the user that its QEMU runs as; see: getent passwd",
-            )
-        )
-        return policy
+    return tuple(known)
 
 
 def unsafe(files: Iterable[Path]) -> list[PolicyError]:
@@ -162,10 +141,6 @@ def check(paths: Iterable[Path]) -> list[PolicyError]:
     _, errors = _read_all(files)
     errors[:0] = insecure
     return errors
-
-
-def _error(path: Path, what: str, hint: str, line: int = 1) -> PolicyError:
-    return PolicyError(what, where=f"{path}:{line}", hint=hint)
 
 
 def _read_all(paths: Iterable[Path]) -> tuple[list[Policy], list[PolicyError]]:

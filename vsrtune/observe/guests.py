@@ -22,7 +22,6 @@ from vsrtune.observe.qemu_processes import QemuProcess
 from vsrtune.observe.tap_backends import (
     Backend,
     Descriptors,
-    NapiThread,
     backends,
     read_descriptors,
     read_napi_threads,
@@ -90,7 +89,7 @@ class VcpuFinder:
         known = self._known.get(identity)
         if known is not None and known[0] == tids:
             return known[1], ""
-        if not self.qemu_filter.asks(process.decision.uid, process.args.name, process.args.uuid):
+        if not self.qemu_filter.asks(process.uid, process.args.name, process.args.uuid):
             return {}, NOT_ASKED
         pause, problem = self._failed.get(identity, (Pause(), ""))
         begin = self._clock()
@@ -140,7 +139,7 @@ class GuestReader:
     def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
         """The guest; None when its process ended meanwhile. Raises OSError when the process cannot
         be read, ObserveError for unreadable domain XML."""
-        standing = process.decision.standing
+        standing = process.standing
         try:
             raw = read_threads(self.root, process.pid)
             tree = domain_xml.parse(domain.live_xml) if domain is not None else None
@@ -157,8 +156,12 @@ class GuestReader:
         raw += self._kernel_workers(raw)
         libvirt = domain is not None or standing is not Standing.PLAIN
         foreign = standing is Standing.FOREIGN
+        # The most vcpus that the guest can have; None when that is not known.
+        most = process.args.vcpus if standing is Standing.PLAIN else None
+        if tree is not None:
+            most = domain_xml.parse_vcpus(tree)
         roles, problems = self._roles(process, raw, libvirt)
-        problems += _beyond(raw, roles, self._most_vcpus(process, tree), descriptors)
+        problems += _beyond(raw, roles, most, descriptors)
         if libvirt and domain is None:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
@@ -171,7 +174,7 @@ class GuestReader:
         if tree is not None:
             carried, problem = _carried(tree)
             problems += [problem] if problem else []
-        mapped = assign(
+        mapped, problem = assign(
             workers,
             slots,
             first_vcpu=min(
@@ -182,8 +185,7 @@ class GuestReader:
             others=descriptors.vhost_other,
             known=self._seen(raw) | known,
         )
-        if mapped.problem:
-            problems.append(mapped.problem)
+        problems += [problem] if problem else []
         return Guest(
             name=_name(process, domain),
             uuid=domain.uuid if domain is not None else process.args.uuid,
@@ -191,24 +193,23 @@ class GuestReader:
             pid=process.pid,
             start_time=process.start_time,
             threads=(
-                *(self._thread(t, *roles[t.key], mapped.workers.get(t.key), domain) for t in raw),
-                *map(self._napi_thread, napi),
+                *(self._thread(t, *roles[t.key], mapped.get(t.key, UNMAPPED), domain) for t in raw),
+                *(
+                    replace(
+                        self._thread(t, Role.NAPI, None, UNMAPPED, None),
+                        interface=device,
+                        confidence=sure,
+                    )
+                    for t, device, sure in napi
+                ),
             ),
             interfaces=interfaces,
             problems=tuple(problems),
             busy=domain is not None and domain.busy,
             carried=carried,
-            uid=process.decision.uid if standing is Standing.PLAIN else 0,
+            uid=process.uid if standing is Standing.PLAIN else 0,
             unconfirmed=standing is Standing.UNKNOWN,
         )
-
-    def _most_vcpus(self, process: QemuProcess, domain: Element | None) -> int | None:
-        """The most vcpus that the guest can have; None when that is not known."""
-        if domain is not None:
-            return domain_xml.parse_vcpus(domain)
-        # Old recordings hold no -smp.
-        plain = process.decision.standing is Standing.PLAIN and self.root.owners_told
-        return process.args.vcpus if plain else None
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
         found = []
@@ -272,28 +273,22 @@ class GuestReader:
         return tuple(interfaces), slots
 
     def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, KnownQueue]:
-        found = {}
-        for thread in threads:
-            device = self.traced(thread.key)
-            if device is not None:
-                found[thread.key] = KnownQueue(*device)
-        return found
-
-    def _napi_thread(self, napi: NapiThread) -> Thread:
-        thread = self._thread(napi.thread, Role.NAPI, None, None, None)
-        return replace(thread, interface=napi.device, confidence=napi.confidence)
+        return {
+            t.key: KnownQueue(*device)
+            for t in threads
+            if (device := self.traced(t.key)) is not None
+        }
 
     def _thread(
         self,
         raw: RawThread,
         role: Role,
         index: int | None,
-        assignment: WorkerMapping | None,
+        mapping: WorkerMapping,
         domain: DomainText | None,
     ) -> Thread:
         vhost = role is Role.VHOST
-        known = (assignment or UNMAPPED) if vhost else None
-        slot = known.slot if known is not None else None
+        slot, confidence = mapping
         cgroup = raw.cgroup
         return Thread(
             key=raw.key,
@@ -312,7 +307,7 @@ class GuestReader:
             worker=(WorkerKind.KTHREAD if raw.kthread else WorkerKind.TASK) if vhost else None,
             interface=slot.interface if slot is not None else None,
             queue=slot.queue if slot is not None else None,
-            confidence=known.confidence if known is not None else None,
+            confidence=confidence if vhost else None,
             pin=_pin(domain, role, index),
         )
 

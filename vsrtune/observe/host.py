@@ -11,10 +11,10 @@ from typing import NoReturn, TypeVar
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.cpus import read_books, read_cpus
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, boot_id, text_of
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
-from vsrtune.host.procfs import CLOCK_TICKS, CompetingDaemon, read_thread
+from vsrtune.host.procfs import CLOCK_TICKS, read_thread
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, SchedClass
 from vsrtune.model.host import IRQBALANCE, Competitor, Cpu, DeadlineCpu, Host, Nic, SoftirqThread
@@ -40,7 +40,7 @@ class HostReader:
 
     def boot_id(self) -> str:
         """The kernel's id of this boot."""
-        return self._try("host", lambda: self._text(f"{_KERNEL}/random/boot_id"), "")
+        return self._try("host", partial(boot_id, self._root), "")
 
     def cpus(self) -> tuple[Cpu, ...]:
         """The CPUs."""
@@ -55,29 +55,25 @@ class HostReader:
         cpusets: tuple[CpusetGroup, ...],
     ) -> Host:
         """The host, from the given values and everything else, which is read now."""
-        runtime = self._try("sched", lambda: self._number("sched_rt_runtime_us"), 0)
+        runtime = self._try("sched", partial(self._number, "sched_rt_runtime_us"), 0)
+        # No problem without it: old recordings do not have it.
+        timeslice = ProblemLog().attempt("", partial(self._number, "sched_rr_timeslice_ms"), None)
         guests = tuple(guests)
         online = CpuSet(c.id for c in cpus if c.online)
         return Host(
             boot_id=boot_id,
-            kernel=self._try("host", lambda: self._text(f"{_KERNEL}/osrelease"), ""),
+            kernel=self._try("host", lambda: self._root.read(f"{_KERNEL}/osrelease").strip(), ""),
             clock_ticks=CLOCK_TICKS,
             cpus=cpus,
             nics=self.nics(lower_devices(guests), processes),
             sched_rt_runtime_us=runtime,
-            sched_rt_period_us=self._try("sched", lambda: self._number("sched_rt_period_us"), 0),
+            sched_rt_period_us=self._try("sched", partial(self._number, "sched_rt_period_us"), 0),
             neighbours=read_neighbours(self._root, processes.daemons, runtime),
             softirq=self._softirq(processes),
             cpusets=cpusets,
             deadline=self.books(online, guests, cpusets),
-            rr_timeslice_ms=self._rr_timeslice(),
+            rr_timeslice_ms=timeslice,
         )
-
-    def _rr_timeslice(self) -> int | None:
-        try:
-            return self._number("sched_rr_timeslice_ms")
-        except (OSError, ValueError):
-            return None  # old recordings do not have it
 
     def books(
         self, online: CpuSet, guests: Iterable[Guest], cpusets: Iterable[CpusetGroup]
@@ -122,9 +118,6 @@ class HostReader:
                 found.append(SoftirqThread(thread.key, cpu, thread.sched))
         return tuple(found)
 
-    def _text(self, path: str) -> str:
-        return self._root.read(path).strip()
-
     def _number(self, name: str) -> int:
         return int(self._root.read(f"{_KERNEL}/{name}"))
 
@@ -139,27 +132,27 @@ _TUNED_PROFILE = "/etc/tuned/active_profile"
 
 
 def read_neighbours(
-    root: HostRoot, daemons: Iterable[CompetingDaemon], rt_runtime_us: int
+    root: HostRoot, daemons: Iterable[tuple[str, int]], rt_runtime_us: int
 ) -> tuple[Competitor, ...]:
-    """Competitors, sorted by name and pid. ``rt_runtime_us`` is sched_rt_runtime_us: TuneD's
-    realtime profiles and stalld set it to -1."""
-    found = [_daemon(root, daemon, rt_runtime_us) for daemon in daemons]
-    nohz = _read(root, _NOHZ_FULL)
+    """Competitors, sorted by name and pid. ``daemons`` are names and pids, ``rt_runtime_us`` is
+    sched_rt_runtime_us: TuneD's realtime profiles and stalld set it to -1."""
+    found = [_daemon(root, name, pid, rt_runtime_us) for name, pid in daemons]
+    nohz = text_of(root, _NOHZ_FULL)
     if nohz and nohz != "(null)":
         found.append(Competitor("nohz_full", None, f"CPUs {nohz} run without a timer tick"))
     return tuple(sorted(found, key=lambda n: (n.name, n.pid or 0)))
 
 
-def _daemon(root: HostRoot, daemon: CompetingDaemon, rt_runtime_us: int) -> Competitor:
-    detail = _detail(root, daemon.name, rt_runtime_us)
-    if daemon.name != IRQBALANCE:
-        return Competitor(daemon.name, daemon.pid, detail)
-    banned, script = irqbalance_bans(_read(root, f"/proc/{daemon.pid}/cmdline").split("\0"))
+def _daemon(root: HostRoot, name: str, pid: int, rt_runtime_us: int) -> Competitor:
+    detail = _detail(root, name, rt_runtime_us)
+    if name != IRQBALANCE:
+        return Competitor(name, pid, detail)
+    banned, script = irqbalance_bans((text_of(root, f"/proc/{pid}/cmdline") or "").split("\0"))
     if banned:
         detail += f", but not of interrupts {', '.join(map(str, banned))}"
     if script:
         detail += f", of those that {script} does not ban"
-    return Competitor(daemon.name, daemon.pid, detail, banned, script)
+    return Competitor(name, pid, detail, banned, script)
 
 
 def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:
@@ -197,17 +190,10 @@ def _detail(root: HostRoot, name: str, rt_runtime_us: int) -> str:
         case "stalld":
             return "boosts starved threads" + unthrottled
         case "tuned":
-            profile = _read(root, _TUNED_PROFILE)
+            profile = text_of(root, _TUNED_PROFILE)
             return (f"profile {profile}" if profile else "no profile") + unthrottled
         case _:
             return ""
-
-
-def _read(root: HostRoot, path: str) -> str:
-    try:
-        return root.read(path).strip()
-    except OSError:
-        return ""
 
 
 T = TypeVar("T")

@@ -95,7 +95,7 @@ def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, 
             guest = _recounted(root, one.guest, online, frames)
         if guest is not None and guest is not one.guest:
             held[pid] = replace(one, guest=guest)
-        elif guest is None and one.process.decision.standing is not Standing.FOREIGN:
+        elif guest is None and one.process.standing is not Standing.FOREIGN:
             due.add(pid)
     snapshot = replace(known.snapshot, guests=listed(held))
     return replace(known, held=held, snapshot=snapshot), frozenset(due)

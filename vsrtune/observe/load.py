@@ -63,16 +63,11 @@ class Loads:
         return {t.key: t.load for t in self.threads}
 
 
-def parse(text: str, boot_id: str) -> Loads:
-    """Read the file's text. Text that is damaged, of another version or of another boot counts as
-    empty, because loads can be measured again."""
-    return kept(Loads(boot_id), text)
-
-
 def load(boot_id: str, path: Path = LOAD_PATH) -> Loads:
-    """The content of the file; empty when it cannot be read."""
+    """The content of the file; empty when it cannot be read, is damaged, of another version or of
+    another boot, because loads can be measured again."""
     try:
-        return parse(read_file(path).decode("utf-8", "replace"), boot_id)
+        return kept(Loads(boot_id), read_file(path).decode("utf-8", "replace"))
     except OSError:
         return Loads(boot_id)
 

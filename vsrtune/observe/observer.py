@@ -4,7 +4,7 @@ else."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from vsrtune.core.errors import ObserveError
@@ -19,9 +19,9 @@ from vsrtune.observe.one_pass import FEW, NotAlone, ObservationPass, unannounced
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
     RESULTS_PATH,
+    Counts,
     SeenNic,
     SeenWorker,
-    TracedDevices,
     TraceMemory,
     Tracer,
     rx_cpus,
@@ -156,18 +156,18 @@ class Observer:
         if self._tracer is None:
             return (Problem("trace", "this host cannot be traced"),)
         interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
-        devices = TracedDevices(
-            macvtaps=_names(i.target for i in interfaces if i.kind.rings),
-            taps=_names(i.target for i in interfaces if not i.kind.rings),
-            lowers=_names(lower for i in interfaces for lower in i.lower),
-        )
         if not interfaces:
             return ()
+        devices = (
+            {i.target for i in interfaces if i.kind.rings},
+            {i.target for i in interfaces if not i.kind.rings},
+            {lower for i in interfaces for lower in i.lower},
+        )
         try:
-            traced = self._tracer.trace(devices, seconds)
+            sent, received = self._tracer.trace(devices, seconds)
             self._memory.remember(
-                [w for guest in snapshot.guests for w in _seen_workers(guest, traced.sent)],
-                _seen_nics(snapshot.host.nics, traced.received),
+                [w for guest in snapshot.guests for w in _seen_workers(guest, sent)],
+                _seen_nics(snapshot.host.nics, received),
                 alive=[t.key for guest in snapshot.guests for t in guest.threads],
             )
         except ObserveError as error:
@@ -192,11 +192,7 @@ def _memory_of(root: HostRoot) -> TraceMemory:
         return TraceMemory(None)
 
 
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(names)))
-
-
-def _seen_workers(guest: Guest, sent: Mapping[tuple[str, int], int]) -> list[SeenWorker]:
+def _seen_workers(guest: Guest, sent: Counts) -> list[SeenWorker]:
     ifindexes = {i.target: i.ifindex for i in guest.interfaces}
     found = []
     for thread in guest.by_role(Role.VHOST):
@@ -207,7 +203,7 @@ def _seen_workers(guest: Guest, sent: Mapping[tuple[str, int], int]) -> list[See
     return found
 
 
-def _seen_nics(nics: Iterable[Nic], received: Mapping[tuple[str, int], int]) -> list[SeenNic]:
+def _seen_nics(nics: Iterable[Nic], received: Counts) -> list[SeenNic]:
     found = []
     for nic in nics:
         cpus = rx_cpus(received, nic.name)

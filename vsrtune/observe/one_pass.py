@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from vsrtune.core.cpuset import CpuSet
@@ -45,59 +45,51 @@ class NotAlone(Exception):
     """The guests cannot be read without the rest of the host."""
 
 
+@dataclass
 class ObservationPass:
     """One pass over a host, with readers that read each device and cgroup once. ``texts`` is
-    libvirt's last description of each domain that it confirmed; a pass updates it. The pass calls
-    ``pulse`` again and again, to show that it moves on."""
+    libvirt's last description of each domain that it confirmed; a pass updates it. ``last`` is the
+    result of the pass before. The pass calls ``pulse`` again and again, to show that it moves
+    on."""
 
-    def __init__(
-        self,
-        root: HostRoot,
-        virt: VirtSource | None,
-        memory: TraceMemory,
-        vcpus: VcpuFinder,
-        table: ProcessTable,
-        judge: Judge,
-        texts: dict[Identity, DomainText],
-        known: ObservationCache | None = None,
-        pulse: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._root = root
-        self._virt = virt
-        self._memory = memory
-        self._vcpus = vcpus
-        self._table = table
-        self._judge = judge
-        self._texts = texts
-        self._joiner = Joiner(root, judge, texts)
-        self._last = known
-        self._pulse = pulse
+    root: HostRoot
+    virt: VirtSource | None
+    memory: TraceMemory
+    vcpus: VcpuFinder
+    table: ProcessTable
+    judge: Judge
+    texts: dict[Identity, DomainText]
+    last: ObservationCache | None = None
+    pulse: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._joiner = Joiner(self.judge, self.texts)
         # Threads left for guests of other libvirts, which nobody confirms.
         self._foreign_threads = FOREIGN_THREADS
-        self._net = NetReader(root, known.devices if known is not None else {})
-        self._cpusets = CpusetReader(root)
+        self._net = NetReader(self.root, self.last.devices if self.last is not None else {})
+        self._cpusets = CpusetReader(self.root)
 
     # -- everything
 
     def whole(self) -> ObservationCache:
         """Read everything."""
         problem_log = ProblemLog()
-        host = HostReader(self._root, self._net, self._memory, problem_log)
+        host = HostReader(self.root, self._net, self.memory, problem_log)
         boot_id = host.boot_id()
-        self._memory.load(boot_id)
+        self.memory.load(boot_id)
         cpus = host.cpus()
         online = CpuSet(c.id for c in cpus if c.online)
         domains = self._domains(problem_log)
-        self._pulse()
+        self.pulse()
         empty = Processes((), {}, ())
         processes = problem_log.attempt(
-            "proc", lambda: self._table.scan(self._root, self._judge), empty
+            "proc", lambda: self.table.scan(self.root, self.judge), empty
         )
         qemus, owned = self._join(processes, domains, problem_log)
-        self._pulse()
+        self.pulse()
         before = len(problem_log.problems)
         held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
-        self._vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
+        self.vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
         host_read = host.host(boot_id, cpus, processes, guests, self._tree(guests))
         problems = (tuple(problem_log.problems[:before]), tuple(problem_log.problems[before:]))
@@ -119,18 +111,18 @@ class ObservationPass:
 
     def host_differs(self) -> bool:
         """Whether the host is another than is known, apart from its guests and their cgroups."""
-        known = self._last
+        known = self.last
         if known is None:
             return True
         last, guests = known.snapshot.host, known.snapshot.guests
-        self._memory.load(last.boot_id)
-        reader = HostReader(self._root, self._net, self._memory, ProblemLog())
+        self.memory.load(last.boot_id)
+        reader = HostReader(self.root, self._net, self.memory, ProblemLog())
         now = reader.host(last.boot_id, reader.cpus(), self._scan(), guests, last.cpusets)
         return now != last
 
     def _domains(self, problem_log: ProblemLog) -> tuple[DomainText, ...] | None:
         """The domains that run; None when libvirt does not answer, or there is none."""
-        virt = self._virt
+        virt = self.virt
         return problem_log.attempt("libvirt", virt.domains, None) if virt is not None else None
 
     def _join(
@@ -144,32 +136,28 @@ class ObservationPass:
 
         def ask(name: str) -> DomainText | None:
             nonlocal silent
-            if silent or self._virt is None:
+            if silent or self.virt is None:
                 return None
             problems = len(problem_log.problems)
-            found = problem_log.attempt("libvirt", partial(self._virt.domain, name), None)
+            found = problem_log.attempt("libvirt", partial(self.virt.domain, name), None)
             silent = len(problem_log.problems) > problems
             return found
 
-        joined = self._joiner.join(processes, domains, ask)
+        qemus, owned, missing = self._joiner.join(processes, domains, ask)
         if silent:
             # libvirt has fallen silent: a guest that it did not list is unknown, not another's.
-            joined = self._joiner.join(processes, None, ask)
-        elif joined.missing:
+            qemus, owned, _ = self._joiner.join(processes, None, ask)
+        elif missing:
             # Most likely the domain ended after libvirt was asked.
             still = {d.uuid for d in self._domains(problem_log) or ()}
-            for domain, why in joined.missing:
+            for domain, why in missing:
                 if domain.uuid in still:
                     what = f"{domain.name} runs according to libvirt, but {why}"
                     problem_log.problems.append(Problem("libvirt", what))
-        fresh = {
-            (p.pid, p.start_time): joined.owned[p.pid]
-            for p in joined.qemus
-            if p.pid in joined.owned
-        }
-        self._texts.clear()
-        self._texts.update(fresh)
-        return joined.qemus, joined.owned
+        fresh = {(p.pid, p.start_time): owned[p.pid] for p in qemus if p.pid in owned}
+        self.texts.clear()
+        self.texts.update(fresh)
+        return qemus, owned
 
     def _read(
         self,
@@ -179,21 +167,21 @@ class ObservationPass:
         online: CpuSet,
     ) -> CachedQemu:
         reader = GuestReader(
-            root=self._root,
+            root=self.root,
             net=self._net,
             cpusets=self._cpusets,
             online=online,
             workers=processes.workers,
-            traced=self._memory.worker,
-            vcpus=self._vcpus,
+            traced=self.memory.worker,
+            vcpus=self.vcpus,
             napi=processes.napi,
         )
         problem_log = ProblemLog()
         name = f"guest {process.args.name or process.pid}"
         # Counted first, so that the next pass notices a thread that starts meanwhile.
-        threads = thread_links(self._root, process.pid)
-        self._pulse()
-        foreign = process.decision.standing is Standing.FOREIGN
+        threads = thread_links(self.root, process.pid)
+        self.pulse()
+        foreign = process.standing is Standing.FOREIGN
         if foreign:
             self._foreign_threads -= threads
         if foreign and self._foreign_threads < 0:
@@ -211,12 +199,12 @@ class ObservationPass:
     def some(self, names: frozenset[str], pids: frozenset[int]) -> ObservationCache:
         """Re-read the guests that have these libvirt names or QEMU processes, and the host state
         that depends on them. Raises NotAlone when that does not suffice."""
-        known, virt = self._last, self._virt
+        known, virt = self.last, self.virt
         if known is None or any(p.reader == "libvirt" for p in known.before):
             raise NotAlone
         if names and virt is None:
             raise NotAlone
-        self._memory.load(known.snapshot.host.boot_id)
+        self.memory.load(known.snapshot.host.boot_id)
         wanted = dict.fromkeys(names)
         plain: list[int] = []
         for pid in pids:
@@ -230,7 +218,7 @@ class ObservationPass:
         due, vanished = self._due(known, processes, domains, plain)
         for process, domain in due:
             if domain is not None:
-                self._texts[process.pid, process.start_time] = domain
+                self.texts[process.pid, process.start_time] = domain
         fresh = [self._read(p, d, processes, known.snapshot.host.online) for p, d in due]
         return self._joined(known, processes, fresh, vanished, names)
 
@@ -264,7 +252,7 @@ class ObservationPass:
             if process is None and pid in known.held:
                 vanished[pid] = known.held[pid]
             elif process is not None:
-                if process.args.libvirt or process.decision.standing is not Standing.PLAIN:
+                if process.args.libvirt or process.standing is not Standing.PLAIN:
                     raise NotAlone
                 due[pid] = process, None
         if by_pid and by_pid.keys() != (known.held.keys() - vanished.keys()) | due.keys():
@@ -331,7 +319,7 @@ class ObservationPass:
         return self._scan() if plain else known.processes
 
     def _scan(self) -> Processes:
-        return self._table.scan(self._root, self._judge)
+        return self.table.scan(self.root, self.judge)
 
     def _alone(self, held: CachedQemu, domain: DomainText) -> bool:
         """Whether a QEMU still runs and has all its workers among its own threads."""
@@ -343,7 +331,7 @@ class ObservationPass:
         if not tasks or not all(tasks) or napi:
             return False
         try:
-            stat = parse_stat(self._root.read(f"/proc/{process.pid}/stat"))
+            stat = parse_stat(self.root.read(f"/proc/{process.pid}/stat"))
         except OSError:
             return False
         return stat.start_time == process.start_time
@@ -360,7 +348,7 @@ class ObservationPass:
         """The host, with the state that depends on the re-read guests brought up to date, and
         whether it has partitions."""
         host, partitioned = known.snapshot.host, known.partitioned
-        reader = HostReader(self._root, self._net, self._memory, problem_log)
+        reader = HostReader(self.root, self._net, self.memory, problem_log)
         cpusets = self._beside(known, before, fresh, parents)
         if cpusets is None:
             cpusets = self._tree(guests)
@@ -380,7 +368,7 @@ class ObservationPass:
 
     def _tree(self, guests: tuple[Guest, ...]) -> tuple[CpusetGroup, ...]:
         used = (t.cgroup for g in guests for t in g.threads)
-        return read_tree(self._root, self._cpusets, used)
+        return read_tree(self.root, self._cpusets, used)
 
     def _beside(
         self,
@@ -404,7 +392,7 @@ class ObservationPass:
         for home in sorted(homes):
             guest = read.get(home)
             used = (t.cgroup for t in guest.threads) if guest is not None else ()
-            groups = read_tree(self._root, self._cpusets, used, home) if guest is not None else ()
+            groups = read_tree(self.root, self._cpusets, used, home) if guest is not None else ()
             if any(c.special for c in groups):
                 return None
             if groups != cpuset_groups.below(cpusets, home):

@@ -17,7 +17,6 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import (
     DAEMONS,
-    CompetingDaemon,
     Stat,
     is_qemu,
     napi_device,
@@ -32,39 +31,23 @@ _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class QemuProcess:
-    """One believed QEMU that runs a guest."""
+class QemuProcess(Decision):
+    """One believed QEMU that runs a guest, and its command line."""
 
-    decision: Decision
-    args: QemuArgs
-
-    @property
-    def pid(self) -> int:
-        """The pid of its process."""
-        return self.decision.pid
-
-    @property
-    def start_time(self) -> int:
-        """When it started, in clock ticks."""
-        return self.decision.start_time
-
-    def stands(self, standing: Standing) -> QemuProcess:
-        """The same process with this standing."""
-        if self.decision.standing is standing:
-            return self
-        return replace(self, decision=replace(self.decision, standing=standing))
+    args: QemuArgs = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
     """The result of one pass over /proc. ``qemus`` are the believed QEMUs, in pid order,
-    ``strangers`` other processes with an executable of such a name. ``workers`` holds the vhost
+    ``strangers`` other processes with an executable of such a name. ``daemons`` are the name and
+    pid of those of DAEMONS that run, ``workers`` holds the vhost
     kernel threads: owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid;
     ``napi`` the NAPI kernel threads: device, as they name it, to tids."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
-    daemons: tuple[CompetingDaemon, ...]
+    daemons: tuple[tuple[str, int], ...]
     softirq: tuple[tuple[int, int], ...] = ()
     napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
     strangers: tuple[Decision, ...] = ()
@@ -90,18 +73,10 @@ class _Entry:
     def process(self, decision: Decision) -> QemuProcess:
         """The QEMU of the process. Its command line is long, so it is parsed once."""
         if self.qemu is None:
-            self.qemu = QemuProcess(decision, parse_args(self.argv))
+            d = decision
+            args = parse_args(self.argv)
+            self.qemu = QemuProcess(d.pid, d.start_time, d.uid, d.standing, args=args)
         return self.qemu
-
-
-def scan(root: HostRoot, judge: Judge | None = None) -> Processes:
-    """One pass over /proc: QEMU guests, vhost kernel threads and known daemons. Without ``judge``,
-    plain QEMUs are guests if they are root's.
-
-    A process that vanishes meanwhile is not in the result. Raises OSError when /proc itself cannot
-    be listed.
-    """
-    return ProcessTable().scan(root, judge)
 
 
 class ProcessTable:
@@ -116,7 +91,12 @@ class ProcessTable:
             entry.sure = False
 
     def scan(self, root: HostRoot, judge: Judge | None = None) -> Processes:
-        """As ``scan``."""
+        """One pass over /proc: QEMU guests, vhost kernel threads and known daemons. Without
+        ``judge``, plain QEMUs are guests if they are root's.
+
+        A process that vanishes meanwhile is not in the result. Raises OSError when /proc itself
+        cannot be listed.
+        """
         judge = Judge(root) if judge is None else judge
         before, self._entries = self._entries, {}
         for name, identity in root.processes():
@@ -137,7 +117,7 @@ class ProcessTable:
 
 def _sorted(entries: list[_Entry]) -> Processes:
     workers: dict[int, list[int]] = {}
-    daemons: list[CompetingDaemon] = []
+    daemons: list[tuple[str, int]] = []
     softirq: list[tuple[int, int]] = []
     napi: dict[str, list[int]] = {}
     qemus: dict[int, tuple[_Entry, Decision]] = {}
@@ -155,7 +135,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
             if device is not None:
                 napi.setdefault(device, []).append(stat.tid)
         elif stat.comm in DAEMONS:
-            daemons.append(CompetingDaemon(stat.comm, stat.tid))
+            daemons.append((stat.comm, stat.tid))
         elif entry.decision is not None and not entry.decision.believed:
             strangers.append(entry.decision)
         elif entry.decision is not None and entry.argv:
@@ -170,7 +150,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
     return Processes(
         tuple(found),
         {owner: tuple(sorted(tids)) for owner, tids in workers.items()},
-        tuple(sorted(daemons, key=lambda d: (d.name, d.pid))),
+        tuple(sorted(daemons)),
         tuple(sorted(softirq)),
         {device: tuple(sorted(tids)) for device, tids in napi.items()},
         tuple(sorted(strangers, key=lambda s: s.pid)),
@@ -227,22 +207,15 @@ _ID = re.compile(r"<domain\b[^>]*\bid=['\"]([0-9]{1,9})['\"]", re.ASCII)
 NO_PROCESS = "has no QEMU process"
 
 
-@dataclass(slots=True)
-class Joined:
-    """``qemus`` have their standing and are in pid order; ``owned`` maps a pid to its domain;
-    ``missing`` are domains without a process that can be believed, each with the reason."""
-
-    qemus: tuple[QemuProcess, ...] = ()
-    owned: dict[int, DomainText] = field(default_factory=dict)
-    missing: list[tuple[DomainText, str]] = field(default_factory=list)
+# By pid, the domain of its guest.
+Owned = dict[int, DomainText]
 
 
 class Joiner:
     """Joins the processes of one pass with libvirt's domains. ``texts`` is libvirt's last
     description of the domain of each process that it confirmed."""
 
-    def __init__(self, root: HostRoot, judge: Judge, texts: Mapping[Identity, DomainText]) -> None:
-        self._root = root
+    def __init__(self, judge: Judge, texts: Mapping[Identity, DomainText]) -> None:
         self._judge = judge
         self._texts = texts
 
@@ -251,31 +224,33 @@ class Joiner:
         processes: Processes,
         domains: Sequence[DomainText] | None,
         ask: Callable[[str], DomainText | None],
-    ) -> Joined:
+    ) -> tuple[tuple[QemuProcess, ...], Owned, list[tuple[DomainText, str]]]:
         """Join them. ``domains`` is None when libvirt does not answer. ``ask`` gives the domain of
-        that name, if one has started since."""
-        joined = Joined()
+        that name, if one has started since. Returns the processes with their standing, in pid
+        order, their domains, and the domains without a process that can be believed, each with
+        the reason."""
+        owned: Owned = {}
+        missing = []
         for domain in domains or ():
             process, why = self.process_of(processes, domain)
             if process is None:
-                joined.missing.append((domain, why))
+                missing.append((domain, why))
             else:
-                joined.owned[process.pid] = domain
+                owned[process.pid] = domain
         if domains is None:
-            self._keep(processes.qemus, joined)
+            self._keep(processes.qemus, owned)
         else:
-            self._started_since(processes, joined, ask)
-        joined.qemus = tuple(
-            p.stands(self._standing(p, joined, silent=domains is None)) for p in processes.qemus
+            self._started_since(processes, owned, ask)
+        qemus = tuple(
+            replace(p, standing=self._standing(p, owned, silent=domains is None))
+            for p in processes.qemus
         )
-        return joined
+        return qemus, owned, missing
 
     def process_of(
         self, processes: Processes, domain: DomainText
     ) -> tuple[QemuProcess | None, str]:
         """The process of a domain that libvirt lists; otherwise None and the reason."""
-        if not self._root.owners_told:
-            return _by_uuid(processes.qemus, domain)
         pid, why = self._judge.process_of(domain.name)
         if not self._judge.pid_files:
             pid = self._oldest(processes.qemus, domain)
@@ -283,8 +258,8 @@ class Joiner:
             return None, why
         process = processes.qemu(pid)
         if process is not None:
-            if process.decision.standing is not Standing.PLAIN:
-                return process.stands(Standing.OURS), ""
+            if process.standing is not Standing.PLAIN:
+                return replace(process, standing=Standing.OURS), ""
             return None, f"its process {pid} runs in no cgroup of libvirt's"
         for stranger in processes.strangers:
             if stranger.pid == pid:
@@ -294,8 +269,6 @@ class Joiner:
     def runs(self, process: QemuProcess, domain: DomainText) -> bool:
         """Whether a process still belongs to its domain, according to libvirt's pid file or
         scope."""
-        if not self._root.owners_told:
-            return process.args.uuid == domain.uuid
         if not self._judge.pid_files:
             return self._in_scope(process, domain)
         return self._judge.process_of(domain.name)[0] == process.pid
@@ -306,54 +279,47 @@ class Joiner:
 
     def _in_scope(self, process: QemuProcess, domain: DomainText) -> bool:
         number = _ID.search(domain.live_xml)
-        if number is None or process.decision.standing is Standing.PLAIN:
+        if number is None or process.standing is Standing.PLAIN:
             return False
         return self._judge.in_scope(process.pid, int(number[1]))
 
-    def _keep(self, qemus: Iterable[QemuProcess], joined: Joined) -> None:
+    def _keep(self, qemus: Iterable[QemuProcess], owned: Owned) -> None:
         """Keep what libvirt confirmed while it is silent, for the very same process only."""
         for process in qemus:
             text = self._texts.get((process.pid, process.start_time))
-            if text is not None and process.decision.standing is not Standing.PLAIN:
-                joined.owned[process.pid] = text
+            if text is not None and process.standing is not Standing.PLAIN:
+                owned[process.pid] = text
 
     def _started_since(
         self,
         processes: Processes,
-        joined: Joined,
+        owned: Owned,
         ask: Callable[[str], DomainText | None],
     ) -> None:
         for process in processes.qemus:
-            if process.pid not in joined.owned and self._written_down(process):
+            if process.pid not in owned and self._written_down(process):
                 domain = ask(process.args.name)
                 if domain is None:
                     continue
                 found, _ = self.process_of(processes, domain)
                 if found is not None and found.pid == process.pid:
-                    joined.owned[process.pid] = domain
+                    owned[process.pid] = domain
 
-    def _standing(self, process: QemuProcess, joined: Joined, *, silent: bool) -> Standing:
-        if process.pid in joined.owned:
+    def _standing(self, process: QemuProcess, owned: Owned, *, silent: bool) -> Standing:
+        if process.pid in owned:
             return Standing.OURS
-        if process.decision.standing is Standing.PLAIN:
+        if process.standing is Standing.PLAIN:
             # Root, or a user who may have plain guests, runs another libvirt.
             return Standing.FOREIGN if process.args.libvirt else Standing.PLAIN
-        if silent and (not self._root.owners_told or self._written_down(process)):
+        if silent and self._written_down(process):
             return Standing.UNKNOWN
         return Standing.FOREIGN
 
     def _written_down(self, process: QemuProcess) -> bool:
         """Whether our libvirt may have started this process for a domain of the name on its
         command line. The name is a hint; the pid file or the scope confirms it."""
-        if process.decision.standing is Standing.PLAIN or not process.args.name:
+        if process.standing is Standing.PLAIN or not process.args.name:
             return False
         if not self._judge.pid_files:
             return self._judge.in_scope(process.pid)
         return self._judge.process_of(process.args.name)[0] == process.pid
-
-
-def _by_uuid(qemus: Iterable[QemuProcess], domain: DomainText) -> tuple[QemuProcess | None, str]:
-    for process in qemus:
-        if process.args.uuid == domain.uuid and process.decision.standing is not Standing.PLAIN:
-            return process.stands(Standing.OURS), ""
-    return None, NO_PROCESS

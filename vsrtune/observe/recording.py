@@ -17,6 +17,7 @@ import uuid
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.host.cpus import BOOKS, book_lines
 from vsrtune.host.filesystem import FileStat, HostRoot, LiveRoot
-from vsrtune.host.libvirt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
+from vsrtune.host.libvirt import DEFAULT_URI, LibvirtSource
 from vsrtune.host.procfs import DAEMONS, napi_device, parse_stat
 from vsrtune.host.qemu_cmdline import essential
 from vsrtune.host.recorded import (
@@ -33,6 +34,7 @@ from vsrtune.host.recorded import (
     Answers,
     QmpAnswer,
     RecordedDomains,
+    RecordedVirt,
     Recording,
     dumps,
     load,
@@ -65,14 +67,10 @@ class RecordingRoot:
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self.answers = Answers(owners_told=root.owners_told)
+        self.answers = Answers()
 
     def read(self, path: str) -> str:
         return self._keep(path, self._root.read, self.answers.texts)
-
-    @property
-    def owners_told(self) -> bool:
-        return self._root.owners_told
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         def ask(path: str) -> tuple[str, ...]:
@@ -82,10 +80,7 @@ class RecordingRoot:
         return list(names)
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        def ask(path: str) -> FileStat:
-            return self._root.stat(path, follow=follow)
-
-        return self._keep(path, ask, self.answers.stats)
+        return self._keep(path, partial(self._root.stat, follow=follow), self.answers.stats)
 
     def readlink(self, path: str) -> str:
         return self._keep(path, self._root.readlink, self.answers.links)
@@ -133,26 +128,6 @@ class RecordingRoot:
         return answer
 
 
-class RecordingVirt:
-    """A VirtSource that passes the question on and keeps the answer."""
-
-    def __init__(self, virt: VirtSource) -> None:
-        self._virt = virt
-        self.recorded = RecordedDomains()
-
-    def domains(self) -> tuple[DomainText, ...]:
-        try:
-            domains = self._virt.domains()
-        except ObserveError as error:
-            self.recorded = RecordedDomains(str(error))
-            raise
-        self.recorded = RecordedDomains(None, domains)
-        return domains
-
-    def domain(self, name: str) -> DomainText | None:
-        return self._virt.domain(name)
-
-
 class Redactor:
     """Replaces UUIDs, and MAC addresses that are not locally made (02:...), by others. Within one
     recording, equal values get equal replacements."""
@@ -191,17 +166,20 @@ def record(
     if trace_seconds > 0:
         live_observer(uri).observe(trace_seconds)
     root = RecordingRoot(LiveRoot())
-    virt = RecordingVirt(LibvirtSource(uri))
     memory = TraceMemory()
+    try:
+        libvirt = RecordedDomains(None, LibvirtSource(uri).domains())
+    except ObserveError as error:
+        libvirt = RecordedDomains(str(error))
     # Processes that are not believed are not recorded.
-    live = replace(Observer(root, virt, memory).observe(), strangers=())
+    live = replace(Observer(root, RecordedVirt(libvirt), memory).observe(), strangers=())
     redact = Redactor(os.urandom(16))
     root.answers.texts[str(RESULTS_PATH)] = json.dumps(encode(memory.results))
     prune(root.answers)
     recording = Recording(
         _note(live, note),
         decode(Answers, _redacted(encode(root.answers), redact)),
-        decode(RecordedDomains, _redacted(encode(_pruned_domains(virt.recorded)), redact)),
+        decode(RecordedDomains, _redacted(encode(_pruned_domains(libvirt)), redact)),
     )
     replayed = _observe(recording)
     recording.snapshot = encode(replayed)

@@ -147,15 +147,6 @@ def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Bac
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class NapiThread:
-    """The NAPI thread of one device. Confidence ORDER: by its name, which no other thread has."""
-
-    thread: RawThread
-    device: str
-    confidence: Confidence
-
-
 def read_nic_threads(root: HostRoot, tids: Iterable[int]) -> tuple[NicThread, ...]:
     """The NAPI threads of a lower device among ``tids``, which were found by its name."""
     found = []
@@ -168,13 +159,14 @@ def read_nic_threads(root: HostRoot, tids: Iterable[int]) -> tuple[NicThread, ..
 
 def read_napi_threads(
     root: HostRoot, interfaces: Iterable[Interface], named: Mapping[str, Sequence[int]]
-) -> tuple[list[NapiThread], list[str]]:
-    """The NAPI threads of the interfaces that are threaded, and why some are not known.
+) -> tuple[list[tuple[RawThread, str, Confidence]], list[str]]:
+    """The NAPI threads of the interfaces that are threaded, each with its device, and why some are
+    not known. Confidence ORDER: by its name, which no other thread has.
 
     ``named`` gives the NAPI kernel threads by the device in their name. A device whose NAPI is not
     threaded has none, though on kernels before 6.17 one may sleep on.
     """
-    found: list[NapiThread] = []
+    found: list[tuple[RawThread, str, Confidence]] = []
     problems: list[str] = []
     for interface in interfaces:
         if not interface.threaded:
@@ -182,7 +174,7 @@ def read_napi_threads(
         tid, confidence, problem = _tid(interface, named.get(interface.target, ()))
         thread = read_thread(root, tid, tid) if tid else None
         if thread is not None and thread.kthread and napi_device(thread.name) is not None:
-            found.append(NapiThread(thread, interface.target, confidence))
+            found.append((thread, interface.target, confidence))
         else:
             vanished = f"thread {tid} is no NAPI thread now"
             problems.append(f"{interface.target}: its NAPI is threaded, but {problem or vanished}")

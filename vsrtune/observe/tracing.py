@@ -14,8 +14,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vsrtune.core.codec import encode
@@ -38,25 +38,12 @@ MIN_FRAMES = 50
 MIN_SHARE = 0.10
 
 _ENTRY = re.compile(r"\{\s*(.*?)\s*\}\s*hitcount:\s*(\d{1,20})")
-# 5.14 renamed the CPU key; older kernels know only "cpu".
-_CPU_KEYS = ("common_cpu", "cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class TracedDevices:
-    """The devices to trace: guests' macvtaps, guests' taps, and the lower devices."""
-
-    macvtaps: tuple[str, ...] = ()
-    taps: tuple[str, ...] = ()
-    lowers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """Frame counts: ``sent`` from a guest by (device, tid), ``received`` by (lower device, CPU)."""
-
-    sent: Mapping[tuple[str, int], int]
-    received: Mapping[tuple[str, int], int]
+# Guests' macvtaps, guests' taps, and the lower devices.
+TracedDevices = tuple[Collection[str], Collection[str], Collection[str]]
+# Frames by (device, tid or CPU).
+Counts = Mapping[tuple[str, int], int]
 
 
 def parse_hist(text: str) -> list[tuple[dict[str, str], int]]:
@@ -72,19 +59,17 @@ def parse_hist(text: str) -> list[tuple[dict[str, str], int]]:
 
 
 def count_by(text: str, field: str) -> dict[tuple[str, int], int]:
-    """Hit counts by (device, ``field``), of the entries that have that key. The CPU key may have
-    either of its names."""
-    fields = _CPU_KEYS if field in _CPU_KEYS else (field,)
+    """Hit counts by (device, ``field``), of the entries that have that key."""
     counts: dict[tuple[str, int], int] = {}
     for keys, hits in parse_hist(text):
-        number = next((keys[f] for f in fields if f in keys), None)
-        if "name" in keys and number is not None and number.isdecimal() and len(number) < 20:
+        number = keys.get(field, "")
+        if "name" in keys and number.isdecimal() and len(number) < 20:
             key = (keys["name"], int(number))
             counts[key] = counts.get(key, 0) + hits
     return counts
 
 
-def rx_cpus(received: Mapping[tuple[str, int], int], device: str) -> CpuSet | None:
+def rx_cpus(received: Counts, device: str) -> CpuSet | None:
     """CPUs that carry a tenth or more of the device's frames; None below 50 frames."""
     by_cpu = {cpu: hits for (name, cpu), hits in received.items() if name == device}
     total = sum(by_cpu.values())
@@ -93,9 +78,7 @@ def rx_cpus(received: Mapping[tuple[str, int], int], device: str) -> CpuSet | No
     return CpuSet(cpu for cpu, hits in by_cpu.items() if hits >= MIN_SHARE * total)
 
 
-def sender_device(
-    sent: Mapping[tuple[str, int], int], tid: int, devices: Iterable[str]
-) -> tuple[str, int] | None:
+def sender_device(sent: Counts, tid: int, devices: Iterable[str]) -> tuple[str, int] | None:
     """The guest's device on which a worker transmitted most, with the number of frames."""
     wanted = set(devices)
     found = [(hits, name) for (name, t), hits in sent.items() if t == tid and name in wanted]
@@ -112,8 +95,9 @@ class Tracer:
         self._instances = f"{tracefs}/instances"
         self._sleep = sleep
 
-    def trace(self, devices: TracedDevices, seconds: float) -> Traced:
-        """Count for ``seconds``. The instance is removed afterwards in any case.
+    def trace(self, devices: TracedDevices, seconds: float) -> tuple[Counts, Counts]:
+        """Count for ``seconds`` the frames sent from guests' devices, by task, and those received
+        by lower devices, by CPU. The instance is removed afterwards in any case.
 
         Raises ObserveError when tracefs is absent, locked down or refuses.
         """
@@ -148,7 +132,10 @@ class Tracer:
             if known and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
                 _remove(f"{self._instances}/{name}")
 
-    def _count(self, instance: str, devices: TracedDevices, seconds: float) -> Traced:
+    def _count(
+        self, instance: str, devices: TracedDevices, seconds: float
+    ) -> tuple[Counts, Counts]:
+        macvtaps, taps, lowers = devices
         # The ring buffers stay empty, so their memory may go at once.
         with contextlib.suppress(OSError):
             _write(f"{instance}/buffer_size_kb", "4")
@@ -158,22 +145,22 @@ class Tracer:
             _write(f"{instance}/options/record-cmd", "0")
         queue = f"{instance}/events/net/net_dev_queue"
         receive = f"{instance}/events/net/netif_receive_skb"
-        if devices.macvtaps:
-            _trigger(queue, "common_pid", devices.macvtaps)
-        if devices.taps:
-            _trigger(receive, "common_pid", devices.taps)
-        if devices.lowers:
-            _cpu_trigger(receive, devices.lowers)
+        if macvtaps:
+            _trigger(queue, "common_pid", macvtaps)
+        if taps:
+            _trigger(receive, "common_pid", taps)
+        if lowers:
+            _trigger(receive, "common_cpu", lowers)
         self._sleep(seconds)
         sent: dict[tuple[str, int], int] = {}
         received: dict[tuple[str, int], int] = {}
-        if devices.macvtaps:
+        if macvtaps:
             sent |= count_by(_read(f"{queue}/hist"), "common_pid")
-        if devices.taps or devices.lowers:
+        if taps or lowers:
             text = _read(f"{receive}/hist")
             sent |= count_by(text, "common_pid")
             received |= count_by(text, "common_cpu")
-        return Traced(sent, received)
+        return sent, received
 
 
 def _trigger(event: str, field: str, names: Iterable[str]) -> None:
@@ -182,29 +169,15 @@ def _trigger(event: str, field: str, names: Iterable[str]) -> None:
     _write(f"{event}/trigger", f"hist:keys=name,{field}:size={_ENTRIES}{suffix}")
 
 
-def _cpu_trigger(event: str, names: Iterable[str]) -> None:
-    for last, field in zip((False, True), _CPU_KEYS, strict=True):
-        try:
-            _trigger(event, field, names)
-            return
-        except OSError:
-            if last:
-                raise
-
-
 def _remove(instance: str) -> None:
-    for trigger in _triggers(instance):
+    for event in ("net_dev_queue", "netif_receive_skb"):
+        trigger = f"{instance}/events/net/{event}/trigger"
         with contextlib.suppress(OSError):
             for line in _read(trigger).splitlines():
                 if line and not line.startswith("#"):
                     _write(trigger, "!" + line.removesuffix(" [active]"))
     with contextlib.suppress(OSError):
         os.rmdir(instance)
-
-
-def _triggers(instance: str) -> Iterator[str]:
-    for event in ("net_dev_queue", "netif_receive_skb"):
-        yield f"{instance}/events/net/{event}/trigger"
 
 
 def _read(path: str) -> str:
@@ -224,7 +197,7 @@ def _write(path: str, text: str) -> None:
 
 RESULTS_PATH = Path("/run/vsrtune/trace-results.json")
 
-_VERSION = 1
+_VERSION = 2
 # Characters. A longer file is cut off there and counts as damaged.
 _MOST = 4 << 20
 
@@ -249,28 +222,16 @@ class SeenNic:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedIrq:
-    """An interrupt that the kernel refused to move."""
-
-    number: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class TraceResults:
-    """The content of the file."""
+    """The content of the file. Text that is damaged, of another version or of another boot counts
+    as empty, because it can be traced again. ``irqs`` are the interrupts that the kernel refused
+    to move, number to name."""
 
     boot_id: str
     workers: tuple[SeenWorker, ...] = ()
     nics: tuple[SeenNic, ...] = ()
-    irqs: tuple[FixedIrq, ...] = ()
+    irqs: Mapping[str, str] = field(default_factory=dict)
     version: int = _VERSION
-
-
-def parse(text: str, boot_id: str) -> TraceResults:
-    """Read the file's text. Text that is damaged, of another version or of another boot counts as
-    empty, because it can be traced again."""
-    return kept(TraceResults(boot_id), text)
 
 
 class TraceMemory:
@@ -296,10 +257,10 @@ class TraceMemory:
                 self._read = None
                 return
             if self._read != (text, boot_id):
-                self.results = parse(text, boot_id)
+                self.results = kept(TraceResults(boot_id), text)
                 self._read = (text, boot_id)
         elif self.results.boot_id != boot_id:
-            self.results = parse(self._text, boot_id)
+            self.results = kept(TraceResults(boot_id), self._text)
 
     def worker(self, key: ThreadKey) -> tuple[str, int] | None:
         """The (device, ifindex) of the worker's last trace result; None without one."""
@@ -315,15 +276,13 @@ class TraceMemory:
 
     def fixed(self, number: int, name: str) -> bool:
         """Whether the kernel refused to move that interrupt."""
-        return FixedIrq(number, name) in self.results.irqs
+        return self.results.irqs.get(str(number)) == name
 
     def remember_fixed(self, irqs: Iterable[tuple[int, str]]) -> None:
         """Add interrupts that the kernel refused to move, by number and name. Raises
         ObserveError when the file cannot be replaced; memory is updated anyway."""
-        added = (FixedIrq(number, name) for number, name in irqs)
-        self.results = replace(
-            self.results, irqs=tuple(dict.fromkeys((*self.results.irqs, *added)))
-        )
+        added = {str(number): name for number, name in irqs}
+        self.results = replace(self.results, irqs={**self.results.irqs, **added})
         self._save()
 
     def remember(

@@ -97,7 +97,7 @@ class Judge:
         """The decision on the process whose /proc/PID/exe points to ``exe``, as far as it can
         be made without libvirt. Raises OSError when the process is gone, ValueError for a
         /proc that cannot be read."""
-        uids = self._uids(pid)
+        uids = parse_status_uids(self._root.read(f"/proc/{pid}/task/{pid}/status"))
         cgroup = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
         libvirts = self.in_libvirts_cgroup(cgroup)
         why = ""
@@ -183,15 +183,6 @@ class Judge:
         if not kind(found.mode):
             return f"{path} is no {'directory' if directory else 'regular file'}"
         return _not_roots(path, found)
-
-    def _uids(self, pid: int) -> tuple[int, int, int]:
-        text = self._root.read(f"/proc/{pid}/task/{pid}/status")
-        try:
-            return parse_status_uids(text)
-        except ValueError:
-            if self._root.owners_told:
-                raise
-            return 0, 0, 0  # an old recording
 
     def _wrong_user(self, uids: tuple[int, int, int]) -> str:
         if len(set(uids)) > 1:

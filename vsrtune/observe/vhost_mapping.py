@@ -32,20 +32,9 @@ class Slot:
     cold: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMapping:
-    """The mapping of one worker; ``slot`` is None exactly for Confidence.NONE."""
-
-    slot: Slot | None
-    confidence: Confidence
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """All workers of a guest, and why some are not mapped ("" when all are)."""
-
-    workers: Mapping[ThreadKey, WorkerMapping]
-    problem: str = ""
+# The slot of a worker, None exactly for Confidence.NONE.
+WorkerMapping = tuple[Slot | None, Confidence]
+UNMAPPED: WorkerMapping = (None, Confidence.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +50,6 @@ class KnownQueue:
         """Whether the slot can be the worker's."""
         here = (slot.interface, slot.ifindex) == (self.interface, self.ifindex)
         return here and self.queue in (None, slot.queue)
-
-
-UNMAPPED = WorkerMapping(None, Confidence.NONE)
 
 
 def age(key: ThreadKey) -> tuple[int, int]:
@@ -114,8 +100,9 @@ def assign(
     first_vcpu: ThreadKey | None,
     others: int = 0,
     known: Mapping[ThreadKey, KnownQueue] | None = None,
-) -> Mapped:
-    """Map workers to ``slots``, which are in back end, then queue order.
+) -> tuple[Mapping[ThreadKey, WorkerMapping], str]:
+    """Map workers to ``slots``, which are in back end, then queue order. Returns the mapping, and
+    why some workers are not mapped ("" when all are).
 
     ``first_vcpu`` is the oldest vcpu thread, None when vcpus are not known. ``others`` counts
     vhost descriptors that are not for networking. ``known`` says where workers transmit; it wins
@@ -128,10 +115,10 @@ def assign(
     }
     if known:
         mapped = _correct(ordered, slots, mapped, known)
-        if all(key in known or mapped[key].slot is not None for key in ordered):
+        if all(key in known or mapped[key][0] is not None for key in ordered):
             problem = ""
     _check(mapped, ordered)
-    return Mapped(mapped, problem)
+    return mapped, problem
 
 
 def _by_order(
@@ -167,7 +154,7 @@ def _pair(
     confidence: Confidence,
 ) -> None:
     for key, slot in zip(keys, slots, strict=True):
-        mapped[key] = WorkerMapping(slot, confidence)
+        mapped[key] = slot, confidence
 
 
 def _correct(
@@ -183,15 +170,15 @@ def _correct(
     for key in sorted((k for k in ordered if k in known), key=lambda k: known[k].queue is None):
         fitting = [s for s in free if known[key].fits(s)]
         if fitting:
-            own = guess[key].slot
+            own = guess[key][0]
             slot = own if own in fitting else fitting[0]
-            mapped[key] = WorkerMapping(slot, Confidence.EXACT)
+            mapped[key] = slot, Confidence.EXACT
             free.remove(slot)
-    wrong = any(guess[key].slot not in (None, mapped[key].slot) for key in mapped)
+    wrong = any(guess[key][0] not in (None, mapped[key][0]) for key in mapped)
     rest = [key for key in ordered if key not in mapped]
     if not wrong:
         for key in rest:
-            own = guess[key].slot
+            own = guess[key][0]
             mapped[key] = guess[key] if own is None or own in free else UNMAPPED
         return mapped
     # The order is proved wrong for this guest. The rest is certain only where all of it belongs to
@@ -206,9 +193,9 @@ def _correct(
 
 
 def _check(mapped: Mapping[ThreadKey, WorkerMapping], ordered: Sequence[ThreadKey]) -> None:
-    used = [a.slot for a in mapped.values() if a.slot is not None]
+    used = [slot for slot, _ in mapped.values() if slot is not None]
     if len(used) != len(set(used)) or set(mapped) != set(ordered):
         raise AssertionError("a vhost queue was given to two workers")
-    for assignment in mapped.values():
-        if (assignment.slot is None) != (assignment.confidence is Confidence.NONE):
+    for slot, confidence in mapped.values():
+        if (slot is None) != (confidence is Confidence.NONE):
             raise AssertionError("an unmapped vhost worker claims a queue")

@@ -12,19 +12,15 @@ from vsrtune.attach.plan.steps import (
     NAPI_KIND,
     Card,
     Define,
-    Lower,
     MadeDevice,
     MakeDevice,
     Origin,
     Plug,
     Raise,
-    RemoveDevice,
     Step,
-    Unplug,
-    origin_from,
-    step_from,
-    to_data,
+    inverse,
 )
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
@@ -51,37 +47,34 @@ def two_guests() -> FakeAttachHost:
 
 
 def names(switch: Switch) -> list[str]:
-    return [type(step).__name__ for step in switch.steps]
+    return [str(step).split()[0] for step in switch.steps]
 
 
 @pytest.mark.parametrize(
     "step",
     [
         MakeDevice(DEVICE),
-        RemoveDevice(DEVICE),
-        Unplug((CARD, CARD)),
-        Plug((CARD,)),
+        Plug((CARD, CARD), on=False),
         Raise((DEVICE,)),
-        Lower((DEVICE,)),
-        Define("a", "u", A0, "x", "y"),
+        Define("a", "u", A0, "x", ""),
     ],
 )
 def test_a_step_and_its_inverse(step: Step) -> None:
-    assert step.inverse().inverse() == step
-    assert step.inverse() != step
-    assert step_from(to_data(step)) == step
-    assert str(step)
+    assert inverse(inverse(step)) == step
+    assert inverse(step) != step
+    assert decode(Step, encode(step)) == step
+    assert str(step) != str(inverse(step))
 
 
 def test_an_origin_survives_the_ledger() -> None:
     origin = Origin(DEVICE, "a", "u", "<x/>", "", True)
-    assert origin_from(to_data(origin)) == origin
+    assert decode(Origin, encode(origin)) == origin
 
 
 def test_the_order_of_the_steps() -> None:
     fake = two_guests()
     made = plan(SwitchRequest(FORTH, ("a",), interface=A1), survey(fake))
-    assert names(made) == ["MakeDevice", "Unplug", "Raise", "Plug", "Define"]
+    assert names(made) == ["make", "unplug", "bring", "plug", "define"]
     assert [m.mac for m in made.moves] == [A1]
     assert made.moves[0].device.name == "nvt00000a01"
     assert 'dev="nvt00000a01" managed="no"' in made.moves[0].live[1]
@@ -179,7 +172,7 @@ def test_what_is_lost_is_told() -> None:
 
 def test_only_live_warns_of_the_next_start() -> None:
     made = plan(SwitchRequest(FORTH, ("a", "b"), config=False), survey(two_guests()))
-    assert "Define" not in names(made)
+    assert "define" not in names(made)
     assert any("cannot start again" in note for note in made.notes)
 
 

@@ -39,11 +39,11 @@ def test_a_guest_starts_and_ends_any_number_of_times(domains: LiveDomains, domai
     with pytest.raises(VanishedError, match="does not run"):
         domains.nics(uuid)
     for _ in range(2):
-        domains.start(uuid)
+        domains.start_guest(uuid)
     assert [nic.mac for nic in domains.nics(uuid)] == [MAC]
-    assert {d.name: bool(d.live) for d in domains.all()}["vr1"]
+    assert {d.name: bool(d.live) for d in domains.guests()}["vr1"]
     for _ in range(2):
-        domains.stop(uuid)
+        domains.stop_guest(uuid)
     assert not domain.isActive()
     assert MAC in domains.definition(uuid)
 
@@ -57,12 +57,12 @@ def test_a_definition_is_replaced_and_one_that_is_gone_is_told(
     with pytest.raises(RefusedError, match="vr1: libvirt refused"):
         domains.define("<domain/>", "vr1")
     domain.undefine()  # the driver does not know all flags of ours
-    for end in (domains.undefine, domains.stop):
+    for end in (domains.undefine_guest, domains.stop_guest):
         end(uuid)
-    for ask in (domains.definition, domains.nics, domains.start, domains.start_ended):
+    for ask in (domains.definition, domains.nics, domains.start_guest, domains.start_ended):
         with pytest.raises(VanishedError, match=uuid):
             ask(uuid)
-    assert uuid not in {d.uuid for d in domains.all()}
+    assert uuid not in {d.uuid for d in domains.guests()}
 
 
 def test_a_guest_that_does_not_run_has_no_interface_to_plug(
@@ -70,7 +70,7 @@ def test_a_guest_that_does_not_run_has_no_interface_to_plug(
 ) -> None:
     nic = f"<interface type='user'><mac address='{MAC}'/></interface>"
     with pytest.raises(VanishedError, match="does not run"):
-        domains.attach(domain.UUIDString(), nic, MAC)
+        domains.plug(domain.UUIDString(), nic, MAC)
 
 
 def test_a_libvirt_that_is_not_there_is_away() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from vsrtune.attach.ledger import STEP, AttachLedger
-from vsrtune.attach.plan.steps import MadeDevice, MakeDevice, to_data
+from vsrtune.attach.plan.steps import MadeDevice, MakeDevice
 from vsrtune.cli.main import run
+from vsrtune.core.codec import encode
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
 
@@ -63,7 +64,7 @@ def test_undo_takes_an_interrupted_switch_back(tmp_path: Path) -> None:
     path = tmp_path / "attach.jsonl"
     device = MadeDevice("nosuch-in", "lo", "02:00:00:00:0a:00", 4, 1500, 500, every_queue=True)
     with AttachLedger.open(path) as ledger:
-        ledger.add(STEP, {"boot": "another", "step": to_data(MakeDevice(device))})
+        ledger.add(STEP, {"boot": "another", "step": encode(MakeDevice(device))})
     journal = tmp_path / "journal.jsonl"
     Journal.open(journal, boot_id()).close()
     options = ("--attach-ledger", str(path), "--journal", str(journal))

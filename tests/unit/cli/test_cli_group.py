@@ -9,8 +9,8 @@ import pytest
 
 from vsrtune.attach.ledger import ENDED, AttachLedger
 from vsrtune.attach.plan.clone_model import Clone, File
-from vsrtune.attach.plan.steps import to_data
 from vsrtune.cli.main import run
+from vsrtune.core.codec import encode
 
 pytest.importorskip("libvirt")
 
@@ -75,7 +75,7 @@ def test_what_an_earlier_delete_left_goes_first(
     nvram.touch()
     clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(nvram), "/nowhere"),))
     with AttachLedger.open(ledger) as opened:
-        opened.add(ENDED, to_data(clone))
+        opened.add(ENDED, encode(clone))
     assert group(tmp_path, "delete", "core", "--dry-run") == 1
     assert nvram.exists()
     assert group(tmp_path, "delete", "core") == 1
@@ -95,7 +95,7 @@ def test_what_cannot_be_kept_is_no_obstacle_to_a_group(
     (nvram / "file").mkdir(parents=True)
     clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(nvram), "/nowhere"),))
     with AttachLedger.open(tmp_path / "attach.jsonl") as opened:
-        opened.add(ENDED, to_data(clone))
+        opened.add(ENDED, encode(clone))
     assert group(tmp_path, "delete", "core") == 1
     said = capsys.readouterr().err
     assert str(nvram) in said

@@ -11,14 +11,13 @@ from vsrtune.cli.doctor import OF_MODULE
 from vsrtune.doctor.facts.module import loaded_module, lockdown, module_file, secure_boot
 from vsrtune.doctor.model import Severity, run
 from vsrtune.doctor.module_checks import (
-    LoadedModule,
     ModuleFacts,
     ModuleFile,
-    lowers,
-    matches,
+    lower_devices,
     module,
     signature,
     switches,
+    version,
 )
 from vsrtune.model.host import Link
 
@@ -38,7 +37,7 @@ signature:      30:82
 """
 FILE = ModuleFile("/m.ko", "6.12.1-amd64 SMP preempt", "ABC", "")
 SIGNED = replace(FILE, signer="somebody")
-HOST = ModuleFacts("6.12.1-amd64", FILE, LoadedModule("ABC"))
+HOST = ModuleFacts("6.12.1-amd64", FILE, "ABC")
 
 
 def levels(seen: ModuleFacts) -> dict[str, str]:
@@ -81,13 +80,13 @@ def test_a_module_that_is_not_there_matters_only_where_it_is_used() -> None:
     [
         (HOST, Severity.OK, "installed one is loaded"),
         (replace(HOST, kernel="6.1.0"), Severity.ERROR, "6.1.0"),
-        (replace(HOST, loaded=LoadedModule("OTHER")), Severity.ERROR, "OTHER"),
-        (replace(HOST, loaded=LoadedModule("")), Severity.OK, "for this kernel"),
+        (replace(HOST, loaded="OTHER"), Severity.ERROR, "OTHER"),
+        (replace(HOST, loaded=""), Severity.OK, "for this kernel"),
         (replace(HOST, loaded=None), Severity.OK, "for this kernel"),
     ],
 )
 def test_versions(seen: ModuleFacts, level: Severity, word: str) -> None:
-    (found,) = matches(seen)
+    (found,) = version(seen)
     assert found.level is level
     assert word in found.what
     assert bool(found.hint) == (level is Severity.ERROR)
@@ -109,7 +108,7 @@ def test_versions(seen: ModuleFacts, level: Severity, word: str) -> None:
 def test_signatures(
     file: ModuleFile, loaded: bool, more: dict[str, object], level: Severity
 ) -> None:
-    seen = replace(HOST, file=file, loaded=LoadedModule("ABC") if loaded else None, **more)  # type: ignore[arg-type]
+    seen = replace(HOST, file=file, loaded="ABC" if loaded else None, **more)  # type: ignore[arg-type]
     (found,) = signature(seen)
     assert found.level is level
 
@@ -118,17 +117,17 @@ def test_lower_devices_are_named_with_what_holds_them() -> None:
     p0 = Link(2, "p0", up=True)
     tap = Link(3, "macvtap0", "macvtap", lower=2, up=True)
     ours = Link(4, "nvt1", "napi_macvtap", lower=2)
-    (found,) = lowers(replace(HOST, links=(p0, tap)))
+    (found,) = lower_devices(replace(HOST, links=(p0, tap)))
     assert (found.level, "macvtap0" in found.what) == (Severity.INFO, True)
-    (found,) = lowers(replace(HOST, links=(p0, tap, ours)))
+    (found,) = lower_devices(replace(HOST, links=(p0, tap, ours)))
     assert found.level is Severity.INFO
     assert "nvt1" in found.what
-    (found,) = lowers(replace(HOST, links=(p0, ours)))
+    (found,) = lower_devices(replace(HOST, links=(p0, ours)))
     assert found.level is Severity.ERROR
-    (found,) = lowers(replace(HOST, links=(p0, replace(ours, up=True))))
+    (found,) = lower_devices(replace(HOST, links=(p0, replace(ours, up=True))))
     assert found.level is Severity.OK
     port = (replace(p0, master=9), Link(9, "br0", "bridge"))
-    (found,) = lowers(replace(HOST, links=port))
+    (found,) = lower_devices(replace(HOST, links=port))
     assert "br0" in found.what
 
 
@@ -155,6 +154,6 @@ def test_firmware_and_kernel_are_read(tmp_path: Path) -> None:
     assert loaded_module(tmp_path) is None
     module = tmp_path / "sys/module/napi_macvlan"
     module.mkdir(parents=True)
-    assert loaded_module(tmp_path) == LoadedModule("")
+    assert loaded_module(tmp_path) == ""
     (module / "srcversion").write_text("ABC\n")
-    assert loaded_module(tmp_path) == LoadedModule("ABC")
+    assert loaded_module(tmp_path) == "ABC"

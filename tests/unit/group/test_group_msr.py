@@ -230,11 +230,11 @@ def test_an_interface_that_somebody_took_out_is_no_obstacle(
 
 
 def test_names_fit_and_macs_are_nobodys() -> None:
-    links = side_links("abcdefghi", 9, "vlan", 99, 1500, set())
-    ends = [device for _, device in links.balancer]
-    devices = [*links.links, *ends]
+    links, to_routers, _ = side_links("abcdefghi", 9, "vlan", 99, 1500, set())
+    ends = [device for _, device in to_routers]
+    devices = [*links, *ends]
     assert max(len(d.name) for d in devices) <= 15
-    assert links.links[-1].vlan == FIRST_VLAN + 99
+    assert links[-1].vlan == FIRST_VLAN + 99
     macs = [d.mac for d in devices]
     assert len(set(macs)) == len(devices) == 1 + 2 * 99
     assert all(int(one[:2], 16) & 3 == 2 for one in macs)

@@ -17,7 +17,7 @@ from vsrtune.attach.ledger import GROUP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
-from vsrtune.attach.plan.steps import Unplug
+from vsrtune.attach.plan.steps import Plug
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import msr_rules, planner
@@ -245,5 +245,7 @@ def test_members_leave_one_after_the_other(path: Path) -> None:
     )
     do(host, path, partial(planner.create, group))
     switch = do(host, path, partial(group_scale.scale, "edge", 1))
-    leaving = [{card.guest for card in s.cards} for s in switch.steps if isinstance(s, Unplug)]
+    leaving = [
+        {card.guest for card in s.cards} for s in switch.steps if isinstance(s, Plug) and not s.on
+    ]
     assert leaving == [{"b"}, {"d"}]

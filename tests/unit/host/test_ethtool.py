@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from vsrtune.attach.link_writes import set_private_flag
+from vsrtune.attach.host import LiveHost
 from vsrtune.host.ethtool import parse_flags, parse_statistics, private_flags, statistics
 
 
@@ -42,5 +42,5 @@ def test_the_loopback_device_has_none() -> None:
     assert statistics("lo") == {}
     assert private_flags("lo") == {}
     with pytest.raises(OSError, match="private flag every-queue of lo") as caught:
-        set_private_flag("lo", "every-queue", on=True)
+        LiveHost().set_flag("lo", "every-queue")
     assert caught.value.errno == errno.EOPNOTSUPP

@@ -12,7 +12,8 @@ import pytest
 from pyroute2 import config
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
-from vsrtune.attach import link_writes
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.plan.steps import MadeDevice
 from vsrtune.host import netlink
 from vsrtune.host.netlink import LinkMonitor, parse_link, request
 from vsrtune.model.host import Link
@@ -166,7 +167,8 @@ def test_what_is_asked_of_the_kernel(
     kernel: type[Kernel], kind: str, mode: int, vlan: int, data: bytes
 ) -> None:
     kernel.answers = [[ACKNOWLEDGED]]
-    link_writes.make(kind, "nvt1", 2, "02:00:00:00:00:AA", mode, 1500, 500, vlan)
+    device = MadeDevice("nvt1", "", "02:00:00:00:00:AA", mode, 1500, 500, kind, vlan=vlan)
+    LiveHost().make(device, 2)
     (asked,) = kernel.requests
     assert struct.unpack_from("=IHH", asked) == (len(asked), NEWLINK, 0x605)
     parts = [

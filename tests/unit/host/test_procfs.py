@@ -8,7 +8,6 @@ from hosttree import HostTree, stat_line
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.procfs import (
     PF_KTHREAD,
-    CompetingDaemon,
     is_qemu,
     parse_cgroup,
     parse_fdinfo_iff,
@@ -19,7 +18,7 @@ from vsrtune.host.procfs import (
     worker_owner,
 )
 from vsrtune.model.guest import Sched, ThreadKey
-from vsrtune.observe.qemu_processes import scan
+from vsrtune.observe.qemu_processes import ProcessTable
 
 
 def test_stat_of_a_comm_with_blanks_and_parentheses() -> None:
@@ -99,10 +98,10 @@ def test_scan_finds_guests_workers_and_daemons() -> None:
     tree.thread(300, 300, "irqbalance")
     tree.thread(301, 301, "vhost-100")  # not a kernel thread: somebody's process
     tree.file("/proc/self/stat", "")
-    found = scan(tree.root())
+    found = ProcessTable().scan(tree.root())
     assert [(q.pid, q.start_time, q.args.name) for q in found.qemus] == [(100, 55, "pq1")]
     assert found.workers == {100: (200, 201)}
-    assert found.daemons == (CompetingDaemon("irqbalance", 300),)
+    assert found.daemons == (("irqbalance", 300),)
 
 
 def test_scan_leaves_out_what_is_no_guest() -> None:
@@ -113,14 +112,14 @@ def test_scan_leaves_out_what_is_no_guest() -> None:
     tree.qemu(102, "-S", "-machine", "none,accel=kvm:tcg", "-qmp", "unix:/x,server=on")
     tree.qemu(103)
     tree.file("/proc/103/cmdline", "")  # already a zombie
-    assert [q.pid for q in scan(tree.root()).qemus] == [100]
+    assert [q.pid for q in ProcessTable().scan(tree.root()).qemus] == [100]
 
 
 def test_scan_without_the_right_to_see_executables_believes_nobody() -> None:
     tree = HostTree()
     tree.qemu(100, "-name", "a")
     tree.errors["/proc/100/exe"] = "EACCES"
-    found = scan(tree.root())
+    found = ProcessTable().scan(tree.root())
     assert found.qemus == ()
     assert [(s.pid, s.why) for s in found.strangers] == [
         (100, "its executable is not ours to see: run vsrtune as root")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hosttree import HostTree
 
-from vsrtune.host.procfs import CompetingDaemon
 from vsrtune.observe.host import irqbalance_bans, read_neighbours
 
 
@@ -14,9 +13,9 @@ def test_daemons_and_what_they_do() -> None:
     tree.file("/etc/tuned/active_profile", "realtime-virtual-host\n")
     tree.file("/sys/devices/system/cpu/nohz_full", "2-3\n")
     daemons = [
-        CompetingDaemon("tuned", 9),
-        CompetingDaemon("irqbalance", 8),
-        CompetingDaemon("stalld", 7),
+        ("tuned", 9),
+        ("irqbalance", 8),
+        ("stalld", 7),
     ]
     found = read_neighbours(tree.root(), daemons, -1)
     assert [(n.name, n.pid) for n in found] == [
@@ -33,7 +32,7 @@ def test_daemons_and_what_they_do() -> None:
 
 def test_throttling_that_is_on_is_nobodys_fault() -> None:
     tree = HostTree().file("/sys/devices/system/cpu/nohz_full", "(null)\n")
-    (found,) = read_neighbours(tree.root(), [CompetingDaemon("tuned", 9)], 950000)
+    (found,) = read_neighbours(tree.root(), [("tuned", 9)], 950000)
     assert found.detail == "no profile"
 
 
@@ -60,6 +59,6 @@ def test_what_irqbalance_leaves_alone(line: str, bans: tuple[tuple[int, ...], st
 
 def test_bans_are_read_from_its_command_line() -> None:
     tree = HostTree().file("/proc/8/cmdline", "/usr/sbin/irqbalance\0--banirq=41\0")
-    (found,) = read_neighbours(tree.root(), [CompetingDaemon("irqbalance", 8)], 950000)
+    (found,) = read_neighbours(tree.root(), [("irqbalance", 8)], 950000)
     assert found.banned_irqs == (41,)
     assert found.detail.endswith("but not of interrupts 41")

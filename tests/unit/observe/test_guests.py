@@ -20,7 +20,7 @@ from vsrtune.observe.guests import (
     GuestReader,
     VcpuFinder,
 )
-from vsrtune.observe.qemu_processes import scan
+from vsrtune.observe.qemu_processes import ProcessTable
 from vsrtune.policy.matching import QemuFilter
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
@@ -89,7 +89,7 @@ def read(
 def try_read(
     root: RecordedRoot, of: DomainText | None, seen: dict[int, tuple[str, int]] | None = None
 ) -> Guest | None:
-    found = scan(root)
+    found = ProcessTable().scan(root)
     reader = GuestReader(
         root=root,
         net=NetReader(root),
@@ -321,7 +321,7 @@ def test_plain_qemu_that_tells_nothing() -> None:
 def test_a_monitor_is_asked_again_only_when_threads_change() -> None:
     tree = plain_host()
     root = tree.root()
-    process = scan(root).qemus[0]
+    process = ProcessTable().scan(root).qemus[0]
     now = [0.0]
     finder = VcpuFinder(lambda: now[0])
     tids = frozenset((50, 60, 61))
@@ -348,7 +348,7 @@ def test_all_monitors_of_a_look_share_its_time() -> None:
     for number in range(200):
         pid = 1000 + 10 * number
         tree.qemu(pid, "-name", f"s{number}", "-qmp", f"unix:/run/{number},server=on")
-    processes = scan(tree.root()).qemus
+    processes = ProcessTable().scan(tree.root()).qemus
     now = [0.0]
     asked: list[int] = []
 

@@ -13,7 +13,7 @@ from vsrtune.model.guest import Confidence, Guest, Interface, NicKind, Role
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer
-from vsrtune.observe.qemu_processes import scan
+from vsrtune.observe.qemu_processes import ProcessTable
 from vsrtune.observe.tap_backends import read_napi_threads
 
 
@@ -30,14 +30,14 @@ def host(threads: Mapping[int, str]) -> HostTree:
 
 def found(tree: HostTree, *interfaces: Interface) -> list[tuple[int, str, Confidence]]:
     root = tree.root()
-    threads, problems = read_napi_threads(root, interfaces, scan(root).napi)
+    threads, problems = read_napi_threads(root, interfaces, ProcessTable().scan(root).napi)
     assert problems == []
-    return [(t.thread.key.tid, t.device, t.confidence) for t in threads]
+    return [(thread.key.tid, device, confidence) for thread, device, confidence in threads]
 
 
 def problem(tree: HostTree, interface: Interface) -> str:
     root = tree.root()
-    threads, problems = read_napi_threads(root, [interface], scan(root).napi)
+    threads, problems = read_napi_threads(root, [interface], ProcessTable().scan(root).napi)
     assert threads == []
     return "\n".join(problems)
 

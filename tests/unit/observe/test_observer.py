@@ -7,7 +7,7 @@ VSRTUNE_UPDATE_GOLDEN=1 writes it anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.guests import FOREIGN, NOT_LISTED
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.recording import replay
-from vsrtune.observe.tracing import Traced, TracedDevices, TraceMemory, Tracer
+from vsrtune.observe.tracing import Counts, TracedDevices, TraceMemory, Tracer
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -256,14 +256,12 @@ def test_an_empty_machine() -> None:
 class FakeTracer(Tracer):
     """A tracer whose kernel counted ``sent`` and ``received``."""
 
-    def __init__(
-        self, sent: Mapping[tuple[str, int], int], received: Mapping[tuple[str, int], int]
-    ) -> None:
+    def __init__(self, sent: Counts, received: Counts) -> None:
         super().__init__()
-        self.counted = Traced(sent, received)
+        self.counted = sent, received
         self.watched: TracedDevices | None = None
 
-    def trace(self, devices: TracedDevices, seconds: float) -> Traced:
+    def trace(self, devices: TracedDevices, seconds: float) -> tuple[Counts, Counts]:
         if seconds > 5:
             raise ObserveError("tracing is unavailable")
         self.watched = devices
@@ -278,7 +276,7 @@ def test_a_trace_makes_the_mapping_exact_and_is_remembered(tree: HostTree, tmp_p
     (worker,) = observer.observe().guests[0].by_role(Role.VHOST)
     assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.ORDER)
     snapshot = observer.observe(trace_seconds=1)
-    assert tracer.watched == TracedDevices(macvtaps=("macvtap0",), taps=(), lowers=("p0",))
+    assert tracer.watched == ({"macvtap0"}, set(), {"p0"})
     for seen in (snapshot, Observer(tree.root(), virt, TraceMemory(path)).observe()):
         (worker,) = seen.guests[0].by_role(Role.VHOST)
         assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.EXACT)

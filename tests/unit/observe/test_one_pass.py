@@ -170,7 +170,7 @@ def test_a_guest_of_which_something_is_not_known_is_re_read(
     cache = observer._pass().whole()
     held = cache.held[guest.pid]
     shown = {"everything": guest, "no vcpu": replace(guest, threads=others), "nothing": None}
-    held = replace(held, process=held.process.stands(standing), guest=shown[known])
+    held = replace(held, process=replace(held.process, standing=standing), guest=shown[known])
     _, due = recheck(replace(cache, held={guest.pid: held}), host.root)
     assert bool(due) is (known != "everything" and standing is not Standing.FOREIGN)
 

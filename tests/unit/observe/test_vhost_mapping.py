@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vsrtune.model.guest import Confidence, ThreadKey
-from vsrtune.observe.vhost_mapping import KnownQueue, Mapped, Slot, assign
+from vsrtune.observe.vhost_mapping import KnownQueue, Slot, WorkerMapping, assign
 
 
 def key(tid: int, start: int = 100) -> ThreadKey:
@@ -23,12 +23,14 @@ A, B, C = slot("tapa"), slot("tapb"), slot("tapc")
 VCPU = key(60)
 
 
-def told(mapped: Mapped, workers: Sequence[ThreadKey]) -> list[tuple[str, int, str]]:
+def told(
+    mapped: tuple[Mapping[ThreadKey, WorkerMapping], str], workers: Sequence[ThreadKey]
+) -> list[tuple[str, int, str]]:
     found = []
     for worker in workers:
-        known = mapped.workers[worker]
-        name = (known.slot.interface, known.slot.queue) if known.slot is not None else ("-", 0)
-        found.append((*name, known.confidence.value))
+        slot, confidence = mapped[0][worker]
+        name = (slot.interface, slot.queue) if slot is not None else ("-", 0)
+        found.append((*name, confidence.value))
     return found
 
 
@@ -41,18 +43,18 @@ def test_order_of_age_is_order_of_back_ends() -> None:
         ("tapa", 1, "order"),
         ("tapb", 0, "order"),
     ]
-    assert mapped.problem == ""
+    assert mapped[1] == ""
 
 
 def test_no_workers() -> None:
     mapped = assign([], [], first_vcpu=VCPU)
-    assert (dict(mapped.workers), mapped.problem) == ({}, "")
+    assert (dict(mapped[0]), mapped[1]) == ({}, "")
 
 
 def test_counts_that_differ_map_nothing() -> None:
     mapped = assign([key(51)], [A, B], first_vcpu=VCPU)
     assert told(mapped, [key(51)]) == [("-", 0, "none")]
-    assert mapped.problem == "1 vhost workers for 2 queues: not mapped"
+    assert mapped[1] == "1 vhost workers for 2 queues: not mapped"
 
 
 def test_without_known_vcpus_hotplug_cannot_be_ruled_out() -> None:
@@ -85,14 +87,14 @@ def test_vsock_worker_is_told_by_its_age() -> None:
     workers = [key(51), key(52), key(70)]
     mapped = assign(workers, [A, B], first_vcpu=VCPU, others=1)
     assert told(mapped, workers) == [("tapa", 0, "order"), ("tapb", 0, "order"), ("-", 0, "none")]
-    assert mapped.problem == ""
+    assert mapped[1] == ""
 
 
 def test_vsock_and_hotplug_cannot_be_told_apart() -> None:
     workers = [key(51), key(70), key(71)]
     mapped = assign(workers, [A, slot("tapb", cold=False)], first_vcpu=VCPU, others=1)
     assert told(mapped, workers) == [("tapa", 0, "order"), ("-", 0, "none"), ("-", 0, "none")]
-    assert "hotplugged" in mapped.problem
+    assert "hotplugged" in mapped[1]
 
 
 def test_seen_workers_are_exact() -> None:
@@ -125,7 +127,7 @@ def test_seeing_maps_where_counts_do_not_agree() -> None:
     seen = {key(51): KnownQueue("tapa", A.ifindex), key(53): KnownQueue("tapb", B.ifindex)}
     mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
     assert told(mapped, workers) == [("tapa", 0, "exact"), ("-", 0, "none"), ("tapb", 0, "exact")]
-    assert mapped.problem != ""
+    assert mapped[1] != ""
 
 
 def test_a_device_of_another_time_is_ignored() -> None:
@@ -158,12 +160,12 @@ def test_no_queue_is_given_twice_and_none_means_none(
         others=others,
         known={key(t): KnownQueue(name, ord(name[-1])) for t, name in seen.items()},
     )
-    assert set(mapped.workers) == set(workers)
-    used = [a.slot for a in mapped.workers.values() if a.slot is not None]
+    assert set(mapped[0]) == set(workers)
+    used = [slot for slot, _ in mapped[0].values() if slot is not None]
     assert len(used) == len(set(used))
     assert set(used) <= set(slots)
-    for worker, known in mapped.workers.items():
-        assert (known.slot is None) == (known.confidence is Confidence.NONE)
-        if known.confidence is Confidence.EXACT:
-            assert known.slot is not None
-            assert seen[worker.tid] == known.slot.interface
+    for worker, (found, confidence) in mapped[0].items():
+        assert (found is None) == (confidence is Confidence.NONE)
+        if confidence is Confidence.EXACT:
+            assert found is not None
+            assert seen[worker.tid] == found.interface

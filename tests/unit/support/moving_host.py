@@ -126,6 +126,7 @@ class MovingHost:
             self.texts[path] = self.texts[path].replace(f"(vhost-{old})", f"(vhost-{pid})")
         self._list("/proc", add=str(pid))
         self._pids[name] = pid
+        self.texts[f"/run/libvirt/qemu/{name}.pid"] = f"{pid}\n"
         self.running.append(name)
         self.running.sort()
         pins = tuple(reversed(self._domains[name].vcpu_pins))

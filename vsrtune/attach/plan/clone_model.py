@@ -4,7 +4,7 @@ steps (see steps.py), each of which makes something or takes it back."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -57,58 +57,49 @@ class Cloning:
 
 @dataclass(frozen=True, slots=True)
 class CloneFiles:
-    """Make the files of a clone's own, none of which may exist; or, unless ``made``, remove those
+    """Make the files of a clone's own, none of which may exist; or, unless ``on``, remove those
     that were made."""
 
     guest: str
     files: tuple[File, ...]
-    made: bool = True
+    on: bool = True
     kind: ClassVar[str] = "clone-files"
 
-    def inverse(self) -> CloneStep:
-        return replace(self, made=not self.made)
-
     def __str__(self) -> str:
-        if self.made:
+        if self.on:
             return f"make for {self.guest}: {', '.join(map(str, self.files))}"
         return f"remove of {self.guest}: {', '.join(f.path for f in self.files)}"
 
 
 @dataclass(frozen=True, slots=True)
 class CloneDefinition:
-    """Define a new guest; or, unless ``made``, undefine it."""
+    """Define a new guest; or, unless ``on``, undefine it."""
 
     guest: str
     uuid: str
     template: str
     xml: str
-    made: bool = True
+    on: bool = True
     kind: ClassVar[str] = "clone-definition"
 
-    def inverse(self) -> CloneStep:
-        return replace(self, made=not self.made)
-
     def __str__(self) -> str:
-        if self.made:
+        if self.on:
             return f"define {self.guest} as a clone of {self.template} (UUID {self.uuid})"
         return f"undefine {self.guest}"
 
 
 @dataclass(frozen=True, slots=True)
 class CloneRun:
-    """Start the guest, and check that it runs; or, unless ``started``, end it at once, as `virsh
+    """Start the guest, and check that it runs; or, unless ``on``, end it at once, as `virsh
     destroy` does."""
 
     guest: str
     uuid: str
-    started: bool = True
+    on: bool = True
     kind: ClassVar[str] = "clone-run"
 
-    def inverse(self) -> CloneStep:
-        return replace(self, started=not self.started)
-
     def __str__(self) -> str:
-        return f"{'start' if self.started else 'end'} {self.guest}"
+        return f"{'start' if self.on else 'end'} {self.guest}"
 
 
 CloneStep = CloneFiles | CloneDefinition | CloneRun

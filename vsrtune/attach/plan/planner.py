@@ -26,14 +26,12 @@ from vsrtune.attach.plan.model import (
 from vsrtune.attach.plan.steps import (
     Card,
     Define,
-    Lower,
     MadeDevice,
     MakeDevice,
     Origin,
     Plug,
     Raise,
     Step,
-    Unplug,
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model import domain_xml
@@ -190,14 +188,17 @@ def _move(
     request: SwitchRequest, host: AttachHostState, guest: GuestNics, mac: str, notes: list[str]
 ) -> Move | None:
     """The move of one interface; None when nothing of it has to move."""
-    live = _of(guest.live, mac) if request.live else None
-    config = _of(guest.config, mac) if request.config else None
-    if live is not None and _there(request, live, host):
-        notes.append(f"{guest.name} {mac}: the running guest has it on {request.to} already")
-        live = None
-    if config is not None and _there(request, config, host):
-        notes.append(f"{guest.name} {mac}: its definition has it on {request.to} already")
-        config = None
+    found = []
+    for nics, wanted, where in (
+        (guest.live, request.live, "the running guest"),
+        (guest.config, request.config, "its definition"),
+    ):
+        nic = _of(nics, mac) if wanted else None
+        if nic is not None and _there(request, nic, host):
+            notes.append(f"{guest.name} {mac}: {where} has it on {request.to} already")
+            nic = None
+        found.append(nic)
+    live, config = found
     if live is None and config is None:
         return None
     if request.to is Attachment.NAPI_MACVLAN:
@@ -232,33 +233,22 @@ def _forth(
                 hint="name another interface with --interface",
             )
         notes += [f"{guest.name} {mac}: {text}" for text in domain_xml.lost(found)]
-    device = _device(host, guest, mac, live, config)
+    source = live or config
+    assert source is not None
+    made = (o.device for o in host.origins.values() if (o.uuid, o.device.mac) == (guest.uuid, mac))
+    device = next(made, None)  # the same as before if it was made already
+    if device is None:
+        lower = host.links.get(source.lower)
+        if lower is None:
+            raise VsrtuneError(
+                "the lower device is not there", where=f"{guest.name}: {source.lower}",
+                hint="see: ip link",
+            )  # fmt: skip
+        link = host.links.get(live.device) if live is not None else None
+        device = device_like(host, _name(host, mac), source, lower, link)
     pairs = [(f.xml, domain_xml.on_device(f, device.name)) if f else ("", "")
              for f in (live, config)]  # fmt: skip
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], device.queue)
-
-
-def _device(
-    host: AttachHostState,
-    guest: GuestNics,
-    mac: str,
-    live: DomainNic | None,
-    config: DomainNic | None,
-) -> MadeDevice:
-    """The device to make for the interface; the same as before if it was made already."""
-    for origin in host.origins.values():
-        if (origin.uuid, origin.device.mac) == (guest.uuid, mac):
-            return origin.device
-    source = live or config
-    assert source is not None
-    lower = host.links.get(source.lower)
-    if lower is None:
-        raise VsrtuneError(
-            "the lower device is not there", where=f"{guest.name}: {source.lower}",
-            hint="see: ip link",
-        )  # fmt: skip
-    link = host.links.get(live.device) if live is not None else None
-    return device_like(host, _name(host, mac), source, lower, link)
 
 
 def device_like(
@@ -351,8 +341,8 @@ def _switch(
     if forth:
         steps += [MakeDevice(m.device) for m in moves if m.device.name not in host.links]
     if old:
-        steps.append(Unplug(old))
-        steps.append(Raise(devices) if forth else Lower(devices))
+        steps.append(Plug(old, on=False))
+        steps.append(Raise(devices, on=forth))
         steps.append(Plug(new))
     steps += defines
     if forth:

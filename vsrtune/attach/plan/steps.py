@@ -8,11 +8,10 @@ reverse order, give the guests back what they had.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from vsrtune.attach.plan.clone_model import Clone, CloneStep
-from vsrtune.core.codec import decode, encode
+from vsrtune.attach.plan.clone_model import CloneStep
 
 NAPI_KIND = "napi_macvtap"
 # Its private flags.
@@ -65,16 +64,17 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class MakeDevice:
-    """Make the device, down, and wait for its /dev/tapN if it has one."""
+    """Make the device, down, and wait for its /dev/tapN if it has one; or, unless ``on``, remove
+    it."""
 
     device: MadeDevice
+    on: bool = True
     kind: ClassVar[str] = "make-device"
-
-    def inverse(self) -> Step:
-        return RemoveDevice(self.device)
 
     def __str__(self) -> str:
         d = self.device
+        if not self.on:
+            return f"remove {d.kind} {d.name}"
         on = f" on {d.lower}" if d.lower else ""
         words = [f"MAC {d.mac}"]
         words += [f"txqueuelen {d.queue}"] if d.kind == NAPI_KIND else []
@@ -84,74 +84,31 @@ class MakeDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveDevice:
-    """Remove the device."""
-
-    device: MadeDevice
-    kind: ClassVar[str] = "remove-device"
-
-    def inverse(self) -> Step:
-        return MakeDevice(self.device)
-
-    def __str__(self) -> str:
-        return f"remove {self.device.kind} {self.device.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Unplug:
-    """Take the interfaces out of their running guests, and wait until the guests have
-    released them."""
-
-    cards: tuple[Card, ...]
-    kind: ClassVar[str] = "unplug"
-
-    def inverse(self) -> Step:
-        return Plug(self.cards)
-
-    def __str__(self) -> str:
-        return f"unplug {_cards(self.cards)}"
-
-
-@dataclass(frozen=True, slots=True)
 class Plug:
-    """Give the running guests these interfaces."""
+    """Give the running guests these interfaces; or, unless ``on``, take them out, and wait until
+    the guests have released them."""
 
     cards: tuple[Card, ...]
+    on: bool = True
     kind: ClassVar[str] = "plug"
 
-    def inverse(self) -> Step:
-        return Unplug(self.cards)
-
     def __str__(self) -> str:
-        return f"plug {_cards(self.cards)}"
+        cards = ", ".join(f"{c.guest} {c.mac}" for c in self.cards)
+        return f"{'plug' if self.on else 'unplug'} {cards}"
 
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """Bring the devices up: from now on their lower devices serve them alone."""
+    """Bring the devices up: from now on their lower devices serve them alone; or, unless ``on``,
+    down, which frees their lower devices for macvtap."""
 
     devices: tuple[MadeDevice, ...]
+    on: bool = True
     kind: ClassVar[str] = "raise"
 
-    def inverse(self) -> Step:
-        return Lower(self.devices)
-
     def __str__(self) -> str:
-        return f"bring up {', '.join(d.name for d in self.devices)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Lower:
-    """Bring the devices down, which frees their lower devices for macvtap."""
-
-    devices: tuple[MadeDevice, ...]
-    kind: ClassVar[str] = "lower"
-
-    def inverse(self) -> Step:
-        return Raise(self.devices)
-
-    def __str__(self) -> str:
-        return f"bring down {', '.join(d.name for d in self.devices)}"
+        names = ", ".join(d.name for d in self.devices)
+        return f"bring {'up' if self.on else 'down'} {names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +123,19 @@ class Define:
     after: str
     kind: ClassVar[str] = "define"
 
-    def inverse(self) -> Step:
-        return Define(self.guest, self.uuid, self.mac, self.after, self.before)
-
     def __str__(self) -> str:
         change = "" if self.before and self.after else "no " if self.before else "another "
         return f"define {self.guest}: {change}interface {self.mac} in the persistent definition"
 
 
-Step = MakeDevice | RemoveDevice | Unplug | Plug | Raise | Lower | Define | CloneStep
+Step = MakeDevice | Plug | Raise | Define | CloneStep
+
+
+def inverse(step: Step) -> Step:
+    """The step that takes a step back."""
+    if isinstance(step, Define):
+        return replace(step, before=step.after, after=step.before)
+    return replace(step, on=not step.on)
 
 
 class MsrRole(enum.StrEnum):
@@ -222,29 +183,3 @@ class Origin:
     def outside(self) -> str:
         """The device that the interface stood on."""
         return self.stage.outside if self.stage is not None else self.device.lower
-
-
-def to_data(value: Step | Origin | Clone) -> dict[str, Any]:
-    """The value as data for the ledger."""
-    data: dict[str, Any] = encode(value)
-    return data
-
-
-def step_from(data: Any) -> Step:
-    """The step from ``to_data`` output. Raises VsrtuneError."""
-    step: Step = decode(Step, data)  # type: ignore[arg-type]
-    return step
-
-
-def origin_from(data: Any) -> Origin:
-    """The Origin from ``to_data`` output. Raises VsrtuneError."""
-    return decode(Origin, data)
-
-
-def clone_from(data: Any) -> Clone:
-    """The Clone from ``to_data`` output. Raises VsrtuneError."""
-    return decode(Clone, data)
-
-
-def _cards(cards: tuple[Card, ...]) -> str:
-    return ", ".join(f"{c.guest} {c.mac}" for c in cards)

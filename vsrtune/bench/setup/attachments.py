@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from vsrtune.attach.plan.model import AttachHostState, Switch
-from vsrtune.attach.plan.steps import Card, Plug, Step, Unplug
+from vsrtune.attach.plan.steps import Card, Plug, Step
 from vsrtune.attach.transaction import Switcher
 from vsrtune.bench.setup import bridges
 from vsrtune.bench.setup.switches import opened
@@ -243,7 +243,7 @@ def _move(
         for found in guest.live or ()
         if (guest.uuid, found.mac) in macs
     ]
-    unplug, plug = Unplug(tuple(present)), Plug(tuple(cards))
+    unplug, plug = Plug(tuple(present), on=False), Plug(tuple(cards))
     if not lowers and not bridges.existing(old_bridges):
         _carry_out(switcher, unplug, plug)
         return
@@ -254,7 +254,7 @@ def _move(
     _carry_out(switcher, plug)
 
 
-def _carry_out(switcher: Switcher, *steps: Unplug | Plug) -> None:
+def _carry_out(switcher: Switcher, *steps: Plug) -> None:
     needed: tuple[Step, ...] = tuple(step for step in steps if step.cards)
     failed = switcher.carry_out(Switch(Attachment.MACVTAP, (), needed)).failed
     if failed:

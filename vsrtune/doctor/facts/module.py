@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from vsrtune.core.errors import ObserveError
-from vsrtune.doctor.module_checks import MODULE, LoadedModule, ModuleFacts, ModuleFile
+from vsrtune.doctor.module_checks import MODULE, ModuleFacts, ModuleFile
 from vsrtune.host import netlink
 from vsrtune.model.host import Link
 
@@ -58,12 +58,10 @@ def module_file(modinfo: str | None) -> ModuleFile | None:
     )
 
 
-def loaded_module(root: Path) -> LoadedModule | None:
-    """Read the loaded module from /sys/module; None when it is not loaded."""
+def loaded_module(root: Path) -> str | None:
+    """The srcversion of the loaded module, "" when it has none; None when it is not loaded."""
     directory = root / "sys/module" / MODULE
-    if not directory.is_dir():
-        return None
-    return LoadedModule(_text(directory / "srcversion") or "")
+    return (_text(directory / "srcversion") or "") if directory.is_dir() else None
 
 
 def secure_boot(root: Path) -> bool | None:
