@@ -23,6 +23,7 @@ from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.plan import kernel_threads
 from vsrtune.plan import warnings as plan_warnings
 from vsrtune.plan.requirements import label, main_thread
+from vsrtune.plan.safety.standstill import standstills
 
 _NET = "/sys/class/net"
 # Frames that a vhost worker of today's kernels takes at once.
@@ -231,7 +232,7 @@ def priorities(case: Case) -> Iterable[Finding]:
     refs = {g.ref for g in snapshot.guests}
     # Throttling has a check of its own.
     quiet = replace(snapshot, host=replace(snapshot.host, sched_rt_runtime_us=1))
-    told = [*plan_warnings.warnings(quiet, refs, CpuSet())]
+    told = plan_warnings.warnings(quiet, refs, CpuSet(), standstills(quiet, refs))
     kernel = snapshot.host.kernel
     for text in told:
         yield warning(text, "equal classes and priorities", "`vsrtune show`")

@@ -383,12 +383,13 @@ def _judge(ordered: Ordered) -> Judged:
     inputs = matched.inputs
     movers = frozenset(guest.ref for guest, _ in matched.movers)
     result = project_actions(inputs.snapshot, (a for a in made.actions if not a.release))
-    still = tuple(standstill.refusals(result, per_guest))
-    if still:
-        return Judged(made, ordered.desired, None, movers, still)
     managed = {w.guest.ref for w in per_guest}
+    still = tuple(standstill.standstills(result, managed, made.accepted))
+    refused = tuple(standstill.refusals(still, per_guest))
+    if refused:
+        return Judged(made, ordered.desired, None, movers, refused)
     told = (
-        *warnings(result, managed, located.irq),
+        *warnings(result, managed, located.irq, still),
         *kernel_threads.warnings(result, managed),
         *interrupts.warnings(result, per_guest),
     )

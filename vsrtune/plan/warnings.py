@@ -12,22 +12,24 @@ from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.phases import level
 from vsrtune.plan.requirements import label, main_thread
-from vsrtune.plan.safety.standstill import standstills, without_idle
+from vsrtune.plan.safety.standstill import Standstill, without_idle
 
 # Threads ask for so much of a CPU that another one is missing: a fifth more than it has.
 OVERCOMMITTED = 1.2
 
 
-def warnings(result: Snapshot, managed: AbstractSet[str], irq: CpuSet) -> tuple[str, ...]:
-    """Warnings about ``result``, the snapshot as the plan leaves it; ``managed`` are
-    the refs of the guests with a policy that was not refused."""
+def warnings(
+    result: Snapshot, managed: AbstractSet[str], irq: CpuSet, still: Iterable[Standstill]
+) -> tuple[str, ...]:
+    """Warnings about ``result``, the snapshot as the plan leaves it, and its standstills;
+    ``managed`` are the refs of the guests with a policy that was not refused."""
     guests = [without_idle(g) for g in result.guests if g.ref in managed]
     out: list[str] = []
     for guest in guests:
         out += _order(guest)
         out += _starved_emulator(guest)
         out += _on_interrupts(guest, irq)
-    out += _standing_still(result, managed)
+    out += _standing_still(still)
     out += _between_guests(guests)
     out += _unthrottled(result.host, guests)
     out += _overcommitted(result, managed)
@@ -66,9 +68,9 @@ def _order(guest: Guest) -> list[str]:
     return out
 
 
-def _standing_still(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
+def _standing_still(still: Iterable[Standstill]) -> list[str]:
     """Standstills that a policy with ``standstill: accept`` permits, once for every vcpu."""
-    found = {s.vcpu.key: s for s in standstills(result, managed)}
+    found = {s.vcpu.key: s for s in still}
     return [
         f"{s.vcpu_guest}: {label(s.vcpu)} is {s.vcpu.sched} on CPU {s.cpus}, and keeps "
         f"{label(s.starved)} of {s.starved_guest} from running for as long as its guest is "

@@ -24,7 +24,8 @@ from vsrtune.plan.requirements import Requirements, label
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """``starved`` may never run beside ``vcpu`` on ``cpus``. ``guest`` is the one to refuse."""
+    """``starved`` may never run beside ``vcpu`` on ``cpus``. ``guest`` is the one to refuse, unless
+    its policy accepts that."""
 
     guest: str
     vcpu_guest: str
@@ -34,13 +35,18 @@ class Standstill:
     cpus: CpuSet
 
 
-def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standstill]:
+def standstills(
+    result: Snapshot, managed: AbstractSet[str], accepting: AbstractSet[str] = frozenset()
+) -> Iterator[Standstill]:
     """Every thread of the data plane that realtime vcpus can keep from running, in
     ``result``, the host as a plan leaves it.
 
-    ``managed`` are the refs of guests on which the plan acts. A pair in which neither guest is
-    managed is not judged. If both are managed, the later guest is the one to refuse.
+    ``managed`` are the refs of guests on which the plan acts, and ``accepting`` of those whose
+    policies say ``standstill: accept``. A pair in which neither guest is managed is not judged. If
+    both are managed, the later guest is the one to refuse. A pair of accepting guests stands
+    for a thread only where no other pair does.
     """
+    judged = managed - accepting
     online = result.host.online
     threads = list(_threads(result.guests))
     by_cpu: dict[int, list[tuple[Guest, Thread]]] = {}
@@ -72,28 +78,31 @@ def standstills(result: Snapshot, managed: AbstractSet[str]) -> Iterator[Standst
         covered = CpuSet(c for _, vcpu in beside.values() for c in vcpu.affinity)
         if not beside or len(beside) < len(mask) or not mask <= covered:
             continue
-        for owner, vcpu in beside.values():
-            managed_here = [ref for ref in (guest.ref, owner.ref) if ref in managed]
-            if managed_here:
-                refused = max(managed_here, key=order.__getitem__)
-                both = mask & vcpu.affinity
-                yield Standstill(refused, owner.ref, vcpu, guest.ref, thread, both)
-                break
+        pairs = (
+            (refs, owner, vcpu)
+            for refs in (judged, managed)
+            for owner, vcpu in beside.values()
+            if not refs.isdisjoint((guest.ref, owner.ref))
+        )
+        for refs, owner, vcpu in pairs:
+            refused = max(refs & {guest.ref, owner.ref}, key=order.__getitem__)
+            both = mask & vcpu.affinity
+            yield Standstill(refused, owner.ref, vcpu, guest.ref, thread, both)
+            break
 
 
-def refusals(result: Snapshot, per_guest: Sequence[Requirements]) -> list[Refusal]:
+def refusals(cases: Iterable[Standstill], per_guest: Sequence[Requirements]) -> list[Refusal]:
     """Refusals of guests whose plans would let a thread stand still. A guest whose policy says
     ``standstill: accept`` is not refused, nor is a guest whose standstills all involve guests
     refused before it: the rest has to be planned and judged again."""
-    by_guest = {requirements.guest.ref: requirements for requirements in per_guest}
-    judged = {
-        ref for ref, requirements in by_guest.items() if not requirements.policy.accept_standstill
-    }
     found: dict[str, list[Standstill]] = {}
-    for case in standstills(result, judged):
+    for case in cases:
         found.setdefault(case.guest, []).append(case)
     out: dict[str, Refusal] = {}
-    for ref, requirements in by_guest.items():
+    for requirements in per_guest:
+        ref = requirements.guest.ref
+        if requirements.policy.accept_standstill:
+            continue
         for case in found.get(ref, ()):
             if {case.vcpu_guest, case.starved_guest}.isdisjoint(out):
                 out[ref] = _refuse(requirements, case)
