@@ -16,35 +16,32 @@ lint: setup ## ruff and mypy --strict
 	echo "== lint: mypy --strict" && $$venv/bin/mypy
 
 unit: setup ## pure tests: recorded hosts, cases, fault injection
-	@venv=$$(tests/setup) && echo "== unit tests" && $$venv/bin/python -m pytest -q -rs tests/unit
+	@echo "== unit tests" && tests/run tests/unit
 
 netns: setup ## real devices and threads of this machine's kernel, in namespaces
-	@venv=$$(tests/setup) && echo "== netns tests" && $$venv/bin/python -m pytest -q -rs tests/netns
+	@echo "== netns tests" && tests/run tests/netns
 
 kmod: ## the kernel module for every supported kernel: build, warnings, sparse, dkms; no boot
 	@tests/lab/lab kmod
 
 lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one of them)
-	@venv=$$(tests/setup) && echo "== lab tests" && \
-	$$venv/bin/python -m pytest -q -rs tests/lab $(if $(LAB),-k '$(LAB)')
+	@echo "== lab tests" && tests/run tests/lab $(if $(LAB),-k '$(LAB)')
 
 pair: setup ## two linked lab hosts, tuned by the Ansible role; takes the whole machine
-	@venv=$$(tests/setup) && LAB_PAIR=1 $$venv/bin/python -m pytest -q -rs tests/lab/test_pair.py
+	@LAB_PAIR=1 tests/run tests/lab/test_pair.py
 
 test: lint ## lint, then unit, browser, netns and the core tests in labs of both releases, one report
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
-	@venv=$$(tests/setup) && echo "== unit, browser, netns and core lab tests" && \
-	LAB_TIER=core $$venv/bin/python -m pytest -q -rs -m "not beyond" $(SUITE)
+	@echo "== unit, browser, netns and core lab tests" && \
+	LAB_TIER=core tests/run -m "not beyond" $(SUITE)
 
 test-all: lint ## hours: every test in every lab, every interruption point, and the pair
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
-	@venv=$$(tests/setup) && echo "== unit, browser, netns and all lab tests" && \
-	LAB_STRIDE=1 $$venv/bin/python -m pytest -q -rs $(SUITE)
+	@echo "== unit, browser, netns and all lab tests" && LAB_STRIDE=1 tests/run $(SUITE)
 	@$(MAKE) pair
 
 browser: setup ## the status page in a real browser; installs Debian's chromium
-	@tests/browser/install && venv=$$(tests/setup) && echo "== browser tests" && \
-	$$venv/bin/python -m pytest -q -rs tests/browser
+	@tests/browser/install && echo "== browser tests" && tests/run tests/browser
 
 screenshots: setup ## the pictures in docs/images, made anew; installs Debian's chromium
 	@tests/browser/install && venv=$$(tests/setup) && $$venv/bin/python -B tests/screenshots/make.py
@@ -56,9 +53,10 @@ demo: ## the main job on a real router guest in the lab
 	@tests/lab/demo
 
 soak: ## half an hour of traffic and changes on a lab host, the daemon watched (SOAK=seconds)
-	@tests/lab/lab run --release trixie --cpus 3 --timeout $$(($(or $(SOAK),1800) + 900)) -- \
-	env LAB_SOAK=$(or $(SOAK),1800) python3 -B -m pytest -p no:cacheprovider -q -s \
-	/mnt/tests/lab/inside/test_churn.py::test_soak
+	@share=$$(tests/run --place)/trixie-soak && mkdir "$$share" && \
+	tests/lab/lab run --release trixie --cpus 3 --timeout $$(($(or $(SOAK),1800) + 900)) \
+	--share "$$share" -- env LAB_SOAK=$(or $(SOAK),1800) python3 -B -m pytest -q -s \
+	-p no:cacheprovider --junitxml=/mnt/share/junit.xml /mnt/tests/lab/inside/test_churn.py::test_soak
 
 events: setup ## what happens to a host in months, and how soon the daemon has written: docs/results/events.md
 	@tests/lab/events.py
@@ -69,8 +67,10 @@ results: setup ## measure the papers' figures and the peers anew, and write docs
 	$(if $(FIGURES),--figures $(FIGURES)) $(if $(RESUME),,--again all)
 
 .PHONY: docs
-docs: setup ## the parts of docs/ that the code knows: policy, metrics, checks, manual pages
-	@venv=$$(tests/setup) && cd docs && PYTHONPATH=.. PYTHONDONTWRITEBYTECODE=1 $$venv/bin/python -m generate
+docs: setup ## the parts of docs/ that the code and test runs know: policy, metrics, promises, manual pages
+	@# GREEN=1 records which promises' tests the last runs passed, GREEN=DIR those with reports there.
+	@venv=$$(tests/setup) && cd docs && PYTHONPATH=.. PYTHONDONTWRITEBYTECODE=1 $$venv/bin/python \
+	-m generate $(if $(GREEN),green $(abspath $(filter-out 1,$(GREEN))))
 
 bench-scale: setup ## what many guests cost: synthetic hosts of 10, 100 and 1,000, writes docs/results/scale.md
 	@venv=$$(tests/setup) && PYTHONPATH=. $$venv/bin/python -B tests/scale/bench.py

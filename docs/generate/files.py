@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from generate import man, tables
+from generate import man, promises, tables
 
 DOCS = Path(__file__).resolve().parents[1]
 _BEGIN = "<!-- generated: {} (make docs) -->\n"
@@ -17,6 +17,7 @@ def contents() -> dict[str, str]:
         "policy-reference.md": tables.policy_reference(),
         "metrics.md": _between("metrics.md", "metrics", tables.metrics()),
         "doctor.md": _between("doctor.md", "checks", tables.checks()),
+        "reliability.md": _between("reliability.md", "promises", promises.tables()),
         "troubleshooting.md": _between("troubleshooting.md", "exit codes", tables.exit_codes()),
         "man/vsrtune.8": man.command_page(),
         "man/vsrtune-policy.5": man.policy_page(),

@@ -44,8 +44,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Python would end at once, and the labs would run on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     commands = {boot.id: boot.command for boot in boots}
-    place = Path(tempfile.mkdtemp(prefix="vsrtune-labs-"))
-    session.config.stash[RUNS] = LabRuns(commands, place)
+    session.config.stash[RUNS] = LabRuns(commands, _place(session.config))
+
+
+def _place(config: pytest.Config) -> Path:
+    """Where the labs leave their logs and reports: beside pytest's own, as `tests/run` asks for."""
+    report = config.option.xmlpath
+    return Path(report or tempfile.mkdtemp(prefix="vsrtune-labs-") + "/junit.xml").absolute().parent
 
 
 def _builds(releases: list[str]) -> str:

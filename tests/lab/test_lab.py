@@ -54,7 +54,7 @@ class Boot:
             "env", *(f"{name}={os.environ.get(name, '')}" for name in PASSED_ON),
             "python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short",
             "--durations=10",
-            "--junitxml=/mnt/share/junit.xml", *os.environ.get("LAB_PYTEST", "").split(),
+            "--junitxml=/mnt/share/junit.xml", "-o", f"junit_suite_name={self.id}", *os.environ.get("LAB_PYTEST", "").split(),
             *(() if self.tests else (f"--ignore={INSIDE}/{name}" for name in ELSEWHERE)),
             *(f"{INSIDE}/{name}" for name in self.tests or ("",)),
         ]  # fmt: skip
