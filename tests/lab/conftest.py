@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labreport import REPORTS, TROUBLES
+from labreport import REPORTS, TROUBLES, compare, last_summary, write_summary
 from labruns import LabRuns
 
 collect_ignore = ["inside"]
@@ -85,18 +85,27 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what every boot passed, failed and skipped: a skip is never silent."""
+    """List what every boot passed, failed and skipped, since a skip is never silent, and what
+    differs from the last run."""
     if not REPORTS and not TROUBLES:
         return
     terminalreporter.section("inside the labs")
-    for boot, rows in REPORTS.items():
-        counts = {o: sum(r[0] == o for r in rows) for o in ("passed", "failed", "skipped")}
-        terminalreporter.write_line(
-            f"{boot}: {counts['passed']} passed, {counts['failed']} failed, "
-            f"{counts['skipped']} skipped"
-        )
-        for outcome, name, reason in rows:
+    for boot, report in REPORTS.items():
+        passed, failed, skipped = map(report.count, ("passed", "failed", "skipped"))
+        terminalreporter.write_line(f"{boot}: {passed} passed, {failed} failed, {skipped} skipped")
+        for outcome, name, reason in report.rows:
             if outcome != "passed":
                 terminalreporter.write_line(f"  {outcome.upper()} {name}: {reason}")
+    runs = terminalreporter.config.stash.get(RUNS, None)
+    if runs is not None:
+        tier = os.environ.get("LAB_TIER", "")
+        stats = terminalreporter.stats
+        skipped = {
+            r.nodeid: o == "skipped" for o in ("skipped", "passed") for r in stats.get(o, ())
+        }
+        for line in compare(
+            write_summary(runs.place, tier, skipped), last_summary(runs.place, tier)
+        ):
+            terminalreporter.write_line(line)
     for trouble in TROUBLES:
         terminalreporter.write_line(trouble, red=True)

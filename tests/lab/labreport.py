@@ -1,27 +1,107 @@
-"""What each boot of the matrix reported, gathered for the end of the run."""
+"""What each boot of the matrix reported, gathered for the end of the run and for the next one."""
 
 from __future__ import annotations
 
+import json
+import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-REPORTS: dict[str, list[tuple[str, str, str]]] = {}
+# In the directory of a run (../run).
+SUMMARY = "labs.json"
+_PROMISES = Path(__file__).resolve().parents[2] / "docs/promises.yaml"
+# Less than this many seconds more, or less than half as much again, is chance.
+_SLOWER = 20.0
+
+
+@dataclass
+class LabReport:
+    """Every test of one lab's JUnit file: outcome, name, reason. Durations are in seconds."""
+
+    boots: int
+    seconds: float
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    durations: dict[str, float] = field(default_factory=dict)
+
+    def count(self, outcome: str) -> int:
+        return sum(row[0] == outcome for row in self.rows)
+
+
+REPORTS: dict[str, LabReport] = {}
 
 # Labs that booted again, and what the kernels of labs complained of.
 TROUBLES: list[str] = []
 
 
-def read_report(boot: str, path: Path) -> dict[str, int]:
-    """Keep every test of one boot's JUnit file as (outcome, name, reason)."""
-    rows: list[tuple[str, str, str]] = []
-    for case in ET.parse(path).iter("testcase"):
+def read_report(boot: str, path: Path, boots: int = 1) -> LabReport:
+    """Keep what one lab's JUnit file says; ``boots`` is how often the lab booted."""
+    suites = ET.parse(path).getroot()
+    seconds = sum(float(suite.get("time", "0")) for suite in suites.iter("testsuite"))
+    report = REPORTS[boot] = LabReport(boots, seconds)
+    for case in suites.iter("testcase"):
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         outcome, reason = "passed", ""
         for child in case:
             if child.tag in ("failure", "error", "skipped"):
                 outcome = "skipped" if child.tag == "skipped" else "failed"
-                reason = (child.get("message") or "").strip().splitlines()[0:1]
-                reason = reason[0] if reason else ""
-        rows.append((outcome, name, reason))
-    REPORTS[boot] = rows
-    return {o: sum(r[0] == o for r in rows) for o in ("passed", "failed", "skipped")}
+                reason = ((child.get("message") or "").strip().splitlines() or [""])[0]
+        report.rows.append((outcome, name, reason))
+        report.durations[name] = float(case.get("time", "0"))
+    return report
+
+
+def write_summary(run: Path, tier: str, elsewhere: dict[str, bool]) -> dict[str, Any]:
+    """Keep durations, boots and skipped promises of this run, and return them. ``elsewhere`` is
+    whether a test outside the labs was skipped."""
+    labs = {
+        name: {"boots": report.boots, "seconds": report.seconds, "tests": report.durations}
+        for name, report in REPORTS.items()
+    }
+    summary = {"tier": tier, "labs": labs, "skipped": _skipped(elsewhere)}
+    (run / SUMMARY).write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+    return summary
+
+
+def _skipped(elsewhere: dict[str, bool]) -> list[str]:
+    """Tests of promises that this run skipped, and ran nowhere."""
+    ran: dict[str, bool] = {}
+    for test, skipped in elsewhere.items():
+        name = test.partition("[")[0]
+        ran[name] = ran.get(name, False) or not skipped
+    for outcome, name, _ in (row for report in REPORTS.values() for row in report.rows):
+        file, _, function = name.partition("[")[0].rpartition("::")
+        name = f"{file.rpartition('.')[2]}.py::{function}"
+        ran[name] = ran.get(name, False) or outcome != "skipped"
+    promised = re.findall(r"^ +- (\S+::test_\w+)$", _PROMISES.read_text(), re.MULTILINE)
+    return sorted({test for test in promised if ran.get(test) is False})
+
+
+def last_summary(run: Path, tier: str) -> dict[str, Any]:
+    """What the runs of the same tier before this one say: of each lab its last run."""
+    last: dict[str, Any] = {"labs": {}, "skipped": []}
+    for path in sorted(run.parent.glob(f"*/{SUMMARY}")):
+        summary = json.loads(path.read_text())
+        if path.parent.name < run.name and summary["tier"] == tier:
+            last = {"labs": last["labs"] | summary["labs"], "skipped": summary["skipped"]}
+    return last
+
+
+def compare(now: dict[str, Any], last: dict[str, Any]) -> Iterator[str]:
+    """In lines: each lab's boots and duration, and what is slower or skipped since the last run."""
+    for name, lab in now["labs"].items():
+        before = last["labs"].get(name)
+        line = f"{name}: boots {lab['boots']}, tests {lab['seconds']:.0f} s"
+        if before is None:
+            yield f"{line}; there is no earlier run"
+            continue
+        yield f"{line}; last run: boots {before['boots']}, tests {before['seconds']:.0f} s"
+        for test, seconds in lab["tests"].items():
+            was = before["tests"].get(test, seconds)
+            if seconds > max(was + _SLOWER, 1.5 * was):
+                yield f"  SLOWER {test}: {seconds:.0f} s, last {was:.0f} s"
+    for test in now["skipped"]:
+        since = "" if test in last["skipped"] else ", unlike in the last run"
+        yield f"SKIPPED PROMISE {test}{since}"

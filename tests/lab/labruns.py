@@ -73,12 +73,13 @@ def tests_passed(log: str) -> list[str]:
 
 @dataclass
 class LabRun:
-    """One lab. ``status`` is known at its end; ``troubles`` says which boots broke, and what the
-    kernel complained of."""
+    """One lab. ``status`` and the number of ``boots`` are known at its end; ``troubles`` says which
+    boots broke, and what the kernel complained of."""
 
     name: str
     share: Path
     status: int = -1
+    boots: int = 0
     troubles: list[str] = field(default_factory=list)
 
     @property
@@ -92,7 +93,7 @@ class LabRuns:
     for the file GO on its share."""
 
     def __init__(self, commands: Mapping[str, Callable[[Path], list[str]]], place: Path) -> None:
-        self._place = place
+        self.place = place
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._turns = threading.Semaphore(jobs())
         self._closed = threading.Event()
@@ -128,7 +129,7 @@ class LabRuns:
         self._pool.shutdown()
 
     def _log(self, name: str) -> Path:
-        return self._place / f"{name}.log"
+        return self.place / f"{name}.log"
 
     def _until_nearly_done(self, name: str) -> None:
         while not self._runs[name].done() and not nearly_done(self._log(name)):
@@ -138,7 +139,7 @@ class LabRuns:
     def _run(self, name: str, command: Callable[[Path], list[str]], before: str | None) -> LabRun:
         if before is not None:
             self._until_nearly_done(before)
-        run = LabRun(name, self._place / name)
+        run = LabRun(name, self.place / name)
         if self._closed.is_set():
             return run
         run.share.mkdir()
@@ -155,6 +156,7 @@ class LabRuns:
                     (run.share / GO).touch()
                     run.status = process.wait()
                 del self._running[name]
+                run.boots = attempt + (run.share / BOOTS).exists()
                 said = _complaints(run.share)
                 if run.status != EMULATOR_DIED:
                     run.troubles += [f"{name}: {text}" for text in said]

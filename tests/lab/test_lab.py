@@ -38,6 +38,8 @@ class Boot:
     tests: tuple[str, ...] = ()
     # `make test` boots these for the tests marked core, `make test-all` all for every test.
     core: bool = False
+    # Seconds for its tests.
+    budget: int = 900 if CORE_ONLY else 9000
     # Its turn may come late.
     timeout: int = 1800 if CORE_ONLY else 10800
 
@@ -115,10 +117,11 @@ def test_inside(boot: Boot, lab_runs: LabRuns, capfd: pytest.CaptureFixture[str]
     TROUBLES.extend(run.troubles)
     report = run.share / "junit.xml"
     assert report.exists(), f"no report of the tests of lab {boot.id}: {run.end}"
-    counts = read_report(boot.id, report)
-    assert counts["failed"] == 0, f"{counts['failed']} tests failed in lab {boot.id}"
+    found = read_report(boot.id, report, run.boots)
+    assert found.count("failed") == 0, f"{found.count('failed')} tests failed in lab {boot.id}"
     assert run.status == 0, f"lab {boot.id}: {run.end}"
-    assert counts["passed"] > 0, "no test ran"
+    assert found.count("passed") > 0, "no test ran"
+    assert found.seconds <= boot.budget, f"lab {boot.id} took {found.seconds:.0f} s for its tests"
 
 
 def test_every_test_that_a_lab_names_exists() -> None:

@@ -1,0 +1,60 @@
+"""What a run of labs keeps for the next one, and what it says of the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import labreport
+import pytest
+
+SLOW, SKIPPED = (
+    "test_tune.py::test_without_a_policy_nothing_is_touched",
+    "test_faults.py::test_run_full",
+)
+
+
+def report(path: Path, slow: float, skipped: str) -> Path:
+    path.write_text(
+        f'<testsuites><testsuite time="{slow + 2}">'
+        f'<testcase classname="test_tune" name="{SLOW[14:]}" time="{slow}"/>'
+        f'<testcase classname="test_faults" name="{SKIPPED[16:]}" time="1">{skipped}'
+        "</testcase></testsuite></testsuites>"
+    )
+    return path
+
+
+def test_a_run_is_compared_with_the_last_of_its_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, tier: str, slow: float, skipped: str = "", boots: int = 1) -> list[str]:
+        monkeypatch.setattr(labreport, "REPORTS", {})
+        place = tmp_path / name
+        place.mkdir()
+        labreport.read_report("trixie-veth", report(place / "x", slow, skipped), boots)
+        summary = labreport.write_summary(place, tier, {})
+        return list(labreport.compare(summary, labreport.last_summary(place, tier)))
+
+    first = ["trixie-veth: boots 1, tests 102 s; there is no earlier run"]
+    assert run("1", "core", 100) == first
+    assert run("2", "", 100) == first
+    name = f"test_tune::{SLOW[14:]}"
+    assert run("3", "core", 160, "<skipped message='why'/>", 2) == [
+        "trixie-veth: boots 2, tests 162 s; last run: boots 1, tests 102 s",
+        f"  SLOWER {name}: 160 s, last 100 s",
+        f"SKIPPED PROMISE {SKIPPED}, unlike in the last run",
+    ]
+    assert run("4", "core", 170, "<skipped/>") == [
+        "trixie-veth: boots 1, tests 172 s; last run: boots 2, tests 162 s",
+        f"SKIPPED PROMISE {SKIPPED}",
+    ]
+
+
+def test_a_promise_that_is_kept_in_one_lab_is_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labreport, "REPORTS", {})
+    labreport.read_report("trixie-veth", report(tmp_path / "a", 1, "<skipped/>"))
+    labreport.read_report("bookworm-veth", report(tmp_path / "b", 1, ""))
+    unit = "tests/unit/daemon/test_daemon.py::test_what_was_put_back_is_not_what_stop_restores"
+    elsewhere = {f"{unit}[a]": True, f"{unit}[b]": True}
+    assert labreport.write_summary(tmp_path, "", elsewhere)["skipped"] == [unit]
