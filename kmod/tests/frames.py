@@ -35,7 +35,6 @@ import fcntl
 import mmap
 import os
 import random
-import re
 import select
 import socket
 import struct
@@ -43,6 +42,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 RTM_NEWLINK, NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 16, 1, 4, 0x200, 0x400
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_INFO_DATA = 3, 5, 18, 1, 2
@@ -54,21 +54,6 @@ ETH_SS_STATS, NAME_LENGTH = 1, 32
 NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 11, 14
 NAPI_IFINDEX, NAPI_ID, NAPI_THREADED = 1, 2, 8
 NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x300, 2, 3
-
-# What the kernel says when something in it is wrong, by any of its detectors.
-COMPLAINT = re.compile(
-    r"\bBUG[: ]|WARNING:|\bOops\b|Call Trace|Kernel panic|general protection|RIP: 0010|"
-    r"[Uu]nable to handle|refcount_t|(list_\w+|slab|memory) corruption|corrupted|[Bb]ad page|"
-    r"unregister_netdevice: waiting|NETDEV WATCHDOG|scheduling while atomic|"
-    r"lockdep|possible (circular|recursive)|inconsistent lock state|suspicious RCU|"
-    r"rcu(_\w+)?:? .*(stall|detected|starved)|sleeping function called|"
-    r"soft lockup|hard LOCKUP|blocked for more than|hogged CPU|"
-    r"KASAN|KCSAN|KFENCE|KMSAN|UBSAN|kmemleak"
-)
-# The lockup detectors say at boot that they exist.
-HARMLESS = re.compile(
-    r"Lock dependency validator|detector|NMI watchdog: Enabled|kfence: init", re.IGNORECASE
-)
 
 
 def attribute(kind: int, data: bytes) -> bytes:
@@ -393,11 +378,12 @@ def last_line() -> None:
     print(max((number for number, _ in records()), default=-1))
 
 
-def complains(text: str) -> bool:
-    return bool(COMPLAINT.search(text)) and not HARMLESS.search(text)
-
-
 def complaints(since: str) -> None:
+    here = Path(__file__).resolve().parent
+    # In a lab it lies beside this file.
+    sys.path += [str(here), str(here.parents[1] / "tests/lab/labtool")]
+    from serial_log import complains
+
     expected = int(since) + 1
     for number, text in records():
         if number < expected:

@@ -1,4 +1,7 @@
-"""What a lab's serial log says of its kernel, and whether the emulator is to blame."""
+"""What a kernel's log says of the kernel, and whether a lab's emulator is to blame.
+
+The module's own tests (kmod/tests/frames.py) use it, too; it needs nothing of the lab.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _KINDS = {
         "traps: PANIC",
         "Oops",
         "int3: ",
-        "BUG: (?!workqueue)",
+        "BUG[: ](?! ?workqueue)",
         "Kernel panic",
         "general protection fault",
         "KASAN: ",
@@ -51,13 +54,27 @@ _KINDS = {
         "watchdog: BUG: soft lockup",
         "BUG: workqueue lockup",
         "rcu: INFO: .*stall",
+        "rcu: .* starved ",
         "INFO: task ",
+        "workqueue: .* hogged CPU",
     ),
 }
 _PATTERNS = {
     trouble: re.compile(f"{_TIME}((?:{'|'.join(starts)}).*)", re.MULTILINE)
     for trouble, starts in _KINDS.items()
 }
+# Also of a complaint, of whatever kind.
+_REST = (
+    "Call Trace:",
+    "RIP: 0010",
+    "INFO: lockdep",
+    "NETDEV WATCHDOG: ",
+    "kmemleak: .*leak",
+    ".*page allocation failure",
+    ".*[Uu]nable to handle",
+    ".*corrupt",
+)
+_ANY = re.compile("|".join((*(s for starts in _KINDS.values() for s in starts), *_REST)))
 # die() of arch/x86/kernel/dumpstack.c: the bytes around the instruction that trapped.
 _INT3 = re.compile(r"\bint3: 0000 \[#1\].*?\bCode: ([0-9a-f ]*)<[0-9a-f]{2}>", re.DOTALL)
 _BREAKPOINT = "cc"
@@ -81,6 +98,11 @@ def complaints(log: str) -> list[Complaint]:
     if _OURS not in log[: log.index(crash.line)]:
         return [Complaint(Trouble.EARLY, crash.line)]
     return list(found.values())
+
+
+def complains(line: str) -> bool:
+    """Whether the kernel complains in a line without a time stamp."""
+    return _ANY.match(line) is not None
 
 
 def stale_breakpoint(log: str) -> bool:

@@ -142,6 +142,7 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
     if brought.modules is not None:
         shutil.copytree(brought.modules, control / "modules")
         shutil.copytree(_TESTS.parent / "kmod" / "tests", control / "kmod-tests")
+        shutil.copy(_LAB / "labtool" / "serial_log.py", control / "kmod-tests")
     if options.member is not None:
         _prepare_link(control, options, options.member)
     (control / "command").write_text("exec " + shlex.join(options.command) + "\n")
