@@ -188,16 +188,18 @@ def test_a_real_guardian_outlives_the_process_group(
     if Path("/run/systemd/system").is_dir():
         pytest.skip("this host has systemd; the lab tests kill there")
     journal = tmp_path / "journal.jsonl"
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         guardian.start(StatePlaces(journal, tmp_path / "attach.jsonl", "test:///default"))
+        os.write(writing, b"guarded")
         signal.pause()
         os._exit(1)
-    path = guardian.trial_file(journal)
-    while not path.exists():
-        time.sleep(0.05)
-    time.sleep(3.0)  # it may die before its guardian watches, too: then nothing was changed
+    os.close(writing)
+    assert os.read(reading, 8) == b"guarded"
+    os.close(reading)
+    assert guardian.trial_file(journal).exists()
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     end = time.monotonic() + 60
