@@ -120,6 +120,36 @@ def test_upgraded_under_a_running_daemon_removed_and_purged(
     assert "vsrtune" not in Path("/etc/passwd").read_text()
 
 
+# An earlier package, which `lab run --share` brings.
+EARLIER = Path("/mnt/share/previous.deb")
+
+
+@pytest.mark.skipif(not EARLIER.exists(), reason=f"there is no {EARLIER}")
+def test_upgraded_from_an_earlier_package_and_back(
+    installed: None, restored: None, guests: list[LabGuest], irq_cpus: set[int]
+) -> None:
+    """With guests that run and the journal of the daemon before; what an earlier one cannot read it
+    leaves alone."""
+
+    def install(deb: Path) -> None:
+        first = labhelp.main_pid()
+        labhelp.sh("dpkg", "--force-downgrade", "-i", str(deb))
+        if first:
+            labhelp.started_again(first)
+        for guest in guests if first else ():
+            assert labhelp.untuned_lines(guest, irq_cpus) == []
+
+    install(EARLIER)
+    labhelp.write_policies("auto")
+    labhelp.start()
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, irq_cpus) == []
+    install(package())
+    assert "adopted" in labhelp.daemon_log(200)
+    install(EARLIER)
+    install(package())
+
+
 @pytest.fixture
 def no_module(tmp_path: Path) -> Iterator[None]:
     """Without the lab's own module, which dkms would not replace by one of the same version."""
