@@ -83,8 +83,12 @@ GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
 STILL = ("test_guard.py", "test_standstill.py")
 REBOOT = ("test_reboot.py",)
+# A host whose AppArmor, audit and IPv6 are as Debian has them.
+DEBIAN = ("--cpus", "3", "--apparmor", "--ipv6")
+WORLD = ("test_world.py",)
+AS_DEBIAN = (*WORLD, "test_tune.py", "test_hotplug.py", "test_travel.py")
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, "test_show.py", "test_irq.py")
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, "test_show.py", "test_irq.py")
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -97,6 +101,8 @@ MATRIX = [
     Boot("trixie", "shared-cpu", SHARED_CPU, STILL, core=True),
     Boot("bookworm", "reboot", ("--cpus", "3", "--reboots"), REBOOT),
     Boot("trixie", "reboot", ("--cpus", "3", "--reboots"), REBOOT),
+    Boot("bookworm", "debian", DEBIAN, AS_DEBIAN),
+    Boot("trixie", "debian", DEBIAN, AS_DEBIAN),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
     Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),

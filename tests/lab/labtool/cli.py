@@ -123,6 +123,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         busy=arguments.busy,
         nic=arguments.nic,
         plain_qemu=arguments.plain_qemu,
+        apparmor=arguments.apparmor,
+        ipv6=arguments.ipv6,
         install=not arguments.no_install,
         reboots=arguments.reboots,
         kmod=not arguments.no_kmod,
@@ -157,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--nic", choices=("veth", "e1000e"), default="veth", help="lower devices p0 and p1")
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
+    add("--apparmor", action="store_true", help="AppArmor and audit are on, as Debian has them")
+    add("--ipv6", action="store_true", help="the routers forward IPv6, too")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--reboots", action="store_true", help="CMD may have the lab rebooted, and runs again")
     add("--no-install", action="store_true", help="do not install the working tree")

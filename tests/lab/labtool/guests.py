@@ -46,7 +46,7 @@ BALANCER_PORT = "lab.rules"
 
 # What makes an emulated boot short.
 _QUICK = (
-    "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 ipv6.disable=1"
+    "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0"
     " tsc=reliable no_timer_check nokaslr net.ifnames=0 8250.nr_uarts=1"
     " i8042.noaux i8042.nokbd random.trust_cpu=on cryptomgr.notests"
 )
@@ -65,6 +65,7 @@ class Guest:
     linked: bool = False
     # Processes that spin in it, as a routing daemon that converges does.
     busy: int = 0
+    ipv6: bool = False
 
     def mac(self, nic: int) -> str:
         return _mac(self.index, nic)
@@ -81,7 +82,7 @@ class Guest:
         return (
             f"nic={self.mac(0)},10.10.{i}.1/24,{gen},10.10.{i}.2,10.10.{i}.96/27"
             f" nic={self.mac(1)},10.20.{i}.1/24,{sink},10.20.{i}.2,10.20.{i}.96/27"
-            f"{self._shared_roles} busy={self.busy} {_QUICK}"
+            f"{self._shared_roles} busy={self.busy} ipv6.disable={int(not self.ipv6)} {_QUICK}"
         )
 
     @property
@@ -116,12 +117,13 @@ def of(options: Options) -> list[Guest]:
             options.host,
             linked,
             options.busy,
+            options.ipv6,
         )
         for index, name in enumerate(names, start=first)
     ]
     if options.plain_qemu:
         plain = Guest(_PLAIN_INDEX, "pq1", "qemu", options.vcpus, options.queues)
-        guests.append(replace(plain, busy=options.busy))
+        guests.append(replace(plain, busy=options.busy, ipv6=options.ipv6))
     return guests
 
 
@@ -193,7 +195,8 @@ def balancer(number: int, nics: tuple[int, ...]) -> str:
       <source mode='bind' path='/run/lab/lb{number}.rules'/>
       <target type='virtio' name='{BALANCER_PORT}'/>
     </channel>""")
-    return _domain(f"lb{number}", index, 1, BALANCER_INITRD, _QUICK, "\n".join(devices))
+    arguments = f"ipv6.disable=1 {_QUICK}"
+    return _domain(f"lb{number}", index, 1, BALANCER_INITRD, arguments, "\n".join(devices))
 
 
 def _interface(mac: str, nic: int, queues: str = "") -> str:

@@ -25,8 +25,8 @@ _UNUSED_MODULES = (
 )
 
 _KERNEL_ARGUMENTS = (
-    "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off audit=0"
-    " apparmor=0 nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
+    "root=/dev/vda console=ttyS0 loglevel=5 net.ifnames=0 mitigations=off"
+    " nokaslr no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests"
     " 8250.nr_uarts=1 i8042.noaux i8042.nokbd"
     # With -no-reboot a panic ends QEMU, and the run, at once.
     " oops=panic panic=-1"
@@ -140,7 +140,8 @@ def _command(
     if not options.reboots:
         command += ["-no-reboot"]
     command += ["-kernel", str(image.vmlinux), "-initrd", str(run / "boot.cpio")]
-    command += ["-append", _KERNEL_ARGUMENTS]
+    security = "audit=1 apparmor=1" if options.apparmor else "audit=0 apparmor=0"
+    command += ["-append", f"{_KERNEL_ARGUMENTS} {security}"]
     snapshot = "off" if options.mode == "bake" else "on"
     drive = f"file={image.disk},format=raw,if=none,id=disk,cache=unsafe,snapshot={snapshot}"
     command += ["-drive", drive, "-device", "virtio-blk-pci,drive=disk"]

@@ -19,6 +19,10 @@ class Options:
     busy: int = 0
     nic: str = "veth"
     plain_qemu: bool = False
+    # As Debian boots: AppArmor and audit are on.
+    apparmor: bool = False
+    # The routers and both ends have IPv6, too.
+    ipv6: bool = False
     install: bool = True
     # The command may ask for one reboot of the lab; it runs again after it.
     reboots: bool = False

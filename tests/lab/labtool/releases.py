@@ -8,7 +8,7 @@ MIRROR = "http://deb.debian.org/debian"
 
 _PACKAGES = (
     # A KVM host.
-    "dbus ethtool iproute2 kmod libvirt-clients libvirt-daemon-system procps"
+    "apparmor dbus ethtool iproute2 kmod libvirt-clients libvirt-daemon-system procps"
     " qemu-system-x86 qemu-utils systemd-container systemd-sysv udev util-linux"
     # What the vsrtune package depends on, so that it installs without a network.
     " python3 python3-click python3-jinja2 python3-jsonschema python3-libvirt"

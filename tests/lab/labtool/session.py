@@ -150,6 +150,7 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
     settings = {
         "MODE": options.mode,
         "NIC": options.nic,
+        "IPV6": str(int(options.ipv6)),
         "PACKAGE": "" if brought.package is None else brought.package.name,
         "TIMEOUT": str(options.timeout),
         "QUIET": str(int(options.quiet_failure)),
