@@ -98,7 +98,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(f"  {outcome.upper()} {name}: {reason}")
     runs = terminalreporter.config.stash.get(RUNS, None)
     if runs is not None:
-        tier = os.environ.get("LAB_TIER", "")
+        asked = {name: os.environ.get(name, "") for name in ("LAB_TIER", "LAB_STRIDE")}
+        tier = " ".join(f"{name}={value}" for name, value in asked.items() if value)
         stats = terminalreporter.stats
         skipped = {
             r.nodeid: o == "skipped" for o in ("skipped", "passed") for r in stats.get(o, ())

@@ -54,8 +54,8 @@ def read_report(boot: str, path: Path, boots: int = 1) -> LabReport:
 
 
 def write_summary(run: Path, tier: str, elsewhere: dict[str, bool]) -> dict[str, Any]:
-    """Keep durations, boots and skipped promises of this run, and return them. ``elsewhere`` is
-    whether a test outside the labs was skipped."""
+    """Keep durations, boots and skipped promises of this run, and return them. ``tier`` says what
+    the labs were asked to run, ``elsewhere`` whether a test outside them was skipped."""
     labs = {
         name: {"boots": report.boots, "seconds": report.seconds, "tests": report.durations}
         for name, report in REPORTS.items()
