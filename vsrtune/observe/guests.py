@@ -251,7 +251,7 @@ class GuestReader:
                 interface = Interface(
                     target=backend.target,
                     ifindex=device.ifindex,
-                    kind=self.net.kind(device),
+                    kind=device.kind,
                     mac=backend.mac,
                     model=backend.model,
                     vhost=backend.vhost,

@@ -177,23 +177,17 @@ class _Quiet(argparse.ArgumentParser):
 
 
 def _detail(root: HostRoot, name: str, rt_runtime_us: int) -> str:
-    unthrottled = (
-        "; sched_rt_runtime_us is -1, which switches off DEADLINE admission"
-        if rt_runtime_us == -1
-        else ""
-    )
-    match name:
-        case "irqbalance":
-            return "rewrites interrupt affinity every few seconds"
-        case "numad":
-            return "moves guests between NUMA nodes"
-        case "stalld":
-            return "boosts starved threads" + unthrottled
-        case "tuned":
-            profile = text_of(root, _TUNED_PROFILE)
-            return (f"profile {profile}" if profile else "no profile") + unthrottled
-        case _:
-            return ""
+    details = {
+        IRQBALANCE: "rewrites interrupt affinity every few seconds",
+        "numad": "moves guests between NUMA nodes",
+        "stalld": "boosts starved threads",
+    }
+    if name == "tuned":
+        profile = text_of(root, _TUNED_PROFILE)
+        details[name] = f"profile {profile}" if profile else "no profile"
+    if name in ("stalld", "tuned") and rt_runtime_us == -1:
+        details[name] += "; sched_rt_runtime_us is -1, which switches off DEADLINE admission"
+    return details.get(name, "")
 
 
 T = TypeVar("T")
