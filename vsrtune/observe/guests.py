@@ -387,8 +387,8 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
         return None
     if role is Role.EMULATOR:
         return domain.emulator_pin
-    if role is Role.VCPU:
-        return next((p.cpus for p in domain.vcpu_pins if p.vcpu == index), None)
+    if role is Role.VCPU and index is not None and index < len(domain.vcpu_pins):
+        return domain.vcpu_pins[index]
     return None
 
 

@@ -11,7 +11,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
-from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.host.recorded import Answers, load
 from vsrtune.model.guest import Confidence, Role
@@ -58,7 +58,7 @@ class OneDomain:
     def domains(self) -> tuple[DomainText, ...]:
         if self.uri == "fails":
             raise ObserveError("libvirt does not answer")
-        pins = (VcpuPinText(0, CpuSet([1])),)
+        pins = (CpuSet([1]),)
         return (DomainText("vr1", UUID, XML, pins, CpuSet([0, 1])),)
 
 
