@@ -145,7 +145,7 @@ class Synthetic:
                 yield int(found[1]), f"/dev/tap{names.ifindex(nic)}" if tap else target
 
     def _domain(self, names: Names) -> DomainText:
-        xml = RECORDED.libvirt.domains[0].live_xml
+        xml = RECORDED.virt().domains()[0].live_xml
         xml = xml.replace("<name>vr1<", f"<name>{names.name}<")
         xml = re.sub(r"<uuid>[^<]*", f"<uuid>{names.uuid}", xml)
         for nic in range(NICS):

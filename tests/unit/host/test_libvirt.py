@@ -15,7 +15,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
 from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, gone
-from vsrtune.host.recorded import RecordedDomains, RecordedVirt, Recording
+from vsrtune.host.recorded import RecordedVirt, Recording, Told
 from vsrtune.model.domain_xml import nics
 
 XML = """\
@@ -268,8 +268,8 @@ def test_what_says_that_a_domain_is_gone(
 
 def test_recorded_domains() -> None:
     told = DomainText("vr1", "u", "<domain/>", (CpuSet([1]),), CpuSet([0, 1]))
-    recorded = RecordedDomains(None, (told,))
-    again = decode(RecordedDomains, json.loads(json.dumps(encode(recorded))))
+    recorded: Told = (told,)
+    again = decode(Told, json.loads(json.dumps(encode(recorded))))
     assert RecordedVirt(again).domains() == (told,)
     assert RecordedVirt(again).domain("vr1") == told
     assert RecordedVirt(again).domain("vr2") is None
@@ -277,7 +277,7 @@ def test_recorded_domains() -> None:
 
 def test_a_recorded_failure_fails_again() -> None:
     with pytest.raises(ObserveError, match="does not answer"):
-        RecordedVirt(RecordedDomains("libvirt does not answer")).domains()
+        RecordedVirt("libvirt does not answer").domains()
 
 
 def test_a_host_recorded_without_libvirt() -> None:

@@ -162,7 +162,7 @@ def test_a_recording_keeps_secrets_and_strangers_out(tmp_path: Path) -> None:
     guest = snapshot.guests[0]
     # The same replacement everywhere, so that command line and XML still agree.
     assert guest.interfaces[0].mac.startswith("02:")
-    assert guest.interfaces[0].mac in recording.libvirt.domains[0].live_xml
+    assert guest.interfaces[0].mac in recording.virt().domains()[0].live_xml
     assert guest.uuid in recording.host.texts["/proc/50/cmdline"]
     root = recording.root()
     assert root.listdir("/proc") == ["50", "61", "70"]
