@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.cpus import read_books, read_cpus
-from vsrtune.host.filesystem import HostRoot, boot_id, text_of
+from vsrtune.host.cpus import read_books
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import CLOCK_TICKS, read_thread
@@ -37,14 +37,6 @@ class HostReader:
         self._memory = memory
         self._try = problem_log.attempt
         self._irq_names: Mapping[int, str] | None = None
-
-    def boot_id(self) -> str:
-        """The kernel's id of this boot."""
-        return self._try("host", partial(boot_id, self._root), "")
-
-    def cpus(self) -> tuple[Cpu, ...]:
-        """The CPUs."""
-        return self._try("cpus", lambda: read_cpus(self._root), ())
 
     def host(
         self,

@@ -9,14 +9,15 @@ from functools import partial
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.cgroupfs import CpusetReader, read_tree
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.cpus import read_cpus
+from vsrtune.host.filesystem import HostRoot, boot_id
 from vsrtune.host.libvirt import DomainText, VirtSource
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import parse_stat
 from vsrtune.model import cpuset_tree as cpuset_groups
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
-from vsrtune.model.host import Host
+from vsrtune.model.host import Cpu, Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
 from vsrtune.observe.host import HostReader, ProblemLog, lower_devices
@@ -74,9 +75,9 @@ class ObservationPass:
         """Read everything."""
         problem_log = ProblemLog()
         host = HostReader(self.root, self._net, self.memory, problem_log)
-        boot_id = host.boot_id()
-        self.memory.load(boot_id)
-        cpus = host.cpus()
+        boot = problem_log.attempt("host", partial(boot_id, self.root), "")
+        self.memory.load(boot)
+        cpus: tuple[Cpu, ...] = problem_log.attempt("cpus", partial(read_cpus, self.root), ())
         online = CpuSet(c.id for c in cpus if c.online)
         domains = self._domains(problem_log)
         self.pulse()
@@ -89,7 +90,7 @@ class ObservationPass:
         held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
         self.vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
-        host_read = host.host(boot_id, cpus, processes, guests, self._tree(guests))
+        host_read = host.host(boot, cpus, processes, guests, self._tree(guests))
         problems = tuple(problem_log.problems)
         own = (p for h in held.values() for p in h.problems)
         snapshot = Snapshot(host_read, guests, (*problems, *own), strangers=_strangers(processes))
@@ -110,8 +111,10 @@ class ObservationPass:
             return True
         last, guests = known.snapshot.host, known.snapshot.guests
         self.memory.load(last.boot_id)
-        reader = HostReader(self.root, self._net, self.memory, ProblemLog())
-        now = reader.host(last.boot_id, reader.cpus(), self._scan(), guests, last.cpusets)
+        problem_log = ProblemLog()
+        reader = HostReader(self.root, self._net, self.memory, problem_log)
+        cpus: tuple[Cpu, ...] = problem_log.attempt("cpus", partial(read_cpus, self.root), ())
+        now = reader.host(last.boot_id, cpus, self._scan(), guests, last.cpusets)
         return now != last
 
     def _domains(self, problem_log: ProblemLog) -> tuple[DomainText, ...] | None:

@@ -30,6 +30,11 @@ class GuestNics:
     live: tuple[DomainNic, ...] | None
     config: tuple[DomainNic, ...] | None
 
+    @property
+    def both(self) -> tuple[DomainNic, ...]:
+        """Its interfaces in both."""
+        return (*(self.live or ()), *(self.config or ()))
+
 
 @dataclass(frozen=True, slots=True)
 class SwitchRequest:
