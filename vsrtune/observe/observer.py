@@ -195,7 +195,7 @@ def _memory_of(root: HostRoot) -> TraceMemory:
 def _seen_workers(guest: Guest, sent: Counts) -> list[SeenWorker]:
     ifindexes = {i.target: i.ifindex for i in guest.interfaces}
     return [
-        SeenWorker(thread.key, device[0], ifindexes[device[0]], device[1])
+        SeenWorker(thread.key, device, ifindexes[device])
         for thread in guest.by_role(Role.VHOST)
         if (device := sender_device(sent, thread.key.tid, ifindexes)) is not None
     ]
