@@ -168,10 +168,9 @@ class ObservationPass:
             net=self._net,
             cpusets=self._cpusets,
             online=online,
-            workers=processes.workers,
+            processes=processes,
             traced=self.memory.worker,
             vcpus=self.vcpus,
-            napi=processes.napi,
         )
         problem_log = ProblemLog()
         name = f"guest {process.args.name or process.pid}"

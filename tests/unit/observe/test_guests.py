@@ -95,7 +95,7 @@ def try_read(
         net=NetReader(root),
         cpusets=CpusetReader(root),
         online=CpuSet(range(4)),
-        workers=found.workers,
+        processes=found,
         traced=lambda key: (seen or {}).get(key.tid),
         vcpus=VcpuFinder(),
     )
