@@ -204,7 +204,7 @@ _RECORDING = load(HOST)
 _ROOT = _Changed(_RECORDING.host)
 _PATHS = sorted(p for p in _RECORDING.host.texts if p.startswith(("/proc/", "/sys/")))
 _POLICY = parse_policy((POLICIES / "router.yaml").read_text(), "p.yaml")
-_DOMAINS = _RECORDING.libvirt.domains
+_DOMAINS = _RECORDING.virt().domains()
 
 
 def whole_host(data: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.libvirt import DomainText
 from vsrtune.host.recorded import load
 
 RECORDED = load(Path(__file__).resolve().parents[1] / "hosts" / "trixie-veth-multiqueue.json")
@@ -145,13 +145,13 @@ class Synthetic:
                 yield int(found[1]), f"/dev/tap{names.ifindex(nic)}" if tap else target
 
     def _domain(self, names: Names) -> DomainText:
-        xml = RECORDED.libvirt.domains[0].live_xml
+        xml = RECORDED.virt().domains()[0].live_xml
         xml = xml.replace("<name>vr1<", f"<name>{names.name}<")
         xml = re.sub(r"<uuid>[^<]*", f"<uuid>{names.uuid}", xml)
         for nic in range(NICS):
             xml = xml.replace(f'dev="macvtap{nic}"', f'dev="{names.device(nic)}"', 1)
         self.file(f"/libvirt/{names.number - 1}.xml", xml)
-        pins = tuple(VcpuPinText(n, CPUS) for n in range(VCPUS))
+        pins = (CPUS,) * VCPUS
         return DomainText(names.name, names.uuid, xml, pins, CPUS)
 
     # -- pieces

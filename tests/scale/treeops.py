@@ -13,7 +13,6 @@ from synthetic import CPUS, Synthetic
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError
-from vsrtune.host.libvirt import VcpuPinText
 from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.model.guest import Sched, ThreadKey
 from vsrtune.model.targets import (
@@ -122,5 +121,5 @@ class TreeOps:
         return base
 
 
-def _with(pins: tuple[VcpuPinText, ...], number: int, value: Pin) -> tuple[VcpuPinText, ...]:
-    return tuple(VcpuPinText(p.vcpu, value.cpus) if p.vcpu == number else p for p in pins)
+def _with(pins: tuple[CpuSet, ...], number: int, value: Pin) -> tuple[CpuSet, ...]:
+    return tuple(value.cpus if n == number else cpus for n, cpus in enumerate(pins))

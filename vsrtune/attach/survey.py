@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ORIGIN
-from vsrtune.attach.plan.clone_model import Clone, Cloning, Template
+from vsrtune.attach.plan.clone_model import Clone, Template
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.codec import decode
@@ -26,7 +26,7 @@ def survey(
     origins: Collection[Origin],
     journal: Path,
     clones: Iterable[Clone] = (),
-    cloning: Cloning | None = None,
+    template: Template | None = None,
 ) -> AttachHostState:
     """Read the host. Raises VsrtuneError."""
     try:
@@ -36,7 +36,7 @@ def survey(
             f"network devices cannot be read: {error.strerror}", hint="run as root"
         ) from error
     texts = {clone: _definition(host, clone) for clone in clones}
-    return AttachHostState(host.guests(), links, origins, _kept(journal), texts, cloning)
+    return AttachHostState(host.guests(), links, origins, _kept(journal), texts, template)
 
 
 def known_origins(ledger: Path) -> tuple[Origin, ...]:
@@ -65,15 +65,13 @@ def _kept(journal: Path) -> Callable[[Link], int]:
 MACHINE_ID = Path("/etc/machine-id")
 
 
-def cloning(host: LiveHost, name: str) -> Cloning | None:
-    """The inputs for clones of a guest; None when no guest of that name is defined. Raises
-    VsrtuneError."""
+def template_of(host: LiveHost, name: str) -> Template | None:
+    """The guest of that name as a template; None when it is not defined. Raises VsrtuneError."""
     found = next((g for g in host.guests() if g.name == name), None)
     if found is None:
         return None
     try:
-        text = host.definition(found.uuid)
-        template = Template(found.name, found.uuid, text, host.saved(found.uuid))
+        text, saved = host.definition(found.uuid), host.saved(found.uuid)
     except VanishedError:
         return None
     try:
@@ -84,4 +82,4 @@ def cloning(host: LiveHost, name: str) -> Cloning | None:
             where=str(MACHINE_ID),
             hint="systemd-machine-id-setup",
         ) from error
-    return Cloning(template, machine, os.path.lexists)
+    return Template(found.name, found.uuid, text, saved, machine, os.path.lexists)

@@ -270,7 +270,7 @@ def _carry_out(
     template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
-    from vsrtune.attach.survey import cloning, survey
+    from vsrtune.attach.survey import survey, template_of
     from vsrtune.cli import attachments
 
     with attachments.opened(places) as (switcher, live):
@@ -282,7 +282,7 @@ def _carry_out(
         elif not dry_run:
             # A failure may concern another group, or something that this command removes.
             attachments.outcome(switcher.sweep())
-        source = cloning(live, template) if template else None
+        source = template_of(live, template) if template else None
         host = survey(live, switcher.origins(), places.journal, switcher.clones(), source)
         switch = choose(host)
         attachments.show(switch)

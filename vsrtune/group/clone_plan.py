@@ -32,7 +32,7 @@ def source(group: Group, host: AttachHostState) -> GuestNics:
     """The template, if clones can be made from it now. Raises VsrtuneError."""
     name, where = group.template, group.at("group", "template")
     found = next((g for g in host.guests if g.name == name), None)
-    if found is None or found.config is None or host.cloning is None:
+    if found is None or found.config is None or host.template is None:
         raise VsrtuneError(
             f"there is no libvirt guest {name} that is defined, to make "
             f"{', '.join(missing(group, host))} from",
@@ -47,7 +47,7 @@ def source(group: Group, host: AttachHostState) -> GuestNics:
             f"virsh shutdown {name}",
         ),
         (
-            host.cloning.template.saved,
+            host.template.saved,
             f"{name} was saved in the middle of its work, and so are its disks",
             f"start it and shut it down: virsh start {name}",
         ),
@@ -65,7 +65,7 @@ def source(group: Group, host: AttachHostState) -> GuestNics:
 def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState) -> GuestNics:
     """A clone as if it ran already, with its template's interfaces and MACs of its own. Its group
     treats the clone as this guest, and leaves this guest behind when the clone is kept."""
-    assert host.cloning is not None
+    assert host.template is not None
     where = group.at("group", "members", str(group.members.index(name)))
     if "/" in name or name.startswith("."):
         raise VsrtuneError(
@@ -73,7 +73,7 @@ def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState
             where=where,
             hint="another name",
         )
-    own = clone_xml.own_uuid(host.cloning.machine, host.cloning.template, group.name, name)
+    own = clone_xml.own_uuid(host.template, group.name, name)
     if own in host.by_uuid:
         raise VsrtuneError(
             f"{host.by_uuid[own].name} was made as {name} of this group, and has its UUID",
@@ -97,7 +97,7 @@ def make(
 ) -> None:
     """Add the clones, the steps that make and start them, and notes to a layout. Raises
     VsrtuneError."""
-    assert host.cloning is not None
+    assert host.template is not None
     notes: dict[str, None] = {}
     for guest, interfaces in members:
         own = {
@@ -106,10 +106,10 @@ def make(
         }
         shared = {old: interfaces[new] for old, new in own.items() if new in interfaces}
         copy = clone_xml.copy(
-            host.cloning.template, guest.name, guest.uuid, shared, own.__getitem__, group.overlays
+            host.template, guest.name, guest.uuid, shared, own.__getitem__, group.overlays
         )
         for file in copy.files:
-            if host.cloning.taken(file.path):
+            if host.template.taken(file.path):
                 raise VsrtuneError(
                     f"{guest.name} would get {file.path}, and there is a file of that name already",
                     where=template.name,

@@ -33,9 +33,9 @@ class Copy:
     notes: tuple[str, ...] = ()
 
 
-def own_uuid(machine: str, template: Template, group: str, guest: str) -> str:
+def own_uuid(template: Template, group: str, guest: str) -> str:
     """The UUID of a clone: always the same on one host, and another on each host."""
-    space = uuid.UUID(machine)
+    space = uuid.UUID(template.machine)
     return str(uuid.uuid5(space, f"{template.uuid}/{group}/{guest}"))
 
 

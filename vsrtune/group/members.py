@@ -95,7 +95,7 @@ def members_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
 
 def macs(host: AttachHostState) -> set[str]:
     """All MACs that are in use on this host."""
-    guests = {n.mac for g in host.guests for n in (*(g.live or ()), *(g.config or ()))}
+    guests = {n.mac for g in host.guests for n in g.both}
     return guests | {link.mac for link in host.links.values()}
 
 

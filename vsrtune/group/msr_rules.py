@@ -134,8 +134,9 @@ class Rulebook:
 
 def of_group(name: str, wanted: Group | None, host: AttachHostState) -> Rulebook:
     """The Rulebook of a created group, or of the file of a group that was not created
-    (``wanted``): what its create would make. A router that somebody undefined, or from which
-    somebody took a side, is in no rules. Raises VsrtuneError."""
+    (``wanted``): what its create would make. A router that somebody undefined, from which
+    somebody took a side, or to which none of a balancer's interfaces leads any more, is in no
+    rules. Raises VsrtuneError."""
     if wanted is None:
         origins = members.of_group(name, host)
         where = name
@@ -153,7 +154,14 @@ def of_group(name: str, wanted: Group | None, host: AttachHostState) -> Rulebook
         )  # fmt: skip
     on = [{o.guest: o.device.mac for s, o in pairs if s.role is MsrRole.ROUTER}
           for pairs in by_side.values()]  # fmt: skip
-    routers = tuple(guest for guest in on[0] if all(guest in macs for macs in on))
+    # Where each router has an interface of the balancer's, somebody may have taken that, too.
+    ends_to = [{s.router for s, _ in pairs if s.role is MsrRole.BALANCER}
+               for pairs in by_side.values()]  # fmt: skip
+    routers = tuple(
+        guest
+        for guest in on[0]
+        if all(guest in macs for macs in on) and all(ends & {guest, ""} for ends in ends_to if ends)
+    )
     sides = []
     for (side, pairs), macs in zip(by_side.items(), on, strict=True):
         ends = [(s, o) for s, o in pairs if s.role is MsrRole.BALANCER]

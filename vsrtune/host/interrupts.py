@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.model.host import Irq
 
 _LINE = re.compile(r"\s*(\d{1,9}):((?:\s+\d+)*)\s+(.*)", re.ASCII)
@@ -53,13 +53,10 @@ def read_irqs(root: HostRoot, numbers: Iterable[int], names: Mapping[int, str]) 
     for number in sorted(numbers):
         if not names.get(number):
             continue
-        try:
-            affinity = CpuSet.parse(root.read(f"/proc/irq/{number}/smp_affinity_list"))
-        except OSError:
+        affinity = text_of(root, f"/proc/irq/{number}/smp_affinity_list")
+        if affinity is None:
             continue
-        try:
-            effective = CpuSet.parse(root.read(f"/proc/irq/{number}/effective_affinity_list"))
-        except OSError:
-            effective = affinity
-        irqs.append(Irq(number, names[number], affinity, effective))
+        effective = text_of(root, f"/proc/irq/{number}/effective_affinity_list")
+        served = CpuSet.parse(affinity if effective is None else effective)
+        irqs.append(Irq(number, names[number], CpuSet.parse(affinity), served))
     return tuple(irqs)

@@ -21,22 +21,15 @@ _DOWN = "see: systemctl status libvirtd virtqemud"
 
 
 @dataclass(frozen=True, slots=True)
-class VcpuPinText:
-    """libvirt's pin of one vcpu."""
-
-    vcpu: int
-    cpus: CpuSet
-
-
-@dataclass(frozen=True, slots=True)
 class DomainText:
-    """One running domain as libvirt describes it. ``emulator_pin`` is None when libvirt does not
-    report it. ``busy``: libvirt starts, restores, saves or migrates it, and accepts no pins."""
+    """One running domain as libvirt describes it. ``vcpu_pins`` are by number, ``emulator_pin`` is
+    None when libvirt does not report it. ``busy``: libvirt starts, restores, saves or migrates it,
+    and accepts no pins."""
 
     name: str
     uuid: str
     live_xml: str
-    vcpu_pins: tuple[VcpuPinText, ...] = ()
+    vcpu_pins: tuple[CpuSet, ...] = ()
     emulator_pin: CpuSet | None = None
     busy: bool = False
 
@@ -108,10 +101,7 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
             name=domain.name(),
             uuid=domain.UUIDString().lower(),
             live_xml=domain.XMLDesc(0),
-            vcpu_pins=tuple(
-                VcpuPinText(vcpu, _cpus(row))
-                for vcpu, row in enumerate(domain.vcpuPinInfo(libvirt.VIR_DOMAIN_AFFECT_LIVE))
-            ),
+            vcpu_pins=tuple(map(_cpus, domain.vcpuPinInfo(libvirt.VIR_DOMAIN_AFFECT_LIVE))),
             emulator_pin=_emulator_pin(libvirt, domain),
             busy=_busy(libvirt, domain),
         )

@@ -37,15 +37,15 @@ class Device:
     lowers: tuple[str, ...]
 
     @property
-    def macvtap(self) -> bool:
-        """Whether it is a macvtap: its directory holds the class device of its /dev/tapN. Its
-        uevent has no DEVTYPE (seen on 6.1)."""
-        return "macvtap" in self.names
-
-    @property
-    def napi_macvtap(self) -> bool:
-        """Whether it is a napi_macvtap of our module, which shows in the same way."""
-        return "napi_macvtap" in self.names
+    def kind(self) -> NicKind:
+        """How a guest's host device is attached. The directory of a macvtap holds the class device
+        of its /dev/tapN, that of our module's devices likewise; uevent has no DEVTYPE (seen on
+        6.1)."""
+        if "macvtap" in self.names:
+            return NicKind.MACVTAP
+        if "napi_macvtap" in self.names:
+            return NicKind.NAPI_MACVTAP
+        return NicKind.BRIDGE if self.tun and "brport" in self.names else NicKind.OTHER
 
     @property
     def tun(self) -> bool:
@@ -124,8 +124,9 @@ class NetReader:
     def numbers(self, device: Device, of: type[Interface | Nic]) -> dict[str, Any]:
         """The fields of ``of`` that DEVICE_SETTINGS names, without those that devices of this
         kind do not have. Raises OSError."""
-        kind = self.kind(device)
-        rows = (r for r in DEVICE_SETTINGS if r.of is of and (r.universal or kind in r.kinds))
+        rows = (
+            r for r in DEVICE_SETTINGS if r.of is of and (r.universal or device.kind in r.kinds)
+        )
         paths = ((row, f"{device.path}/{row.path}") for row in rows)
         return {
             row.field: int(self._root.read(path)) if row.universal else self._number(path)
@@ -144,22 +145,12 @@ class NetReader:
     def counters(self, device: Device) -> TapCounters | None:
         """The counters of our module on the device; None for devices of other drivers, and when
         the device is gone or changes at every attempt."""
-        if not device.napi_macvtap:
+        if device.kind is not NicKind.NAPI_MACVTAP:
             return None
         try:
             return parse_counters(self._root.ethtool_statistics(device.name))
         except OSError:
             return None
-
-    def kind(self, device: Device) -> NicKind:
-        """How a guest's host device is attached."""
-        if device.macvtap:
-            return NicKind.MACVTAP
-        if device.napi_macvtap:
-            return NicKind.NAPI_MACVTAP
-        if device.tun and "brport" in device.names:
-            return NicKind.BRIDGE
-        return NicKind.OTHER
 
     def lower_chain(self, name: str) -> tuple[str, ...]:
         """Devices below a guest's host device, nearest first, down to the physical

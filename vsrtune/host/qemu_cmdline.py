@@ -53,7 +53,6 @@ class QemuArgs:
 
     name: str
     uuid: str
-    debug_threads: bool
     libvirt: bool
     guest: bool
     qmp: tuple[str, ...]
@@ -110,7 +109,7 @@ def parse(argv: Sequence[str]) -> QemuArgs:
     def of(*names: str) -> list[dict[str, str]]:
         return [parts for name, _, parts in options if name in names]
 
-    names, smp = of("name"), of("smp")
+    smp = of("smp")
     uuids = [value for name, value, _ in options if name == "uuid"]
     # The first device of a back end is its own.
     devices = {parts["netdev"]: parts for parts in reversed(of("device")) if "netdev" in parts}
@@ -123,9 +122,8 @@ def parse(argv: Sequence[str]) -> QemuArgs:
     ]
     secrets = {parts.get("id") for parts in of("object")}
     return QemuArgs(
-        name=next((parts["guest"] for parts in reversed(names) if "guest" in parts), ""),
+        name=next((parts["guest"] for parts in reversed(of("name")) if "guest" in parts), ""),
         uuid=uuids[-1].lower() if uuids else "",
-        debug_threads=bool(names) and names[-1].get("debug-threads") == "on",
         libvirt="charmonitor" in chardevs or "masterKey0" in secrets,
         guest=all(parts.get("type") != "none" for parts in of("machine", "M")),
         qmp=tuple(filter(None, sockets)),
@@ -147,7 +145,7 @@ def essential(argv: Sequence[str]) -> list[str]:
     for option, text, parts in options:
         match option:
             case "name":
-                value = _join(parts, ("guest", "debug-threads"))
+                value = _join(parts, ("guest",))
             case "machine" | "M":
                 value = parts.get("type", "")
             case "netdev" | "nic" if parts.get("type") in _TAP_TYPES:

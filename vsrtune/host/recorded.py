@@ -30,19 +30,12 @@ HINT = "name a file that `vsrtune record` has made"
 
 
 @dataclass(slots=True)
-class QmpAnswer:
-    """QEMU's vcpus, number to tid, or why there was no answer."""
-
-    error: str | None = None
-    vcpus: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Answers:
     """Answers of a host by path: texts of files, names in directories, targets of links, names of
     errors, paths that exist and were not read, and stat(2) of files.
 
-    ``sched`` is by tid, ``ethtool`` by device, ``qmp`` by pid. A path without ``stats`` is root's,
+    ``sched`` is by tid, ``ethtool`` by device, ``qmp`` by pid: vcpu number to tid,
+    or why there was no answer. A path without ``stats`` is root's,
     and only root may write it.
     """
 
@@ -54,15 +47,11 @@ class Answers:
     stats: dict[str, FileStat] = field(default_factory=dict)
     sched: dict[str, Sched] = field(default_factory=dict)
     ethtool: dict[str, dict[str, int]] = field(default_factory=dict)
-    qmp: dict[str, QmpAnswer] = field(default_factory=dict)
+    qmp: dict[str, str | dict[str, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedDomains:
-    """libvirt's answer. ``error`` is set when there was none."""
-
-    error: str | None = None
-    domains: tuple[DomainText, ...] = ()
+# The domains that libvirt told, or why it did not answer.
+Told = str | tuple[DomainText, ...]
 
 
 @dataclass(slots=True)
@@ -72,7 +61,7 @@ class Recording:
 
     note: tuple[str, ...] = ()
     host: Answers = field(default_factory=Answers)
-    libvirt: RecordedDomains = field(default_factory=RecordedDomains)
+    libvirt: Told = ()
     snapshot: Any = None
 
     def root(self) -> RecordedRoot:
@@ -211,10 +200,10 @@ class RecordedRoot:
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         del timeout  # there is nobody to wait for
-        answer = self.answers.qmp.get(str(pid), QmpAnswer("not recorded"))
-        if answer.error is not None:
-            raise ObserveError(answer.error, where=socket)
-        return {int(index): tid for index, tid in answer.vcpus.items() if index.isdecimal()}
+        answer = self.answers.qmp.get(str(pid), "not recorded")
+        if isinstance(answer, str):
+            raise ObserveError(answer, where=socket)
+        return {int(index): tid for index, tid in answer.items() if index.isdecimal()}
 
     def _check(self, path: str) -> None:
         name = self.answers.errors.get(path)
@@ -240,13 +229,13 @@ def _error(code: int, path: str) -> OSError:
 class RecordedVirt:
     """The domains of a recorded host."""
 
-    def __init__(self, recorded: RecordedDomains) -> None:
+    def __init__(self, recorded: Told) -> None:
         self._recorded = recorded
 
     def domains(self) -> tuple[DomainText, ...]:
-        if self._recorded.error is not None:
-            raise ObserveError(self._recorded.error)
-        return self._recorded.domains
+        if isinstance(self._recorded, str):
+            raise ObserveError(self._recorded)
+        return self._recorded
 
     def domain(self, name: str) -> DomainText | None:
         return next((d for d in self.domains() if d.name == name), None)

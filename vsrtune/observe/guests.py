@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
 from vsrtune.core.cpuset import CpuSet
@@ -18,7 +18,7 @@ from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
 from vsrtune.model import domain_xml
 from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
-from vsrtune.observe.qemu_processes import QemuProcess
+from vsrtune.observe.qemu_processes import Processes, QemuProcess
 from vsrtune.observe.tap_backends import (
     Backend,
     Descriptors,
@@ -123,18 +123,16 @@ class VcpuFinder:
 
 @dataclass(frozen=True, slots=True)
 class GuestReader:
-    """Reads guests in one pass. ``workers`` are the vhost kernel threads by owner, ``traced``
-    gives the (device, ifindex) on which a trace found a worker transmitting, ``napi`` are the NAPI
-    kernel threads by the device in their name."""
+    """Reads guests in one pass. ``traced`` gives the (device, ifindex) on which a trace found a
+    worker transmitting."""
 
     root: HostRoot
     net: NetReader
     cpusets: CpusetReader
     online: CpuSet
-    workers: Mapping[int, Sequence[int]]
+    processes: Processes
     traced: Callable[[ThreadKey], tuple[str, int] | None]
     vcpus: VcpuFinder
-    napi: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
         """The guest; None when its process ended meanwhile. Raises OSError when the process cannot
@@ -168,7 +166,7 @@ class GuestReader:
         interfaces, slots = self._interfaces(found)
         workers = [t.key for t in raw if roles[t.key][0] is Role.VHOST]
         known, unused = told(interfaces, workers)
-        napi, unknown = read_napi_threads(self.root, interfaces, self.napi)
+        napi, unknown = read_napi_threads(self.root, interfaces, self.processes.napi)
         problems += [*unused, *unknown]
         carried: tuple[CarriedPin, ...] = ()
         if tree is not None:
@@ -214,7 +212,7 @@ class GuestReader:
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
         found = []
         for owner in threads:
-            for tid in self.workers.get(owner.key.tid, ()):
+            for tid in self.processes.workers.get(owner.key.tid, ()):
                 worker = read_thread(self.root, tid, tid)
                 if worker is not None and worker_owner(worker.name) == owner.key.tid:
                     found.append(worker)
@@ -251,7 +249,7 @@ class GuestReader:
                 interface = Interface(
                     target=backend.target,
                     ifindex=device.ifindex,
-                    kind=self.net.kind(device),
+                    kind=device.kind,
                     mac=backend.mac,
                     model=backend.model,
                     vhost=backend.vhost,
@@ -387,8 +385,8 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
         return None
     if role is Role.EMULATOR:
         return domain.emulator_pin
-    if role is Role.VCPU:
-        return next((p.cpus for p in domain.vcpu_pins if p.vcpu == index), None)
+    if role is Role.VCPU and index is not None and index < len(domain.vcpu_pins):
+        return domain.vcpu_pins[index]
     return None
 
 

@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.cpus import read_books, read_cpus
-from vsrtune.host.filesystem import HostRoot, boot_id, text_of
+from vsrtune.host.cpus import read_books
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import CLOCK_TICKS, read_thread
@@ -37,14 +37,6 @@ class HostReader:
         self._memory = memory
         self._try = problem_log.attempt
         self._irq_names: Mapping[int, str] | None = None
-
-    def boot_id(self) -> str:
-        """The kernel's id of this boot."""
-        return self._try("host", partial(boot_id, self._root), "")
-
-    def cpus(self) -> tuple[Cpu, ...]:
-        """The CPUs."""
-        return self._try("cpus", lambda: read_cpus(self._root), ())
 
     def host(
         self,
@@ -177,23 +169,17 @@ class _Quiet(argparse.ArgumentParser):
 
 
 def _detail(root: HostRoot, name: str, rt_runtime_us: int) -> str:
-    unthrottled = (
-        "; sched_rt_runtime_us is -1, which switches off DEADLINE admission"
-        if rt_runtime_us == -1
-        else ""
-    )
-    match name:
-        case "irqbalance":
-            return "rewrites interrupt affinity every few seconds"
-        case "numad":
-            return "moves guests between NUMA nodes"
-        case "stalld":
-            return "boosts starved threads" + unthrottled
-        case "tuned":
-            profile = text_of(root, _TUNED_PROFILE)
-            return (f"profile {profile}" if profile else "no profile") + unthrottled
-        case _:
-            return ""
+    details = {
+        IRQBALANCE: "rewrites interrupt affinity every few seconds",
+        "numad": "moves guests between NUMA nodes",
+        "stalld": "boosts starved threads",
+    }
+    if name == "tuned":
+        profile = text_of(root, _TUNED_PROFILE)
+        details[name] = f"profile {profile}" if profile else "no profile"
+    if name in ("stalld", "tuned") and rt_runtime_us == -1:
+        details[name] += "; sched_rt_runtime_us is -1, which switches off DEADLINE admission"
+    return details.get(name, "")
 
 
 T = TypeVar("T")

@@ -47,20 +47,15 @@ class CachedQemu:
 
 @dataclass(frozen=True, slots=True)
 class ObservationCache:
-    """The results of a pass that the next one needs. ``before`` and ``after`` are the problems of
-    the readers that run before and after those of guests; ``held`` is by pid, in pid order;
-    ``names`` gives the pid of a libvirt domain; ``parents`` counts the QEMUs by the cgroup above
-    their own; ``devices`` are the lower devices; ``partitioned`` says whether there are partitions
-    or cgroups with exclusive CPUs. ``refreshed`` is the slice of the guests that the pass read,
-    with the names of those that are gone."""
+    """The results of a pass that the next one needs. ``held`` is by pid, in pid order; ``problems``
+    are those of the host, without its guests'; ``devices`` are the lower devices; ``partitioned``
+    says whether there are partitions or cgroups with exclusive CPUs. ``refreshed`` is the slice of
+    the guests that the pass read, with the names of those that are gone."""
 
     snapshot: Snapshot
     processes: Processes
     held: dict[int, CachedQemu]
-    names: dict[str, int]
-    before: tuple[Problem, ...]
-    after: tuple[Problem, ...]
-    parents: Counter[str]
+    problems: tuple[Problem, ...]
     devices: dict[str, Device]
     partitioned: bool
     refreshed: SnapshotSlice
@@ -70,7 +65,7 @@ class ObservationCache:
         """Whether the host has to be observed again soon: partitions become invalid and the books
         of class deadline change without an event, and a libvirt that did not answer may do so."""
         booked = any(d.booked is not None for d in self.snapshot.host.deadline)
-        return self.partitioned or booked or any(p.reader == "libvirt" for p in self.before)
+        return self.partitioned or booked or any(p.reader == "libvirt" for p in self.problems)
 
 
 def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, frozenset[int]]:

@@ -194,19 +194,16 @@ def _memory_of(root: HostRoot) -> TraceMemory:
 
 def _seen_workers(guest: Guest, sent: Counts) -> list[SeenWorker]:
     ifindexes = {i.target: i.ifindex for i in guest.interfaces}
-    found = []
-    for thread in guest.by_role(Role.VHOST):
-        device = sender_device(sent, thread.key.tid, ifindexes)
-        if device is not None:
-            name, frames = device
-            found.append(SeenWorker(thread.key, name, ifindexes[name], frames))
-    return found
+    return [
+        SeenWorker(thread.key, device, ifindexes[device])
+        for thread in guest.by_role(Role.VHOST)
+        if (device := sender_device(sent, thread.key.tid, ifindexes)) is not None
+    ]
 
 
 def _seen_nics(nics: Iterable[Nic], received: Counts) -> list[SeenNic]:
-    found = []
-    for nic in nics:
-        cpus = rx_cpus(received, nic.name)
-        if cpus is not None:
-            found.append(SeenNic(nic.name, nic.ifindex, cpus))
-    return found
+    return [
+        SeenNic(nic.name, nic.ifindex, cpus)
+        for nic in nics
+        if (cpus := rx_cpus(received, nic.name)) is not None
+    ]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.cgroupfs import CpusetReader, read_tree
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.cpus import read_cpus
+from vsrtune.host.filesystem import HostRoot, boot_id
 from vsrtune.host.libvirt import DomainText, VirtSource
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import parse_stat
 from vsrtune.model import cpuset_tree as cpuset_groups
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
-from vsrtune.model.host import Host
+from vsrtune.model.host import Cpu, Host
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
 from vsrtune.observe.host import HostReader, ProblemLog, lower_devices
@@ -75,9 +75,9 @@ class ObservationPass:
         """Read everything."""
         problem_log = ProblemLog()
         host = HostReader(self.root, self._net, self.memory, problem_log)
-        boot_id = host.boot_id()
-        self.memory.load(boot_id)
-        cpus = host.cpus()
+        boot = problem_log.attempt("host", partial(boot_id, self.root), "")
+        self.memory.load(boot)
+        cpus: tuple[Cpu, ...] = problem_log.attempt("cpus", partial(read_cpus, self.root), ())
         online = CpuSet(c.id for c in cpus if c.online)
         domains = self._domains(problem_log)
         self.pulse()
@@ -87,23 +87,18 @@ class ObservationPass:
         )
         qemus, owned = self._join(processes, domains, problem_log)
         self.pulse()
-        before = len(problem_log.problems)
         held = {p.pid: self._read(p, owned.get(p.pid), processes, online) for p in qemus}
         self.vcpus.forget_all_but({(p.pid, p.start_time) for p in processes.qemus})
         guests = listed(held)
-        host_read = host.host(boot_id, cpus, processes, guests, self._tree(guests))
-        problems = (tuple(problem_log.problems[:before]), tuple(problem_log.problems[before:]))
+        host_read = host.host(boot, cpus, processes, guests, self._tree(guests))
+        problems = tuple(problem_log.problems)
         own = (p for h in held.values() for p in h.problems)
-        snapshot = Snapshot(
-            host_read, guests, (*problems[0], *own, *problems[1]), strangers=_strangers(processes)
-        )
+        snapshot = Snapshot(host_read, guests, (*problems, *own), strangers=_strangers(processes))
         return ObservationCache(
             snapshot,
             processes,
             held,
-            {h.domain: pid for pid, h in held.items() if h.domain is not None},
-            *problems,
-            Counter(h.parent for h in held.values()),
+            problems,
             self._net.known([n.name for n in host_read.nics]),
             any(c.special for c in host_read.cpusets),
             SnapshotSlice(snapshot),
@@ -116,8 +111,10 @@ class ObservationPass:
             return True
         last, guests = known.snapshot.host, known.snapshot.guests
         self.memory.load(last.boot_id)
-        reader = HostReader(self.root, self._net, self.memory, ProblemLog())
-        now = reader.host(last.boot_id, reader.cpus(), self._scan(), guests, last.cpusets)
+        problem_log = ProblemLog()
+        reader = HostReader(self.root, self._net, self.memory, problem_log)
+        cpus: tuple[Cpu, ...] = problem_log.attempt("cpus", partial(read_cpus, self.root), ())
+        now = reader.host(last.boot_id, cpus, self._scan(), guests, last.cpusets)
         return now != last
 
     def _domains(self, problem_log: ProblemLog) -> tuple[DomainText, ...] | None:
@@ -171,10 +168,9 @@ class ObservationPass:
             net=self._net,
             cpusets=self._cpusets,
             online=online,
-            workers=processes.workers,
+            processes=processes,
             traced=self.memory.worker,
             vcpus=self.vcpus,
-            napi=processes.napi,
         )
         problem_log = ProblemLog()
         name = f"guest {process.args.name or process.pid}"
@@ -200,7 +196,7 @@ class ObservationPass:
         """Re-read the guests that have these libvirt names or QEMU processes, and the host state
         that depends on them. Raises NotAlone when that does not suffice."""
         known, virt = self.last, self.virt
-        if known is None or any(p.reader == "libvirt" for p in known.before):
+        if known is None or any(p.reader == "libvirt" for p in known.problems):
             raise NotAlone
         if names and virt is None:
             raise NotAlone
@@ -213,7 +209,8 @@ class ObservationPass:
                 wanted[last.domain] = None
             else:
                 plain.append(pid)
-        domains = {n: virt.domain(n) for n in wanted} if virt is not None else {}
+        last_pid = {h.domain: pid for pid, h in known.held.items()}
+        domains = [(virt.domain(n), last_pid.get(n)) for n in wanted] if virt is not None else []
         processes = self._processes(known, domains, plain)
         due, vanished = self._due(known, processes, domains, plain)
         for process, domain in due:
@@ -226,16 +223,15 @@ class ObservationPass:
         self,
         known: ObservationCache,
         processes: Processes,
-        domains: dict[str, DomainText | None],
+        domains: list[tuple[DomainText | None, int | None]],
         plain: list[int],
     ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[CachedQemu]]:
-        """The processes to read, each with its domain, and those that are gone. Raises NotAlone
-        when other processes came or went."""
+        """The processes to read, each with its domain, and those that are gone. ``domains`` come
+        with the pid that they had. Raises NotAlone when other processes came or went."""
         vanished: dict[int, CachedQemu] = {}
         due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
         by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
-        for name, domain in domains.items():
-            old = known.names.get(name)
+        for domain, old in domains:
             process = None
             if domain is not None and processes is known.processes and old is not None:
                 process = known.held[old].process
@@ -268,31 +264,23 @@ class ObservationPass:
         names: frozenset[str],
     ) -> ObservationCache:
         """The cache with the guests that were re-read and without those that are gone."""
-        held, by_name, parents = dict(known.held), dict(known.names), Counter(known.parents)
+        held = dict(known.held)
         before = [held[h.process.pid] for h in fresh if h.process.pid in held] + vanished
-        for old in before:
-            parents[old.parent] -= 1
-            by_name.pop(old.domain or "", None)
         for old in vanished:
             del held[old.process.pid]
-        for new in fresh:
-            parents[new.parent] += 1
-            held[new.process.pid] = new
-            if new.domain is not None:
-                by_name[new.domain] = new.process.pid
+        held.update((new.process.pid, new) for new in fresh)
         if len(before) != len(fresh) or vanished:
             held = dict(sorted(held.items()))
         last = known.snapshot
         guests = listed(held)
         problem_log = ProblemLog()
-        problem_log.problems += known.after
-        host, partitioned = self._around(known, guests, before, fresh, parents, problem_log)
-        if len(problem_log.problems) != len(known.after):
+        host, partitioned = self._around(known, guests, before, fresh, held, problem_log)
+        if problem_log.problems:
             raise NotAlone
         problems = last.problems
         if [h.problems for h in before if h.problems] != [h.problems for h in fresh if h.problems]:
             own = (p for h in held.values() for p in h.problems)
-            problems = (*known.before, *own, *known.after)
+            problems = (*known.problems, *own)
         guests_of = (h.guest for h in (*before, *fresh))
         refreshed = names.union(g.ref for g in guests_of if g is not None)
         snapshot = Snapshot(host, guests, problems, strangers=_strangers(processes))
@@ -301,20 +289,20 @@ class ObservationPass:
             snapshot=snapshot,
             processes=processes,
             held=held,
-            names=by_name,
-            parents=parents,
             partitioned=partitioned,
             refreshed=SnapshotSlice.of(snapshot, refreshed),
         )
 
     def _processes(
-        self, known: ObservationCache, domains: dict[str, DomainText | None], plain: list[int]
+        self,
+        known: ObservationCache,
+        domains: list[tuple[DomainText | None, int | None]],
+        plain: list[int],
     ) -> Processes:
         """The processes, read again unless the cached ones are known to suffice for these
         guests."""
-        for name, domain in domains.items():
-            held = known.held.get(known.names.get(name, -1))
-            if domain is None or held is None or not self._alone(held, domain):
+        for domain, old in domains:
+            if domain is None or old is None or not self._alone(known.held[old], domain):
                 return self._scan()
         return self._scan() if plain else known.processes
 
@@ -342,14 +330,14 @@ class ObservationPass:
         guests: tuple[Guest, ...],
         before: list[CachedQemu],
         fresh: list[CachedQemu],
-        parents: Counter[str],
+        held: dict[int, CachedQemu],
         problem_log: ProblemLog,
     ) -> tuple[Host, bool]:
         """The host, with the state that depends on the re-read guests brought up to date, and
         whether it has partitions."""
         host, partitioned = known.snapshot.host, known.partitioned
         reader = HostReader(self.root, self._net, self.memory, problem_log)
-        cpusets = self._beside(known, before, fresh, parents)
+        cpusets = self._beside(known, before, fresh, held)
         if cpusets is None:
             cpusets = self._tree(guests)
             partitioned = any(c.special for c in cpusets)
@@ -375,16 +363,18 @@ class ObservationPass:
         known: ObservationCache,
         before: list[CachedQemu],
         fresh: list[CachedQemu],
-        parents: Counter[str],
+        held: dict[int, CachedQemu],
     ) -> tuple[CpusetGroup, ...] | None:
         """The host's cpusets, of which only the guests' own are re-read; None when that does not
         suffice."""
         cpusets = known.snapshot.host.cpusets
         homes = {h.home for h in (*before, *fresh)}
         read = {h.home: h.guest for h in fresh if h.guest is not None}
-        # Cgroups beside a guest's matter as long as some guest is there.
-        same = all(bool(parents[h.parent]) == bool(known.parents[h.parent]) for h in before)
-        same = same and all(known.parents[h.parent] for h in fresh)
+        same = {h.home for h in before} == {h.home for h in fresh}
+        if not same:
+            # Cgroups beside a guest's matter as long as some guest is there.
+            stay, were = ({h.parent for h in all_.values()} for all_ in (held, known.held))
+            same = {h.parent for h in before} <= stay and {h.parent for h in fresh} <= were
         apart = all(home and _inside(home, guest) for home, guest in read.items())
         alone = len(homes) == len({h.process.pid for h in (*before, *fresh)})
         if not (same and apart and alone) or "" in homes or known.partitioned:

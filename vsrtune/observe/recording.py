@@ -32,10 +32,9 @@ from vsrtune.host.qemu_cmdline import essential
 from vsrtune.host.recorded import (
     MAX_SIZE,
     Answers,
-    QmpAnswer,
-    RecordedDomains,
     RecordedVirt,
     Recording,
+    Told,
     dumps,
     load,
 )
@@ -113,9 +112,9 @@ class RecordingRoot:
         try:
             vcpus = self._root.qmp_vcpus(pid, socket, timeout)
         except ObserveError as error:
-            self.answers.qmp[str(pid)] = QmpAnswer(error.what)
+            self.answers.qmp[str(pid)] = error.what
             raise
-        self.answers.qmp[str(pid)] = QmpAnswer(vcpus={str(i): t for i, t in vcpus.items()})
+        self.answers.qmp[str(pid)] = {str(i): t for i, t in vcpus.items()}
         return vcpus
 
     def _keep(self, path: str, ask: Callable[[str], T], answers: dict[str, T]) -> T:
@@ -168,9 +167,9 @@ def record(
     root = RecordingRoot(LiveRoot())
     memory = TraceMemory()
     try:
-        libvirt = RecordedDomains(None, LibvirtSource(uri).domains())
+        libvirt: Told = LibvirtSource(uri).domains()
     except ObserveError as error:
-        libvirt = RecordedDomains(str(error))
+        libvirt = str(error)
     # Processes that are not believed are not recorded.
     live = replace(Observer(root, RecordedVirt(libvirt), memory).observe(), strangers=())
     redact = Redactor(os.urandom(16))
@@ -179,7 +178,7 @@ def record(
     recording = Recording(
         _note(live, note),
         decode(Answers, _redacted(encode(root.answers), redact)),
-        decode(RecordedDomains, _redacted(encode(_pruned_domains(libvirt)), redact)),
+        decode(Told, _redacted(encode(_pruned(libvirt)), redact)),  # type: ignore[arg-type]
     )
     replayed = _observe(recording)
     recording.snapshot = encode(replayed)
@@ -239,9 +238,10 @@ def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
     return value
 
 
-def _pruned_domains(recorded: RecordedDomains) -> RecordedDomains:
-    domains = (replace(d, live_xml=prune_xml(d.live_xml)) for d in recorded.domains)
-    return replace(recorded, domains=tuple(domains))
+def _pruned(told: Told) -> Told:
+    if isinstance(told, str):
+        return told
+    return tuple(replace(d, live_xml=prune_xml(d.live_xml)) for d in told)
 
 
 def prune(answers: Answers) -> None:

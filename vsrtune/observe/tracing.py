@@ -78,14 +78,11 @@ def rx_cpus(received: Counts, device: str) -> CpuSet | None:
     return CpuSet(cpu for cpu, hits in by_cpu.items() if hits >= MIN_SHARE * total)
 
 
-def sender_device(sent: Counts, tid: int, devices: Iterable[str]) -> tuple[str, int] | None:
-    """The guest's device on which a worker transmitted most, with the number of frames."""
+def sender_device(sent: Counts, tid: int, devices: Iterable[str]) -> str | None:
+    """The guest's device on which a worker transmitted most."""
     wanted = set(devices)
     found = [(hits, name) for (name, t), hits in sent.items() if t == tid and name in wanted]
-    if not found:
-        return None
-    hits, name = max(found)
-    return name, hits
+    return max(found)[1] if found else None
 
 
 class Tracer:
@@ -209,7 +206,6 @@ class SeenWorker:
     key: ThreadKey
     device: str
     ifindex: int
-    frames: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,8 +340,9 @@ def test_definitions_as_libvirt_writes_them(alone: LabGuest, tmp_path: Path) -> 
     print(told)
     assert f"{IMAGES}/edge1-vdb.qcow2 (raw overlay of /dev/vda)" in told
     assert "its CPUs are every clone's too" in told
-    rich = Template("rich", labhelp.sh("virsh", "domuuid", "rich").stdout.strip(), text)
-    own = clone_xml.own_uuid(labhelp.text("/etc/machine-id"), rich, "edge", "edge1")
+    uuid = labhelp.sh("virsh", "domuuid", "rich").stdout.strip()
+    rich = Template("rich", uuid, text, machine=labhelp.text("/etc/machine-id"))
+    own = clone_xml.own_uuid(rich, "edge", "edge1")
     made = clone_xml.copy(rich, "edge1", own, {}, lambda mac: mac.replace("00:01", "00:02"))
     path.write_text(made.xml)
     labhelp.sh("virsh", "define", str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 import recorded_hosts
@@ -202,13 +203,13 @@ def test_what_only_one_guest_can_have_is_refused(device: str, said: str) -> None
 
 
 def test_uuids_and_macs_are_the_same_each_time_and_nobody_elses() -> None:
-    template = Template("router", UUID, "")
-    own = clone_xml.own_uuid(MACHINE, template, "edge", "vr2")
-    assert own == clone_xml.own_uuid(MACHINE, template, "edge", "vr2")
+    template = Template("router", UUID, "", machine=MACHINE)
+    own = clone_xml.own_uuid(template, "edge", "vr2")
+    assert own == clone_xml.own_uuid(template, "edge", "vr2")
     others = {
-        clone_xml.own_uuid("5" * 32, template, "edge", "vr2"),
-        clone_xml.own_uuid(MACHINE, template, "edge", "vr3"),
-        clone_xml.own_uuid(MACHINE, template, "core", "vr2"),
+        clone_xml.own_uuid(replace(template, machine="5" * 32), "edge", "vr2"),
+        clone_xml.own_uuid(template, "edge", "vr3"),
+        clone_xml.own_uuid(template, "core", "vr2"),
     }
     assert len(others | {own, UUID}) == 5
     first = clone_xml.own_mac(own, MACS[0], ())

@@ -23,6 +23,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import parse
+from vsrtune.model.domain_xml import nics, replaced
 from vsrtune.model.guest import Attachment
 
 C0 = "02:00:00:00:0c:00"
@@ -147,6 +148,24 @@ def test_rules_without_a_router_that_is_gone(links: str, path: Path) -> None:
         device = host.links()[f"edge-{1 + book.sides.index(side)}r2"]
         below = next(k for k in host.table.values() if k.index == device.lower)
         assert side.inner[0][1] == below.name
+
+
+@pytest.mark.parametrize("links", ["hub", "vlan"])
+def test_rules_without_a_router_to_which_no_interface_leads(links: str, path: Path) -> None:
+    host = msr.fresh()
+    do(host, path, partial(msr.create, links=links))
+    balancer = host.fakes["uuid-lb1"]
+    host.stop(balancer)
+    taken = next(n.mac for n in nics(balancer.config) if n.device == "edge-1b1")
+    balancer.config = replaced(balancer.config, taken, "")
+    sweep(host, path)
+    with AttachLedger.open(path) as ledger:
+        book = msr_rules.of_group("edge", None, survey(host, ledger))
+    assert book.routers == ("b",)
+    assert [(side.routers, len(side.inner)) for side in book.sides] == [
+        ((msr.B0,), 1),
+        ((msr.B1,), 1),
+    ]
 
 
 def test_rules_without_a_balancer(path: Path) -> None:

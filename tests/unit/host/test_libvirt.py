@@ -14,8 +14,8 @@ import pytest
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
-from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, VcpuPinText, gone
-from vsrtune.host.recorded import RecordedDomains, RecordedVirt, Recording
+from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, gone
+from vsrtune.host.recorded import RecordedVirt, Recording, Told
 from vsrtune.model.domain_xml import nics
 
 XML = """\
@@ -175,7 +175,7 @@ def test_domains(libvirt: FakeLibvirt) -> None:
         "vr1",
         "c0ffee00-0000-4000-8000-000000000001",
         "<domain><name>vr1</name></domain>",
-        (VcpuPinText(0, CpuSet([0, 2])), VcpuPinText(1, CpuSet([1]))),
+        (CpuSet([0, 2]), CpuSet([1])),
         CpuSet([0, 1, 2]),
     )
 
@@ -267,9 +267,9 @@ def test_what_says_that_a_domain_is_gone(
 
 
 def test_recorded_domains() -> None:
-    told = DomainText("vr1", "u", "<domain/>", (VcpuPinText(0, CpuSet([1])),), CpuSet([0, 1]))
-    recorded = RecordedDomains(None, (told,))
-    again = decode(RecordedDomains, json.loads(json.dumps(encode(recorded))))
+    told = DomainText("vr1", "u", "<domain/>", (CpuSet([1]),), CpuSet([0, 1]))
+    recorded: Told = (told,)
+    again = decode(Told, json.loads(json.dumps(encode(recorded))))
     assert RecordedVirt(again).domains() == (told,)
     assert RecordedVirt(again).domain("vr1") == told
     assert RecordedVirt(again).domain("vr2") is None
@@ -277,7 +277,7 @@ def test_recorded_domains() -> None:
 
 def test_a_recorded_failure_fails_again() -> None:
     with pytest.raises(ObserveError, match="does not answer"):
-        RecordedVirt(RecordedDomains("libvirt does not answer")).domains()
+        RecordedVirt("libvirt does not answer").domains()
 
 
 def test_a_host_recorded_without_libvirt() -> None:

@@ -35,7 +35,7 @@ def test_macvtap_over_vlan_over_bond() -> None:
     assert net.lower_chain("macvtap0") == ("bond0.7", "bond0", "eth0", "eth1")
     device = net.device("macvtap0")
     assert device is not None
-    assert net.kind(device) is NicKind.MACVTAP
+    assert device.kind is NicKind.MACVTAP
     assert net.ring_drops(device) == 7
     assert net.numbers(device, Interface)["txqueuelen"] == 500
     assert net.by_ifindex(3) == "eth1"
@@ -55,7 +55,7 @@ def test_tap_in_a_bridge_leads_to_its_hardware_port_only() -> None:
     assert net.lower_chain("vnet0") == ("br0", "eth0")
     device = net.device("vnet0")
     assert device is not None
-    assert net.kind(device) is NicKind.BRIDGE
+    assert device.kind is NicKind.BRIDGE
     assert net.ring_drops(device) == 9
 
 
@@ -69,7 +69,7 @@ def test_tap_in_open_vswitch() -> None:
     assert net.lower_chain("vnet0") == ("ovs-system", "eth0")
     device = net.device("vnet0")
     assert device is not None
-    assert net.kind(device) is NicKind.OTHER
+    assert device.kind is NicKind.OTHER
 
 
 def test_a_routed_tap_stands_on_nothing() -> None:

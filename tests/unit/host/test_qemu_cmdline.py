@@ -50,7 +50,6 @@ def test_libvirt() -> None:
     assert args.name == "vr 1"
     assert args.uuid == "c0ffee00-1111-4222-8333-444455556666"
     assert args.libvirt
-    assert args.debug_threads
     assert args.guest
     assert args.qmp == ()
     assert args.netdevs == (

@@ -11,7 +11,7 @@ import recorded_hosts
 
 from vsrtune.core.errors import ObserveError
 from vsrtune.host.filesystem import FileStat
-from vsrtune.host.recorded import Answers, QmpAnswer, RecordedRoot, Recording, dumps, load, parse
+from vsrtune.host.recorded import Answers, RecordedRoot, Recording, dumps, load, parse
 from vsrtune.model.guest import Sched, SchedClass
 
 
@@ -69,7 +69,7 @@ def test_recorded_answers_that_are_no_files() -> None:
     root = RecordedRoot(
         Answers(
             sched={"5": Sched(SchedClass.FIFO, 3)},
-            qmp={"9": QmpAnswer(vcpus={"0": 11}), "10": QmpAnswer("busy")},
+            qmp={"9": {"0": 11}, "10": "busy"},
             ethtool={"nvt0": {"rx_received": 3}},
         )
     )

@@ -7,7 +7,7 @@ from hosttree import HostTree
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.host.cgroupfs import CpusetReader
-from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.host.recorded import RecordedRoot
@@ -47,7 +47,7 @@ def interface_xml(number: int, target: str) -> str:
 def domain(*targets: str) -> DomainText:
     nics = "".join(interface_xml(n, t) for n, t in enumerate(targets))
     xml = f"<domain><vcpu>2</vcpu><devices>{nics}</devices></domain>"
-    pins = (VcpuPinText(0, CpuSet([1])), VcpuPinText(1, CpuSet([2])))
+    pins = (CpuSet([1]), CpuSet([2]))
     return DomainText("vr1", UUID, xml, pins, CpuSet([0, 3]))
 
 
@@ -95,7 +95,7 @@ def try_read(
         net=NetReader(root),
         cpusets=CpusetReader(root),
         online=CpuSet(range(4)),
-        workers=found.workers,
+        processes=found,
         traced=lambda key: (seen or {}).get(key.tid),
         vcpus=VcpuFinder(),
     )

@@ -89,7 +89,7 @@ def test_a_device_of_the_module() -> None:
     net = NetReader(tree.root())
     device = net.device("nvt0")
     assert device is not None
-    assert (net.kind(device), net.numbers(device, Interface)["threaded"]) == (
+    assert (device.kind, net.numbers(device, Interface)["threaded"]) == (
         NicKind.NAPI_MACVTAP,
         1,
     )

@@ -11,7 +11,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
-from vsrtune.host.libvirt import DomainText, VcpuPinText
+from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.host.recorded import Answers, load
 from vsrtune.model.guest import Confidence, Role
@@ -58,7 +58,7 @@ class OneDomain:
     def domains(self) -> tuple[DomainText, ...]:
         if self.uri == "fails":
             raise ObserveError("libvirt does not answer")
-        pins = (VcpuPinText(0, CpuSet([1])),)
+        pins = (CpuSet([1]),)
         return (DomainText("vr1", UUID, XML, pins, CpuSet([0, 1])),)
 
 
@@ -162,7 +162,7 @@ def test_a_recording_keeps_secrets_and_strangers_out(tmp_path: Path) -> None:
     guest = snapshot.guests[0]
     # The same replacement everywhere, so that command line and XML still agree.
     assert guest.interfaces[0].mac.startswith("02:")
-    assert guest.interfaces[0].mac in recording.libvirt.domains[0].live_xml
+    assert guest.interfaces[0].mac in recording.virt().domains()[0].live_xml
     assert guest.uuid in recording.host.texts["/proc/50/cmdline"]
     root = recording.root()
     assert root.listdir("/proc") == ["50", "61", "70"]

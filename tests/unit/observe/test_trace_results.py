@@ -11,8 +11,8 @@ from vsrtune.core.errors import ObserveError
 from vsrtune.model.guest import ThreadKey
 from vsrtune.observe.tracing import SeenNic, SeenWorker, TraceMemory
 
-ONE = SeenWorker(ThreadKey(5, 6, 7), "macvtap0", 9, 100)
-TWO = SeenWorker(ThreadKey(5, 8, 7), "macvtap1", 10, 100)
+ONE = SeenWorker(ThreadKey(5, 6, 7), "macvtap0", 9)
+TWO = SeenWorker(ThreadKey(5, 8, 7), "macvtap1", 10)
 NIC = SeenNic("p0", 4, CpuSet([1]))
 KEYS = [ONE.key, TWO.key]
 

@@ -11,7 +11,7 @@ from switch_faults import do as carry_out
 from switch_faults import refused as why_refused
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.clone_model import Cloning, Template
+from vsrtune.attach.plan.clone_model import Template
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
 from vsrtune.group import planner
@@ -40,12 +40,14 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> AttachHostState:
     texts = {}
     for clone in switcher.clones():
         texts[clone] = host.fakes[clone.uuid].config if clone.uuid in host.fakes else ""
-    cloning = None
+    template = None
     if UUID in host.fakes:
-        template = Template("router", UUID, host.fakes[UUID].config)
-        cloning = Cloning(template, MACHINE, host.file_there)
+        text = host.fakes[UUID].config
+        template = Template("router", UUID, text, machine=MACHINE, taken=host.file_there)
     links = host.links().values()
-    return AttachHostState(host.guests(), links, switcher.origins(), clones=texts, cloning=cloning)
+    return AttachHostState(
+        host.guests(), links, switcher.origins(), clones=texts, template=template
+    )
 
 
 def create(*members: str, text: str = TEXT) -> Choose:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vsrtune.host.procfs import PF_USER_WORKER
-from vsrtune.host.recorded import Answers, QmpAnswer, RecordedRoot
+from vsrtune.host.recorded import Answers, RecordedRoot
 from vsrtune.model.guest import Sched
 
 
@@ -54,7 +54,7 @@ class HostTree:
 
     def qmp(self, pid: int, vcpus: dict[str, int], error: str | None = None) -> HostTree:
         """Let the monitor of a QEMU answer so."""
-        self.answers.qmp[str(pid)] = QmpAnswer(error, vcpus)
+        self.answers.qmp[str(pid)] = vcpus if error is None else error
         return self
 
     def link(self, path: str, target: str) -> HostTree:

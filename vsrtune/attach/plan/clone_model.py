@@ -35,23 +35,16 @@ class Clone:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A persistent definition, secrets included. ``saved``: libvirt keeps its memory, so its
-    disks are those of a guest in the middle of its work."""
+    """A persistent definition, secrets included, of which clones are made. ``saved``: libvirt
+    keeps its memory, so its disks are those of a guest in the middle of its work. ``machine`` is
+    this host's machine id, which makes UUIDs and MACs the same in each plan and different on each
+    host. ``taken`` tells whether there is a file of that path."""
 
     name: str
     uuid: str
     definition: str
     saved: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Cloning:
-    """The inputs for a plan of clones. ``machine`` is this host's machine id, which makes UUIDs
-    and MACs the same in each plan and different on each host. ``taken`` tells whether there is a
-    file of that path."""
-
-    template: Template
-    machine: str
+    machine: str = ""
     taken: Callable[[str], bool] = lambda _path: False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.clone_model import Clone, Cloning
+from vsrtune.attach.plan.clone_model import Clone, Template
 from vsrtune.attach.plan.steps import NAPI_KIND, MadeDevice, Origin, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import DomainNic
@@ -29,6 +29,11 @@ class GuestNics:
     uuid: str
     live: tuple[DomainNic, ...] | None
     config: tuple[DomainNic, ...] | None
+
+    @property
+    def both(self) -> tuple[DomainNic, ...]:
+        """Its interfaces in both."""
+        return (*(self.live or ()), *(self.config or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class AttachHostState:
         origins: Collection[Origin],
         kept: Callable[[Link], int] = lambda link: link.queue,
         clones: Mapping[Clone, str] | None = None,
-        cloning: Cloning | None = None,
+        template: Template | None = None,
     ) -> None:
         self.guests = sorted(guests, key=lambda g: g.name)
         self.by_uuid = {g.uuid: g for g in self.guests}
@@ -106,7 +111,7 @@ class AttachHostState:
         # The guests that vsrtune made, with their present definition; "" for a guest without.
         self.clones = dict(clones or {})
         # The template from which missing members can be made.
-        self.cloning = cloning
+        self.template = template
 
     def guest(self, name: str) -> GuestNics:
         """The guest of that name or UUID. Raises VsrtuneError."""

@@ -45,7 +45,7 @@ def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
     guests = [host.guest(name) for name in request.guests]
     wanted = {g.uuid: _selected(g, request, host) for g in guests}
     lowers = {
-        host.lower(n) for g in guests for n in _both(g) if n.mac in wanted[g.uuid]
+        host.lower(n) for g in guests for n in g.both if n.mac in wanted[g.uuid]
     } - {""}  # fmt: skip
     notes: list[str] = []
     if request.live:
@@ -59,10 +59,6 @@ def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
         if (move := _move(request, host, guest, mac, notes)) is not None
     ]
     return _switch(request, host, tuple(moves), notes)
-
-
-def _both(guest: GuestNics) -> tuple[DomainNic, ...]:
-    return (*(guest.live or ()), *(guest.config or ()))
 
 
 def _named(found: DomainNic, name: str, host: AttachHostState) -> bool:
@@ -81,11 +77,11 @@ def _selected(guest: GuestNics, request: SwitchRequest, host: AttachHostState) -
         )
     found = {
         n.mac
-        for n in _both(guest)
+        for n in guest.both
         if _named(n, request.interface, host) and (request.interface or movable(n, host))
     }
     if not found:
-        known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in _both(guest)})) or "none"
+        known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in guest.both})) or "none"
         which = request.interface or "on macvtap or NAPI-macvlan"
         raise VsrtuneError(
             f"it has no interface {which}", where=guest.name, hint=f"its interfaces: {known}"
@@ -145,7 +141,7 @@ def _no_members(
     if request.to is Attachment.NAPI_MACVLAN:
         return
     for guest in host.guests:
-        for found in _both(guest):
+        for found in guest.both:
             origin = host.group(found.device)
             if origin is not None and found.mac in wanted.get(guest.uuid, ()):
                 raise VsrtuneError(
@@ -161,7 +157,7 @@ def no_others(
     """Refuse if the lower devices carry something that belongs to no libvirt guest, is none of
     ``but``, and is in the way of NAPI-macvlan (``forth``), or of macvtap. Raises VsrtuneError."""
     kinds = STACKED if forth else OURS
-    known = {n.device for g in host.guests for n in _both(g)} | set(but)
+    known = {n.device for g in host.guests for n in g.both} | set(but)
     for name in sorted(lowers):
         lower = host.links.get(name)
         if lower is None:
