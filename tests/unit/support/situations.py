@@ -117,7 +117,7 @@ def lower_nics(draw: st.DrawFn, count: int) -> tuple[Nic, ...]:
 
 @st.composite
 def hosts(draw: st.DrawFn) -> Host:
-    count = draw(st.sampled_from((8, 12, 6, 4, 12)))
+    count = draw(st.sampled_from((12, 8, 12, 8, 6, 12, 4)))
     last = str(count - 1)
     away = draw(st.sampled_from(("", "", "", "", "", "", "offline", "isolated")))
     numa, smt = draw(st.booleans()), draw(st.booleans())
@@ -162,7 +162,7 @@ def made_up(draw: st.DrawFn) -> Snapshot:
     old = not draw(st.integers(0, 3))
     usable = machine.online - machine.isolated
     guests: list[Guest] = []
-    for number in range(draw(st.sampled_from((3, 2, 4, 2, 1)))):
+    for number in range(draw(st.sampled_from((3, 4, 2, 3, 4, 3, 2, 1)))):
         pid = 1000 * (number + 1)
         taken = tuple(i for g in guests for i in g.interfaces)
         made = router(
@@ -243,7 +243,7 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     vhost: CpuChoice | DeviceMap | None = None
     emulator: CpuChoice | None = draw(st.sampled_from((None, AUTO, AUTO, CpuSet([0]))))
     placement = None
-    styles = ("auto", "lists", "auto", "lists", "auto", "load", "one role", "none")
+    styles = ("auto", "lists", "auto", "lists", "auto", "lists", "load", "one role", "none")
     style = draw(st.sampled_from(styles))
     own_cpus = range(3 * number, 3 * number + len(vcpus) + 1)
     if room.budgets:
@@ -262,18 +262,17 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     elif style == "one role":
         vcpu, vhost = draw(st.sampled_from(((AUTO, None), (None, AUTO), (None, CpuSet(own[:1])))))
     vcpu_sched, vhost_sched = draw(st.sampled_from(CLASSES))
-    if style in ("none", "one role"):
-        # Threads that stay where they are may be on an interrupt CPU.
-        if vcpu is None and draw(st.integers(0, 7)):
-            vcpu_sched = draw(st.sampled_from((None, OTHER, BATCH)))
-        if vhost is None and draw(st.integers(0, 7)):
-            vhost_sched = None
-    elif room.budgets and draw(st.integers(0, 2)):
+    if room.budgets and style == "lists" and draw(st.integers(0, 2)):
         share = draw(st.sampled_from((0.5, 2, 8)))
         rule = _rule(budget(share, 10))
         vcpu_sched, vhost_sched = draw(
             st.sampled_from(((rule, None), (rule, rule), (None, rule), (rule, FIFO)))
         )
+    # Threads that stay where they are may be on an interrupt CPU.
+    if vcpu is None and placement is None and draw(st.integers(0, 9)):
+        vcpu_sched = draw(st.sampled_from((None, OTHER, BATCH)))
+    if vhost is None and placement is None and draw(st.integers(0, 9)):
+        vhost_sched = None
     softirq = None
     if not draw(st.integers(0, 3)):
         softirq = draw(st.sampled_from((URGENT, SHORT, OTHER)))
@@ -317,7 +316,7 @@ def policy_sets(draw: st.DrawFn, seen: Snapshot, earlier: Policies, budgets: boo
         choice = draw(st.integers(0, 9))
         if choice == 9:
             continue
-        if choice < 2 and guest.ref in old:
+        if choice < 1 and guest.ref in old:
             found.append(old[guest.ref])
         else:
             found.append(draw(policies_for(guest, number, room)))
@@ -377,7 +376,7 @@ def changes(draw: st.DrawFn, on: ImitatedHost) -> tuple[str, frozenset[Row]]:
 def situations(draw: st.DrawFn, past: bool | None = None, strangers: bool = True) -> Situation:
     """Situations with or without a past. Without ``strangers`` nobody else has changed anything
     since vsrtune wrote first."""
-    seen = draw(recorded()) if not draw(st.integers(0, 9)) else draw(made_up())
+    seen = draw(recorded()) if draw(st.integers(0, 15)) == 15 else draw(made_up())
     if not draw(st.integers(0, 2)):
         seen = _loaded(seen, draw(st.lists(st.sampled_from((0.0, 0.1, 0.5, 0.9)), min_size=4)))
     on = ImitatedHost(seen)
