@@ -36,7 +36,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.deadline import lag_seconds
-from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import REALTIME, Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action
 from vsrtune.model.root_domains import is_partition
 from vsrtune.model.stepdown import Step
@@ -115,15 +115,17 @@ def undo_action(entry: Entry) -> Action:
 
 
 def undo_order(entries: Iterable[Entry]) -> list[Entry]:
-    """The order in which undo takes entries back: the reverse of their first writes. Entries that
-    concern root domains are an exception, because a thread may have changed its class or cgroup
-    before its root domain existed:
+    """The order in which undo takes entries back: the reverse of their first writes. Realtime
+    classes and what concerns root domains are exceptions, because a thread may have changed its
+    class or cgroup before it got its CPUs or its root domain existed:
 
-    1. threads leave class deadline before anything happens to their root domain
+    1. threads leave class deadline before anything happens to their root domain, and become less
+       urgent before they get other CPUs back
     2. everything else
     3. threads leave the cgroups of partitions
     4. these threads get their own CPUs back
-    5. vsrtune's cgroups and their CPU lists, after all threads have left them
+    5. threads become more urgent, on their own CPUs
+    6. vsrtune's cgroups and their CPU lists, after all threads have left them
     """
     found = list(entries)
     found.reverse()
@@ -143,17 +145,24 @@ def _in_partition(cgroup: Value) -> bool:
 def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
     written = entry.written
     match entry.target:
-        case ThreadSched() if isinstance(written, Sched) and written.cls is SchedClass.DEADLINE:
-            return 1
+        case ThreadSched() if isinstance(written, Sched):
+            urgency = _urgency(entry.original) - _urgency(written)
+            lowered = written.cls is SchedClass.DEADLINE or urgency < 0
+            return 1 if lowered else 5 if urgency > 0 else 2
         case ThreadCgroup(thread=thread) if thread in moved:
             return 3
         case ThreadAffinity(thread=thread) | VcpuPin(thread=thread) if thread in moved:
             return 4
         case CpusetFile(path=path, file="cpuset.cpus") if is_partition(path):
-            return 5
+            return 6
         case CgroupDir():
-            return 5
+            return 6
     return 2
+
+
+def _urgency(value: Value) -> int:
+    """The realtime priority of a class; 0 for the ordinary classes."""
+    return value.priority if isinstance(value, Sched) and value.cls in REALTIME else 0
 
 
 class Fold:

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.guest import REALTIME, Sched, SchedClass
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
-from vsrtune.model.plan import Action, Plan
+from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
@@ -25,9 +25,12 @@ from vsrtune.model.targets import (
     PartitionState,
     Pin,
     Target,
+    ThreadAffinity,
     ThreadCgroup,
+    ThreadSched,
     TimeSlice,
     Value,
+    VcpuPin,
 )
 from vsrtune.plan import brought_pins
 from vsrtune.plan.drift import NO_MEMORY, Memory
@@ -62,16 +65,48 @@ def plan_with_releases(
     steps: Steps = NO_STEPS,
 ) -> Judged:
     """``planner.plan`` with releases, and what later plans need of it. Pins that guests have
-    brought along are released even if a policy asks for them. Raises PlanError."""
+    brought along are released even if a policy asks for them. Raises PlanError.
+
+    What is to be released may stand in the way of a guest, or hide why it has to be refused. The
+    host is therefore judged as the releases leave it, until that judgement releases nothing more.
+    A guest that is refused only then is refused from the start, and keeps all its settings.
+    """
     entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
     written = applied(entries)
     inputs = Inputs(snapshot, policies, written, reassert, memory, steps)
-    # What is to be released may stand in the way of this plan: no check yet.
-    judged = judge(inputs)
-    came = brought_pins.brought(entries) & written.keys()
-    released = _released(inputs, judged) | came
+    waiting = {g.ref for g in snapshot.guests if g.waits}
+    came = frozenset(
+        t for t in brought_pins.brought(entries) & written.keys() if t.guest not in waiting
+    )
+    unable: dict[str, tuple[Refusal, ...]] = {}
+    released: frozenset[Target] = frozenset()
+    while True:
+        after = replace(_after(inputs, entries, released, came), unable=unable)
+        judged = judge(after)
+        untuned = {t.guest for t in released - came}
+        late = [r for r in judged.plan.refusals if r.guest in untuned]
+        if late:
+            for refusal in late:
+                unable[refusal.guest] = (*unable.get(refusal.guest, ()), refusal)
+            released = frozenset()
+            continue
+        more = _released(inputs, judged) | came
+        if more <= released:
+            return checked(after, judged)
+        released |= more
+
+
+def _after(
+    inputs: Inputs,
+    entries: Sequence[Entry],
+    released: Collection[Target],
+    came: Collection[Target],
+) -> Inputs:
+    """The inputs of the plan for the host as the releases of these targets leave it. ``came``:
+    targets that guests have brought along."""
     if not released:
-        return checked(inputs, judged)
+        return inputs
+    snapshot, written = inputs.snapshot, inputs.applied
     present = PresentValues(snapshot)
     back: list[Action] = []
     disowned: list[Target] = []
@@ -84,14 +119,13 @@ def plan_with_releases(
             back.append(Action(target, ours, entry.original, reason, release=True))
         else:
             disowned.append(target)
-    inputs = replace(
+    return replace(
         inputs,
         snapshot=project_actions(snapshot, back),
         applied={t: v for t, v in written.items() if t not in released},
         releases=tuple(back),
         disowned=tuple(disowned),
     )
-    return checked(inputs, judge(inputs))
 
 
 def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
@@ -118,6 +152,14 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
         for t in applied
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
+    # A thread leaves a realtime class before it may run on other CPUs again; if the policy still
+    # asks for the class, the rest of the plan gives it back.
+    unpinned = {t.thread for t in out if isinstance(t, ThreadAffinity | VcpuPin)}
+    out |= {
+        t
+        for t, v in applied.items()
+        if isinstance(t, ThreadSched) and t.thread in unpinned and _is_realtime(v)
+    }
     changing = {t.guest for t in out if isinstance(t, Partition)}
     # Threads leave a partition that goes; the rest of the plan moves them on.
     out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
@@ -125,6 +167,7 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     if HOST_REF in changing:
         changing = running - refused
     # A thread leaves class deadline before its root domain is removed or built anew.
+    changing -= refused
     out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
     return frozenset(out)
 
@@ -138,6 +181,10 @@ def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
 
 def _is_deadline(written: Value) -> bool:
     return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
+
+
+def _is_realtime(written: Value) -> bool:
+    return isinstance(written, Sched) and written.cls in REALTIME
 
 
 def _left_behind(snapshot: Snapshot, target: Target) -> bool:

@@ -196,7 +196,7 @@ def judge(inputs: Inputs) -> Judged:
     only when no guest that moves them is refused, and standstills only when everything is
     planned. After such a refusal everything is planned again without the guest, and its
     interrupts stay where they are."""
-    unable: dict[str, tuple[Refusal, ...]] = {}
+    unable = dict(inputs.unable)
     while True:
         judged = _pipeline(replace(inputs, unable=unable))
         why = (*judged.plan.refusals, *judged.standstills)

@@ -131,9 +131,9 @@ def test_releases_come_first_and_in_the_plan(daemon: Daemon) -> None:
     shown = daemon.reload(policies('guest: "*"\ncpus: {vcpu: 1, vhost: 3}\n'))
     kinds = [(a.target.kind, a.release) for a in shown.actions]
     assert kinds == [
+        ("thread-sched", True),
+        ("thread-sched", True),
         ("txqueuelen", True),
-        ("thread-sched", True),
-        ("thread-sched", True),
         ("thread-affinity", False),
     ]
 

@@ -171,9 +171,7 @@ def test_applied_and_undone_exactly(case: tuple[FakeKernel, Plan], tmp_path: Pat
         assert len(result.done) == len(plan.actions)
         for tid in (1010, 1020):
             assert host.sched_attr(tid) == BUDGET
-            assert host.root_domain(host.state["threads"][str(tid)]["cgroup"]) == CpuSet.parse(
-                host.mask(tid)
-            )
+            assert host.root_domain(tid) == CpuSet.parse(host.mask(tid))
         undone = undo(host.ops(), journal)
         assert (undone.failed, undone.left) == ((), ())
         assert journal.entries() == ()

@@ -296,3 +296,13 @@ def test_label_is_no_part_of_a_thread_target() -> None:
     key = ThreadKey(1, 2, 3)
     assert ThreadSched("g", key, "vhost 2") == ThreadSched("g", key, "vhost macvtap0/0")
     assert FIFO_10.reset_on_fork
+
+
+def test_a_realtime_thread_is_lowered_before_it_leaves_the_interrupt_cpu() -> None:
+    """Somebody else has made it realtime there, more urgent than the policy wants it."""
+    urgent = Sched(SchedClass.FIFO, 30, reset_on_fork=True)
+    guest = change(router(), Role.VCPU, sched=urgent)
+    made = plan(snapshot(guest), [POLICY])
+    mine = {t.key for t in guest.by_role(Role.VCPU)}
+    kinds = [a.target.kind for a in made.actions if getattr(a.target, "thread", None) in mine]
+    assert kinds == ["thread-sched", "vcpu-pin"]

@@ -47,6 +47,7 @@ from vsrtune.model.targets import (
 )
 
 KERNELS = ("6.1", "6.12")
+RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
 TOP = {"type": "domain", "cpus": ""}
 UUID = "7b1e6f0c-3c8b-4a53-9f6e-5a2f7d3e0001"
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -59,7 +60,9 @@ Step = Callable[[str], None]
 
 
 class FakeKernel:
-    """State is plain JSON data: ``threads``, ``cgroups``, ``devices``, ``irqs``, ``kernel``."""
+    """State is plain JSON data: ``threads``, ``cgroups``, ``devices``, ``irqs``, ``kernel``;
+    ``domains`` are libvirt's, by uuid: the cgroup above the threads that it pins, these threads
+    by the names of their cgroups, and its own record of the pins."""
 
     def __init__(self, state: dict[str, Any], path: Path | None = None) -> None:
         self.state = state
@@ -105,6 +108,8 @@ class FakeKernel:
         seen = copy.deepcopy(self.state)
         for thread in seen["threads"].values():
             del thread["user"]
+        for domain in seen.get("domains", {}).values():
+            del domain["pins"]
         return seen
 
     def mask(self, tid: int) -> str:
@@ -132,6 +137,8 @@ class FakeKernel:
             return f"{self.state['irqs'][parts[3]]['actions']}\n"
         if path.startswith("/sys/devices/system/cpu/"):
             return f"{self.state[parts[-1]]}\n"
+        if path == RR_TIMESLICE:
+            return f"{self.state['rr_timeslice']}\n"
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def listdir(self, path: str) -> list[str]:
@@ -199,12 +206,30 @@ class FakeKernel:
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def effective(self, path: str) -> CpuSet:
-        """CPUs of the cpuset that rules ``path``."""
-        if not path:
-            return CpuSet.parse(self.state["online"])
-        above = self.effective(path.rpartition("/")[0])
-        text = self.state["cgroups"].get(path, {}).get("cpus")
-        return (CpuSet.parse(text) & above or above) if text else above
+        """CPUs of the cpuset that rules ``path``: a partition has its own, which all cgroups
+        outside it lose."""
+        cgroup = self.state["cgroups"].get(path, {})
+        if cgroup.get("partition") == "root":
+            cpus = CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
+        elif path:
+            above = self.effective(path.rpartition("/")[0])
+            text = cgroup.get("cpus")
+            cpus = (CpuSet.parse(text) & above or above) if text else above
+        else:
+            cpus = CpuSet.parse(self.state["online"])
+        return cpus - self._partitioned(path) or cpus
+
+    def _partitioned(self, path: str) -> CpuSet:
+        """CPUs of the partitions that neither hold ``path`` nor are above it. Of 6.1, which
+        forgets masks here too, it is not imitated."""
+        if self.state["kernel"] == "6.1":
+            return CpuSet()
+        return CpuSet(
+            cpu
+            for name, cgroup in self.state["cgroups"].items()
+            if cgroup.get("partition") == "root" and not f"{path}/".startswith(f"{name}/")
+            for cpu in CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
+        )
 
     # -- HostCalls
 
@@ -215,6 +240,9 @@ class FakeKernel:
                 return
             if "/queues/" in path:
                 self._set_queue(*path.split("/")[4:7:2], text)
+                return
+            if path == RR_TIMESLICE:
+                self.state["rr_timeslice"] = int(text)
                 return
             if path.startswith("/sys/class/net/"):
                 self._set_device(*path.split("/")[4:6], int(text))
@@ -270,15 +298,17 @@ class FakeKernel:
             self._set_sched(tid, sched)
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        self._pin(uuid, f"vcpu{vcpu}", 1010 + vcpu, cpus)
+        self._pin(uuid, f"vcpu{vcpu}", cpus)
 
     def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        self._pin(uuid, "emulator", 1000, cpus)
+        self._pin(uuid, "emulator", cpus)
 
-    def _pin(self, uuid: str, cgroup: str, tid: int, cpus: CpuSet) -> None:
+    def _pin(self, uuid: str, cgroup: str, cpus: CpuSet) -> None:
+        domain = self.state["domains"][uuid]
+        tid = domain["threads"][cgroup]
         if str(tid) not in self.state["threads"]:
             raise VanishedError("domain is not running", where=uuid)
-        path = f"{LIBVIRT}/{cgroup}"
+        path = f"{domain['path']}/{cgroup}"
         try:
             # Two steps of libvirtd, which may fail in between.
             with _Point(self, f"libvirt cpuset {cgroup} {cpus}"):
@@ -288,6 +318,7 @@ class FakeKernel:
                 self._set_affinity(tid, cpus)
         except OSError as error:
             raise WriteError(f"libvirt refused: {error}", where=uuid) from error
+        domain["pins"][cgroup] = str(cpus)
 
     # -- the kernel
 
@@ -298,7 +329,7 @@ class FakeKernel:
         if not mask:
             raise OSError(errno.EINVAL, "invalid argument")
         budget = decode(Sched, thread["sched"]).cls is SchedClass.DEADLINE
-        if budget and not self.root_domain(thread["cgroup"]) <= mask:
+        if budget and not self.root_domain(tid) <= mask:
             raise OSError(errno.EBUSY, "device or resource busy")
         thread["mask"], thread["user"] = str(mask), str(cpus)
 
@@ -355,29 +386,65 @@ class FakeKernel:
             inside = (thread["cgroup"] + "/").startswith(path + "/")
             if inside and decode(Sched, thread["sched"]).cls is SchedClass.DEADLINE:
                 self.state["miscounted"] = True
+        before = {tid: self.effective(t["cgroup"]) for tid, t in self.state["threads"].items()}
         cgroup["partition"] = text
+        for tid, allowed in before.items():
+            if self.effective(self.state["threads"][tid]["cgroup"]) != allowed:
+                self._cut(tid)
         # Root domains are built anew, from the threads that are DEADLINE.
         self.state["leaked"] = 0
 
-    def root_domain(self, path: str) -> CpuSet:
-        """CPUs of the partition above a thread in ``path``, of all CPUs without one."""
+    def root_domain(self, tid: int) -> CpuSet:
+        """CPUs of the partition above a thread; without one, of the CPUs isolated at boot if it
+        is bound there, otherwise all CPUs but these and those of partitions."""
+        thread = self._thread(tid)
+        path = thread["cgroup"]
         while path:
             cgroup = self.state["cgroups"].get(path, {})
             if cgroup.get("partition") == "root":
                 return CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
             path = path.rpartition("/")[0]
-        return CpuSet.parse(self.state["online"])
+        isolated = CpuSet.parse(self.state.get("isolated", ""))
+        if CpuSet.parse(thread["mask"]) <= isolated:
+            return isolated
+        return CpuSet.parse(self.state["online"]) - isolated - self._partitioned("")
+
+    def booked(self) -> dict[CpuSet, int]:
+        """The bandwidth of DEADLINE threads by root domain, in units of 1/2**20 CPU."""
+        found: dict[CpuSet, int] = {}
+        for tid, thread in self.state["threads"].items():
+            sched = thread["sched"]
+            if sched["cls"] == SchedClass.DEADLINE.value:
+                domain = self.root_domain(int(tid))
+                share = (sched["runtime_ns"] << 20) // sched["period_ns"]
+                found[domain] = found.get(domain, 0) + share
+        return found
+
+    def admitted(self, domain: CpuSet) -> int | None:
+        """The most that __dl_overflow admits in a root domain, without the fair_server's share
+        (from 6.12 on 5 % of each CPU); None without limit."""
+        runtime = int(self.state.get("rt_runtime", 950_000))
+        if runtime < 0:
+            return None
+        own = 0 if self.state["kernel"] == "6.1" else (50 << 20) // 1000
+        return ((runtime << 20) // 1_000_000 - own) * len(domain)
 
     def _set_sched(self, tid: int, sched: Sched) -> None:
-        """DEADLINE needs the whole root domain in the mask, of the CPU last used; leaving
-        it asleep keeps the bandwidth booked."""
+        """DEADLINE needs the whole root domain in the mask, of the CPU last used, and room in it;
+        leaving it asleep keeps the bandwidth booked."""
         thread = self._thread(tid)
-        old = decode(Sched, thread["sched"])
+        encoded = thread["sched"]
+        old = decode(Sched, encoded)
         mask = CpuSet.parse(thread["mask"])
         if sched.cls is SchedClass.DEADLINE:
-            domain = self.root_domain(thread["cgroup"])
+            domain = self.root_domain(tid)
             if not domain <= mask or thread.get("cpu", 0) not in domain:
                 raise OSError(errno.EPERM, "operation not permitted")
+            thread["sched"] = encode(sched)
+            most = self.admitted(domain)
+            if most is not None and self.booked()[domain] > most:
+                thread["sched"] = encoded
+                raise OSError(errno.EBUSY, "device or resource busy")
         elif old.cls is SchedClass.DEADLINE:
             leaked = old.runtime_ns * (1 << 20) // old.period_ns
             self.state["leaked"] = self.state.get("leaked", 0) + leaked
@@ -393,6 +460,10 @@ class FakeKernel:
         if not CpuSet.parse(text) & CpuSet.parse(self.state["online"]):
             raise OSError(errno.EINVAL, "invalid argument")
         irq["mask"] = text
+        if "effective" in irq:
+            # It stays on its CPU while the mask has that.
+            now = CpuSet.parse(irq["effective"]) & CpuSet.parse(text)
+            irq["effective"] = str(now or CpuSet([CpuSet.parse(text).first()]))
 
     def _set_queue(self, name: str, queue: str, mask: str) -> None:
         queues = self.state["devices"].get(name, {}).get("queues", {})
@@ -490,6 +561,13 @@ def make_host(kernel: str) -> FakeKernel:
         "online": "0-3",
         "threads": threads,
         "cgroups": {name: {"cpus": c, "type": t} for name, (c, t) in cgroups.items()},
+        "domains": {
+            UUID: {
+                "path": LIBVIRT,
+                "threads": {"emulator": 1000, "vcpu0": 1010, "vcpu1": 1011},
+                "pins": {},
+            },
+        },
         "irqs": {
             "41": {"guest": 0, "actions": "eth0-rx-0", "mask": "0-3"},
             "42": {"guest": 0, "actions": "eth0-tx-0", "mask": "2"},

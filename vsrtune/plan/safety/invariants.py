@@ -41,7 +41,7 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan.interrupt_cpus import confined, queue_irqs
-from vsrtune.plan.phases import on_lower_device, out_of_order
+from vsrtune.plan.phases import level, on_lower_device, out_of_order
 from vsrtune.plan.requirements import pinned_cpus
 from vsrtune.plan.safety.projection import Projection, scope_limit
 
@@ -90,6 +90,7 @@ def check(
             dirs.made.add(action.target.path)
         _step(state, action, irq, dirs)
         state.apply(action)
+    _realtime_off_interrupts(state, plan, irq)
     scheduled = {a.target.guest for a in plan.actions if isinstance(a.target, ThreadSched)}
     fifo_vcpus_apart(g for g in state.guests if g.ref in scheduled - plan.accepted)
 
@@ -259,7 +260,8 @@ def _sched_step(state: Projection, action: Action, thread: Thread, irq: CpuSet) 
     if wanted.cls in REALTIME:
         if not wanted.reset_on_fork:
             raise _broken(action, "realtime without reset-on-fork")
-        if thread.affinity & irq:
+        # A thread may be lowered there before it is moved away.
+        if thread.affinity & irq and not level(wanted) < level(thread.sched):
             raise _broken(action, f"realtime on interrupt CPU {thread.affinity & irq}")
 
 
@@ -282,6 +284,14 @@ def _deadline_step(
     ]
     if most is not None and total([*beside, wanted]) > most:
         raise _broken(action, f"CPUs {cpus} have too little bandwidth left at that point")
+
+
+def _realtime_off_interrupts(state: Projection, plan: Plan, irq: CpuSet) -> None:
+    """No thread that the plan makes realtime is on an interrupt CPU in the end."""
+    for action in plan.actions:
+        found = state.find(action.target.thread) if isinstance(action.target, ThreadSched) else None
+        if found is not None and found[1].sched.cls in REALTIME and found[1].affinity & irq:
+            raise _broken(action, f"realtime on interrupt CPU {found[1].affinity & irq}")
 
 
 def _pin_step(action: Action, guest: Guest, thread: Thread, irq: CpuSet) -> None:

@@ -142,7 +142,10 @@ class Projection:
             case (CpusetFile(path=path, file=file), CpusetList(text=text)):
                 self._written(path, file, text)
             case (Partition(path=path), PartitionState() as state):
+                group = self._cpuset(path)
                 self._group(path, lambda c: _partitioned(c, state))
+                if group is not None and group.valid and state.wanted == "member":
+                    self._freed(path, group.effective)
             case _:
                 raise TypeError(f"{action.target.kind} does not take {action.after!r}")
 
@@ -222,6 +225,39 @@ class Projection:
         for number, guest in enumerate(self._guests):
             if any(t.cgroup == path for t in guest.threads):
                 self._change(number, lambda g, t: _listed_anew(g, t, path, text))
+
+    def _freed(self, path: str, cpus: CpuSet) -> None:
+        """The CPUs of a partition that goes are free to all cgroups outside it again, as far as
+        their lists allow. Threads that had all CPUs of their cpuset follow it."""
+
+        def allowed(cgroup: str) -> CpuSet:
+            found = cpus
+            while cgroup:
+                group = self._cpuset(cgroup)
+                if group is not None and group.cpus:
+                    found &= CpuSet.parse(group.cpus)
+                cgroup = cgroup.rpartition("/")[0]
+            return found
+
+        def freed(_guest: Guest, thread: Thread) -> Thread:
+            effective, limit = thread.cpuset_effective, thread.cpuset_limit
+            if effective is None or f"{thread.cgroup}/".startswith(f"{path}/"):
+                return thread
+            wide = effective | allowed(thread.cgroup)
+            return replace(
+                thread,
+                affinity=wide if thread.affinity == effective else thread.affinity,
+                cpuset_effective=wide,
+                cpuset_limit=limit and limit | allowed(thread.cgroup.rpartition("/")[0]),
+            )
+
+        for number in range(len(self._guests)):
+            self._change(number, freed)
+        for group in self.host.cpusets:
+            if not group.valid and not f"{group.path}/".startswith(f"{path}/"):
+                wide = group.effective | allowed(group.path)
+                self._groups[group.path] = replace(group, effective=wide)
+        self._host = None
 
     def _listed(self, key: ThreadKey, name: str, pin: Pin) -> None:
         """Write the list of libvirt's own cgroup, unless the thread has left it."""

@@ -1,0 +1,131 @@
+"""What a plan gives back: examples of mistakes that the properties (test_properties.py) found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from imitated_host import ImitatedHost
+from plan_bases import routers
+from planning_samples import budget
+from situations import settle
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.journal_records import Entry, undo_order
+from vsrtune.model.plan import Plan
+from vsrtune.model.targets import EmulatorPin, Partition, Pin
+from vsrtune.plan.brought_pins import REASON
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
+
+FIFO = "class: fifo, priority: 10"
+
+
+def imitated(*, cpus: int = 8, kernel: str = "6.12", vcpus: int = 1) -> ImitatedHost:
+    """vr1 and vr2, untuned, on an imitated kernel."""
+    return ImitatedHost(routers(cpus=cpus, cpusets=kernel, softirq=True, vcpus=vcpus))
+
+
+def ask(**texts: str) -> tuple[Policy, ...]:
+    """Policies by guest."""
+    return tuple(parse(f"guest: {name}\n{text}\n", f"{name}.yaml") for name, text in texts.items())
+
+
+def kinds(plan: Plan) -> list[tuple[str, bool]]:
+    return [(a.target.kind, a.release) for a in plan.actions]
+
+
+def test_a_guest_that_a_release_makes_room_for_has_its_own_releases_in_the_same_plan() -> None:
+    """vr2 is refused only as long as vr1's vcpu is realtime on its CPU."""
+    host = imitated()
+    alone = f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{FIFO}}}}}"
+    settle(host, ask(vr1=alone, vr2="cpus: {vcpu: 2}\nqueue: {macvtap: 50}"))
+    policies = ask(vr1="queue: {macvtap: 500}", vr2="cpus: {vcpu: 1}")
+    plan = host.plan(policies)
+    assert plan.refusals == ()
+    assert ("txqueuelen", True) in kinds(plan)
+    host.apply(plan)
+    assert host.plan(policies).actions == ()
+
+
+def test_a_guest_that_is_refused_after_its_releases_keeps_all_it_has() -> None:
+    """Without its pin the realtime vcpu may run on the interrupt CPU: a mistake in the policy."""
+    host = imitated()
+    settle(host, ask(vr1=f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    plan = host.plan(ask(vr1=f"scheduler: {{vcpu: {{{FIFO}}}}}"))
+    assert [r.guest for r in plan.refusals] == ["vr1"]
+    assert plan.actions == ()
+
+
+def test_a_thread_leaves_its_realtime_class_before_it_may_run_everywhere() -> None:
+    host = imitated()
+    settle(host, ask(vr1=f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    plan = host.plan(ask(vr1="scheduler: {vcpu: {class: batch}}"))
+    assert kinds(plan) == [("thread-sched", True), ("vcpu-pin", True), ("thread-sched", False)]
+
+
+def test_undo_lowers_a_thread_whose_class_was_written_before_its_pin() -> None:
+    host = imitated()
+    settle(host, ask(vr1="scheduler: {vcpu: {class: batch}}"))
+    settle(host, ask(vr1=f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    back = [e.target.kind for e in undo_order(host.entries())]
+    assert back == ["thread-sched", "vcpu-pin"]
+
+
+def test_undo_raises_a_thread_on_its_own_cpus_only() -> None:
+    host = imitated()
+    urgent = Sched(SchedClass.FIFO, 30, reset_on_fork=True)
+    host.kernel.set_sched(1001, urgent)
+    settle(host, ask(vr1="cpus: {vcpu: 1}"))
+    settle(host, ask(vr1="cpus: {vcpu: 1}\nscheduler: {vcpu: {class: batch}}"))
+    back = [e.target.kind for e in undo_order(host.entries())]
+    assert back == ["vcpu-pin", "thread-sched"]
+    host.undo()
+    assert (host.kernel.sched_attr(1001), host.kernel.mask(1001)) == (urgent, "0-7")
+
+
+def budgeted(host: ImitatedHost, cpus: str) -> tuple[Policy, ...]:
+    """vr1's vcpu has a budget on this CPU."""
+    share = "class: deadline, runtime: 2ms, period: 10ms"
+    policies = ask(vr1=f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{share}}}}}")
+    settle(host, policies)
+    assert host.kernel.sched_attr(1001) == budget(2, 10)
+    return policies
+
+
+def test_a_refused_guest_keeps_its_budgets_in_a_broken_partition() -> None:
+    host = imitated()
+    budgeted(host, "1")
+    path = next(e.target.path for e in host.entries() if isinstance(e.target, Partition))
+    seen = host.observed()
+    groups = tuple(
+        replace(g, partition="root invalid (reason)") if g.path == path else g
+        for g in seen.host.cpusets
+    )
+    broken = replace(seen, host=replace(seen.host, cpusets=groups))
+    plan = full_plan(broken, ask(vr1="cpus: {vcpu: 99}"), host.entries())
+    assert [r.guest for r in plan.refusals] == ["vr1"]
+    assert plan.actions == ()
+
+
+def test_cpus_of_a_partition_that_goes_are_free_in_the_same_plan() -> None:
+    host = imitated()
+    budgeted(host, "1")
+    policies = ask(vr1="queue: {macvtap: 50}", vr2="cpus: {vcpu: 1}")
+    plan = host.plan(policies)
+    assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert host.kernel.mask(2001) == "1"
+    assert host.plan(policies).actions == ()
+
+
+def test_a_pin_that_a_guest_has_brought_waits_while_libvirt_is_busy() -> None:
+    host = imitated()
+    seen = host.observed()
+    guest = seen.guests[0]
+    pin = EmulatorPin(guest.ref, guest.uuid, guest.threads[0].key)
+    was, now = Pin(CpuSet(range(8)), ""), Pin(CpuSet(range(8)), "0-7")
+    brought = (Entry(pin, was, now, "done", reason=REASON),)
+    assert kinds(full_plan(seen, (), brought)) == [("emulator-pin", True)]
+    busy = replace(seen, guests=(replace(guest, busy=True), *seen.guests[1:]))
+    assert full_plan(busy, (), brought).actions == ()
