@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,6 @@ from clone_group import (
     create,
     delete,
     do,
-    fresh,
     keep,
     live,
     refused,
@@ -33,6 +34,7 @@ from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.clone_model import File
 from vsrtune.attach.plan.model import Switch
 from vsrtune.attach.transaction import Switcher
+from vsrtune.execute.ledger import read_pending
 from vsrtune.group import clone_xml
 from vsrtune.group import scale as group_scale
 from vsrtune.model.host import Link
@@ -43,16 +45,6 @@ IMAGES = "/var/lib/libvirt/images"
 
 def told(switch: Switch) -> str:
     return "".join(f"{n}. {step}\n" for n, step in enumerate(switch.steps, 1))
-
-
-@pytest.fixture
-def host() -> FakeAttachHost:
-    return fresh()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "attach.jsonl"
 
 
 def test_a_group_of_clones_alone(host: FakeAttachHost, path: Path) -> None:
@@ -83,8 +75,7 @@ def test_a_group_of_clones_alone(host: FakeAttachHost, path: Path) -> None:
     switch = do(host, path, delete)
     matches(GOLDEN / "clones-deleted.txt", told(switch))
     assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_clones_beside_a_running_guest(host: FakeAttachHost, path: Path) -> None:
@@ -107,8 +98,7 @@ def test_kept_clones_are_guests_of_their_own(host: FakeAttachHost, path: Path) -
     macs = {mac for name in ("vr1", "vr2") for mac, _ in live(host, name)}
     assert len(macs) == 4  # nobody has another's
     assert not macs & set(MACS)
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
     # They are there now, so they are adopted, and stay theirs who kept them.
     do(host, path, create("vr1", "vr2"))
     do(host, path, delete)
@@ -124,7 +114,7 @@ def test_killed_before_any_line_of_the_ledger(what: str, tmp_path: Path) -> None
     """Among them those that say whose a clone is, after the last step."""
     end = ready(what, tmp_path / "end")
     do(end, tmp_path / "end", CHOICES[what])
-    for n in range(1, 100):
+    for n in count(1):
         path = tmp_path / f"{n}"
         host = ready(what, path)
         before = host.picture()
@@ -133,22 +123,17 @@ def test_killed_before_any_line_of_the_ledger(what: str, tmp_path: Path) -> None
             if number == n:
                 raise Killed
 
-        try:
-            with AttachLedger.open(path) as ledger, before_lines(killed):
-                Switcher(host, ledger, BOOT).carry_out(CHOICES[what](seen(host, ledger)))
-        except Killed:
-            with AttachLedger.open(path) as ledger:
-                assert Switcher(host, ledger, BOOT).recover() == []
-                assert Switcher(host, ledger, BOOT).sweep().failed == ()
+        with suppress(Killed), AttachLedger.open(path) as ledger, before_lines(killed):
+            Switcher(host, ledger, BOOT).carry_out(CHOICES[what](seen(host, ledger)))
+            break
+        with AttachLedger.open(path) as ledger:
+            switcher = Switcher(host, ledger, BOOT)
+            assert switcher.recover() == []
+            assert switcher.sweep().failed == ()
             assert host.picture() in (before, end.picture()), (n, host.log)
-            with AttachLedger.open(path) as ledger:
-                clones = Switcher(host, ledger, BOOT).clones()
             whole = host.picture() == (end.picture() if what in ("create", "mixed") else before)
-            assert bool(clones) == whole, n
-            continue
-        assert n > 5
-        return
-    raise AssertionError("it never came to its end")
+            assert bool(switcher.clones()) == whole, n
+    assert n > 5
 
 
 def test_libvirt_may_be_away_for_a_while(path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import golden
 import pytest
 from attach_host import BOOT, FakeAttachHost
-from msr_group import A0, A1, B0, B1, FILE, L0, M1, book, create, delete, edge, fresh, live
-from switch_faults import do, refused, survey
+from msr_group import A0, A1, B0, B1, FILE, L0, M1, book, create, delete, edge, live
+from switch_faults import Choose, do, refused, survey
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.ledger import read_pending
 from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.msr import FIRST_VLAN, mac, side_links
@@ -25,14 +26,16 @@ from vsrtune.views.group_status import places
 GOLDEN = Path(__file__).parent / "golden_group"
 
 
-@pytest.fixture
-def host() -> FakeAttachHost:
-    return fresh()
+def other(text: str) -> Choose:
+    return lambda host: planner.create(edge("hub", text), host)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "attach.jsonl"
+def drain(name: str) -> Choose:
+    return lambda host: group_scale.drain("edge", name, host)
+
+
+def scale(number: int) -> Choose:
+    return lambda host: group_scale.scale("edge", number, host)
 
 
 @pytest.mark.parametrize("links", LINKS)
@@ -71,8 +74,7 @@ def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path, 
     assert host.problems() == []
     assert host.picture() == before
     assert [k.name for k in host.table.values() if k.kind != "macvtap"] == ["p0", "p1"]
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_one_balancer_for_both_sides(path: Path) -> None:
@@ -81,7 +83,7 @@ def test_one_balancer_for_both_sides(path: Path) -> None:
     host.add("a", (A0, "p0"), (A1, "p1"))
     before = host.picture()
     text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [in, out]").replace("a, b", "a")
-    do(host, path, lambda h: planner.create(edge("hub", text), h))
+    do(host, path, other(text))
     assert [d for d, _ in live(host, "lb1")] == ["edge-1b1", "edge-2b1", "macvtap0", "macvtap1"]
     inner = [x for x in host.fakes["uuid-lb1"].live or () if "edge-" in x]
     assert all("queues" not in x for x in inner)
@@ -98,7 +100,7 @@ def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> No
     both = book(host, path)
     with AttachLedger.open(path) as ledger:
         rules = msr_rules.of_group("edge", None, survey(host, ledger))
-    switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
+    switch = do(host, path, scale(1))
     assert "frames for b are lost until the balancers have loaded" in switch.notes[0]
     assert live(host, "b") == []
     one = book(host, path)
@@ -119,13 +121,13 @@ def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> No
             what()
         assert said in str(caught.value)
     with pytest.raises(VsrtuneError, match="no running member would be left"):
-        do(host, path, lambda h: group_scale.drain("edge", "a", h))
+        do(host, path, drain("a"))
     with pytest.raises(VsrtuneError, match="its members: a, b"):
-        do(host, path, lambda h: group_scale.drain("edge", "lb1", h))
-    switch = do(host, path, lambda h: group_scale.scale("edge", 2, h))
+        do(host, path, drain("lb1"))
+    switch = do(host, path, scale(2))
     assert "b gets frames when the balancers have loaded" in switch.notes[0]
     assert book(host, path) == both
-    do(host, path, lambda h: group_scale.drain("edge", "a", h))
+    do(host, path, drain("a"))
     do(host, path, delete)
     assert host.problems() == []
     assert host.picture() == before
@@ -133,7 +135,7 @@ def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> No
 
 def test_who_stands_where(host: FakeAttachHost, path: Path) -> None:
     do(host, path, lambda h: create(h, "vlan"))
-    do(host, path, lambda h: group_scale.drain("edge", "a", h))
+    do(host, path, drain("a"))
     host.stop(host.fakes["uuid-lb2"])
     with AttachLedger.open(path) as ledger:
         read = survey(host, ledger)
@@ -184,28 +186,21 @@ def test_devices_come_again_in_their_order(host: FakeAttachHost, path: Path) -> 
 def test_what_is_in_the_way_is_named(host: FakeAttachHost, path: Path) -> None:
     # Others may stay on the lower devices, which carry macvtaps before and after.
     host.add("c", ("02:00:00:00:0c:00", "p0"))
-    host.stop(host.fakes["uuid-lb2"])
-    assert "edge.yaml:5: lb2 does not run" in refused(host, path, create)
-    host.start(host.fakes["uuid-lb2"])
-    host.stop(host.fakes["uuid-b"])
-    assert "edge.yaml:6: b does not run" in refused(host, path, create)
-    host.start(host.fakes["uuid-b"])
-    text = FILE.replace("lb1: [in], lb2: [out]", "lb1: [out], lb2: [in]")
-    assert "lb2: p0: it has no interface on this device" in refused(
-        host, path, lambda h: planner.create(edge("hub", text), h)
-    )
-    text = FILE.replace("p0", "p7")
-    assert "edge.yaml:4: there is no such device" in refused(
-        host, path, lambda h: planner.create(edge("hub", text), h)
-    )
+    for line, name in ((5, "lb2"), (6, "b")):
+        host.stop(host.fakes[f"uuid-{name}"])
+        assert f"edge.yaml:{line}: {name} does not run" in refused(host, path, create)
+        host.start(host.fakes[f"uuid-{name}"])
+    swapped = other(FILE.replace("lb1: [in], lb2: [out]", "lb1: [out], lb2: [in]"))
+    assert "lb2: p0: it has no interface on this device" in refused(host, path, swapped)
+    nowhere = other(FILE.replace("p0", "p7"))
+    assert "edge.yaml:4: there is no such device" in refused(host, path, nowhere)
     host.old_module = True
     assert "no flag uplink" in refused(host, path, create)
     host.old_module = False
     do(host, path, create)
-    other = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
-    assert "a is a member of the group edge" in refused(
-        host, path, lambda h: planner.create(other, h)
-    )
+    core = parse(FILE.replace("name: edge", "name: core"), "core.yaml")
+    said = refused(host, path, functools.partial(planner.create, core))
+    assert "a is a member of the group edge" in said
 
 
 def test_routers_of_one_mac_are_refused(path: Path) -> None:

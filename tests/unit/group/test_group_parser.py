@@ -61,11 +61,7 @@ BAD_STAGED = [
     ("routers", "members", "g:6: group.members: unknown key; the keys here are name, kind,"),
     ("lb2: [out]", "lb2: [in]", "g:5: group.balancers.lb2.0: the side 'in' is served by 'lb1'"),
     ("lb2: [out]", "lb2: [in]", "g:5: group.balancers: no balancer serves the side 'out'"),
-    (
-        "lb2: [out]",
-        "lb2: [up]",
-        "g:5: group.balancers.lb2.0: there is no side 'up' under lower",
-    ),
+    ("lb2: [out]", "lb2: [up]", "g:5: group.balancers.lb2.0: there is no side 'up' under lower"),
     ("lb2: [out]", "lb2: [o-t]", "g:5: group.balancers.lb2.0: 'o-t' is not a name of a side"),
     ("lb2: [out]", "lb2: out", "g:5: group.balancers.lb2: 'out' stands where a list is"),
     ("lb2: [out]", "vr2: [out]", "g:5: group.balancers.vr2: 'vr2' is a router of the group"),
@@ -73,7 +69,7 @@ BAD_STAGED = [
     ("vr1, vr2", "vr1, vr1", "g:6: group.routers.1: 'vr1' stands here twice"),
     ("in: p0, out: p1", SIDES, "g:4: group.lower: a mapping is not accepted; write up to 9"),
     ("  kind", "  links: star\n  kind", "g:3: group.links: 'star' is not accepted; write"),
-]
+]  # fmt: skip
 BAD = [
     ("kind: pvr", "kind: hub", "g:3: group.kind: 'hub' is not accepted; write pvr or msr"),
     ("kind: pvr", "kind: msr", "g:1: group: the key 'balancers' is missing"),
@@ -88,17 +84,9 @@ BAD = [
     ("out: p1", "outside: p1", "g:5: group.lower.outside: this key does not fit here"),
     ("out: p1", "out: a/b", "g:5: group.lower.out: 'a/b' is not a name of a device"),
     ("  kind", "  colour: red\n  kind", "g:3: group.colour: unknown key"),
-    (
-        "  lower",
-        "  template: vr2\n  lower",
-        "g:5: group.template: the template cannot be a member",
-    ),
+    ("  lower", "  template: vr2\n  lower", "g:5: group.template: the template cannot be a member"),
     ("  lower", "  template: ''\n  lower", "g:5: group.template: the value is empty"),
-    (
-        "  lower",
-        "  overlays: images\n  lower",
-        "g:5: group.overlays: 'images' is not an absolute",
-    ),
+    ("  lower", "  overlays: images\n  lower", "g:5: group.overlays: 'images' is not an absolute"),
     ("  kind", "  colour:\n  kind", "g:3: group.colour: unknown key"),
     ("name: edge", "name:", "g:2: group.name: the key has no value; write a small letter"),
     ("  lower", "  template:\n  lower", "g:5: group.template: the key has no value; write"),
@@ -108,7 +96,7 @@ BAD = [
     (GOOD, "", "g:1: the file holds no group"),
     (GOOD, "- 1\n", "g:1: the file holds no group"),
     (GOOD, "group: [1\n", "g:"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost
-from pvr_group import A0, A1, B0, B1, create, delete, fresh, live
+from pvr_group import A0, A1, B0, B1, create, delete, live
 from switch_faults import do, refused
 
 from vsrtune.attach.ledger import AttachLedger
@@ -15,19 +15,10 @@ from vsrtune.attach.plan.planner import plan as attach_plan
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.ledger import read_pending
 from vsrtune.group import planner
 from vsrtune.group import scale as group_scale
 from vsrtune.model.guest import Attachment
-
-
-@pytest.fixture
-def host() -> FakeAttachHost:
-    return fresh()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "attach.jsonl"
 
 
 def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) -> None:
@@ -53,8 +44,7 @@ def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) 
     do(host, path, delete)
     assert host.problems() == []
     assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_drain_and_scale(host: FakeAttachHost, path: Path) -> None:

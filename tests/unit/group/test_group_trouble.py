@@ -20,6 +20,7 @@ from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Plug
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.ledger import read_pending
 from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import parse
@@ -27,11 +28,6 @@ from vsrtune.model.domain_xml import nics, replaced
 from vsrtune.model.guest import Attachment
 
 C0 = "02:00:00:00:0c:00"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "attach.jsonl"
 
 
 def sweep(host: FakeAttachHost, path: Path) -> None:
@@ -44,12 +40,15 @@ def undefine(host: FakeAttachHost, uuid: str) -> None:
     del host.fakes[uuid]
 
 
-def forth(host: AttachHostState) -> Switch:
-    return plan(SwitchRequest(Attachment.NAPI_MACVLAN, ("c",), live=False), host)
+def switched(to: Attachment, host: AttachHostState) -> Switch:
+    """Guest c, by its definition alone."""
+    return plan(SwitchRequest(to, ("c",), live=False), host)
 
 
-def back(host: AttachHostState) -> Switch:
-    return plan(SwitchRequest(Attachment.MACVTAP, ("c",), live=False), host)
+forth = partial(switched, Attachment.NAPI_MACVLAN)
+back = partial(switched, Attachment.MACVTAP)
+drain = partial(group_scale.drain, "edge", "b")
+both = partial(group_scale.scale, "edge", 2)
 
 
 def test_what_is_left_of_an_old_group_is_not_taken_for_a_new_one(path: Path) -> None:
@@ -89,48 +88,44 @@ def test_clones_that_somebody_undefined_can_be_deleted(daemon: bool, path: Path)
         sweep(host, path)
     clones.do(host, path, clones.delete)
     assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 @pytest.mark.parametrize("kept", ["macvtap", "none"])
 def test_a_drained_router_comes_again_whatever_its_definition_is(kept: str, path: Path) -> None:
     host = msr.fresh()
     before = host.picture()
-    original = host.fakes["uuid-b"].config
+    guest = host.fakes["uuid-b"]
+    original = guest.config
     do(host, path, msr.create)
-    if kept == "macvtap":
-        host.fakes["uuid-b"].config = original
-    else:
-        host.fakes["uuid-b"].config = "<domain><name>b</name><devices/></domain>"
+    none = "<domain><name>b</name><devices/></domain>"
+    guest.config = original if kept == "macvtap" else none
     had = msr.live(host, "b")
-    do(host, path, partial(group_scale.drain, "edge", "b"))
+    do(host, path, drain)
     sweep(host, path)
     assert msr.live(host, "b") == []
-    do(host, path, partial(group_scale.scale, "edge", 2))
+    do(host, path, both)
     assert msr.live(host, "b") == had
-    do(host, path, partial(group_scale.drain, "edge", "b"))
+    do(host, path, drain)
     do(host, path, msr.delete)
-    host.fakes["uuid-b"].config = original
+    guest.config = original
     assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_a_router_that_has_that_mac_already_is_not_scaled_up(path: Path) -> None:
     host = msr.fresh()
-    original = host.fakes["uuid-b"].config
+    guest = host.fakes["uuid-b"]
+    original = guest.config
     do(host, path, msr.create)
-    do(host, path, partial(group_scale.drain, "edge", "b"))
-    host.fakes["uuid-b"].config = original
-    host.stop(host.fakes["uuid-b"])
+    do(host, path, drain)
+    guest.config = original
+    host.stop(guest)
     # Its macvtaps find p0 and p1 free: the devices of this kind of group stand elsewhere.
-    host.start(host.fakes["uuid-b"])
-    before = host.picture()
-    said = refused(host, path, partial(group_scale.scale, "edge", 2))
+    host.start(guest)
+    said = refused(host, path, both)
     assert "already" in said
     assert "virsh detach-interface b" in said
-    assert host.picture() == before
 
 
 @pytest.mark.parametrize("links", ["bridge", "hub", "vlan"])
@@ -172,11 +167,10 @@ def test_rules_without_a_balancer(path: Path) -> None:
     host = msr.fresh()
     do(host, path, msr.create)
     undefine(host, "uuid-lb1")
-    with pytest.raises(VsrtuneError, match=r"the balancer is gone.*group delete edge"):
-        msr.book(host, path)
-    sweep(host, path)
-    with pytest.raises(VsrtuneError, match=r"the balancer is gone.*group delete edge"):
-        msr.book(host, path)
+    for _ in ("before the daemon sees it", "and after"):
+        with pytest.raises(VsrtuneError, match=r"the balancer is gone.*group delete edge"):
+            msr.book(host, path)
+        sweep(host, path)
 
 
 def test_the_way_out_beside_another_guest_is_the_one_that_is_told(path: Path) -> None:
@@ -217,15 +211,14 @@ def test_a_group_whose_nic_is_gone_can_be_deleted(path: Path) -> None:
     host.table = {i: link for i, link in host.table.items() if link.name != "p0"}
     do(host, path, pvr.delete)
     assert host.fakes["uuid-a"].config.count("direct") == original.count("direct") == 2
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_its_own_device_that_nobody_names_is_no_obstacle(path: Path) -> None:
     host = pvr.fresh()
     original = host.fakes["uuid-b"].config
     do(host, path, pvr.create)
-    do(host, path, partial(group_scale.drain, "edge", "b"))
+    do(host, path, drain)
     host.fakes["uuid-b"].config = original
     undefine(host, "uuid-a")
     do(host, path, pvr.delete)
@@ -249,8 +242,7 @@ def test_an_old_group_of_that_name_is_not_taken_for_one_that_failed(path: Path) 
     host.before = fail
     assert "everything is as it was before" in refused(host, path, pvr.create)
     assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_members_leave_one_after_the_other(path: Path) -> None:
