@@ -46,6 +46,17 @@ def two_guests() -> FakeAttachHost:
     return fake
 
 
+def forth(*guests: str, **more: object) -> Switch:
+    """The way of these guests from ``two_guests`` to NAPI-macvlan."""
+    return plan(SwitchRequest(FORTH, guests, **more), survey(two_guests()))  # type: ignore[arg-type]
+
+
+def alone(text: str, *links: Link, to: Attachment = FORTH) -> Switch:
+    """The way of a guest with one running interface."""
+    host = AttachHostState((GuestNics("a", "u", (nic(text),), None),), (Link(2, "p0"), *links), ())
+    return plan(SwitchRequest(to, ("a",), config=False), host)
+
+
 def names(switch: Switch) -> list[str]:
     return [str(step).split()[0] for step in switch.steps]
 
@@ -72,8 +83,7 @@ def test_an_origin_survives_the_ledger() -> None:
 
 
 def test_the_order_of_the_steps() -> None:
-    fake = two_guests()
-    made = plan(SwitchRequest(FORTH, ("a",), interface=A1), survey(fake))
+    made = forth("a", interface=A1)
     assert names(made) == ["make", "unplug", "bring", "plug", "define"]
     assert [m.mac for m in made.moves] == [A1]
     assert made.moves[0].device.name == "nvt00000a01"
@@ -81,19 +91,12 @@ def test_the_order_of_the_steps() -> None:
 
 
 def test_others_on_the_lower_device_are_named_or_taken_along() -> None:
-    fake = two_guests()
     with pytest.raises(VsrtuneError, match=f"b {B0} on p0.*--all-of-lower"):
-        plan(SwitchRequest(FORTH, ("a",)), survey(fake))
-    made = plan(SwitchRequest(FORTH, ("a",), all_of_lower=True), survey(fake))
-    assert {m.mac for m in made.moves} == {A0, A1, B0}
+        forth("a")
+    assert {m.mac for m in forth("a", all_of_lower=True).moves} == {A0, A1, B0}
     # Only what stands on the same devices goes along.
-    made = plan(SwitchRequest(FORTH, ("b",), all_of_lower=True), survey(fake))
-    assert {m.mac for m in made.moves} == {A0, B0}
-    assert {m.mac for m in plan(SwitchRequest(FORTH, ("a", "b")), survey(fake)).moves} == {
-        A0,
-        A1,
-        B0,
-    }
+    assert {m.mac for m in forth("b", all_of_lower=True).moves} == {A0, B0}
+    assert {m.mac for m in forth("a", "b").moves} == {A0, A1, B0}
 
 
 def test_a_guest_that_does_not_run_is_thought_of() -> None:
@@ -124,15 +127,14 @@ def test_what_else_holds_the_lower_device_is_named() -> None:
 
 @pytest.mark.parametrize("name", [A1.upper(), "macvtap1", "p1"])
 def test_an_interface_by_any_of_its_names(name: str) -> None:
-    made = plan(SwitchRequest(FORTH, ("a",), interface=name), survey(two_guests()))
-    assert [m.mac for m in made.moves] == [A1]
+    assert [m.mac for m in forth("a", interface=name).moves] == [A1]
 
 
 def test_an_interface_that_is_not_there() -> None:
     with pytest.raises(VsrtuneError, match=f"no interface x; its interfaces: {A0}"):
-        plan(SwitchRequest(FORTH, ("a",), interface="x"), survey(two_guests()))
+        forth("a", interface="x")
     with pytest.raises(VsrtuneError, match="no such libvirt guest"):
-        plan(SwitchRequest(FORTH, ("z",)), survey(two_guests()))
+        forth("z")
 
 
 def test_an_interface_on_a_bridge_stays_there() -> None:
@@ -154,24 +156,16 @@ def test_an_interface_on_a_bridge_stays_there() -> None:
     ],
 )
 def test_interfaces_that_cannot_move(old: str, new: str, reason: str) -> None:
-    direct = nic(interface(A0, "p0", 2, "macvtap0").replace(old, new))
-    host = AttachHostState((GuestNics("a", "u", (direct,), None),), (Link(2, "p0"),), ())
     with pytest.raises(VsrtuneError, match=reason):
-        plan(SwitchRequest(FORTH, ("a",), config=False), host)
+        alone(interface(A0, "p0", 2, "macvtap0").replace(old, new))
 
 
-def test_what_is_lost_is_told() -> None:
-    text = interface(A0, "p0", 2, "macvtap0").replace(
-        "'direct'", "'direct' trustGuestRxFilters='yes'"
-    )
-    host = AttachHostState((GuestNics("a", "u", (nic(text),), None),), (Link(2, "p0"),), ())
-    made = plan(SwitchRequest(FORTH, ("a",), config=False), host)
+def test_what_is_told_of_a_switch() -> None:
+    text = interface(A0, "p0", 2, "macvtap0")
+    made = alone(text.replace("'direct'", "'direct' trustGuestRxFilters='yes'"))
     assert any("trustGuestRxFilters" in note for note in made.notes)
     assert "trustGuestRxFilters" not in made.moves[0].live[1]
-
-
-def test_only_live_warns_of_the_next_start() -> None:
-    made = plan(SwitchRequest(FORTH, ("a", "b"), config=False), survey(two_guests()))
+    made = forth("a", "b", config=False)
     assert "define" not in names(made)
     assert any("cannot start again" in note for note in made.notes)
 
@@ -180,12 +174,7 @@ def test_back_without_having_been_forth() -> None:
     """An interface that somebody put on a device of ours by hand has a way back too."""
     text = interface(A0, "p0", 2).replace("type='direct'", "type='ethernet'")
     text = text.replace("<source dev='p0' mode='bridge'/>", "<target dev='nv7' managed='no'/>")
-    host = AttachHostState(
-        (GuestNics("a", "u", (nic(text),), None),),
-        (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
-        (),
-    )
-    made = plan(SwitchRequest(BACK, ("a",), config=False), host)
+    made = alone(text, Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True), to=BACK)
     assert '<source dev="p0" mode="vepa"' in made.moves[0].live[1]
     assert made.moves[0].queue == 250
     assert [d.name for d in made.leaves] == ["nv7"]

@@ -7,33 +7,22 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import clone_group as clones
 import pytest
 from attach_host import BOOT, FakeAttachHost
 from switch_faults import before_lines
-from test_transaction import A0, A1, B0, fresh
+from test_transaction import A0, A1, B0, fails, fresh, made, recover
 
 from vsrtune.attach import signals
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
-from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
-from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.guest import Attachment
-
-
-@pytest.fixture
-def host() -> FakeAttachHost:
-    return fresh()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "attach.jsonl"
 
 
 @pytest.fixture
@@ -52,8 +41,7 @@ def _usual() -> Iterator[None]:
 
 
 def forth(host: FakeAttachHost) -> Switch:
-    asked = SwitchRequest(Attachment.NAPI_MACVLAN, ("a", "b"))
-    return plan(asked, AttachHostState(host.guests(), host.links().values(), ()))
+    return made(AttachHostState(host.guests(), host.links().values(), ()))
 
 
 def standing(host: FakeAttachHost) -> bool:
@@ -77,14 +65,8 @@ def test_a_signal_is_held_until_all_is_taken_back(
 
     host.sleep = interrupted  # type: ignore[method-assign]
     handlers = signal.getsignal(number)
-    with (
-        AttachLedger.open(path) as ledger,
-        pytest.raises(
-            SwitchError, match=f"interrupted .{number.name}.; everything is as"
-        ) as caught,
-    ):
-        Switcher(host, ledger, BOOT).carry_out(forth(host))
-    assert caught.value.exit_code == 130
+    caught = fails(host, path, f"interrupted .{number.name}.; everything is as")
+    assert caught.exit_code == 130
     assert host.now >= 10
     assert host.picture() == before
     assert host.problems() == []
@@ -104,10 +86,8 @@ def test_a_switch_that_fails_by_itself_tells_of_the_signal_too(
             raise RefusedError("no")
 
     host.before = fail
-    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError) as caught:
-        Switcher(host, ledger, BOOT).carry_out(forth(host))
-    assert caught.value.interrupted
-    assert caught.value.exit_code == 130
+    caught = fails(host, path)
+    assert (caught.interrupted, caught.exit_code) == (True, 130)
     assert host.problems() == []
 
 
@@ -151,9 +131,7 @@ def full(lines: range) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("lines", [1, 2, 10_000])
 def test_a_disk_that_fills_up_in_the_middle(lines: int, tmp_path: Path) -> None:
-    first = 0
-    while True:
-        first += 1
+    for first in count(1):
         path, host = tmp_path / f"{first}", fresh()
         before = host.picture()
         lost = full(range(first, first + lines))
@@ -168,8 +146,7 @@ def test_a_disk_that_fills_up_in_the_middle(lines: int, tmp_path: Path) -> None:
         assert host.picture() == before, (first, host.log)
         # Taking back was not repeated for what could not be written down.
         assert host.log.count(f"plug {A0}") <= 2, (first, host.log)
-        with AttachLedger.open(path) as ledger:
-            assert Switcher(host, ledger, BOOT).recover() == []
+        recover(host, path)
         assert host.picture() == before, (first, host.log)
     assert first > 6
 
@@ -177,9 +154,7 @@ def test_a_disk_that_fills_up_in_the_middle(lines: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lines", [1, 2, 10_000])
 def test_clones_stay_whole_when_the_disk_is_full(lines: int, tmp_path: Path) -> None:
     """What is to become of them is said before the end, and counts from the end on alone."""
-    first = 0
-    while True:
-        first += 1
+    for first in count(1):
         path, host = tmp_path / f"{first}", clones.fresh()
         clones.do(host, path, clones.create("vr1", "vr2"))
         before = host.picture()
@@ -193,17 +168,14 @@ def test_clones_stay_whole_when_the_disk_is_full(lines: int, tmp_path: Path) -> 
                 pass
             except VsrtuneError:
                 break  # after its end
-        with AttachLedger.open(path) as ledger:
-            assert Switcher(host, ledger, BOOT).recover() == []
+        recover(host, path)
         assert host.picture() == before, (first, host.log)
     assert first > 4
 
 
 def test_guests_keep_what_they_stand_on_while_libvirt_is_away(tmp_path: Path) -> None:
     """From any change on, for longer than a switch waits."""
-    number = 0
-    while True:
-        number += 1
+    for number in count(1):
         path, host = tmp_path / f"{number}", fresh()
         before = host.picture()
 
@@ -213,17 +185,15 @@ def test_guests_keep_what_they_stand_on_while_libvirt_is_away(tmp_path: Path) ->
 
         host.after = away
         with AttachLedger.open(path) as ledger:
-            switch = forth(host)
             try:
-                Switcher(host, ledger, BOOT, patience=2.0).carry_out(switch)
+                Switcher(host, ledger, BOOT, patience=2.0).carry_out(forth(host))
                 break
             except SwitchError:
                 pass
         assert standing(host), (number, host.log)
         host.after = lambda n: None
         host.away_until = -1.0
-        with AttachLedger.open(path) as ledger:
-            assert Switcher(host, ledger, BOOT).recover() == []
+        recover(host, path)
         assert host.picture() == before, (number, host.log)
     assert number > 10
 
@@ -242,9 +212,7 @@ def test_refused_after_libvirt_was_away(host: FakeAttachHost, path: Path) -> Non
             raise RefusedError("cannot acquire state change lock")
 
     host.before, host.after = refuse, away
-    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError) as caught:
-        Switcher(host, ledger, BOOT).carry_out(forth(host))
-    assert "state change lock" in str(caught.value)
+    fails(host, path, "state change lock")
     assert host.picture() == before, host.log
 
 
@@ -258,7 +226,6 @@ def test_a_guest_that_hangs_keeps_no_other_from_what_it_had(
             raise RefusedError("no")
 
     host.before = refuse
-    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError, match="did not release"):
-        Switcher(host, ledger, BOOT).carry_out(forth(host))
+    fails(host, path, "did not release")
     assert [line for line in host.log if line == f"plug {B0}"], host.log
     assert B0 in str(host.fakes["uuid-b"].live)

@@ -47,7 +47,7 @@ def test_a_device_of_the_same_name_begins_anew() -> None:
     assert outage.seconds == pytest.approx(0.5, abs=0.02)
 
 
-def test_without_traffic_there_is_none_to_see() -> None:
+def test_traffic_that_is_not_there_or_does_not_come_back() -> None:
     outage = Outage()
     seen(outage, 0, 1, 0, "x", 7)
     outage.begun = 1.0
@@ -56,9 +56,6 @@ def test_without_traffic_there_is_none_to_see() -> None:
     seen(outage, 1.5, 2, 100, "y")
     assert outage.rate == 0
     assert outage.seconds is None
-
-
-def test_traffic_that_does_not_come_back_has_no_end() -> None:
     outage = Outage()
     seen(outage, 0, 1, 1000, "x")
     outage.begun = 1.0

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
+from switch_faults import Switches, do, refused, survey
 
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.ledger import read_pending
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
 
@@ -23,32 +24,38 @@ A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP
 
 
-@pytest.fixture
-def host() -> FakeAttachHost:
+def fresh() -> FakeAttachHost:
     """Guest a on p0 and p1, guest b on p0; a's queue on p0 is not the usual one."""
     fake = FakeAttachHost()
     fake.add("a", (A0, "p0"), (A1, "p1"))
     fake.add("b", (B0, "p0"))
-    index = next(k.index for k in fake.table.values() if k.mac == A0)
-    fake.set_queue(index, 123)
+    fake.set_queue(next(k.index for k in fake.table.values() if k.mac == A0), 123)
     fake.changes = 0
     return fake
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "attach.jsonl"
+def made(state: AttachHostState, to: Attachment = FORTH, **more: bool) -> Switch:
+    return plan(SwitchRequest(to, ("a",), all_of_lower=True, **more), state)
 
 
-def planned(host: FakeAttachHost, ledger: AttachLedger, to: Attachment, **more: object) -> Switch:
-    asked = SwitchRequest(to, ("a",), all_of_lower=True, **more)  # type: ignore[arg-type]
-    origins = Switcher(host, ledger, BOOT).origins()
-    return plan(asked, AttachHostState(host.guests(), host.links().values(), origins))
+SWITCHES = Switches(
+    fresh,
+    {"forth": made, "back": partial(made, to=BACK)},
+    {"forth": (), "back": (made,)},
+)
+both = pytest.mark.parametrize("to", SWITCHES.choices)
 
 
-def switch(host: FakeAttachHost, path: Path, to: Attachment, **more: object) -> None:
-    with AttachLedger.open(path) as ledger:
-        Switcher(host, ledger, BOOT).carry_out(planned(host, ledger, to, **more))
+def switch(host: FakeAttachHost, path: Path, to: Attachment, **more: bool) -> None:
+    do(host, path, partial(made, to=to, **more))
+
+
+def fails(host: FakeAttachHost, path: Path, match: str | None = None) -> SwitchError:
+    """The way forth fails."""
+    with AttachLedger.open(path) as ledger, pytest.raises(SwitchError, match=match) as caught:
+        Switcher(host, ledger, BOOT).carry_out(made(survey(host, ledger)))
+    host.before = host.after = lambda n: None
+    return caught.value
 
 
 def recover(host: FakeAttachHost, path: Path, boot: str = BOOT) -> None:
@@ -77,105 +84,54 @@ def test_there_and_back_is_exactly_as_it_was(host: FakeAttachHost, path: Path) -
     switch(host, path, BACK)
     assert host.problems() == []
     assert host.picture() == before
-    with AttachLedger.open(path) as ledger:
-        assert ledger.pending() == []
+    assert read_pending(path) == []
 
 
 def test_nothing_to_do_is_done_without_a_step(host: FakeAttachHost, path: Path) -> None:
     with AttachLedger.open(path) as ledger:
-        made = planned(host, ledger, BACK)
-    assert (made.moves, made.steps) == ((), ())
-    assert any("already" in note for note in made.notes)
+        planned = made(survey(host, ledger), BACK)
+    assert (planned.moves, planned.steps) == ((), ())
+    assert any("already" in note for note in planned.notes)
 
 
-def count_changes(host: FakeAttachHost, path: Path, to: Attachment) -> int:
-    before = host.changes
-    switch(host, path, to)
-    return host.changes - before
-
-
-def ready(host_factory: Callable[[], FakeAttachHost], path: Path, to: Attachment) -> FakeAttachHost:
-    """A host on the other side of ``to``."""
-    host = host_factory()
-    if to is BACK:
-        switch(host, path, FORTH)
-    host.changes = 0
-    return host
-
-
-def fresh() -> FakeAttachHost:
-    fake = FakeAttachHost()
-    fake.add("a", (A0, "p0"), (A1, "p1"))
-    fake.add("b", (B0, "p0"))
-    fake.changes = 0
-    return fake
-
-
-@pytest.mark.parametrize("to", [FORTH, BACK])
-def test_a_change_that_fails_is_taken_back(to: Attachment, tmp_path: Path) -> None:
-    total = count_changes(ready(fresh, tmp_path / "0", to), tmp_path / "0", to)
+@both
+def test_a_change_that_fails_is_taken_back(to: str, tmp_path: Path) -> None:
+    total, late = SWITCHES.changes(to, tmp_path / "total")
     assert total > 8
-    for n in range(1, total + 1):
-        path = tmp_path / f"{n}"
-        host = ready(fresh, path, to)
-        before = host.picture()
+    SWITCHES.fail(to, tmp_path)
+    # Devices that are left go after the end; what fails of that is done later.
+    for n in range(total - late + 1, total + 1):
+        path = tmp_path / f"late{n}"
+        host = SWITCHES.ready(to, path)
 
-        def fail(number: int, n: int = n, host: FakeAttachHost = host) -> None:
+        def fail(number: int, n: int = n) -> None:
             if number == n:
-                raise RefusedError("refused") if "plug" in host.log[-1] else OSError(5, "no")
+                raise OSError(5, "no")
 
         host.before = fail
         with AttachLedger.open(path) as ledger:
-            made = planned(host, ledger, to)
-            removing = n > total - len(made.leaves)
-            if removing:
-                Switcher(host, ledger, BOOT).carry_out(made)
-            else:
-                with pytest.raises(SwitchError) as caught:
-                    Switcher(host, ledger, BOOT).carry_out(made)
-                assert caught.value.put_back, (n, host.log)
+            Switcher(host, ledger, BOOT).carry_out(SWITCHES.choices[to](survey(host, ledger)))
         assert host.problems() == [], (n, host.log)
-        if removing:
-            recover(host, path)
-            assert kinds(host) == {"macvtap"}
-        else:
-            assert host.picture() == before, (n, host.log)
-
-
-@pytest.mark.parametrize("to", [FORTH, BACK])
-def test_killed_after_any_change_it_is_recovered(to: Attachment, tmp_path: Path) -> None:
-    total = count_changes(ready(fresh, tmp_path / "0", to), tmp_path / "0", to)
-    for n in range(1, total + 1):
-        path = tmp_path / f"{n}"
-        host = ready(fresh, path, to)
-        before = host.picture()
-
-        def kill(number: int, n: int = n) -> None:
-            if number == n:
-                raise Killed
-
-        host.after = kill
-        with AttachLedger.open(path) as ledger:
-            made = planned(host, ledger, to)
-            with pytest.raises(Killed):
-                Switcher(host, ledger, BOOT).carry_out(made)
-        host.after = lambda n: None
         recover(host, path)
-        assert host.problems() == [], (n, host.log)
-        if n <= total - len(made.leaves):
-            assert host.picture() == before, (n, host.log)
-        # And it can be done anew.
-        switch(host, path, to)
-        assert host.problems() == []
+        assert kinds(host) == {"macvtap"}
 
 
-@pytest.mark.parametrize("to", [FORTH, BACK])
-def test_killed_while_recovering_it_is_recovered(to: Attachment, tmp_path: Path) -> None:
-    total = count_changes(ready(fresh, tmp_path / "0", to), tmp_path / "0", to)
+@both
+def test_killed_after_any_change_it_is_recovered(to: str, tmp_path: Path) -> None:
+    for killing in SWITCHES.kill(to, tmp_path):
+        recover(killing.host, killing.path)
+        assert killing.host.problems() == [], killing.host.log
+        SWITCHES.undone(killing, to)
+        assert killing.host.problems() == [], killing.host.log
+
+
+@both
+def test_killed_while_recovering_it_is_recovered(to: str, tmp_path: Path) -> None:
+    total, _ = SWITCHES.changes(to, tmp_path / "0")
     for n in range(2, total + 1, 2):
         for m in range(1, 12):
             path = tmp_path / f"{n}-{m}"
-            host = ready(fresh, path, to)
+            host = SWITCHES.ready(to, path)
 
             def kill(number: int, stops: tuple[int, ...] = (n, n + m)) -> None:
                 if number in stops:
@@ -183,50 +139,42 @@ def test_killed_while_recovering_it_is_recovered(to: Attachment, tmp_path: Path)
 
             host.after = kill
             for _ in (1, 2):
-                try:
-                    with AttachLedger.open(path) as ledger:
-                        switcher = Switcher(host, ledger, BOOT)
-                        if switcher.unfinished():
-                            switcher.recover()
-                        else:
-                            switcher.carry_out(planned(host, ledger, to))
-                except Killed:
-                    continue
+                with suppress(Killed), AttachLedger.open(path) as ledger:
+                    switcher = Switcher(host, ledger, BOOT)
+                    if switcher.unfinished():
+                        switcher.recover()
+                    else:
+                        switcher.carry_out(SWITCHES.choices[to](survey(host, ledger)))
             host.after = lambda n: None
             recover(host, path)
             assert host.problems() == [], (n, m, host.log)
 
 
-@pytest.mark.parametrize("done", [True, False])
-@pytest.mark.parametrize("to", [FORTH, BACK])
+@pytest.mark.parametrize("when", ["before", "after"])
+@both
 def test_libvirtd_that_is_away_for_a_while_is_waited_for(
-    to: Attachment, done: bool, tmp_path: Path
+    to: str, when: str, tmp_path: Path
 ) -> None:
-    """Whether it did what it was asked for last (``done``) or not."""
-    total = count_changes(ready(fresh, tmp_path / "0", to), tmp_path / "0", to)
+    """Whether it did what it was asked for last or not."""
+    total, _ = SWITCHES.changes(to, tmp_path / "0")
     for n in range(1, total + 1):
         path = tmp_path / f"{n}"
-        host = ready(fresh, path, to)
+        host = SWITCHES.ready(to, path)
 
         def away(number: int, n: int = n, host: FakeAttachHost = host) -> None:
             if number == n:
                 host.away_until = host.now + 10
                 host._answer()
 
-        if done:
-            host.after = away
-        else:
-            host.before = away
+        setattr(host, when, away)
         with AttachLedger.open(path) as ledger:
-            made = planned(host, ledger, to)
             put_back = True
             try:
-                Switcher(host, ledger, BOOT).carry_out(made)
+                Switcher(host, ledger, BOOT).carry_out(SWITCHES.choices[to](survey(host, ledger)))
             except SwitchError as error:
                 put_back = error.put_back
-        assert put_back, (n, host.log)
-        assert host.problems() == [], (n, host.log)
-        with AttachLedger.open(path) as ledger:
+            assert put_back, (n, host.log)
+            assert host.problems() == [], (n, host.log)
             assert not Switcher(host, ledger, BOOT).unfinished()
 
 
@@ -238,11 +186,7 @@ def test_libvirtd_that_stays_away_leaves_it_to_recover(host: FakeAttachHost, pat
             host.away_until = 1e9
 
     host.after = away
-    with AttachLedger.open(path) as ledger:
-        with pytest.raises(SwitchError, match="--recover") as caught:
-            Switcher(host, ledger, BOOT).carry_out(planned(host, ledger, FORTH))
-        assert not caught.value.put_back
-    host.after = lambda n: None
+    assert not fails(host, path, "--recover").put_back
     host.away_until = -1
     recover(host, path)
     assert host.picture() == before
@@ -252,10 +196,7 @@ def test_libvirtd_that_stays_away_leaves_it_to_recover(host: FakeAttachHost, pat
 def test_a_guest_that_does_not_release_keeps_what_it_has(host: FakeAttachHost, path: Path) -> None:
     before = host.picture()
     host.stubborn = True
-    with AttachLedger.open(path) as ledger:
-        with pytest.raises(SwitchError, match="did not release") as caught:
-            Switcher(host, ledger, BOOT).carry_out(planned(host, ledger, FORTH))
-        assert caught.value.put_back
+    assert fails(host, path, "did not release").put_back
     host.releasing.clear()
     assert host.picture() == before
     assert host.problems() == []
@@ -264,24 +205,22 @@ def test_a_guest_that_does_not_release_keeps_what_it_has(host: FakeAttachHost, p
 def test_no_cdev_is_found_before_a_guest_is_touched(host: FakeAttachHost, path: Path) -> None:
     before = host.picture()
     host.no_cdev = True
-    with pytest.raises(SwitchError, match="/dev/tap"):
-        switch(host, path, FORTH)
+    fails(host, path, "/dev/tap")
     assert host.picture() == before
     assert not any(line.startswith("unplug") for line in host.log)
 
 
 def test_a_guest_that_stops_meanwhile(host: FakeAttachHost, path: Path) -> None:
+    b = host.fakes["uuid-b"]
+
     def stop(number: int) -> None:
-        if host.log[-1].startswith("unplug") and host.fakes["uuid-b"].live is not None:
-            host.stop(host.fakes["uuid-b"])
+        if host.log[-1].startswith("unplug") and b.live is not None:
+            host.stop(b)
 
     host.after = stop
-    with pytest.raises(SwitchError) as caught:
-        switch(host, path, FORTH)
-    assert caught.value.put_back
-    host.after = lambda n: None
+    assert fails(host, path).put_back
     assert host.problems() == []
-    host.start(host.fakes["uuid-b"])
+    host.start(b)
     assert host.problems() == []
 
 
@@ -295,8 +234,7 @@ def test_a_guest_that_libvirt_ends_is_started_anew(host: FakeAttachHost, path: P
 
     before = host.picture()
     host.before = end
-    with pytest.raises(SwitchError, match="but a was ended by libvirt and has been started anew"):
-        switch(host, path, FORTH)
+    fails(host, path, "but a was ended by libvirt and has been started anew")
     assert host.problems() == []
     assert kinds(host) == {"macvtap"}
     index = next(k.index for k in host.table.values() if k.mac == A0)
@@ -324,26 +262,15 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
 
 def test_a_crash_of_the_host_in_between(tmp_path: Path) -> None:
     """Guests start from their definitions, whichever those are by then."""
-    total = count_changes(fresh(), tmp_path / "0", FORTH)
-    for n in range(1, total + 1):
-        path = tmp_path / f"{n}"
-        host = fresh()
-
-        def kill(number: int, n: int = n) -> None:
-            if number == n:
-                raise Killed
-
-        host.after = kill
-        with pytest.raises(Killed):
-            switch(host, path, FORTH)
-        host.after = lambda n: None
+    for killing in SWITCHES.kill("forth", tmp_path):
+        host = killing.host
         host.reboot()
-        with AttachLedger.open(path) as ledger:
+        with AttachLedger.open(killing.path) as ledger:
             Switcher(host, ledger, "boot-2").boot_devices()
-        recover(host, path, "boot-2")
+        recover(host, killing.path, "boot-2")
         for guest in host.fakes.values():
             host.start(guest)
-        assert host.problems() == [], (n, host.log)
+        assert host.problems() == [], host.log
         assert kinds(host) == {"macvtap"}
 
 
@@ -361,22 +288,13 @@ def test_a_definition_that_waits_for_the_guest_to_stop(host: FakeAttachHost, pat
 
 
 def test_a_definition_that_somebody_changed_is_left_alone(tmp_path: Path) -> None:
-    total = count_changes(fresh(), tmp_path / "0", FORTH)
-    host = fresh()
-
-    def kill(number: int) -> None:
-        if number == total:
-            raise Killed
-
-    host.after = kill
-    with pytest.raises(Killed):
-        switch(host, tmp_path / "1", FORTH)
-    host.after = lambda n: None
+    *_, killing = SWITCHES.kill("forth", tmp_path)
+    host = killing.host
     a, b = host.fakes["uuid-a"], host.fakes["uuid-b"]
     a.config = a.config.replace('queues="2"', 'queues="4"', 1)
     b.config = "<domain><name>b</name><devices/></domain>"
     changed = (a.config.count('queues="4"'), b.config)
-    recover(host, tmp_path / "1")
+    recover(host, killing.path)
     assert (a.config.count('queues="4"'), b.config) == changed
     assert kinds(host) == {"macvtap", NAPI_KIND}
 
@@ -390,13 +308,7 @@ def test_a_guest_that_does_not_run_gives_way(host: FakeAttachHost, path: Path) -
     assert host.problems() == []
     host.stop(b)
     # Its device is up and holds the lower one.
-    with AttachLedger.open(path) as ledger:
-        origins = Switcher(host, ledger, BOOT).origins()
-    with pytest.raises(VsrtuneError, match="all-of-lower"):
-        plan(
-            SwitchRequest(BACK, ("a",)),
-            AttachHostState(host.guests(), host.links().values(), origins),
-        )
+    assert "all-of-lower" in refused(host, path, partial(plan, SwitchRequest(BACK, ("a",))))
     switch(host, path, BACK)
     assert kinds(host) == {"macvtap"}
     host.start(b)
