@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-IMIX = "imix"
 # The usual simple IMIX: size without FCS, and its weight.
 IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
 
