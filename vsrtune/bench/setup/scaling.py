@@ -25,9 +25,8 @@ class Members:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        # Members by the group's name: at first, and now. None during a switch.
+        # Members at first, by the group's name.
         self._first: dict[str, int] = {}
-        self._present: dict[str, int] | None = {}
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse numbers that these groups cannot have, and groups whose plugged members are not
@@ -40,28 +39,16 @@ class Members:
             for configuration in configurations:
                 for name, count in configuration.scale.items():
                     group_scale.scale(name, count, host)
-        self._present = dict(self._first)
 
-    def differs(self, wanted: Configuration) -> bool:
-        return self._members(wanted) != self._present
-
-    def original(self, wanted: Configuration) -> bool:
-        return self._members(wanted) == self._first
+    def state(self, wanted: Configuration) -> dict[str, int] | None:
+        members = {**self._first, **wanted.scale}
+        return None if members == self._first else members
 
     def record(self) -> dict[str, Any]:
         return {"uri": self._uri, "members": self._first}
 
     def switch(self, wanted: Configuration) -> None:
-        self._present = None
-        _scale(self._members(wanted), self._uri)
-        self._present = self._members(wanted)
-
-    def put_back(self, data: Mapping[str, Any]) -> None:
-        put_back(data)
-        self._present = dict(self._first)
-
-    def _members(self, wanted: Configuration) -> dict[str, int]:
-        return {**self._first, **wanted.scale}
+        _scale({**self._first, **wanted.scale}, self._uri)
 
 
 def put_back(data: Mapping[str, Any]) -> None:
