@@ -17,7 +17,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from vsrtune import __version__
-from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.cleaners import CLEANERS
+from vsrtune.bench.cleanup.guard import RunGuard
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods
@@ -85,7 +86,7 @@ def clean() -> list[str]:
     VsrtuneError that names what could not be taken back."""
     with BenchLedger.open() as ledger:
         pending = ledger.pending()
-        _fail(guard.clean(ledger))
+        _fail(ledger.resolve(CLEANERS))
         return [f"cleaned: {entry.kind}" for entry in pending]
 
 
@@ -142,8 +143,8 @@ class _Session:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_signals())
             ledger = stack.enter_context(BenchLedger.open())
-            _fail(guard.clean(ledger))
-            stack.enter_context(guard.start(ledger))
+            _fail(ledger.resolve(CLEANERS))
+            stack.enter_context(RunGuard(ledger))
             observer = live_observer(self._uri)
             self._observe: Callable[[], Snapshot] = observer.observe
             self.spec = with_macs(self.spec, self._observe())

@@ -103,7 +103,7 @@ from pathlib import Path
 from vsrtune.bench.cleanup import guard
 from vsrtune.bench.cleanup.ledger import BenchLedger
 ledger = BenchLedger.open(Path(sys.argv[1]))
-watch = guard.start(ledger)
+watch = guard.RunGuard(ledger)
 ledger.add("command", {"nobody": "knows"})
 print(watch.pid, flush=True)
 END
@@ -130,10 +130,10 @@ def test_the_guard_outlives_a_killed_bench_and_keeps_the_lock_until_it_is_done(p
     # change nothing; it waits for the bench.
     end = """
 import subprocess
-from vsrtune.bench.cleanup import edge_cleaners
+from vsrtune.bench.cleanup import cleaners
 null = subprocess.DEVNULL
 agent = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=null, stderr=null)
-edge_cleaners.note_agent(ledger, agent.pid, "no-such-namespace", [])
+cleaners.note_agent(ledger, agent.pid, "no-such-namespace", [])
 print(agent.pid, flush=True)
 [ledger.done(e.id) for e in ledger.pending() if e.kind == "command"]
 os.kill(watch.pid, signal.SIGTERM)

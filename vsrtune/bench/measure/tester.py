@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-from vsrtune.bench.cleanup import edge_cleaners
+from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters, threads
 from vsrtune.bench.measure.accounting import Counts, Effort, account
@@ -158,9 +158,7 @@ class Tester(Closing):
             names = sorted({end.device for end in here})
             agent = self._agents[place] = AgentProcess(host)
             if host is None:
-                self._entries.append(
-                    edge_cleaners.note_agent(self._ledger, agent.pid, namespace, names)
-                )
+                self._entries.append(cleaners.note_agent(self._ledger, agent.pid, namespace, names))
         for place, here in ends.items():
             names = sorted({end.device for end in here})
             answer = self._agents[place].call("open", namespace=place[1], names=names)

@@ -9,20 +9,20 @@ An `open` comes first and names the devices; frames go to no other device.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import psutil
 
 from vsrtune import __version__
+from vsrtune.bench import children
 from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
@@ -30,6 +30,8 @@ from vsrtune.bench.traffic.probe import ProbeLeg
 from vsrtune.bench.traffic.sink import Sink
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import boot_id
+
+_OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "clean")
 
 
 class Agent:
@@ -45,20 +47,11 @@ class Agent:
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """The result of one request. Raises VsrtuneError."""
-        operations: dict[str, Callable[..., Any]] = {
-            "open": self.open,
-            "sink": self.sink,
-            "run": self.run,
-            "counters": self.counters,
-            "probe": self.probe,
-            "probed": self.probed,
-            "clean": self.clean,
-        }
         arguments = dict(request)
-        operation = operations.get(arguments.pop("op", ""))
-        if operation is None:
-            raise VsrtuneError(f"the agent ({__version__}) does not know {request.get('op')!r}")
-        return operation(**arguments)
+        operation = arguments.pop("op", "")
+        if operation not in _OPERATIONS:
+            raise VsrtuneError(f"the agent ({__version__}) does not know {operation!r}")
+        return getattr(self, operation)(**arguments)
 
     def open(self, namespace: str | None, names: list[str]) -> dict[str, Any]:
         """Enter the namespace, check the devices, make the generator."""
@@ -183,24 +176,17 @@ def _probe(probes: Mapping[str, Any], stop: threading.Event, times: dict[int, in
 def serve(stdin: int, stdout: int) -> None:
     """Answer requests until stdin ends."""
     agent = Agent(stdin)
-    pending = b""
+    requests = children.Messages(stdin)
     try:
         while True:
-            line, newline, rest = pending.partition(b"\n")
-            if not newline:
-                more = os.read(stdin, 1 << 16)
-                if not more:
-                    return
-                pending += more
-                continue
-            pending = rest
-            _write(stdout, _answer(agent, line))
+            children.send(stdout, _answer(agent, requests.next()))
+    except EOFError:
+        return
     finally:
         agent.close()
 
 
-def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
-    request = json.loads(line)
+def _answer(agent: Agent, request: dict[str, Any]) -> dict[str, Any]:
     number = request.pop("id")
     try:
         return {"id": number, "result": agent.answer(request)}
@@ -209,12 +195,6 @@ def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
     except Exception as error:  # the other end must learn of any error
         (what, where, hint) = (f"{type(error).__name__}: {error}", "", "")
     return {"id": number, "error": {"what": what, "where": where, "hint": hint}}
-
-
-def _write(stdout: int, answer: Mapping[str, Any]) -> None:
-    data = json.dumps(answer).encode() + b"\n"
-    while data:
-        data = data[os.write(stdout, data) :]
 
 
 def main() -> int:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
 import subprocess
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import vsrtune
+from vsrtune.bench import children
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import Lasting, VsrtuneError
 
@@ -28,8 +22,7 @@ _REMOTE = "python3 -P -m vsrtune.bench.traffic.agent"
 def command(host: str | None) -> list[str]:
     """The argument list that starts an agent."""
     if host is None:
-        # -P: never import a package from the current directory.
-        return [sys.executable, "-P", "-m", "vsrtune.bench.traffic.agent"]
+        return children.module("vsrtune.bench.traffic.agent")
     if host.startswith("-"):
         raise VsrtuneError("not a host", where=host)
     root = f'if [ "$(id -u)" = 0 ]; then exec {_REMOTE}; else exec sudo -n {_REMOTE}; fi'
@@ -42,25 +35,10 @@ class AgentProcess(Closing):
     def __init__(self, host: str | None = None) -> None:
         """Start the agent. Raises VsrtuneError when the program cannot be run."""
         self.where = host or "agent"
-        self._pending = b""
         self._asked = 0
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = str(Path(vsrtune.__file__).parents[1])
-        try:
-            # A session of its own: Ctrl-C is for the bench, which then ends the agent.
-            self._process = subprocess.Popen(
-                command(host),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise VsrtuneError(
-                f"cannot start the agent: {error.strerror}", where=self.where
-            ) from error
+        self._process = children.start(command(host), "the agent", stderr=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._answers = children.Messages(self._process.stdout.fileno())
 
     @property
     def pid(self) -> int:
@@ -75,19 +53,19 @@ class AgentProcess(Closing):
         """Send a request without waiting for the answer. The request ends traffic that flows."""
         assert self._process.stdin is not None
         self._asked += 1
-        line = json.dumps({"id": self._asked, "op": operation, **arguments}).encode() + b"\n"
         try:
-            while line:
-                line = line[self._process.stdin.write(line) or 0 :]
+            children.send(
+                self._process.stdin.fileno(), {"id": self._asked, "op": operation, **arguments}
+            )
         except OSError:
             raise self._ended() from None
 
     def finish(self, timeout: float = ANSWER_SECONDS) -> Any:
         """The answer to the last request. Raises VsrtuneError."""
-        answer: Mapping[str, Any] = json.loads(self._line(timeout))
+        answer = self._answer(timeout)
         # Earlier answers belong to requests whose sender was interrupted.
         while answer["id"] != self._asked:
-            answer = json.loads(self._line(timeout))
+            answer = self._answer(timeout)
         if "error" in answer:
             error = answer["error"]
             where = error["where"]
@@ -110,26 +88,20 @@ class AgentProcess(Closing):
             if stream is not None:
                 stream.close()
 
-    def _line(self, timeout: float) -> bytes:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        end = time.monotonic() + timeout
-        while b"\n" not in self._pending:
-            (ready, _, _) = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                # A late answer would be taken for the answer to the next request.
-                self._process.kill()
-                raise VsrtuneError(
-                    f"the agent did not answer within {timeout:g} s",
-                    where=self.where,
-                    lasting=Lasting.TRANSIENT,
-                )
-            data = os.read(descriptor, 1 << 16)
-            if not data:
-                raise self._ended()
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
+    def _answer(self, timeout: float) -> Mapping[str, Any]:
+        try:
+            answer: Mapping[str, Any] = self._answers.next(timeout)
+        except EOFError:
+            raise self._ended() from None
+        except TimeoutError:
+            # A late answer would be taken for the answer to the next request.
+            self._process.kill()
+            raise VsrtuneError(
+                f"the agent did not answer within {timeout:g} s",
+                where=self.where,
+                lasting=Lasting.TRANSIENT,
+            ) from None
+        return answer
 
     def _ended(self) -> VsrtuneError:
         assert self._process.stderr is not None
