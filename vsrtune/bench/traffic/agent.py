@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -24,9 +25,9 @@ import psutil
 from vsrtune import __version__
 from vsrtune.bench import children
 from vsrtune.bench.measure.counters import parse_softnet_drops
+from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
-from vsrtune.bench.traffic.probe import ProbeLeg
 from vsrtune.bench.traffic.sink import Sink
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import boot_id
@@ -55,8 +56,7 @@ class Agent:
 
     def open(self, namespace: str | None, names: list[str]) -> dict[str, Any]:
         """Enter the namespace, check the devices, make the generator."""
-        if namespace is not None:
-            pktgen.enter(namespace)
+        pktgen.enter(namespace)
         devices.check(names, os.environ.get("SSH_CONNECTION", ""))
         self._loaded = pktgen.load_module()
         self._generator = pktgen.Pktgen(names)
@@ -67,9 +67,6 @@ class Agent:
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
         """Count these frames, by the device where they arrive."""
         self._check(counted)
-        if self._sink is not None:
-            self._sink.close()
-        self._sink = None
         wanted = {name: [Counted(**one) for one in each] for name, each in counted.items()}
         if any(wanted.values()):
             self._sink = Sink(wanted)
@@ -82,19 +79,17 @@ class Agent:
             raise VsrtuneError("the agent was not opened")
         self._generator.configure([Stream(**stream) for stream in streams])
         stop = threading.Event()
-        times: dict[int, int] = {}
-        prober = None
-        if probes is not None:
-            self._check([probes["device"]])
-            prober = threading.Thread(target=_probe, args=(probes, stop, times), daemon=True)
-            prober.start()
-        try:
-            sent = self._generator.run(seconds, self._stdin)
-        finally:
-            stop.set()
-            if prober is not None:
-                prober.join(5.0)
-        return {"sent": [asdict(one) for one in sent], "probes": sorted(times.items())}
+        with ThreadPoolExecutor() as pool:
+            probing = None
+            if probes is not None:
+                probes |= {"stop": stop, "delay": pktgen.START_DELAY}
+                probing = pool.submit(self.probe, **probes)
+            try:
+                sent = self._generator.run(seconds, self._stdin)
+            finally:
+                stop.set()
+            times = probing.result() if probing is not None else []
+        return {"sent": [asdict(one) for one in sent], "probes": times}
 
     def counters(self) -> dict[str, Any]:
         """Frames counted at the sink, and frames refused or lost on this machine."""
@@ -108,22 +103,10 @@ class Agent:
             "backlog": backlog,
         }
 
-    def probe(
-        self,
-        device: str,
-        legs: list[dict[str, str]],
-        run: int,
-        count: int,
-        rate: float,
-        flows: int = 1,
-    ) -> list[tuple[int, int]]:
-        """Send a few probes now."""
+    def probe(self, device: str, legs: list[dict[str, str]], **how: Any) -> list[tuple[int, int]]:
+        """Send probes now, and return their numbers and times."""
         self._check([device])
-        with probe.Sender(device) as sender:
-            ways = [ProbeLeg(**leg) for leg in legs]
-            stop = threading.Event()
-            times = probe.send_at_rate(sender, ways, run, rate, count, stop, flows)
-        return sorted(times.items())
+        return sorted(probe.send_at_rate(device, [Leg(**leg) for leg in legs], **how).items())
 
     def probed(self, device: str, run: int, count: int, wait: float) -> list[tuple[int, int]]:
         """The probes of a run that arrived, once there are ``count`` or after ``wait``."""
@@ -137,11 +120,7 @@ class Agent:
 
     def clean(self, namespace: str | None, names: list[str]) -> None:
         """Remove what a killed agent left."""
-        if namespace is not None:
-            if not pktgen.exists(namespace):
-                return
-            pktgen.enter(namespace)
-        if os.path.isdir(pktgen.DIRECTORY):
+        if pktgen.enter(namespace, must_exist=False) and os.path.isdir(pktgen.DIRECTORY):
             pktgen.Pktgen(names).close()
 
     def close(self) -> None:
@@ -159,18 +138,6 @@ class Agent:
         for name in names:
             if name not in self._devices:
                 raise VsrtuneError("refused: it is not a device of this bench", where=name)
-
-
-def _probe(probes: Mapping[str, Any], stop: threading.Event, times: dict[int, int]) -> None:
-    # When no probe left, the result says so: it holds no times.
-    with probe.Sender(probes["device"]) as sender:
-        ways = [ProbeLeg(**leg) for leg in probes["legs"]]
-        if not stop.wait(pktgen.START_DELAY):
-            times.update(
-                probe.send_at_rate(
-                    sender, ways, probes["run"], probes["rate"], probes["count"], stop
-                )
-            )
 
 
 def serve(stdin: int, stdout: int) -> None:

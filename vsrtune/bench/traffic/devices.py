@@ -23,7 +23,7 @@ Link = Mapping[str, Any]
 def check(devices: Iterable[str], ssh_connection: str = "") -> None:
     """Raises VsrtuneError for a device of this namespace that must not be used.
     ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
-    links = json.loads(run(["ip", "-j", "address", "show"]))
+    links = json.loads(run(["ip", "-j", "-d", "address", "show"]))
     routes = [
         route
         for family in ("-4", "-6")
@@ -43,7 +43,7 @@ def refusal(
 ) -> str | None:
     """Why a bench must not use the device; None when it may.
 
-    ``links`` and ``routes`` are what `ip -j` prints, ``ssh`` the own addresses of ssh
+    ``links`` and ``routes`` are what `ip -j -d` prints, ``ssh`` the own addresses of ssh
     connections.
     """
     by_name = {link["ifname"]: link for link in links}
@@ -103,16 +103,16 @@ def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
     found = set(names)
     while True:
         ports = {link["ifname"] for link in links if link.get("master") in found}
-        parents = {
-            str(link["link"]) for link in links if link["ifname"] in found and "link" in link
-        }
         # A veth's link is its peer, which is beside the veth, not below it.
-        more = ports | {name for name in parents if not _is_peer(name, found, links)}
-        if more <= found:
+        parents = {
+            str(link["link"])
+            for link in links
+            if link["ifname"] in found and "link" in link and _kind(link) != "veth"
+        }
+        if ports | parents <= found:
             return found
-        found |= more
+        found |= ports | parents
 
 
-def _is_peer(name: str, found: Iterable[str], links: Sequence[Link]) -> bool:
-    mutual = {str(link.get("link")) for link in links if link["ifname"] == name}
-    return bool(mutual & set(found))
+def _kind(link: Link) -> str:
+    return str(link.get("linkinfo", {}).get("info_kind", ""))

@@ -8,16 +8,15 @@ write, and traffic cannot outlive the process.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import select
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vsrtune.bench.setup.commands import run
 from vsrtune.bench.spec.model import IMIX_WEIGHTS
 from vsrtune.bench.spec.streams import FIRST_SOURCE_PORT, Stream
 from vsrtune.core.errors import Lasting, VsrtuneError
@@ -59,20 +58,22 @@ def load_module() -> bool:
     """Make pktgen available; True when it was not before. Raises VsrtuneError."""
     if os.path.isdir(MODULE) or os.path.isdir(DIRECTORY):
         return False
-    done = subprocess.run(["modprobe", "pktgen"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    try:
+        run(["modprobe", "pktgen"])
+    except VsrtuneError as error:
         raise VsrtuneError(
-            f"the kernel's packet generator cannot be loaded: {done.stderr.strip()}",
+            f"the kernel's packet generator cannot be loaded: {error.what}",
             where="pktgen",
             hint="the module comes with the kernel's package (CONFIG_NET_PKTGEN)",
-        )
+        ) from error
     return True
 
 
 def unload_module() -> None:
     """Unload the module again, unless somebody else uses it by now."""
     if os.path.isdir(MODULE):
-        subprocess.run(["modprobe", "-r", "pktgen"], capture_output=True, check=False)
+        with contextlib.suppress(VsrtuneError):
+            run(["modprobe", "-r", "pktgen"])
 
 
 class Pktgen:
@@ -352,38 +353,28 @@ def _write(path: str, text: str) -> None:
         raise VsrtuneError(f"{text!r}: {error.strerror}", where=path) from error
 
 
-NAMESPACES = "/run/netns"
-
-_CLONE_NEWNET = 0x40000000
-_NAME = re.compile(r"[^/\s]+")
-
-
-def exists(name: str) -> bool:
-    """Whether a namespace of that name exists."""
-    return os.path.exists(f"{NAMESPACES}/{name}")
-
-
-def enter(name: str) -> None:
-    """Move the calling thread, and the threads and processes that it then starts, there.
+def enter(namespace: str | None, *, must_exist: bool = True) -> bool:
+    """Move the calling thread, and the threads and processes that it then starts, to a network
+    namespace of `ip netns`; None is the one where it is. True when it is there.
 
     /proc/net of a process is that of its first thread, so a program enters in its main
-    thread before it does anything else. /sys stays as it was. Raises VsrtuneError.
+    thread before it does anything else. /sys stays as it was. Raises VsrtuneError, for one that
+    does not exist if it ``must_exist``.
     """
-    if _NAME.fullmatch(name) is None or name in (".", ".."):
-        raise VsrtuneError(f"{name!r} is no name of a network namespace")
+    if namespace is None:
+        return True
+    from pyroute2 import netns
+
+    if namespace not in netns.listnetns():
+        if must_exist:
+            raise VsrtuneError(
+                f"there is no network namespace {namespace!r}",
+                hint="`ip netns list` shows those there are",
+            )
+        return False
     try:
-        descriptor = os.open(f"{NAMESPACES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        netns.setns(namespace, flags=0)
     except OSError as error:
-        raise VsrtuneError(
-            f"there is no network namespace {name!r}",
-            where=f"{NAMESPACES}/{name}",
-            hint="`ip netns list` shows those there are",
-        ) from error
-    try:
-        # os.setns came with Python 3.12.
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(ctypes.c_int(descriptor), ctypes.c_int(_CLONE_NEWNET)) != 0:
-            what = os.strerror(ctypes.get_errno())
-            raise VsrtuneError(f"cannot enter the network namespace: {what}", where=name)
-    finally:
-        os.close(descriptor)
+        what = f"cannot enter the network namespace: {os.strerror(error.errno or 0)}"
+        raise VsrtuneError(what, where=namespace) from error
+    return True
