@@ -20,6 +20,7 @@ from vsrtune import __version__
 from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.guard import RunGuard
 from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.measure.counters import guests_of
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods
 from vsrtune.bench.methods.schedule import run
@@ -100,13 +101,7 @@ def with_macs(spec: Spec, snapshot: Snapshot) -> Spec:
 def _router(router: Router, snapshot: Snapshot) -> Router:
     if router.native:
         return router
-    running = {g.ref: g for g in snapshot.guests}
-    for name in router.guests:
-        if name not in running:
-            raise VsrtuneError(
-                "no such guest is running", where=name, hint="`vsrtune show` lists them"
-            )
-    macs = [interface.mac for interface in running[router.guests[0]].interfaces]
+    macs = [interface.mac for interface in guests_of(router, snapshot)[0].interfaces]
 
     def known(leg: Leg, index: int) -> Leg:
         if leg.mac:

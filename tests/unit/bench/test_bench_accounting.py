@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.bench.measure.accounting import Counts, Effort, Losses, account
-from vsrtune.bench.measure.counters import parse_softnet_drops
-from vsrtune.bench.measure.threads import (
-    Usage,
-    Used,
-    parse_migrations,
-    parse_switches,
-    work,
-)
+from vsrtune.bench.measure.threads import Usage, Used, effort, parse_migrations, parse_switches
 from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey
@@ -103,10 +96,11 @@ def test_flows_that_are_many_are_summed() -> None:
 
 def test_threads_are_compared_with_themselves() -> None:
     (a, b, c) = (ThreadKey(1, tid, 5) for tid in (1, 2, 3))
-    before = Usage({a: Used("vcpu", 1.0, 10, 1), b: Used("vcpu", 2.0, 20, 2)}, 0.0, 0.0, 2)
-    after = Usage({a: Used("vcpu", 1.5, 15, 1), c: Used("vhost", 9.0, 90, 9)}, 0.0, 0.0, 2)
-    found = work(before, after)
-    assert found.cpu == {"vcpu": 0.5}
+    before = Usage({a: Used("vcpu", 1.0, 10, 1), b: Used("vcpu", 2.0, 20, 2)}, 1.0, 3.0, 2)
+    after = Usage({a: Used("vcpu", 1.5, 15, 1), c: Used("vhost", 9.0, 90, 9)}, 1.25, 6.0, 2)
+    # Both CPUs idled for a second before and after the traffic.
+    found = effort(before, after, 1.0)
+    assert found.cpu_seconds == {"vcpu": 0.5, "softirq": 0.25, "idle": 1.0}
     assert found.switches == {"vcpu": 5}
     assert found.migrations == {"vcpu": 0}
     assert found.missing == 2
@@ -121,4 +115,3 @@ def test_parsers() -> None:
         parse_migrations("se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n") == 42
     )
     assert parse_migrations("") == 0
-    assert parse_softnet_drops("0000 0000000a 0\n0001 00000001 0\n") == 11

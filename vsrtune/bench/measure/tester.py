@@ -11,7 +11,7 @@ from typing import Any, Self
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters, threads
-from vsrtune.bench.measure.accounting import Counts, Effort, account
+from vsrtune.bench.measure.accounting import Counts, account
 from vsrtune.bench.spec.model import Endpoint, Latency, Load, Spec, Trial
 from vsrtune.bench.spec.streams import Direction, Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
@@ -135,9 +135,9 @@ class Tester(Closing):
         probes = self._probes(load, seconds) if load.latency else None
         (sent, times) = self._send(streams(self._spec, load), seconds, probes)
         spent = time.monotonic() - began
-        work = threads.work(used, after_used := threads.read_usage(self._root, known))
-        after = self._settled(where)
         took = max((stream.seconds for stream in sent), default=0.0)
+        effort = threads.effort(used, threads.read_usage(self._root, known), spent - took)
+        after = self._settled(where)
         return account(
             configuration_name,
             load,
@@ -145,7 +145,7 @@ class Tester(Closing):
             sent,
             before,
             after,
-            _effort(work, used, after_used, spent - took),
+            effort,
             self._latency(probes, times) if probes is not None else None,
         )
 
@@ -282,18 +282,6 @@ class Tester(Closing):
             "probed", device=right.device, run=probes["run"], count=0, wait=0.0
         )
         return latency(sent, dict(came))
-
-
-def _effort(
-    work: threads.Work, before: threads.Usage, after: threads.Usage, beyond: float
-) -> Effort:
-    """The effort of a trial. ``beyond`` is the observed time before and after the traffic, in
-    seconds, in which the CPUs idled."""
-    idle = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
-    cpu = dict(work.cpu)
-    cpu["softirq"] = round(after.softirq - before.softirq, 6)
-    cpu["idle"] = round(idle, 6)
-    return Effort(cpu, work.switches, work.migrations, work.missing)
 
 
 def _run_number() -> int:

@@ -24,13 +24,13 @@ import psutil
 
 from vsrtune import __version__
 from vsrtune.bench import children
-from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
 from vsrtune.bench.traffic.sink import Sink
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import boot_id
+from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.netdev import parse_softnet
 
 _OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "clean")
 
@@ -94,13 +94,12 @@ class Agent:
     def counters(self) -> dict[str, Any]:
         """Frames counted at the sink, and frames refused or lost on this machine."""
         table = psutil.net_io_counters(pernic=True, nowrap=False)
-        with open("/proc/net/softnet_stat", encoding="ascii") as file:
-            backlog = parse_softnet_drops(file.read())
+        backlogs = parse_softnet(LiveRoot().read("/proc/net/softnet_stat"))
         counted = self._sink.read() if self._sink is not None else []
         return {
             "counted": [(one.key, one.flow, frames) for one, frames in counted],
             "refused": sum(table[name].dropout for name in self._devices),
-            "backlog": backlog,
+            "backlog": sum(lost for _, lost in backlogs),
         }
 
     def probe(self, device: str, legs: list[dict[str, str]], **how: Any) -> list[tuple[int, int]]:
