@@ -16,6 +16,9 @@ from typing import Any, Literal
 IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
 
 
+Place = tuple[str | None, str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A device that sends and counts. ``namespace`` is a name of `ip netns`, None for
@@ -26,6 +29,11 @@ class Endpoint:
     namespace: str | None = None
     host: str | None = None
     cpu: int = 0
+
+    @property
+    def place(self) -> Place:
+        """The network namespace: its machine, and its name there."""
+        return self.host, self.namespace
 
     def __str__(self) -> str:
         where = f"{self.namespace}/" if self.namespace else ""
