@@ -30,9 +30,8 @@ from statistics import median
 from typing import Any
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.aggregate import MethodRun, point
 from vsrtune.bench.methods.methods import SEARCHES
-from vsrtune.bench.methods.schedule import trial_rounds
+from vsrtune.bench.methods.schedule import MethodRun, generator_limited, trial_rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
 from vsrtune.core import stats
 from vsrtune.core.errors import VsrtuneError
@@ -75,10 +74,10 @@ def _loads(
         if loads[at].size is not None:
             found["size"] = loads[at].size
         for index, one in enumerate(found["configurations"]):
-            told = point(made[at][index])
-            one["loss"] = told["loss"]["median"]
-            one["sent_pps"] = told["sent_pps"]["median"]
-            one["generator_limited"] = told["generator_limited"]
+            trials = made[at][index]
+            one["loss"] = median(t.loss for t in trials)
+            one["sent_pps"] = median(t.sent_pps for t in trials)
+            one["generator_limited"] = generator_limited(trials)
     summary["notes"] += _short_notes(summary["points"])
     if len(loads) > 1 and len({load.size for load in loads}) == 1:
         summary["kept"] = {

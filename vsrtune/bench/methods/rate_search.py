@@ -20,7 +20,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from vsrtune.bench.methods.aggregate import MethodRun, even_load, fell_short, spread_of
+from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
 from vsrtune.bench.methods.search import Answer, Ask, highest
 from vsrtune.bench.spec.model import Spec, Trial
 
@@ -91,7 +91,7 @@ def _passes(spec: Spec, trial: Trial) -> bool:
 
 def _reached(trial: Trial) -> float:
     """The rate really offered; within the generator's tolerance, the rate asked for."""
-    return trial.sent_pps if fell_short(trial) else trial.load.total
+    return trial.sent_pps if trial.fell_short else trial.load.total
 
 
 def _answer(spec: Spec, ask: Ask, trials: list[Trial]) -> Answer:
@@ -137,7 +137,7 @@ def back_to_back(spec: Spec) -> MethodRun:
             while True:
                 trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
                 passed = trial.sent > 0 and trial.forwarded >= trial.sent
-                reached = float(trial.sent if fell_short(trial) else ask.value)
+                reached = float(trial.sent if trial.fell_short else ask.value)
                 ask = search.send(Answer(passed, reached, float(trial.forwarded)))
         except StopIteration as end:
             bursts.append(end.value.lower or 0.0)

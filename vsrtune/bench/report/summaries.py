@@ -62,11 +62,11 @@ def _words(title: str, rows: list[tuple[str, str]]) -> Table:
 def _sweep(s: Summary) -> Table:
     peak = s["peak"]
     rows = [("peak", f"{number(peak['pps'])} pps at {number(peak['offered'])} pps offered")]
-    if s.get("at_highest") is not None and len(s["points"]) > 1:
+    if s["at_highest"] is not None:
         rows.append(("at the highest load", f"{percent(s['at_highest'])} % of the peak"))
-    if any(p.get("generator_limited") for p in s["points"]):
-        limited = [number(p["offered"]) for p in s["points"] if p.get("generator_limited")]
-        rows.append(("generator fell short", f"at {', '.join(limited)} pps offered"))
+    if s["generator_limited"]:
+        limited = ", ".join(number(rate) for rate in s["generator_limited"])
+        rows.append(("generator fell short", f"at {limited} pps offered"))
     return _words("Sweep", rows)
 
 

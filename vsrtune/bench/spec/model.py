@@ -15,6 +15,8 @@ from typing import Any, Literal
 # The usual simple IMIX: size without FCS, and its weight.
 IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
 
+# Below this share of the load asked for, the generator is the limit.
+SENT_ENOUGH = 0.97
 
 Place = tuple[str | None, str | None]
 
@@ -246,6 +248,14 @@ class Trial:
     def loss(self) -> float:
         """Share of the sent frames that were not forwarded, 0 to 1."""
         return max(0.0, 1.0 - self.forwarded / self.sent) if self.sent else 0.0
+
+    @property
+    def fell_short(self) -> bool:
+        """Whether the generator sent clearly less than it was asked to send: it is the limit
+        then, not the router."""
+        if self.load.frames is not None:
+            return self.sent < SENT_ENOUGH * self.load.frames
+        return self.sent_pps < SENT_ENOUGH * self.load.total
 
 
 @dataclass(frozen=True, slots=True)
