@@ -17,6 +17,7 @@ burst came, RFC 9004 section 5.4, with drain_pps as the measured throughput).
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -117,10 +118,7 @@ def _latency(share: float, trial: Trial) -> dict[str, Any]:
     found = {"share": share, "rate": trial.load.total}
     if trial.latency is None:
         return found | {"sent": 0, "lost": 0, "p50": None, "p90": None, "p99": None}
-    one = trial.latency
-    return found | {
-        "sent": one.sent, "lost": one.lost, "p50": one.p50, "p90": one.p90, "p99": one.p99,
-    }  # fmt: skip
+    return found | asdict(trial.latency)
 
 
 def back_to_back(spec: Spec) -> MethodRun:

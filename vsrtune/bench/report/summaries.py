@@ -6,7 +6,6 @@ figures that one reads first.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,8 +17,8 @@ Columns = Mapping[str, Callable[[Any], str]]
 
 
 def number(value: float | None) -> str:
-    """A figure with thousands separators; few digits for small ones. A dash for None and NaN."""
-    if value is None or math.isnan(value):
+    """A figure with thousands separators; few digits for small ones. A dash for None."""
+    if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 

@@ -14,7 +14,7 @@ from vsrtune.bench.report import summaries
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
 from vsrtune.bench.report.summaries import interval, listed, microseconds, number, percent
 from vsrtune.bench.spec.model import Latency, Outcome, Router
-from vsrtune.views.tables import NOTHING, Table
+from vsrtune.views.tables import NOTHING, Table, filled
 
 _DROP_HEADS = {
     "nic": "nic %",
@@ -32,7 +32,7 @@ def outcome_tables(outcome: Outcome) -> list[Table]:
     tables += [throughput_table(found), cost_table(found), latency_table(found)]
     tables.append(notes_table(outcome))
     tables += environment_tables(outcome.environment)
-    return [t for t in tables if t.rows]
+    return filled(*tables)
 
 
 def label(outcome: Outcome) -> str:

@@ -199,13 +199,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One-way latency of probes, seconds; NaN when none came. ``lost`` of ``sent`` never came."""
+    """One-way latency of probes, seconds; None when none came. ``lost`` of ``sent`` never came."""
 
     sent: int
     lost: int
-    p50: float
-    p90: float
-    p99: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def send_at_rate(
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
     """Percentiles (nearest rank) of the probes that arrived; None when none was sent.
 
-    When none arrived, the percentiles are NaN, and ``lost`` equals ``sent``.
+    When none arrived, the percentiles are None, and ``lost`` equals ``sent``.
     """
     if not sent:
         return None
@@ -175,8 +175,8 @@ def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | N
     return Latency(len(sent), lost, p50, p90, p99)
 
 
-def _rank(times: Sequence[float], share: float) -> float:
-    return times[max(0, math.ceil(share * len(times)) - 1)] if times else math.nan
+def _rank(times: Sequence[float], share: float) -> float | None:
+    return times[max(0, math.ceil(share * len(times)) - 1)] if times else None
 
 
 def _stamp(notes: Iterable[tuple[int, int, bytes]]) -> int | None:
