@@ -218,7 +218,7 @@ class _Session:
         )
 
     def _describe(self, configuration: Configuration, notes: Sequence[str]) -> None:
-        block = environment(self._observe(), self.spec, configuration)
+        block = environment(self._observe(), self.spec, configuration, self._tester.devices())
         block["notes"] = list(notes)
         self._environment[configuration.name] = block
         for note in notes:

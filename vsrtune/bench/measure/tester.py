@@ -56,6 +56,7 @@ class Tester(Closing):
         # One for each namespace, because a namespace has one packet generator.
         self._agents: dict[Place, AgentProcess] = {}
         self._boots: dict[Place, str] = {}
+        self._described: dict[Place, dict[str, dict[str, str]]] = {}
         self._entries: list[int] = []
 
     def __enter__(self) -> Self:
@@ -73,6 +74,11 @@ class Tester(Closing):
         self._agents = {}
         self._ledger.done(*self._entries)
         self._entries = []
+
+    def devices(self) -> dict[str, dict[str, str]]:
+        """The driver and settings of the two devices."""
+        ends = (self._spec.left, self._spec.right)
+        return {str(end): self._described[end.place][end.device] for end in ends}
 
     def ready(self, router: str, seconds: float = 1.0) -> bool:
         """Whether probe frames pass through the router, in both directions when it has
@@ -152,6 +158,7 @@ class Tester(Closing):
         for place, agent in self._agents.items():
             answer = agent.call("open", namespace=place[1], names=sorted(devices[place]))
             self._boots[place] = answer["boot"]
+            self._described[place] = answer["devices"]
         each = counted(self._spec)
         wanted: dict[Place, dict[str, list[dict[str, Any]]]] = {place: {} for place in devices}
         for end, here in ((left, each["back"]), (right, each["forth"])):

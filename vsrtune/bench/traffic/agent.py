@@ -57,12 +57,12 @@ class Agent:
     def open(self, namespace: str | None, names: list[str]) -> dict[str, Any]:
         """Enter the namespace, check the devices, make the generator."""
         pktgen.enter(namespace)
-        devices.check(names, os.environ.get("SSH_CONNECTION", ""))
+        described = devices.check(names, os.environ.get("SSH_CONNECTION", ""))
         self._loaded = pktgen.load_module()
         self._generator = pktgen.Pktgen(names)
         self._devices = tuple(names)
         self._receivers = {name: probe.Receiver(name) for name in names}
-        return {"version": __version__, "boot": boot_id()}
+        return {"boot": boot_id(), "devices": described}
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
         """Count these frames, by the device where they arrive."""

@@ -7,9 +7,10 @@ connection would cut the machine off. Such devices are refused, as are all devic
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -20,9 +21,9 @@ from vsrtune.core.errors import VsrtuneError
 Link = Mapping[str, Any]
 
 
-def check(devices: Iterable[str], ssh_connection: str = "") -> None:
-    """Raises VsrtuneError for a device of this namespace that must not be used.
-    ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
+def check(devices: Collection[str], ssh_connection: str = "") -> dict[str, dict[str, str]]:
+    """The driver and settings of devices of this namespace. Raises VsrtuneError for one that must
+    not be used. ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
     links = json.loads(run(["ip", "-j", "-d", "address", "show"]))
     routes = [
         route
@@ -36,6 +37,16 @@ def check(devices: Iterable[str], ssh_connection: str = "") -> None:
         what = refusal(device, links, routes, own)
         if what is not None:
             raise VsrtuneError(f"refused: {what}", where=device)
+    return {link["ifname"]: _described(link) for link in links if link["ifname"] in devices}
+
+
+def _described(link: Link) -> dict[str, str]:
+    driver = _kind(link)
+    if not driver:
+        with contextlib.suppress(VsrtuneError):
+            told = run(["ethtool", "-i", link["ifname"]])
+            driver = told.partition("driver: ")[2].partition("\n")[0]
+    return {"driver": driver, "mtu": str(link["mtu"]), "txqueuelen": str(link.get("txqlen", ""))}
 
 
 def refusal(
