@@ -35,7 +35,8 @@ class ProgressWatch(Closing):
 
     def close(self) -> None:
         """Remove the bar from the screen."""
-        self._bar.stop()
+        if not self._bar.disable:
+            self._bar.stop()
 
     def say(self, text: str) -> None:
         """Print a remark that stays on the screen."""

@@ -131,13 +131,13 @@ def _searches(
     values: Values = [[[] for _ in configurations]]
     for turn in trial_rounds(_groups(configurations), 1, pairs, seed):
         for index in turn.configurations:
-            found = yield from _tagged(index, methods.start(spec, seed))
+            found = yield from tagged(index, methods.start(spec, seed))
             answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]
             values[0][index].append(float(answer or 0.0))
     return _summary(spec, configurations, values, seed)
 
 
-def _tagged(index: int, method: MethodRun) -> CompareRun:
+def tagged(index: int, method: MethodRun) -> CompareRun:
     """Yield a method's loads with the configuration that they belong to."""
     try:
         load = next(method)
