@@ -157,7 +157,7 @@ def clean() -> int:
 
 
 def read_spec(path: Path, base: Spec | None = None) -> Spec:
-    """Read a specification file and the text of its policy. Raises SpecErrors, PolicyErrors."""
+    """Read a specification file and the text of its policy. Raises PolicyErrors."""
     from vsrtune.bench.spec.parser import load_text, with_policy
     from vsrtune.observe.config_files import read_text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -81,6 +81,16 @@ def _validating() -> Any:
     checker = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     make: Any = extend  # the stubs leave it untyped
     return make(base, type_checker=checker)
+
+
+def located(
+    mistakes: Iterable[tuple[KeyPath, str, str]], lines: dict[KeyPath, int], path: str
+) -> list[PolicyError]:
+    """The errors for mistakes: the key, what is wrong, what to write instead."""
+    return [
+        PolicyError(f"{dotted(keys)}: {what}", where=f"{path}:{line_of(lines, keys)}", hint=hint)
+        for keys, what, hint in mistakes
+    ]
 
 
 def line_of(lines: dict[KeyPath, int], keys: KeyPath) -> int:
