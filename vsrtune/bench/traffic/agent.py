@@ -28,6 +28,7 @@ from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
 from vsrtune.bench.traffic.sink import Sink
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.netdev import parse_softnet
@@ -77,7 +78,7 @@ class Agent:
         """Send the streams, with probes beside them, and return what was sent."""
         if self._generator is None:
             raise VsrtuneError("the agent was not opened")
-        self._generator.configure([Stream(**stream) for stream in streams])
+        self._generator.configure([decode(Stream, stream) for stream in streams])
         stop = threading.Event()
         with ThreadPoolExecutor() as pool:
             probing = None

@@ -85,7 +85,7 @@ class Pktgen:
         self._devices = frozenset(devices)
         self._streams: dict[str, Stream] = {}
         for cpu in threads():
-            foreign = [name for name in _listed(cpu) if base(name) not in self._devices]
+            foreign = [name for name in _listed(cpu) if name.partition("@")[0] not in self._devices]
             if foreign:
                 raise VsrtuneError(
                     f"somebody else has set up the packet generator for {' '.join(foreign)}",
@@ -124,16 +124,21 @@ class Pktgen:
         (done, closed) = os.pipe()
         failed: list[VsrtuneError] = []
         writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
+        ended = threading.Event()
+        bursty = {name: stream for name, stream in self._streams.items() if stream.burst}
+        bursts = threading.Thread(target=_make_bursts, args=(bursty, ended), daemon=True)
         writer.start()
-        bursts = _Bursts(self._streams)
         until = time.monotonic() + START_DELAY + seconds
         try:
-            bursts.start()
+            if bursty:
+                bursts.start()
             (ready, _, _) = select.select([done, cancel], [], [], START_DELAY + seconds)
             if done in ready and not failed:
                 self._await_late_ones(until + _LATE, cancel)
         finally:
-            bursts.stop()
+            ended.set()
+            if bursty:
+                bursts.join()
             _stop(writer)
             os.close(done)
         if failed:
@@ -141,7 +146,7 @@ class Pktgen:
         if not self._ended():
             _write(f"{DIRECTORY}/pgctrl", "stop")
             self._await_late_ones(time.monotonic() + STOP_SECONDS)
-        return tuple(self._result(name) for name in self._streams)
+        return tuple(parse_result(s.key, _text(name)) for name, s in self._streams.items())
 
     def close(self) -> None:
         """Leave nothing configured."""
@@ -162,66 +167,50 @@ class Pktgen:
         cpus = {stream.cpu for stream in self._streams.values()}
         running = {name for cpu in cpus for name in _listed(cpu, _RUNNING)}
         return all(
-            name not in running and _seconds(self._text(name)) is not None for name in self._streams
+            name not in running and _seconds(_text(name)) is not None for name in self._streams
         )
 
-    def _text(self, name: str) -> str:
-        with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
-            return file.read()
 
-    def _result(self, name: str) -> Sent:
-        return parse_result(self._streams[name].key, self._text(name))
+def _text(name: str) -> str:
+    with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
+        return file.read()
 
 
-class _Bursts:
-    """Makes streams pause while pktgen runs. A pause is one long delay between two frames,
-    which pktgen keeps by itself. It is as long as the burst before it, however late that burst
-    ended. This keeps the mean rate, and a generator that is behind does not catch up in a pause.
+def _make_bursts(streams: Mapping[str, Stream], ended: threading.Event) -> None:
+    """Make streams pause while pktgen runs, until ``ended`` is set. A pause is one long delay
+    between two frames, which pktgen keeps by itself. It is as long as the burst before it, however
+    late that burst ended. This keeps the mean rate, and a generator that is behind does not catch
+    up in a pause.
     """
+    # Otherwise the measured threads, which may fill all CPUs at real-time priorities,
+    # would decide how long bursts and pauses are.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    burst = min(stream.burst for stream in streams.values())
+    begun = time.monotonic() + START_DELAY
+    while not ended.wait(max(0.0, begun + burst - time.monotonic())):
+        now = time.monotonic()
+        pause = now - begun
+        begun = now + pause
+        for name in streams:
+            _delay(name, pause)
+        # pktgen has begun the pause; the delay after the next frame is short again.
+        if ended.wait(pause / 2):
+            return
+        for name, stream in streams.items():
+            _delay(name, 0.5 / stream.pps)
 
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
-        self._streams = {name: stream for name, stream in streams.items() if stream.burst}
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
-        if self._streams:
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._end.set()
-        if self._streams:
-            self._thread.join()
-
-    def _run(self) -> None:
-        # Otherwise the measured threads, which may fill all CPUs at real-time priorities,
-        # would decide how long bursts and pauses are.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-        burst = min(stream.burst for stream in self._streams.values())
-        begun = time.monotonic() + START_DELAY
-        while not self._end.wait(max(0.0, begun + burst - time.monotonic())):
-            now = time.monotonic()
-            pause = now - begun
-            begun = now + pause
-            for name in self._streams:
-                self._delay(name, pause)
-            # pktgen has begun the pause; the delay after the next frame is short again.
-            if self._end.wait(pause / 2):
-                return
-            for name, stream in self._streams.items():
-                self._delay(name, 0.5 / stream.pps)
-
-    def _delay(self, name: str, seconds: float) -> None:
-        with contextlib.suppress(VsrtuneError):
-            _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
+def _delay(name: str, seconds: float) -> None:
+    with contextlib.suppress(VsrtuneError):
+        _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
 
 
 def commands(stream: Stream) -> list[str]:
     """The commands for pktgen's file of a stream."""
-    if int(stream.mac.split(":")[0], 16) & 1:
+    if int(stream.leg.mac.split(":")[0], 16) & 1:
         raise VsrtuneError("refused: it is a group address, every host would get it",
-                           where=stream.mac)  # fmt: skip
+                           where=stream.leg.mac)  # fmt: skip
     if not stream.frames > 0 or not stream.pps > 0:
         raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
     pps = 2 * stream.pps if stream.burst else stream.pps
@@ -236,10 +225,10 @@ def commands(stream: Stream) -> list[str]:
         *size,
         "clone_skb 0",
         "burst 1",
-        f"dst_mac {stream.mac}",
-        f"src_min {stream.source}",
-        f"src_max {stream.source}",
-        f"dst_min {stream.destination}",
+        f"dst_mac {stream.leg.mac}",
+        f"src_min {stream.leg.source}",
+        f"src_max {stream.leg.source}",
+        f"dst_min {stream.leg.destination}",
         f"dst_max {stream.last_destination}",
         # pktgen does not use the upper ends themselves.
         f"udp_src_min {FIRST_SOURCE_PORT}",
@@ -291,14 +280,8 @@ def parse_thread(text: str, labels: Sequence[str] = _LABELS) -> list[str]:
     return found
 
 
-def base(name: str) -> str:
-    """The device of a pktgen entry's name (DEVICE@NUMBER)."""
-    return name.partition("@")[0]
-
-
 def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
-    with open(_thread(cpu), encoding="ascii") as file:
-        return parse_thread(file.read(), labels)
+    return parse_thread(_text(f"kpktgend_{cpu}"), labels)
 
 
 def _await_empty(cpu: int) -> None:
