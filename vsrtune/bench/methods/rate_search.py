@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
-from vsrtune.bench.methods.search import Answer, Ask, highest
+from vsrtune.bench.methods.search import Answer, Ask, Search
 from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
@@ -40,22 +40,19 @@ def throughput(spec: Spec) -> MethodRun:
     steps: list[dict[str, Any]] = []
     at: dict[int, list[Trial]] = {}
     coarse = _short(spec) < method.seconds or method.trials > 1
-    search = highest(method.low, method.high, method.precision, coarse=coarse)
-    try:
-        ask = next(search)
-        while True:
-            seconds = _short(spec) if ask.short else method.seconds
-            trials: list[Trial] = []
-            for _ in range(1 if ask.short else method.trials):
-                trials.append((yield even_load(spec, ask.value, seconds)))
-                if not _passes(spec, trials[-1]):
-                    break
-            if not ask.short:
-                at[ask.value] = trials
-            steps.append(_step(spec, ask, seconds, trials))
-            ask = search.send(_answer(spec, ask, trials))
-    except StopIteration as end:
-        bounds = end.value
+    search = Search(method.low, method.high, method.precision, coarse=coarse)
+    while (ask := search.next()) is not None:
+        seconds = _short(spec) if ask.short else method.seconds
+        trials: list[Trial] = []
+        for _ in range(1 if ask.short else method.trials):
+            trials.append((yield even_load(spec, ask.value, seconds)))
+            if not _passes(spec, trials[-1]):
+                break
+        if not ask.short:
+            at[ask.value] = trials
+        steps.append(_step(spec, ask, seconds, trials))
+        search.note(_answer(spec, ask, trials))
+    bounds = search.bounds
     # A bound that the generator sets is the rate that it reached, not the rate asked for.
     best = [t for trials in at.values() if all(_passes(spec, t) for t in trials) for t in trials]
     best = [t for t in best if bounds.lower is not None and _reached(t) >= bounds.lower]
@@ -129,17 +126,14 @@ def back_to_back(spec: Spec) -> MethodRun:
     bursts: list[float] = []
     at_high = 0
     for _ in range(method.repeats):
-        search = highest(method.low, method.high, method.precision, coarse=False)
-        try:
-            ask = next(search)
-            while True:
-                trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
-                passed = trial.sent > 0 and trial.forwarded >= trial.sent
-                reached = float(trial.sent if trial.fell_short else ask.value)
-                ask = search.send(Answer(passed, reached, float(trial.forwarded)))
-        except StopIteration as end:
-            bursts.append(end.value.lower or 0.0)
-            at_high += end.value.upper is None
+        search = Search(method.low, method.high, method.precision, coarse=False)
+        while (ask := search.next()) is not None:
+            trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
+            passed = trial.sent > 0 and trial.forwarded >= trial.sent
+            reached = float(trial.sent if trial.fell_short else ask.value)
+            search.note(Answer(passed, reached, float(trial.forwarded)))
+        bursts.append(search.bounds.lower or 0.0)
+        at_high += search.bounds.upper is None
     mean = fmean(bursts)
     left = min(1.0, drained.pps / rate)
     return {
