@@ -232,8 +232,3 @@ class TestPlots:
     def test_soak_is_drawn_over_time(self) -> None:
         ((caption, _), *_) = plots.of_outcome(samples.outcome("soak"), "")
         assert "over time" in caption
-
-    def test_png(self, tmp_path: Path) -> None:
-        lines = [plots.curve("a", points(samples.trials("a", 20000)))]
-        plots.png(plots.throughput(lines, "t"), tmp_path / "x.png")
-        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -54,33 +55,29 @@ def roles(snapshot: Snapshot, guests: Iterable[Guest]) -> dict[ThreadKey, str]:
 
 def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
     """The use of ``threads`` so far. Threads that are gone are left out."""
-    found = {}
-    for key, role in threads.items():
-        used = _used(root, key, role)
-        if used is not None:
-            found[key] = used
+    found = {key: _used(root, key, role) for key, role in threads.items()}
+    used = {key: one for key, one in found.items() if one is not None}
     times = psutil.cpu_times()
-    return Usage(found, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
+    return Usage(used, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
 
 
 def effort(before: Usage, after: Usage, beyond: float) -> Effort:
     """The use between ``before`` and ``after``, by role. ``beyond`` is the time before and after
     the traffic, in seconds, in which the CPUs idled."""
     seconds: dict[str, float] = {}
-    switches: dict[str, int] = {}
-    migrations: dict[str, int] = {}
+    switches, migrations = Counter[str](), Counter[str]()
     both = before.threads.keys() & after.threads.keys()
     for key in both:
         (old, new) = (before.threads[key], after.threads[key])
         seconds[new.role] = seconds.get(new.role, 0.0) + new.cpu - old.cpu
-        switches[new.role] = switches.get(new.role, 0) + new.switches - old.switches
-        migrations[new.role] = migrations.get(new.role, 0) + new.migrations - old.migrations
+        switches[new.role] += new.switches - old.switches
+        migrations[new.role] += new.migrations - old.migrations
     seconds["softirq"] = after.softirq - before.softirq
     seconds["idle"] = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
     return Effort(
         cpu_seconds={role: round(spent, 6) for role, spent in seconds.items()},
-        switches=switches,
-        migrations=migrations,
+        switches=dict(switches),
+        migrations=dict(migrations),
         missing=len(before.threads.keys() | after.threads.keys()) - len(both),
     )
 
