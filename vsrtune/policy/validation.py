@@ -145,8 +145,8 @@ def _need(part: dict[str, Any]) -> str:
     return str(part.get("x-expects", "a value"))
 
 
-def _suggest(value: Any, accepted: list[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(str(value), accepted, 1)
+def _suggest(value: Any, accepted: list[Any], otherwise: str) -> str:
+    close = difflib.get_close_matches(str(value), map(str, accepted), 1)
     return f"did you mean {close[0]}? {otherwise}" if close else otherwise
 
 

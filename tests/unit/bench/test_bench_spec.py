@@ -174,7 +174,7 @@ MISTAKES = [
     (SMALL + "configuration: {scale: {edge: }}\n", "x.yaml:7: configuration.scale.edge: the key has no value; write a whole number from 1 to 256, or remove the key"),
     (SMALL + "configuration: {tuning: libvirt-pins, cpus: 1,3-4}\n", "x.yaml:7: configuration.3-4: unknown key; between { and } quote a list with a comma: \"1,2\""),
     (SMALL + "warm:\n", "x.yaml:7: warm: unknown key; "),
-    (SMALL + "configuration: {ring: 300}\n", "x.yaml:7: configuration.ring: 300 is no size of a ring; write 256, 512 or 1024"),
+    (SMALL + "configuration: {ring: 300}\n", "x.yaml:7: configuration.ring: 300 is not accepted; write 256, 512 or 1024"),
 ]  # fmt: skip
 
 

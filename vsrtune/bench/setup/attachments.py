@@ -21,7 +21,7 @@ from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.steps import Card, Plug, Step
 from vsrtune.attach.transaction import Switcher
 from vsrtune.bench.setup import bridges
-from vsrtune.bench.setup.switches import opened
+from vsrtune.bench.setup.switches import carry_out, opened
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
@@ -244,6 +244,4 @@ def _move(
 
 def _carry_out(switcher: Switcher, *steps: Plug) -> None:
     needed: tuple[Step, ...] = tuple(step for step in steps if step.cards)
-    failed = switcher.carry_out(Switch(Attachment.MACVTAP, (), needed)).failed
-    if failed:
-        raise failed[0]
+    carry_out(switcher, Switch(Attachment.MACVTAP, (), needed))

@@ -74,8 +74,6 @@ class Configurator(Closing):
         # From below: a group's members stand on interfaces.
         self._layers = (Attachments(spec.routers, uri), Members(uri))
         self._changes: dict[str, _Change] = {}
-        self._journal: Journal | None = None
-        self._tuner: Tuner | None = None
         self._present: Configuration | None = None
         self._notes: tuple[str, ...] = ()
 
@@ -104,16 +102,14 @@ class Configurator(Closing):
         try:
             self.restore()
         finally:
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = self._tuner = None
+            self._journal.close()
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
         for layer in self._layers:
             layer.check(configurations)
         for configuration in configurations:
-            self._entered().check(configuration)
+            self._tuner.check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Take back the present tuning and apply ``configuration`` to the routers.
@@ -155,12 +151,11 @@ class Configurator(Closing):
             self._ready()
 
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
-        tuner = self._entered()
         notes: tuple[str, ...] = ()
         try:
             if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
                 self._begin(cleaners.TUNING, {"journal": str(self._path), "uri": self._uri})
-                notes = self._settled(tuner, tuner.apply(configuration))
+                notes = self._settled(self._tuner.apply(configuration))
             if configuration.apply:
                 self._begin(cleaners.COMMAND, {"revert": list(configuration.revert)})
                 run(configuration.apply)
@@ -172,14 +167,14 @@ class Configurator(Closing):
             raise
         return notes
 
-    def _settled(self, tuner: Tuner, notes: tuple[str, ...]) -> tuple[str, ...]:
+    def _settled(self, notes: tuple[str, ...]) -> tuple[str, ...]:
         """Let threads run, by traffic, until no setting waits for one."""
         for _ in range(_SETTLING):
-            if not tuner.waits or self._ready is None:
+            if not self._tuner.waits or self._ready is None:
                 break
             self._ready()
-            notes = tuner.again()
-        if tuner.waits:
+            notes = self._tuner.again()
+        if self._tuner.waits:
             raise VsrtuneError(
                 "threads that are to be class deadline have not run on their new CPUs, though "
                 "traffic was sent through the routers",
@@ -199,7 +194,7 @@ class Configurator(Closing):
             return
         change.state = object()
         if kind == cleaners.TUNING:
-            self._entered().undo()  # it holds the journal that the cleaner would open
+            self._tuner.undo()  # it holds the journal that the cleaner would open
         else:
             cleaners.CLEANERS[kind](change.data)
         self._ledger.done(change.entry)
@@ -208,8 +203,3 @@ class Configurator(Closing):
     def _untune(self) -> None:
         self._take_back(cleaners.COMMAND)
         self._take_back(cleaners.TUNING)
-
-    def _entered(self) -> Tuner:
-        if self._tuner is None:
-            raise VsrtuneError("the configurator is used outside of its context")
-        return self._tuner

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.bench.setup.switches import opened
+from vsrtune.bench.setup.switches import carry_out, opened
 from vsrtune.bench.spec.model import Configuration
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import scale as group_scale
@@ -63,12 +63,7 @@ def put_back(data: Mapping[str, Any]) -> None:
 def _scale(wanted: Mapping[str, int], uri: str) -> None:
     with opened(uri) as (switcher, host):
         for name, count in wanted.items():
-            switch = group_scale.scale(name, count, host)
-            if not switch.steps:
-                continue
-            failed = switcher.carry_out(switch).failed
-            if failed:
-                raise failed[0]
+            carry_out(switcher, group_scale.scale(name, count, host))
 
 
 def _first_ones(name: str, host: AttachHostState) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterator
+from dataclasses import fields
 from typing import Any
 
 from vsrtune.bench.spec.model import Configuration, Leg, Method, Spec, Tuning
@@ -16,22 +17,14 @@ from vsrtune.policy.yaml_reader import KeyPath
 # The key, what is wrong, and what to write instead.
 Mistake = tuple[KeyPath, str, str]
 
-# The keys of a method that each kind uses, and those that it needs.
-USES = {
-    "sweep": {"rates", "seconds", "repeats", "latency", "sizes"},
-    "ndr": {"low", "high", "seconds", "precision", "trials", "latency"},
-    "pdr": {"low", "high", "seconds", "precision", "trials", "latency", "loss"},
-    "back-to-back": {"rates", "low", "high", "seconds", "precision", "repeats"},
-    "fairness": {"rates", "seconds", "repeats", "by_router", "latency"},
-    "soak": {"rates", "seconds", "duration", "latency"},
-}
-NEEDS = {
-    "sweep": ("rates",),
-    "ndr": ("high",),
-    "pdr": ("high",),
-    "back-to-back": ("rates", "high"),
-    "fairness": ("rates",),
-    "soak": ("rates", "duration"),
+# The keys of a method that each kind needs, and those that it may have, beside seconds.
+_KEYS = {
+    "sweep": (("rates",), ("repeats", "latency", "sizes")),
+    "ndr": (("high",), ("low", "precision", "trials", "latency")),
+    "pdr": (("high",), ("low", "precision", "trials", "latency", "loss")),
+    "back-to-back": (("rates", "high"), ("low", "precision", "repeats")),
+    "fairness": (("rates",), ("repeats", "by_router", "latency")),
+    "soak": (("rates", "duration"), ("latency",)),
 }
 _EXAMPLES = {
     "rates": "rates: [4000, 16000]",
@@ -141,13 +134,13 @@ def _leg(keys: KeyPath, leg: Leg, native: bool, destinations: int) -> Iterator[M
 
 def _method(spec: Spec) -> Iterator[Mistake]:
     method = spec.method
-    for key in NEEDS[method.kind]:
+    needs, may = _KEYS[method.kind]
+    for key in needs:
         if not getattr(method, key):
             yield (("method",), f"{method.kind} needs the key {key!r}", f"add {_EXAMPLES[key]}")
     default = Method(kind=method.kind)
-    for key in ("rates", "repeats", "low", "high", "loss", "precision", "trials", "duration",
-                "by_router", "latency", "sizes"):  # fmt: skip
-        if key not in USES[method.kind] and getattr(method, key) != getattr(default, key):
+    for key in {field.name for field in fields(Method)} - {"seconds", *needs, *may}:
+        if getattr(method, key) != getattr(default, key):
             yield (("method", key), f"{method.kind} has no use for this key", "remove it")
     yield from _method_values(spec)
     yield from _limits(spec)
@@ -189,34 +182,25 @@ def _fairness(spec: Spec) -> Iterator[Mistake]:
 
 
 def _limits(spec: Spec) -> Iterator[Mistake]:
+    method, limits = spec.method, spec.limits
     most = max(offered(spec), default=0.0)
-    key = "high" if spec.method.kind in ("ndr", "pdr") else "rates"
-    if most > spec.limits.pps:
-        yield (
-            ("method", key),
-            f"{most:.0f} frames per second are above the limit of {spec.limits.pps}",
-            f"offer less, or write limits.pps (up to {MAX_PPS})",
-        )
-    if spec.method.seconds > spec.limits.seconds:
-        yield (
-            ("method", "seconds"),
-            f"a trial of {spec.method.seconds:g} s is above the limit of {spec.limits.seconds:g} s",
-            "shorten it, or write limits.seconds",
-        )
-    if spec.method.kind == "back-to-back" and spec.method.rates:
-        burst = spec.method.high / spec.method.rates[0]
-        if burst > spec.limits.seconds:
-            yield (
-                ("method", "high"),
-                f"a burst of {burst:.0f} s is above the limit of {spec.limits.seconds:g} s",
-                "write fewer frames",
-            )
+    if most > limits.pps:
+        key = "high" if method.kind in ("ndr", "pdr") else "rates"
+        what = f"{most:.0f} frames per second are above the limit of {limits.pps}"
+        yield (("method", key), what, f"offer less, or write limits.pps (up to {MAX_PPS})")
+    lengths = [("seconds", "trial", method.seconds, "shorten it, or write limits.seconds")]
+    if method.kind == "back-to-back" and method.rates:
+        lengths.append(("high", "burst", method.high / method.rates[0], "write fewer frames"))
+    for key, name, seconds, hint in lengths:
+        if seconds > limits.seconds:
+            what = f"a {name} of {seconds:g} s is above the limit of {limits.seconds:g} s"
+            yield (("method", key), what, hint)
 
 
 def _configuration(spec: Spec) -> Iterator[Mistake]:
     configuration = spec.configuration
-    for tuning, fields in _TUNING_KEYS.items():
-        for name in fields:
+    for tuning, names in _TUNING_KEYS.items():
+        for name in names:
             key = name.removesuffix("_path")
             there = bool(getattr(configuration, name))
             if tuning is configuration.tuning and not there:
@@ -249,12 +233,6 @@ def _configuration(spec: Spec) -> Iterator[Mistake]:
                     f"the interfaces of {several} are those of a group, and stay as they are",
                     "remove it, or measure a router of one guest",
                 )
-    if configuration.ring not in (None, 256, 512, 1024):
-        yield (
-            ("configuration", "ring"),
-            f"{configuration.ring} is no size of a ring",
-            "write 256, 512 or 1024",
-        )
     if configuration.cpus:
         try:
             CpuSet.parse(configuration.cpus)

@@ -7,6 +7,7 @@ docs/bench.md say what the keys mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vsrtune.bench.spec.model import BenchAttachment, Tuning
@@ -43,9 +44,9 @@ def _share(low: float, expects: str) -> dict[str, Any]:
     return {"type": "number", "minimum": low, "maximum": 0.5, "x-expects": expects}
 
 
-def _choice(values: list[str]) -> dict[str, Any]:
-    *most, last = values
-    return {"enum": values, "x-expects": f"{', '.join(most)} or {last}"}
+def _choice(values: Sequence[object]) -> dict[str, Any]:
+    *most, last = map(str, values)
+    return {"enum": list(values), "x-expects": f"{', '.join(most)} or {last}"}
 
 
 def _list(items: dict[str, Any], expects: str) -> dict[str, Any]:
@@ -143,7 +144,7 @@ _TRAFFIC = _mapping(
 _METHOD = _mapping(
     "keys such as kind: sweep",
     {
-        "kind": _choice(list(KINDS)),
+        "kind": _choice(KINDS),
         "rates": _list(_RATE, "a list of frames per second such as [4000, 16000]"),
         "seconds": _DURATION,
         "repeats": _number(1, 1000),
@@ -176,7 +177,7 @@ _CONFIGURATION = _mapping(
         "attachment": _choice([a.value for a in BenchAttachment]),
         "vhost": _FLAG,
         "queues": _number(1, MAX_QUEUES),
-        "ring": _number(256, 1024),
+        "ring": {"type": "integer", **_choice([256, 512, 1024])},
         "mergeable": _FLAG,
         "scale": _by_name(
             _number(1, MAX_MEMBERS), "a number of members by the group's name, such as {edge: 2}"
